@@ -1,0 +1,34 @@
+"""The anatomy of an attention block: the vocabulary that hosts and mechanisms share, and all that they share.
+
+Every host's attention is one sentence,
+
+    project (x -> q, k, v, bias, mask) -> MIX (scores -> weights -> heads) -> merge (heads -> tokens) -> drop
+
+and every MLP is `front -> hidden -> mid -> out -> end`. A host adapter reads its own modules as these sentences; a graft
+names the stage at which it stands. Neither knows the other: what a graft may know of a site is its `Geometry`.
+"""
+
+from attngraft.anatomy.geometry import AttentionGeometry, Geometry, MlpGeometry, RowBlock
+from attngraft.anatomy.graft import Graft, GraftType, NoOptions, Unused
+from attngraft.anatomy.sentence import AttentionSite, GraftedModule, MlpEnds, MlpSite, Projected
+from attngraft.anatomy.stages import STAGES, Stage
+from attngraft.anatomy.tap import TapPoint
+
+__all__ = [
+    "STAGES",
+    "AttentionGeometry",
+    "AttentionSite",
+    "Geometry",
+    "Graft",
+    "GraftType",
+    "GraftedModule",
+    "MlpEnds",
+    "MlpGeometry",
+    "MlpSite",
+    "NoOptions",
+    "Projected",
+    "RowBlock",
+    "Stage",
+    "TapPoint",
+    "Unused",
+]

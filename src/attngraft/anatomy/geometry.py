@@ -1,0 +1,89 @@
+"""What a graft may know of the place where it stands: widths, heads, tokens. Never a host's module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from attngraft.anatomy.stages import Stage
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows `start:stop` of a host's projection that make all heads of one of q, k, v, heads contiguous.
+
+    `parameters` are the names, relative to the site's module, of the tensors whose first axis holds these rows
+    (weight, and bias where there is one).
+    """
+
+    parameters: tuple[str, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """A site as a graft sees it.
+
+    `tokens` is what the module sees in one sequence and `sequences` how many sequences one input makes (windows), both at
+    the host's own input size; `tokens` is None where that is not known before a forward pass.
+    """
+
+    dim: int  #: C, width of the tokens that enter and leave
+    tokens: int | None = None  #: N, tokens of one sequence, prefix tokens included
+    sequences: int = 1  #: sequences (windows) per input
+    prefix_tokens: int = 0  #: leading tokens that stand on no grid (class, distillation, registers)
+    class_token: bool = False  #: whether token 0 is a class token
+    grid: tuple[int, int] | None = None  #: (rows, columns) of the whole map of spatial tokens
+    causal: bool = False  #: tokens must not see later ones
+    padded: bool = False  #: a batch may hold padding tokens
+    init: Literal["trunc_normal", "xavier_uniform"] = "trunc_normal"  #: the host's rule for weight matrices
+
+    def width(self, stage: Stage) -> int:
+        """Width of the last axis of what stands at `stage`."""
+        return self.dim
+
+    def shape(self, stage: Stage) -> tuple[int, ...] | None:
+        """Shape, for one input, of the tensor that a graft at `stage` receives; None where tokens are not known."""
+        return None if self.tokens is None else (self.sequences, self.tokens, self.width(stage))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionGeometry(Geometry):
+    """An attention site."""
+
+    heads: int  #: H
+    key_width: int  #: width of q and k per head
+    value_width: int  #: dv, width of v per head
+    window: tuple[int, int] | None = None  #: (rows, columns) of a window; None where attention is global
+    cross: bool = False  #: keys and values come from other tokens than the queries
+    rows: Mapping[str, RowBlock] = field(default_factory=dict)  #: "q", "k", "v" -> rows of the host's projection
+    query_key_parameters: tuple[str, ...] = ()  #: parameters beside `rows` that serve only q and k (qk-norm, bias tables)
+
+    def shape(self, stage: Stage) -> tuple[int, ...] | None:
+        if self.tokens is None:
+            return None
+        if stage == "heads":
+            return self.sequences, self.heads, self.tokens, self.value_width
+        if stage == "weights":
+            return self.sequences, self.heads, self.tokens, self.tokens
+        if stage == "attn.end":
+            return self._whole_map()
+        return self.sequences, self.tokens, self.dim
+
+    def _whole_map(self) -> tuple[int, ...]:
+        """The attention branch's output, windows put back."""
+        if self.window is not None and self.grid is not None:
+            return 1, *self.grid, self.dim
+        return 1, self.tokens or 1, self.dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpGeometry(Geometry):
+    """An MLP site."""
+
+    hidden: int  #: width after the activation
+
+    def width(self, stage: Stage) -> int:
+        return self.hidden if stage == "mlp.mid" else self.dim

@@ -1,0 +1,95 @@
+"""What a graft is: a small module at one stage of one site, and the type that a graft's name stands for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torch import nn
+
+from attngraft.anatomy.geometry import Geometry
+from attngraft.anatomy.stages import Stage
+from attngraft.anatomy.tap import TapPoint
+
+
+class Graft(TapPoint, nn.Module):
+    """A mechanism standing at one stage of one site; subclasses give `forward`.
+
+    | stage | forward | x is |
+    |---|---|---|
+    | weights | `(weights, visible)` -> weights; (B, H, Nq, Nk), `visible` boolean, broadcastable to it, or None for all | |
+    | heads | `(heads, x)` -> heads; (B, H, Nq, dv) | the query side's tokens (B, Nq, C) |
+    | tokens | `(tokens, x)` -> tokens; (B, Nq, C) | the query side's tokens (B, Nq, C) |
+    | attn.end, attn.window, mlp.* | `(tokens)` -> tokens; (B, N, C) or (B, H, W, C) | |
+
+    The installer fills in `stage`, `kind` (the graft's registered name) and `options` (as plain values).
+    """
+
+    stage: Stage
+    kind: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For grafts that have nothing to choose."""
+
+
+@dataclass(frozen=True)
+class Unused:
+    """What a graft leaves of the host without use. Names are relative to the site's module.
+
+    Whole `parameters` get `requires_grad=False` until undo. Of partly used ones `rows` gives (name, start, stop) along the
+    first axis: their gradient is zero, and `attngraft.pin_unused_rows` keeps weight decay from moving them.
+    """
+
+    parameters: tuple[str, ...] = ()
+    rows: tuple[tuple[str, int, int], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.parameters or self.rows)
+
+
+OptionsT = TypeVar("OptionsT")
+
+
+class GraftType(ABC, Generic[OptionsT]):
+    """What a graft's name stands for: its options, the stages at which it stands, how it is built, what it refuses.
+
+    Subclass it, give `name`, `summary`, `source` and `Options` (a frozen dataclass of plain values with defaults; its
+    `__post_init__` raises ValueError for values that make no sense), and register an instance.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  #: one line for `attngraft list grafts`
+    source: ClassVar[str]  #: paper and equation or table
+    Options: ClassVar[type] = NoOptions
+
+    @abstractmethod
+    def stages(self, options: OptionsT) -> tuple[Stage, ...]:
+        """The stages at which it stands, with these options."""
+
+    @abstractmethod
+    def build(self, geometry: Geometry, stage: Stage, options: OptionsT) -> Graft:
+        """A fresh module for one site; draws its initial values from torch's global generator."""
+
+    def refusal(self, geometry: Geometry, stage: Stage, options: OptionsT) -> str | None:
+        """Why this site cannot take it, as a sentence with a remedy; None if it can."""
+        return None
+
+    def starts_as_identity(self, options: OptionsT) -> bool:
+        """Whether a fresh graft leaves the host's outputs as they are."""
+        return False
+
+    def unused(self, geometry: Geometry, stage: Stage, options: OptionsT) -> Unused:
+        """What it leaves of the host without use."""
+        return Unused()
+
+    def notes(self, geometry: Geometry, stage: Stage, options: OptionsT) -> tuple[str, ...]:
+        """What a user should know before grafting (the paper's own count where it differs, ...), for `plan`."""
+        return ()
+
+    def inert_parameters(self, geometry: Geometry, stage: Stage, options: OptionsT) -> frozenset[str]:
+        """Names of added parameters whose gradient is zero by mathematics (HV's score bias), for tests and readers."""
+        return frozenset()

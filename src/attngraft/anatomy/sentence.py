@@ -1,0 +1,131 @@
+"""The two sentences, spelled out once. A host adapter's richer class inherits one and supplies its verbs.
+
+A grafted site is the host's own module whose class was swapped for a richer subclass. So everything here must work on a
+module that was never constructed by our `__init__`: state lives in `self.grafts` (set by the installer) or nowhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attngraft.anatomy.stages import Stage
+from attngraft.anatomy.tap import TapPoint
+
+
+class GraftedModule(TapPoint):
+    """What every richer class shares: its grafts, in the order in which they were made."""
+
+    grafts: nn.ModuleDict
+
+    def grafts_at(self, stage: Stage) -> list[nn.Module]:
+        """The grafts that stand at `stage`, oldest first."""
+        return [graft for graft in self.grafts.values() if graft.stage == stage]
+
+    def run(self, stage: Stage, value: Tensor, *context: Tensor | None) -> Tensor:
+        """Send `value` through the grafts at `stage`, each with the same context, and offer what comes out."""
+        for graft in self.grafts_at(stage):
+            value = graft(value, *context)
+        self.offer(stage, value)
+        return value
+
+
+class Projected(NamedTuple):
+    """What `project` returns. Query side Nq rows, key side Nk rows; B counts windows where there are any."""
+
+    q: Tensor  #: (B, H, Nq, dk)
+    k: Tensor  #: (B, H, Nk, dk)
+    v: Tensor  #: (B, H, Nk, dv)
+    queries: Tensor  #: (B, Nq, C), the tokens that the queries were projected from
+    bias: Tensor | None = None  #: what is added to the scaled scores, mask included; boolean: True may be seen
+    causal: bool = False
+    rest: Any = None  #: what the adapter's `merge` needs besides the heads
+
+
+class AttentionSite(GraftedModule):
+    """project -> mix -> merge -> drop. An adapter supplies `project`, `merge`, `drop` and, if need be, `visible`."""
+
+    end_stage: Stage = "attn.end"  #: "attn.window" where the block puts windows back after this module
+    scale: float
+    fused_attn: bool
+    attn_drop: nn.Dropout
+    training: bool
+
+    def project(self, x: Tensor, *args: Any, **kwargs: Any) -> Projected:
+        raise TypeError(f"{type(self).__name__} does not say how it projects")
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not say how it merges")
+
+    def drop(self, tokens: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not say how it drops")
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The sentence."""
+        projected = self.project(x, *args, **kwargs)
+        heads = self.run("heads", self.mix(projected), projected.queries)
+        tokens = self.run("tokens", self.merge(heads, projected), projected.queries)
+        return self.run(self.end_stage, self.drop(tokens))
+
+    def mix(self, projected: Projected) -> Tensor:
+        """Scores -> weights -> heads: a mix graft's way, else fused where nobody needs the weights, else explicit."""
+        mixers = self.grafts_at("mix")
+        if mixers:
+            return cast(Tensor, mixers[-1](projected))
+        if self.fused_attn and not self.grafts_at("weights"):
+            if self.listened():  # the output stays the fused kernel's, bit for bit; the map is computed beside it
+                self.offer("weights", self.weights(projected))
+            q, k, v, _, bias, causal, _ = projected
+            dropout = self.attn_drop.p if self.training else 0.0
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=self.scale
+            )
+        visible = self.visible(projected) if self.grafts_at("weights") else None
+        weights = self.run("weights", self.weights(projected), visible)
+        return self.attn_drop(weights) @ projected.v
+
+    def weights(self, projected: Projected) -> Tensor:
+        """The attention map (B, H, Nq, Nk), spelled out."""
+        scores = (projected.q * self.scale) @ projected.k.transpose(-2, -1)
+        bias = projected.bias
+        if projected.causal:
+            bias = scores.new_full(scores.shape[-2:], float("-inf")).triu_(1)
+        elif bias is not None and bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=scores.dtype).masked_fill_(~bias, float("-inf"))
+        return (scores if bias is None else scores + bias).softmax(dim=-1)
+
+    def visible(self, projected: Projected) -> Tensor | None:
+        """Which keys each query may see, boolean and broadcastable to the map; None means all."""
+        if projected.causal:
+            ones = projected.q.new_ones(projected.q.shape[-2], projected.k.shape[-2], dtype=torch.bool)
+            return ones.tril()
+        if projected.bias is None or projected.bias.dtype == torch.bool:
+            return projected.bias
+        return projected.bias != float("-inf")
+
+
+class MlpSite(GraftedModule):
+    """front -> hidden -> mid -> out -> end. An adapter supplies `hidden` and `out`."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not say how it reaches its hidden width")
+
+    def out(self, x: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} does not say how it comes back")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sentence."""
+        x = self.run("mlp.mid", self.hidden(self.run("mlp.front", x)))
+        return self.run("mlp.end", self.out(x))
+
+
+class MlpEnds(GraftedModule):
+    """An MLP that is no plain fc1 -> act -> fc2 (gated ones): it has a front and an end, and no middle."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The host's own forward between the two stages."""
+        x = super().forward(self.run("mlp.front", x))  # type: ignore[misc]
+        return self.run("mlp.end", x)

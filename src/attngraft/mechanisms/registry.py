@@ -1,0 +1,37 @@
+"""Graft types by name. The built-in ones register when first asked for; third parties add theirs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from attngraft.anatomy import GraftType
+
+#: modules that register graft types when imported; a new mechanism adds its line here
+BUILT_IN = (
+    "attngraft.mechanisms.context_broadcast.graft",
+    "attngraft.mechanisms.horizontal_vertical.graft",
+)
+_types: dict[str, GraftType[Any]] = {}
+
+
+def register_graft(graft_type: GraftType[Any]) -> GraftType[Any]:
+    """Make `graft_type` known under its name.
+
+    Raises:
+        ValueError: the name is taken, or is no identifier (`a-z`, digits, underscores).
+    """
+    name = graft_type.name
+    if not name.isidentifier() or name.lower() != name:
+        raise ValueError(f"a graft's name is a lower-case identifier, and {name!r} is not")
+    if name in _types and type(_types[name]) is not type(graft_type):
+        raise ValueError(f"a graft named {name!r} is registered already ({type(_types[name]).__name__})")
+    _types[name] = graft_type
+    return graft_type
+
+
+def graft_types() -> dict[str, GraftType[Any]]:
+    """All graft types by name, built-in ones first."""
+    for module in BUILT_IN:
+        importlib.import_module(module)
+    return dict(_types)
