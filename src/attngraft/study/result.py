@@ -1,0 +1,124 @@
+"""What a study found, as plain data: written to results.json, read by everything that draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FORMAT = 1
+
+Verdict = Literal["better", "worse", "inside the noise"]
+Curve = dict[str, list[float]]  #: "epoch" and, per metric ("train/loss", "val/top1"), one value per epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A point and its 95% interval."""
+
+    point: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One variant trained with one seed."""
+
+    seed: int
+    folder: str  #: relative to the study's folder
+    last: dict[str, float]  #: metrics at the last epoch: what is compared
+    best: dict[str, float]  #: metrics at the epoch with the best primary metric
+    best_epoch: int
+    curve: Curve
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Mean and sample standard deviation over seeds; the deviation is None with one seed."""
+
+    mean: float
+    deviation: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class McNemar:
+    """The exact test of one seed: how many examples only the variant, or only the baseline, gets right."""
+
+    seed: int
+    only_variant: int
+    only_baseline: int
+    p_value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A variant's primary metric minus the baseline's, paired by seed and example, at the last epoch."""
+
+    mean: float
+    bootstrap: Interval  #: crossed over seeds and examples
+    t: Interval | None  #: over seeds; None with one seed
+    p_value: float | None  #: paired t over seeds; McNemar's with one seed
+    p_holm: float | None  #: corrected over the study's variants
+    p_source: Literal["paired t over seeds", "exact McNemar"]
+    mcnemar: list[McNemar]
+    verdict: Verdict
+    why: str  #: one sentence that a reader can check against the numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a variant costs. Ratios are to the baseline, measured side by side in one run; None where not measured."""
+
+    parameters: int
+    macs: int | None
+    parameters_ratio: float
+    macs_ratio: float | None
+    train_time_ratio: Interval | None  #: seconds per training step
+    inference_time_ratio: Interval | None  #: seconds per forward pass
+    memory_ratio: float | None  #: peak memory of a training step
+    train_seconds_per_step: float | None
+    inference_seconds_per_batch: float | None
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochsToBaseline:
+    """Epochs (1-based) that each seed needs to reach the baseline's best mean; None where it never does."""
+
+    target: float
+    by_seed: dict[int, int | None]
+    of_mean_curve: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantResult:
+    name: str
+    spec: str  #: canonical graft specification, "none" for the host as it is
+    is_baseline: bool
+    runs: list[RunSummary]
+    last: dict[str, Spread]
+    best: dict[str, Spread]  #: secondary: best epoch by seed
+    cost: Cost | None
+    difference: Difference | None  #: None for the baseline
+    epochs_to_baseline: EpochsToBaseline | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    title: str
+    created: str  #: ISO 8601, UTC
+    version: str
+    command: str  #: the command line that makes it again
+    task: str
+    metric: str  #: the primary metric
+    higher_is_better: bool
+    host: dict[str, Any]  #: name, args, pretrained
+    data: dict[str, Any]  #: the task's facts
+    recipe: dict[str, Any]  #: resolved
+    environment: dict[str, Any]
+    seeds: list[int]
+    epochs: int
+    variants: list[VariantResult]
+    notes: list[str] = field(default_factory=list)  #: what a reader must know (one seed, runs missing, ...)
+    format: int = FORMAT

@@ -1,0 +1,145 @@
+"""What the engine knows of a task. Nothing here assumes an image, one input tensor, or one label per example.
+
+The engine (training/) moves batches to the device, steps the optimizer and writes files; the study compares runs.
+Everything that depends on what is learned goes through `Task`: a new task is a new folder and a line in `TASKS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from attngraft.errors import ConfigError
+
+Batch = Any  #: nested dicts, lists and tuples of tensors (and of plain values, which stay where they are)
+
+#: task name -> "module:class"; a task is imported when first asked for
+TASKS = {"classification": "attngraft.tasks.classification:Classification"}
+
+
+class Split(ABC):
+    """An indexed set of examples. An example is a function of (seed, epoch, index), never of worker or process."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        """The example at `key = (epoch, index)`; python, numpy and torch generators are left as they were found."""
+
+    @abstractmethod
+    def collate(self, examples: list[Any]) -> Batch:
+        """A batch of examples."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What a user would call this example (a path, `digits/17`), for messages and predictions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """What `Task.load` found."""
+
+    train: Split
+    val: Split
+    model_args: Mapping[str, Any]  #: what the data demands of the host's factory (num_classes, in_chans, ...)
+    facts: Mapping[str, Any]  #: JSON-ready description for the run folder and the report (classes, counts, sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """One entry per evaluated example, in the split's order; saved as `predictions.npz`, compared across variants.
+
+    `score` is the example's part of the task's primary metric (classification: 1 where top-1 is right), so that paired
+    statistics over examples need no knowledge of the task. `binary` says that scores are 0 or 1 (then McNemar applies).
+    """
+
+    names: Sequence[str]
+    score: np.ndarray
+    binary: bool
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The outcome of evaluating a model on a split."""
+
+    metrics: Mapping[str, float]
+    predictions: Predictions
+
+
+class Evaluator(ABC):
+    """Collects what `Task.predict` gave, over batches and processes, and turns it into an `Evaluation`."""
+
+    @abstractmethod
+    def update(self, outputs: Mapping[str, Tensor], indices: Tensor) -> None:
+        """Add a batch's outputs (gathered from all processes) of the examples at `indices`; repeats are ignored."""
+
+    @abstractmethod
+    def result(self) -> Evaluation: ...
+
+
+class Task(ABC):
+    """One kind of work. Built from the recipe's `task` section (strict keys)."""
+
+    name: str
+    primary: str  #: the metric by which runs are compared, at the last epoch ("top1")
+    higher_is_better: bool = True
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any], *, seed: int) -> Task:
+        """Read the `task` section.
+
+        Raises:
+            ConfigError: an unknown key or a wrong value; names the field.
+        """
+
+    @abstractmethod
+    def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
+        """Open the data and check all that can be checked before training starts.
+
+        `model_data_config` is what the host expects of its input (timm: input_size, mean, std, interpolation, crop_pct).
+
+        Raises:
+            DataError: names the file or folder and the remedy.
+        """
+
+    @abstractmethod
+    def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The positional and keyword arguments with which a model is called on this batch."""
+
+    @abstractmethod
+    def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
+        """Batch-level augmentation (mixup), a function of (seed, epoch, step); training only."""
+
+    @abstractmethod
+    def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        """Scalars, among them `loss`, the mean over the batch that is differentiated."""
+
+    @abstractmethod
+    def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        """What the evaluator needs of each example, first axis the batch, so that processes can gather it."""
+
+    @abstractmethod
+    def evaluator(self, split: Split) -> Evaluator:
+        """A fresh evaluator for `split`."""
+
+
+def load_task(name: str) -> type[Task]:
+    """The task class called `name`.
+
+    Raises:
+        ConfigError: no such task; lists the tasks there are.
+    """
+    if name not in TASKS:
+        raise ConfigError(f"task: there is no task {name!r}; there are {', '.join(sorted(TASKS))}")
+    module, _, attribute = TASKS[name].partition(":")
+    found: type[Task] = getattr(importlib.import_module(module), attribute)
+    return found

@@ -1,0 +1,23 @@
+"""What all tests share: the folder of reference data, quiet determinism, and plain little inputs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with facts, conformance vectors and small real data sets; skips where it is not at hand."""
+    path = Path(os.environ.get("ATTNGRAFT_SHARED", Path(__file__).resolve().parents[1].parent / "shared"))
+    if not path.is_dir():
+        pytest.skip(f"reference data not found at {path} (set ATTNGRAFT_SHARED)")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
