@@ -1,0 +1,208 @@
+"""Numbers and sentences, said the same way in the terminal, the plots and the page.
+
+Everything here is plain text of Latin-1 characters, so that it prints on any terminal; the page makes it typographic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attngraft.study.result import Difference, Interval, StudyResult, Verdict, VariantResult
+
+ABSENT = "n/a"
+
+#: what well-known metrics are called in prose; any other metric goes by its own name
+LABELS = {
+    "top1": "top-1 accuracy",
+    "top5": "top-5 accuracy",
+    "balanced": "balanced accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "accuracy": "accuracy",
+    "loss": "loss",
+    "miou": "mean IoU",
+    "bleu": "BLEU",
+    "perplexity": "perplexity",
+}
+#: metrics that are percentages as soon as a value exceeds 1
+PERCENTAGES = frozenset({"top1", "top5", "balanced", "balanced_accuracy", "accuracy", "miou"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricFormat:
+    """How one metric of one study is written: its name in prose, its unit, and as many decimals as its size needs."""
+
+    name: str
+    label: str
+    unit: str  #: "%" or nothing
+    decimals: int
+
+    def value(self, number: float | None) -> str:
+        return ABSENT if number is None or not math.isfinite(number) else f"{number:.{self.decimals}f}"
+
+    def change(self, number: float | None) -> str:
+        """A difference, always with its sign; one that rounds to zero has none."""
+        if number is None or not math.isfinite(number):
+            return ABSENT
+        text = f"{number:+.{self.decimals}f}"
+        return text[1:] if not text.strip("+-0.") else text
+
+    def interval(self, interval: Interval | None) -> str:
+        return ABSENT if interval is None else f"{self.change(interval.low)} to {self.change(interval.high)}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.label} (%)" if self.unit else self.label
+
+    @property
+    def points(self) -> str:
+        """What a difference is counted in: percentages differ by points."""
+        return "points" if self.unit == "%" else ""
+
+
+def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
+    """How `name` (default: the study's primary metric) is written, from the values that the study holds."""
+    name = name or result.metric
+    values = [abs(v) for v in _values(result, name) if math.isfinite(v)]
+    largest = max(values, default=1.0)
+    percent = name in PERCENTAGES and largest > 1.0
+    decimals = 2 if percent else max(0, min(5, 3 - math.floor(math.log10(largest)))) if largest > 0 else 2
+    return MetricFormat(
+        name=name,
+        label=LABELS.get(name, shown(name).replace("_", " ")),
+        unit="%" if percent else "",
+        decimals=decimals,
+    )
+
+
+def _values(result: StudyResult, name: str) -> Iterable[float]:
+    for variant in result.variants:
+        for run in variant.runs:
+            yield from (metrics[name] for metrics in (run.last, run.best) if name in metrics)
+
+
+def metric_names(result: StudyResult) -> list[str]:
+    """Every metric reported at the last epoch, the primary one first, the others in the order they appear."""
+    found = dict.fromkeys([result.metric])
+    for variant in result.variants:
+        found.update(dict.fromkeys(variant.last))
+    return list(found)
+
+
+def shown(text: object) -> str:
+    """`text` on one line without characters that a terminal or an XML parser would stumble over."""
+    return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "�" for c in str(text))
+
+
+def shorten(text: object, width: int) -> str:
+    """`text` in at most `width` characters, with its middle left out: specifications differ at both ends."""
+    line = shown(text)
+    if len(line) <= width:
+        return line
+    head = (width - 2) * 3 // 5
+    return f"{line[:head]}..{line[len(line) - (width - 2 - head) :]}"
+
+
+def ratio(number: float | None, *, exact: bool = False) -> str:
+    """A ratio to the baseline. An `exact` one (a count, not a measurement) keeps the digits that tell it from 1."""
+    if number is None or not math.isfinite(number):
+        return ABSENT
+    return f"{number:.{4 if exact and 0 < abs(number - 1) < 0.005 else 2}f}×"
+
+
+def p_value(number: float | None) -> str:
+    if number is None or not math.isfinite(number):
+        return ABSENT
+    return "<0.001" if number < 0.001 else f"{number:.{3 if number < 0.1 else 2}f}"
+
+
+def si(number: float | None, unit: str = "") -> str:
+    """Three digits and an SI prefix: 5.72M, 1.26G."""
+    if number is None or not math.isfinite(number):
+        return ABSENT
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            scaled = number / size
+            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f}{prefix}{unit}"
+    return f"{number:g}{unit}"
+
+
+def size(number: int | None) -> str:
+    """Bytes as MiB or GiB."""
+    if number is None:
+        return ABSENT
+    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"
+
+
+def duration(seconds: float | None) -> str:
+    """A time from microseconds to days, with the unit that suits it."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def baseline_of(result: StudyResult) -> VariantResult | None:
+    return next((variant for variant in result.variants if variant.is_baseline), None)
+
+
+def seed_deviation_known(result: StudyResult) -> bool:
+    return len(result.seeds) > 1
+
+
+def headline(result: StudyResult) -> str:
+    """The study in one sentence."""
+    grafted = [variant for variant in result.variants if not variant.is_baseline]
+    compared = [variant.difference.verdict for variant in grafted if variant.difference is not None]
+    if not grafted:
+        return "Only the baseline was run: there is nothing to compare it with."
+    if not compared:
+        return "No variant could be compared with the baseline."
+    if len(compared) == 1:
+        sentence = f"The graft is {_standing(compared[0])}."
+    elif len(set(compared)) == 1:
+        sentence = f"All {len(compared)} grafts are {_standing(compared[0])}."
+    else:
+        order: tuple[Verdict, ...] = ("better", "worse", "inside the noise")
+        parts = [f"{compared.count(v)} {'is' if compared.count(v) == 1 else 'are'} {v}" for v in order if v in compared]
+        sentence = f"Of {len(compared)} grafts compared, {', '.join(parts[:-1])} and {parts[-1]}."
+    missing = len(grafted) - len(compared)
+    return sentence + (f" {plural(missing, 'variant')} could not be compared." if missing else "")
+
+
+def _standing(verdict: Verdict) -> str:
+    return verdict if verdict == "inside the noise" else f"{verdict} than the baseline"
+
+
+def difference_sentence(difference: Difference, style: MetricFormat) -> str:
+    """The difference with its intervals, to stand after a variant's name."""
+    intervals = [f"bootstrap {style.interval(difference.bootstrap)}"]
+    if difference.t is not None:
+        intervals.append(f"t {style.interval(difference.t)}")
+    counted = f" {style.points} of {style.label}" if style.points else f" of {style.label}"
+    return f"{style.change(difference.mean)}{counted} (95% intervals: {', '.join(intervals)})"
+
+
+def spread_text(mean: float | None, deviation: float | None, style: MetricFormat) -> str:
+    """Mean ± deviation over seeds; without a deviation the mean alone."""
+    if mean is None or not math.isfinite(mean):
+        return ABSENT
+    return style.value(mean) if deviation is None else f"{style.value(mean)} ± {style.value(deviation)}"
+
+
+def epochs_text(variant: VariantResult, epochs: int) -> str:
+    """The epochs that each seed needed to reach the baseline's best mean: "5, 6, >12" (not within 12)."""
+    by_seed = variant.epochs_to_baseline.by_seed if variant.epochs_to_baseline else {}
+    if not by_seed:
+        return ABSENT
+    return ", ".join(f">{epochs}" if by_seed[seed] is None else str(by_seed[seed]) for seed in sorted(by_seed))
