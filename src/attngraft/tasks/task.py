@@ -41,6 +41,14 @@ class Split(ABC):
     def name(self, index: int) -> str:
         """What a user would call this example (a path, `digits/17`), for messages and predictions."""
 
+    def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
+        """The indices of one training epoch in order (repeated augmentation, balanced sampling); None: a shuffle of all.
+
+        A function of (seed, epoch), of the same length in every epoch. An index may exceed `len(self)` where
+        `self[epoch, index]` and `name` know it (the second and third repeat of an example).
+        """
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
