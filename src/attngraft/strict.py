@@ -1,0 +1,139 @@
+"""Dataclasses from plain mappings (YAML, JSON), with strict keys and types and errors that name the dotted field."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from attngraft.errors import ConfigError
+from attngraft.suggest import did_you_mean
+
+T = TypeVar("T")
+
+_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")  # YAML 1.1 takes 1e-3 for a string; people mean a number
+_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+class FieldError(ValueError):
+    """A value that makes no sense; a dataclass raises it in `__post_init__`, `read` adds the dotted name."""
+
+    def __init__(self, field: str, message: str) -> None:
+        self.field, self.message = field, message
+        super().__init__(f"{field} {message}")
+
+
+def read(cls: type[T], values: Any, *, where: str) -> T:
+    """An instance of the dataclass `cls` from a mapping; nested dataclasses come from nested mappings.
+
+    Types that are understood: bool, int, float (also from int, and from `1e-3` as YAML reads it), str, Literal, unions,
+    `tuple[T, ...]`, `tuple[A, B]`, `list[T]`, mappings with text keys, Any, and dataclasses. Numbers must be finite.
+
+    Args:
+        where: the dotted name of what is read ("task.data"), for messages.
+
+    Raises:
+        ConfigError: not a mapping, an unknown, missing or wrongly typed field, or a value that `cls` refuses.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where}: expected a section with fields, found {_show(values)}")
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            allowed = ", ".join(fields) or "no field"
+            raise ConfigError(f"{where}.{key}: unknown field{did_you_mean(str(key), fields)}; allowed: {allowed}")
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in values:
+            raise ConfigError(f"{where}.{name}: missing; give it a value")
+    hints = typing.get_type_hints(cls)
+    given = {name: _convert(value, hints[name], f"{where}.{name}") for name, value in values.items()}
+    try:
+        return cls(**given)
+    except FieldError as error:
+        raise ConfigError(f"{where}.{error.field}: {error.message}") from None
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    origin = get_origin(hint)
+    if hint is Any:
+        return value
+    if origin is Literal:
+        return _one_of(value, get_args(hint), where)
+    if origin in (Union, types.UnionType):
+        return _union(value, get_args(hint), where)
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, typing.cast(type, hint)) else read(hint, value, where=where)  # type: ignore[arg-type]
+    if origin in (tuple, list, Sequence):
+        return _sequence(value, hint, where)
+    if origin in (dict, Mapping) or hint is dict:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise ConfigError(f"{where}: expected a mapping with text keys, found {_show(value)}")
+        _, item = get_args(hint) or (str, Any)
+        return {key: _convert(entry, item, f"{where}.{key}") for key, entry in value.items()}
+    return _scalar(value, hint, where)
+
+
+def _scalar(value: Any, hint: type, where: str) -> Any:
+    if hint is float:
+        if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
+            value = float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise ConfigError(f"{where}: expected {_NAMES.get(hint, hint.__name__)}, found {_show(value)}")
+
+
+def _one_of(value: Any, choices: tuple[Any, ...], where: str) -> Any:
+    for choice in choices:
+        if value == choice and type(value) is type(choice):
+            return choice
+    allowed = ", ".join(map(str, choices))
+    near = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
+    raise ConfigError(f"{where}: {_show(value)} is not a choice{near}; allowed: {allowed}")
+
+
+def _union(value: Any, arms: tuple[Any, ...], where: str) -> Any:
+    if value is None and type(None) in arms:
+        return None
+    arms = tuple(arm for arm in arms if arm is not type(None))
+    failures = []
+    for arm in arms:
+        try:
+            return _convert(value, arm, where)
+        except ConfigError as error:
+            failures.append(error)
+    if len(failures) == 1:
+        raise failures[0]
+    reasons = "; or ".join(str(error).removeprefix(f"{where}: ") for error in failures)
+    raise ConfigError(f"{where}: {reasons}")
+
+
+def _sequence(value: Any, hint: Any, where: str) -> Any:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{where}: expected a list, found {_show(value)}")
+    kind, items = get_origin(hint), get_args(hint) or (Any,)
+    if kind is tuple and not (len(items) == 2 and items[1] is Ellipsis):
+        if len(value) != len(items):
+            raise ConfigError(f"{where}: expected {len(items)} values, found {len(value)}")
+        return tuple(
+            _convert(entry, item, f"{where}[{i}]") for i, (entry, item) in enumerate(zip(value, items, strict=True))
+        )
+    entries = [_convert(entry, items[0], f"{where}[{i}]") for i, entry in enumerate(value)]
+    return tuple(entries) if kind is tuple else entries
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
