@@ -13,29 +13,6 @@ from attngraft.anatomy.stages import Stage
 from attngraft.anatomy.tap import TapPoint
 
 
-class Graft(TapPoint, nn.Module):
-    """A mechanism standing at one stage of one site; subclasses give `forward`.
-
-    | stage | forward | x is |
-    |---|---|---|
-    | weights | `(weights, visible)` -> weights; (B, H, Nq, Nk), `visible` boolean, broadcastable to it, or None for all | |
-    | heads | `(heads, x)` -> heads; (B, H, Nq, dv) | the query side's tokens (B, Nq, C) |
-    | tokens | `(tokens, x)` -> tokens; (B, Nq, C) | the query side's tokens (B, Nq, C) |
-    | attn.end, attn.window, mlp.* | `(tokens)` -> tokens; (B, N, C) or (B, H, W, C) | |
-
-    The installer fills in `stage`, `kind` (the graft's registered name) and `options` (as plain values).
-    """
-
-    stage: Stage
-    kind: str
-    options: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """For grafts that have nothing to choose."""
-
-
 @dataclass(frozen=True)
 class Unused:
     """What a graft leaves of the host without use. Names are relative to the site's module.
@@ -49,6 +26,31 @@ class Unused:
 
     def __bool__(self) -> bool:
         return bool(self.parameters or self.rows)
+
+
+class Graft(TapPoint, nn.Module):
+    """A mechanism standing at one stage of one site; subclasses give `forward`.
+
+    | stage | forward | x is |
+    |---|---|---|
+    | weights | `(weights, visible)` -> weights; (B, H, Nq, Nk), `visible` boolean, broadcastable to it, or None for all | |
+    | heads | `(heads, x)` -> heads; (B, H, Nq, dv) | the query side's tokens (B, Nq, C) |
+    | tokens | `(tokens, x)` -> tokens; (B, Nq, C) | the query side's tokens (B, Nq, C) |
+    | attn.end, attn.window, mlp.* | `(tokens)` -> tokens; (B, N, C) or (B, H, W, C) | |
+
+    The installer fills in `stage`, `kind` (the graft's registered name), `options` (as plain values), `unused` and `frozen`.
+    """
+
+    stage: Stage
+    kind: str
+    options: dict[str, Any]
+    unused: Unused
+    frozen: tuple[str, ...]  #: parameters of the module that it froze, to be unfrozen on undo
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For grafts that have nothing to choose."""
 
 
 OptionsT = TypeVar("OptionsT")

@@ -77,25 +77,33 @@ class AttentionSite(GraftedModule):
             return cast(Tensor, mixers[-1](projected))
         if self.fused_attn and not self.grafts_at("weights"):
             if self.listened():  # the output stays the fused kernel's, bit for bit; the map is computed beside it
-                self.offer("weights", self.weights(projected))
-            q, k, v, _, bias, causal, _ = projected
-            dropout = self.attn_drop.p if self.training else 0.0
+                self.offer("weights", self.scores(projected).softmax(dim=-1))
             return F.scaled_dot_product_attention(
-                q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=causal, scale=self.scale
+                projected.q,
+                projected.k,
+                projected.v,
+                attn_mask=self.fused_bias(projected),
+                dropout_p=self.attn_drop.p if self.training else 0.0,
+                is_causal=projected.causal,
+                scale=self.scale,
             )
         visible = self.visible(projected) if self.grafts_at("weights") else None
-        weights = self.run("weights", self.weights(projected), visible)
-        return self.attn_drop(weights) @ projected.v
+        weights = self.run("weights", self.scores(projected).softmax(dim=-1), visible)
+        return cast(Tensor, self.attn_drop(weights)) @ projected.v
 
-    def weights(self, projected: Projected) -> Tensor:
-        """The attention map (B, H, Nq, Nk), spelled out."""
+    def scores(self, projected: Projected) -> Tensor:
+        """What softmax gets (B, H, Nq, Nk): scaled products, bias and mask."""
         scores = (projected.q * self.scale) @ projected.k.transpose(-2, -1)
         bias = projected.bias
         if projected.causal:
             bias = scores.new_full(scores.shape[-2:], float("-inf")).triu_(1)
         elif bias is not None and bias.dtype == torch.bool:
             bias = torch.zeros_like(bias, dtype=scores.dtype).masked_fill_(~bias, float("-inf"))
-        return (scores if bias is None else scores + bias).softmax(dim=-1)
+        return scores if bias is None else scores + bias
+
+    def fused_bias(self, projected: Projected) -> Tensor | None:
+        """What the fused kernel gets as its mask."""
+        return projected.bias
 
     def visible(self, projected: Projected) -> Tensor | None:
         """Which keys each query may see, boolean and broadcastable to the map; None means all."""

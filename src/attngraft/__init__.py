@@ -1,0 +1,90 @@
+"""attngraft: graft better attention into the transformer you have, and find out whether it helps on your data.
+
+    model = timm.create_model("swin_tiny_patch4_window7_224", pretrained=True)
+    report = attngraft.graft(model, "cb_s@last:50% + horizontal")  # in place; host weights untouched
+    attngraft.save_grafts(model, "mine.safetensors")               # only what was added, plus a manifest
+    attngraft.ungraft(model)                                       # the host, bit for bit
+
+This module is lazy: a name is imported when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from attngraft._version import __version__
+
+if TYPE_CHECKING:
+    from attngraft.anatomy import Graft, GraftType
+    from attngraft.errors import AttngraftError, GraftFileError, GraftSpecError, HostError
+    from attngraft.grafting.apply import graft, ungraft
+    from attngraft.grafting.catalog import list_grafts, list_hosts
+    from attngraft.grafting.io import load_grafts, save_grafts
+    from attngraft.grafting.plan import plan
+    from attngraft.grafting.record import record
+    from attngraft.grafting.report import GraftReport
+    from attngraft.grafting.unused import pin_unused_rows
+    from attngraft.hosts.adapter import HostAdapter
+    from attngraft.hosts.registry import register_host
+    from attngraft.mechanisms.registry import register_graft
+    from attngraft.models.create import create_model
+
+_HOMES = {
+    "AttngraftError": "errors",
+    "Graft": "anatomy",
+    "GraftFileError": "errors",
+    "GraftReport": "grafting.report",
+    "GraftSpecError": "errors",
+    "GraftType": "anatomy",
+    "HostAdapter": "hosts.adapter",
+    "HostError": "errors",
+    "create_model": "models.create",
+    "graft": "grafting.apply",
+    "list_grafts": "grafting.catalog",
+    "list_hosts": "grafting.catalog",
+    "load_grafts": "grafting.io",
+    "pin_unused_rows": "grafting.unused",
+    "plan": "grafting.plan",
+    "record": "grafting.record",
+    "register_graft": "mechanisms.registry",
+    "register_host": "hosts.registry",
+    "save_grafts": "grafting.io",
+    "ungraft": "grafting.apply",
+}
+
+__all__ = [
+    "AttngraftError",
+    "Graft",
+    "GraftFileError",
+    "GraftReport",
+    "GraftSpecError",
+    "GraftType",
+    "HostAdapter",
+    "HostError",
+    "__version__",
+    "create_model",
+    "graft",
+    "list_grafts",
+    "list_hosts",
+    "load_grafts",
+    "pin_unused_rows",
+    "plan",
+    "record",
+    "register_graft",
+    "register_host",
+    "save_grafts",
+    "ungraft",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'attngraft' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"attngraft.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,96 @@
+"""`attngraft list`: what there is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+
+def list_command(
+    what: Annotated[
+        Literal["grafts", "hosts", "recipes", "papers", "tasks"], typer.Argument(help="What to list.")
+    ] = "grafts",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List grafts (with their options), supported hosts, recipes, papers, or tasks.
+
+    Examples:
+
+        attngraft list
+
+        attngraft list hosts
+
+        attngraft list grafts --json
+    """
+    import json
+    import sys
+
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = _ROWS[what]()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    table = Table(title=f"{what} ({len(rows)})", title_justify="left")
+    for column in rows[0] if rows else ():
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{name}={shown}" for name, shown in value.items()) or "-"
+    return ", ".join(value) if isinstance(value, list | tuple) else str(value)
+
+
+def _grafts() -> list[dict[str, Any]]:
+    from attngraft.grafting.catalog import list_grafts, list_presets
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": graft.name,
+            "stage": list(graft.stages),
+            "options": {name: f"{value}  ({graft.choices[name]})" for name, value in graft.options.items()},
+            "identity at start": "yes" if graft.identity else "no",
+            "what": graft.summary,
+            "source": graft.source,
+        }
+        for graft in list_grafts()
+    ]
+    for name, text in list_presets().items():
+        what = f"stands for {text}"
+        rows.append(
+            {"name": name, "stage": [], "options": {}, "identity at start": "", "what": what, "source": "preset"}
+        )
+    return rows
+
+
+def _hosts() -> list[dict[str, Any]]:
+    from attngraft.grafting.catalog import list_hosts
+
+    return [{"name": host.name, "what": host.summary} for host in list_hosts()]
+
+
+def _recipes() -> list[dict[str, Any]]:
+    from attngraft.training.recipe import list_recipes
+
+    return [{"name": name, "what": summary} for name, summary in list_recipes().items()]
+
+
+def _papers() -> list[dict[str, Any]]:
+    from attngraft.papers import list_papers
+
+    return [{"name": name, "what": title} for name, title in list_papers().items()]
+
+
+def _tasks() -> list[dict[str, Any]]:
+    from attngraft.tasks.task import TASKS
+
+    return [{"name": name} for name in TASKS]
+
+
+_ROWS = {"grafts": _grafts, "hosts": _hosts, "recipes": _recipes, "papers": _papers, "tasks": _tasks}

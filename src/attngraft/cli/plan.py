@@ -1,0 +1,55 @@
+"""`attngraft plan`: what a graft would do, without doing it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    host: Annotated[str, typer.Argument(help="A timm model name.", metavar="HOST")],
+    graft: Annotated[str, typer.Argument(help="A graft specification.", metavar="SPEC")],
+    host_arg: Annotated[
+        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also run a random batch: by how much do the outputs change at the start?")
+    ] = False,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="With timm's weights (matters for --measure).")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show where a graft would go, what it adds, and what it leaves of the host without use.
+
+    Examples:
+
+        attngraft plan vit_tiny_patch16_224 "cb_s@blocks.6-11 + horizontal"
+
+        attngraft plan swin_tiny_patch4_window7_224 "vertical@layers.2" --json
+
+        attngraft plan vit_small_patch16_224 cb --measure --host-arg img_size=32 --host-arg depth=4
+    """
+    import sys
+
+    import torch
+    from rich.console import Console
+
+    from attngraft.cli.values import assignments
+    from attngraft.grafting.plan import plan as make_plan
+    from attngraft.grafting.spec import parse
+    from attngraft.models.create import create_model
+
+    spec = parse(graft)
+    arguments = assignments(host_arg or [], option="--host-arg")
+    with torch.device("cpu" if measure or pretrained else "meta"):
+        model = create_model(host, pretrained=pretrained, **arguments)
+    report = make_plan(model, spec, measure=measure)
+    if as_json:
+        typer.echo(report.to_json())
+        return
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(report.table())
+    for line in report.summary():
+        console.print(line, markup=False, highlight=False)

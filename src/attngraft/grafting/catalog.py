@@ -1,0 +1,69 @@
+"""What there is to graft, and onto what."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from attngraft.anatomy import Stage
+from attngraft.grafting.spec import PRESETS
+from attngraft.hosts import host_adapters
+from attngraft.mechanisms.registry import graft_types
+
+
+@dataclass(frozen=True)
+class GraftInfo:
+    """A graft that can be named in a specification. `options` maps each option to its default."""
+
+    name: str
+    summary: str
+    source: str
+    stages: tuple[Stage, ...]  #: with default options
+    options: dict[str, Any]
+    choices: dict[str, str]  #: option -> its type or its allowed values, in words
+    identity: bool  #: whether it starts as the identity, with default options
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """A family of models that can be grafted."""
+
+    name: str
+    summary: str
+
+
+def list_grafts() -> list[GraftInfo]:
+    """All registered grafts, built-in ones first."""
+    return [_describe(graft_type) for graft_type in graft_types().values()]
+
+
+def list_presets() -> dict[str, str]:
+    """Names that stand for a whole specification."""
+    return dict(PRESETS)
+
+
+def list_hosts() -> list[HostInfo]:
+    """All registered host families."""
+    return [HostInfo(adapter.name, adapter.summary) for adapter in host_adapters().values()]
+
+
+def _describe(graft_type: Any) -> GraftInfo:
+    defaults = graft_type.Options()
+    hints = typing.get_type_hints(graft_type.Options)
+    return GraftInfo(
+        name=graft_type.name,
+        summary=graft_type.summary,
+        source=graft_type.source,
+        stages=graft_type.stages(defaults),
+        options=dataclasses.asdict(defaults),
+        choices={name: _in_words(hint) for name, hint in hints.items()},
+        identity=graft_type.starts_as_identity(defaults),
+    )
+
+
+def _in_words(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return " | ".join(map(str, typing.get_args(hint)))
+    return hint.__name__ if isinstance(hint, type) else str(hint)

@@ -1,0 +1,269 @@
+"""Graft files: only what grafting added, as safetensors, with a manifest that says what fits it.
+
+The manifest is JSON under the metadata key `attngraft`:
+
+    {"format": 1, "version": "0.1.0", "host": {"adapter", "architecture", "fingerprint"}, "spec": "...",
+     "entries": [{"site", "stage", "instance", "graft", "options"}], "include": ["head"]}
+
+Tensors are named by the host's own paths (`blocks.3.mlp.grafts.cb_s.scale`); included host parameters by `host.<name>`.
+Files of every past release must load: a new format is a new number, and readers of the old ones stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from attngraft._version import __version__
+from attngraft.errors import GraftFileError, GraftSpecError
+from attngraft.files import write_atomically
+from attngraft.grafting.apply import grafted, install
+from attngraft.grafting.options import build_options
+from attngraft.grafting.plan import Placement, describe
+from attngraft.grafting.report import GraftReport
+from attngraft.grafting.spec import GraftSpec, Term
+from attngraft.grafting.where import Where
+from attngraft.hosts import Host, find_host
+from attngraft.mechanisms.registry import graft_types
+
+FORMAT = 1
+KEY = "attngraft"
+_HOST = "host."
+
+
+def save_grafts(
+    model: nn.Module, path: str | os.PathLike[str], *, include: Iterable[str] = (), fingerprint: bool = False
+) -> Path:
+    """Write the grafts of `model` to a file; the host's weights stay out.
+
+    Args:
+        include: parts of the host to save with them: `head`, `norms`.
+        fingerprint: also store a hash of the host's weights, so that the file loads on these weights only.
+
+    Raises:
+        GraftSpecError: the model has no grafts, or `include` names a part that there is not.
+    """
+    host = find_host(model)
+    entries, tensors = _entries(host)
+    if not entries:
+        raise GraftSpecError(
+            "there is nothing to save: the model has no grafts (attngraft.graft(model, spec) makes them)"
+        )
+    chosen = list(include)
+    tensors.update(_included(host, chosen))
+    manifest = {
+        "format": FORMAT,
+        "version": __version__,
+        "host": {
+            "adapter": host.adapter.name,
+            "architecture": host.architecture(),
+            "fingerprint": weights_fingerprint(host) if fingerprint else None,
+        },
+        "spec": _spec(entries),
+        "entries": entries,
+        "include": chosen,
+    }
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return write_atomically(Path(path), save(contiguous, metadata={KEY: json.dumps(manifest)}))
+
+
+def _entries(host: Host) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """The manifest's entries and the tensors of every graft in the host."""
+    entries, tensors = [], {}
+    sites = {(carrier, stage): site for site in host.sites for stage, carrier in site.carriers.items()}
+    for path, _, instance, graft in grafted(host.core):
+        site = sites[path, graft.stage]
+        options = dict(graft.options)
+        entry = {"site": site.path, "stage": graft.stage, "instance": instance, "graft": graft.kind, "options": options}
+        entries.append(entry)
+        for name, tensor in graft.state_dict().items():
+            tensors[f"{_tensor_prefix(host, path, instance)}{name}"] = tensor
+    return entries, tensors
+
+
+def _spec(entries: list[dict[str, Any]]) -> str:
+    """The entries as one specification: what a reader would type to graft a host the same way."""
+    sites: dict[str, tuple[Term, list[str]]] = {}
+    for entry in entries:
+        term = Term(entry["graft"], build_options(graft_types()[entry["graft"]], entry["options"]))
+        _, paths = sites.setdefault(f"{entry['instance']} {term}", (term, []))
+        if entry["site"] not in paths:
+            paths.append(entry["site"])
+    terms = (replace(term, where=Where("patterns", patterns=tuple(paths))) for term, paths in sites.values())
+    return str(GraftSpec(tuple(terms)))
+
+
+def _tensor_prefix(host: Host, carrier: str, instance: str) -> str:
+    return f"{host.adapter.canonical(carrier)}.grafts.{instance}."
+
+
+def _included(host: Host, include: list[str]) -> dict[str, Tensor]:
+    parts = host.adapter.parts(host.core)
+    unknown = [part for part in include if part not in parts]
+    if unknown:
+        raise GraftSpecError(f"include: there is no part {unknown[0]!r}; there are {', '.join(parts)}")
+    parameters = dict(host.core.named_parameters())
+    return {_HOST + host.adapter.canonical(name): parameters[name] for part in include for name in parts[part]}
+
+
+def weights_fingerprint(host: Host) -> str:
+    """SHA-256 over names, shapes, types and bytes of the host's parameters, grafts and classification head left out."""
+    digest = hashlib.sha256()
+    head = set(host.adapter.parts(host.core).get("head", ()))
+    for name, parameter in host.core.named_parameters():
+        if ".grafts." not in f".{name}" and name not in head:
+            value = parameter.detach().cpu().contiguous()
+            digest.update(f"{host.adapter.canonical(name)} {tuple(value.shape)} {value.dtype}".encode())
+            digest.update(value.view(torch.uint8).numpy().tobytes() if value.dim() else repr(value.item()).encode())
+    return digest.hexdigest()
+
+
+def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerprint: bool = True) -> GraftReport:
+    """Graft `model` as the file says and load the values; included parts of the host are overwritten.
+
+    Everything is checked before anything is changed.
+
+    Raises:
+        GraftFileError: the file is damaged, of a newer format, or made for another host; or the model has grafts of
+            these names already.
+    """
+    file = Path(path)
+    manifest, tensors = read_graft_file(file)
+    host = find_host(model)
+    _check_host(file, manifest, host, check_fingerprint)
+    placements = [_placement(file, host, entry) for entry in manifest["entries"]]
+    spec = GraftSpec(tuple(placement.term for placement in placements))
+    report = describe(host, placements, spec)
+    parameters = _host_parameters(file, host, tensors)
+    _check_tensors(file, host, placements, tensors)
+    for placement, graft in zip(placements, install(host, placements), strict=True):
+        prefix = _tensor_prefix(host, placement.carrier, placement.instance)
+        graft.load_state_dict({name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)})
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+    return report
+
+
+def read_graft_file(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The manifest and the tensors of a graft file.
+
+    Raises:
+        GraftFileError: it is missing, damaged, no graft file, or of a newer format.
+    """
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+    except FileNotFoundError:
+        raise GraftFileError(f"{file}: there is no such file") from None
+    except (SafetensorError, OSError) as error:
+        raise GraftFileError(f"{file} is damaged or no safetensors file ({error}); save the grafts again") from None
+    if KEY not in metadata:
+        raise GraftFileError(f"{file} is a safetensors file without grafts (attngraft.save_grafts writes graft files)")
+    try:
+        manifest = json.loads(metadata[KEY])
+        number = manifest["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise GraftFileError(f"{file}: its manifest cannot be read ({error}); save the grafts again") from None
+    if not isinstance(number, int) or number > FORMAT:
+        raise GraftFileError(
+            f"{file} has format {number}, written by attngraft {manifest.get('version', 'unknown')}; this is {__version__}, "
+            f"which reads formats up to {FORMAT}. Update attngraft: pip install -U attngraft"
+        )
+    missing = [key for key in ("host", "entries") if key not in manifest]
+    if missing:
+        raise GraftFileError(f"{file}: its manifest lacks {missing[0]!r}; save the grafts again")
+    return manifest, tensors
+
+
+def _check_host(file: Path, manifest: Mapping[str, Any], host: Host, check_fingerprint: bool) -> None:
+    wanted, found = manifest["host"].get("architecture", {}), host.architecture()
+    if manifest["host"].get("adapter") != host.adapter.name:
+        raise GraftFileError(
+            f"{file} was made for a host of {manifest['host'].get('adapter')}, and this model is one of {host.adapter.name}"
+        )
+    sites, here = wanted.get("sites", []), found["sites"]
+    if len(sites) != len(here):
+        raise GraftFileError(f"{file} was made for a host with {len(sites)} sites, and this model has {len(here)}")
+    for theirs, ours in zip(sites, here, strict=True):
+        if list(theirs) != list(ours):
+            raise GraftFileError(f"{file} was made for another size of host: site {theirs} there is {ours} here")
+    fingerprint = manifest["host"].get("fingerprint")
+    if check_fingerprint and fingerprint and fingerprint != weights_fingerprint(host):
+        raise GraftFileError(
+            f"{file} was trained with other weights of this host; load those first, or pass check_fingerprint=False"
+        )
+
+
+def _placement(file: Path, host: Host, entry: Mapping[str, Any]) -> Placement:
+    try:
+        name, stage, instance = entry["graft"], entry["stage"], entry["instance"]
+        site = next((site for site in host.sites if site.path == entry["site"]), None)
+        graft_type = graft_types().get(name)
+        if graft_type is None:
+            raise GraftFileError(
+                f"{file} holds a graft {name!r}, which is not registered; import the package that registers it, then load"
+            )
+        options = build_options(graft_type, dict(entry["options"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise GraftFileError(f"{file}: an entry of its manifest cannot be used ({error}): {dict(entry)}") from None
+    if site is None or stage not in site.carriers:
+        raise GraftFileError(f"{file}: this host has no site {entry['site']!r} with stage {stage!r}")
+    refusal = graft_type.refusal(site.geometry, stage, options)
+    if refusal:
+        raise GraftFileError(f"{file}: {name} cannot stand at {site.path}: {refusal}")
+    module = host.module(site.carriers[stage])
+    if instance in getattr(module, "grafts", {}):
+        raise GraftFileError(
+            f"{file}: the model has a graft {instance!r} at {site.path} already; attngraft.ungraft it first"
+        )
+    where = Where("patterns", patterns=(site.path,))
+    return Placement(site, stage, Term(name, options, where), instance)
+
+
+def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors: Mapping[str, Tensor]) -> None:
+    from attngraft.grafting.plan import build
+
+    expected: dict[str, torch.Size] = {}
+    for placement in placements:
+        with torch.device("meta"):
+            state = build(placement).state_dict()
+        prefix = _tensor_prefix(host, placement.carrier, placement.instance)
+        expected.update((prefix + name, tensor.shape) for name, tensor in state.items())
+    stored = {name: tensor.shape for name, tensor in tensors.items() if not name.startswith(_HOST)}
+    problems = [f"lacks {name}" for name in expected if name not in stored]
+    problems += [f"has {name}, which nothing takes" for name in stored if name not in expected]
+    problems += [
+        f"has {name} of shape {tuple(stored[name])} where {tuple(shape)} fits"
+        for name, shape in expected.items()
+        if name in stored and stored[name] != shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise GraftFileError(f"{file} does not fit its own manifest: it {problems[0]}{more}; save the grafts again")
+
+
+def _host_parameters(file: Path, host: Host, tensors: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
+    """The host's parameters that the file includes, by the file's names."""
+    own = {_HOST + host.adapter.canonical(name): parameter for name, parameter in host.core.named_parameters()}
+    included = [name for name in tensors if name.startswith(_HOST)]
+    for name in included:
+        if name not in own:
+            raise GraftFileError(f"{file} includes {name[len(_HOST) :]}, which this model does not have")
+        if own[name].shape != tensors[name].shape:
+            raise GraftFileError(
+                f"{file} includes {name[len(_HOST) :]} of shape {tuple(tensors[name].shape)}, and this model's is "
+                f"{tuple(own[name].shape)}; make the model with as many classes as the file's"
+            )
+    return {name: own[name] for name in included}

@@ -1,0 +1,130 @@
+"""Recording named tensors while a model runs: attention maps, heads, gates. The model's outputs stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from attngraft.anatomy import GraftedModule, TapPoint
+from attngraft.errors import GraftSpecError
+from attngraft.grafting.apply import enrich, restore
+from attngraft.grafting.where import near_paths, parse_where
+from attngraft.hosts import Host, find_host
+
+
+class Recording(Mapping[str, Mapping[str, Tensor]]):
+    """What was recorded: `recording["blocks.3.attn"]["weights"]` is the tensor of the last call.
+
+    | name | shape | what |
+    |---|---|---|
+    | `weights` | (B, H, Nq, Nk) | the attention map after softmax and weights grafts, before dropout |
+    | `heads` | (B, H, Nq, dv) | what enters the output projection |
+    | `tokens` | (B, Nq, C) | after the output projection and token grafts |
+    | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, H, W, C) | what leaves that stage |
+    | `<instance>.<name>` | | what a graft offers (`horizontal.alpha`, `vertical.beta`) |
+
+    B counts windows where the host has them.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, dict[str, list[Tensor]]] = {}
+
+    def add(self, site: str, name: str, tensor: Tensor) -> None:
+        """Keep one tensor."""
+        self._calls.setdefault(site, {}).setdefault(name, []).append(tensor)
+
+    def calls(self, site: str, name: str) -> list[Tensor]:
+        """The tensors of every call, oldest first (a shared module is called several times in one forward)."""
+        return list(self._calls[site][name])
+
+    def clear(self) -> None:
+        """Forget everything recorded so far."""
+        self._calls.clear()
+
+    def __getitem__(self, site: str) -> Mapping[str, Tensor]:
+        if site not in self._calls:
+            recorded = ", ".join(self._calls) or "nothing; run the model inside the with-block"
+            raise KeyError(f"nothing was recorded at {site!r}; recorded: {recorded}")
+        return {name: tensors[-1] for name, tensors in self._calls[site].items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+
+@contextmanager
+def record(
+    model: nn.Module, names: Iterable[str] | None = None, *, where: str = "all", detach: bool = True
+) -> Iterator[Recording]:
+    """Record named tensors of `model`, grafted or not, while the block runs.
+
+        with attngraft.record(model, ["weights"], where="blocks.10-11") as recording:
+            model(images)
+        recording["blocks.11.attn"]["weights"]  # (B, H, N, N), also where the host uses a fused kernel
+
+    Outputs do not change: a fused host computes its map beside the fused kernel. On leaving, listeners are removed and
+    modules without grafts get their own class back.
+
+    Args:
+        names: what to keep (see `Recording`); all offered tensors by default.
+        where: which sites, as in a graft specification.
+        detach: keep tensors without their graph; with False gradients can be taken through them.
+
+    Raises:
+        HostError: no adapter knows the model, or it is wrapped.
+        GraftSpecError: `where` matches no site.
+    """
+    host = find_host(model)
+    recording = Recording()
+    wanted = None if names is None else frozenset([names] if isinstance(names, str) else names)
+    points = list(_tap_points(host, where))
+    enriched = [module for module, _, _ in points if not isinstance(module, GraftedModule)]
+    try:
+        for module in enriched:
+            enrich(module)
+        for module, site, prefix in _with_grafts(points):
+            module.listener = partial(_keep, recording, wanted, detach, site, prefix)
+        yield recording
+    finally:
+        for module, _, _ in _with_grafts(points):
+            module.__dict__.pop("listener", None)
+        for module in enriched:
+            restore(module)
+
+
+def _keep(
+    recording: Recording, wanted: frozenset[str] | None, detach: bool, site: str, prefix: str, name: str, tensor: Tensor
+) -> None:
+    if wanted is None or prefix + name in wanted:
+        recording.add(site, prefix + name, tensor.detach() if detach else tensor)
+
+
+def _tap_points(host: Host, where: str) -> Iterator[tuple[Any, str, str]]:
+    """(module, site, prefix) of every module that carries a stage of a chosen site."""
+    try:
+        choice = parse_where(where)
+    except ValueError as error:
+        raise GraftSpecError(f"where: {error}") from None
+    paths = [site.path for site in host.sites]
+    for pattern in choice.unmatched(paths):
+        raise GraftSpecError(f"{pattern!r} matches no site; near are {', '.join(near_paths(pattern, paths))}")
+    for index in choice.select(paths):
+        site = host.sites[index]
+        for carrier in dict.fromkeys(site.carriers.values()):
+            yield host.module(carrier), site.path, ""
+
+
+def _with_grafts(points: list[tuple[Any, str, str]]) -> Iterator[tuple[Any, str, str]]:
+    """The modules, and the grafts that stand in them under `<instance>.`."""
+    for module, site, prefix in points:
+        yield module, site, prefix
+        if isinstance(module, GraftedModule):
+            for name, graft in module.grafts.items():
+                if isinstance(graft, TapPoint):
+                    yield graft, site, f"{name}."

@@ -1,0 +1,133 @@
+"""What grafting did, or would do: one entry per graft and site, as a dictionary, JSON or a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from attngraft.anatomy import Stage, Unused
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One graft at one site."""
+
+    site: str
+    module: str  #: class of the host's module that carries the stage
+    stage: Stage
+    graft: str  #: registered name
+    instance: str  #: its name at this site (`cb`, `cb_2`)
+    options: dict[str, Any]
+    parameters: int  #: what it adds
+    macs: int | None  #: what it adds for one input of the host's own size; None where tokens are not known
+    identity: bool  #: whether it starts as the identity
+    carried: int  #: parameters of the host's module that stay in use
+    unused: Unused  #: what it leaves of the host without use
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """By how much the model's output differs at initialization, on a random batch: float differences of the outputs."""
+
+    mean_absolute: float
+    max_absolute: float
+    relative: float  #: norm of the difference over norm of the host's output
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraftReport:
+    """The outcome of `plan` and `graft`."""
+
+    spec: str  #: canonical
+    host: str  #: the adapter's name
+    model: str  #: the model's class
+    host_parameters: int
+    entries: Sequence[Entry]
+    change: Change | None = None
+    warnings: Sequence[str] = field(default=())
+
+    @property
+    def parameters(self) -> int:
+        """Parameters that all grafts add."""
+        return sum(entry.parameters for entry in self.entries)
+
+    @property
+    def macs(self) -> int | None:
+        """MACs that all grafts add for one input; None where one of them is not known."""
+        known = [entry.macs for entry in self.entries if entry.macs is not None]
+        return sum(known) if len(known) == len(self.entries) else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The instance names, as `ungraft(names=...)` takes them."""
+        return tuple(dict.fromkeys(entry.instance for entry in self.entries))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, totals included."""
+        totals = {"parameters": self.parameters, "macs": self.macs}
+        return {**asdict(self), "entries": [asdict(entry) for entry in self.entries], "totals": totals}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
+
+    def table(self) -> Table:
+        """A rich table with one row per graft and site, totals below."""
+        from rich.table import Table
+
+        table = Table(title=f"{self.spec}  on  {self.model} ({self.host})", title_justify="left", show_footer=True)
+        table.add_column("site", footer="total", overflow="fold")
+        table.add_column("module")
+        table.add_column("graft @ stage", overflow="fold")
+        table.add_column("+ parameters", footer=f"{self.parameters:,}", justify="right")
+        table.add_column("+ MACs", footer=_count(self.macs), justify="right")
+        table.add_column("host carried", justify="right")
+        table.add_column("left without use", overflow="fold")
+        for entry in self.entries:
+            table.add_row(
+                entry.site,
+                entry.module,
+                f"{entry.instance} @ {entry.stage}",
+                f"{entry.parameters:,}",
+                _count(entry.macs),
+                f"{entry.carried:,}",
+                _unused(entry.unused),
+            )
+        return table
+
+    def summary(self) -> list[str]:
+        """Sentences that belong under the table."""
+        lines = [f"Adds {self.parameters:,} parameters to {self.host_parameters:,} ({_percent(self)})."]
+        changing = sorted({entry.instance for entry in self.entries if not entry.identity})
+        if changing:
+            lines.append(f"Not the identity at start: {', '.join(changing)}; a pretrained host's outputs change.")
+        elif self.entries:
+            lines.append(
+                "All grafts start as the identity: the host's outputs are unchanged until training moves them."
+            )
+        if self.change is not None:
+            lines.append(
+                f"Measured at initialization on a random batch: outputs change by {self.change.relative:.3g} of their norm "
+                f"(mean |change| {self.change.mean_absolute:.3g}, largest {self.change.max_absolute:.3g})."
+            )
+        notes = dict.fromkeys(note for entry in self.entries for note in entry.notes)
+        return [*lines, *notes, *self.warnings]
+
+
+def _percent(report: GraftReport) -> str:
+    return f"{100 * report.parameters / max(report.host_parameters, 1):.3g}%"
+
+
+def _count(macs: int | None) -> str:
+    return "unknown" if macs is None else f"{macs:,}"
+
+
+def _unused(unused: Unused) -> str:
+    rows = [f"{name}[{start}:{stop}]" for name, start, stop in unused.rows]
+    return ", ".join([*unused.parameters, *rows]) or "-"

@@ -1,0 +1,114 @@
+"""Which sites a graft goes to: `all`, `first:2`, `last:50%`, or path patterns with ranges (`blocks.6-11`)."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+_RANGE = re.compile(r"(\d+)-(\d+)")
+_SEGMENT = re.compile(r"[A-Za-z0-9_*?]+|\d+-\d+")
+
+
+@dataclass(frozen=True)
+class Where:
+    """A choice of sites.
+
+    `first` and `last` take `count` sites, or `count` percent of them (rounded up), of those that have the graft's stage.
+    A pattern matches a site if it matches the site's path or an ancestor's, segment by segment: `layers.0` matches
+    `layers.0.blocks.1.attn`. `*` and `?` stand for characters within a segment, `6-11` for a whole segment in that range.
+    """
+
+    kind: Literal["all", "first", "last", "patterns"] = "all"
+    count: int = 0
+    percent: bool = False
+    patterns: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == "all":
+            return "all"
+        if self.kind == "patterns":
+            return ",".join(self.patterns)
+        return f"{self.kind}:{self.count}{'%' if self.percent else ''}"
+
+    def select(self, paths: Sequence[str]) -> list[int]:
+        """Indices of the chosen ones among `paths`, which are in the host's own order."""
+        if self.kind == "all":
+            return list(range(len(paths)))
+        if self.kind == "patterns":
+            return [index for index, path in enumerate(paths) if any(matches(p, path) for p in self.patterns)]
+        count = math.ceil(len(paths) * self.count / 100) if self.percent else min(self.count, len(paths))
+        return list(range(count)) if self.kind == "first" else list(range(len(paths) - count, len(paths)))
+
+    def unmatched(self, paths: Sequence[str]) -> list[str]:
+        """The patterns that match none of `paths`."""
+        return [pattern for pattern in self.patterns if not any(matches(pattern, path) for path in paths)]
+
+
+def parse_where(text: str) -> Where:
+    """Read a where-clause.
+
+    Raises:
+        ValueError: what is wrong with it, in a sentence.
+    """
+    text = text.strip()
+    if text == "all":
+        return Where()
+    kind, colon, amount = text.partition(":")
+    if colon:
+        return _counted(kind.strip(), amount.strip())
+    patterns = tuple(part.strip() for part in text.split(","))
+    for pattern in patterns:
+        _check_pattern(pattern)
+    return Where("patterns", patterns=patterns)
+
+
+def _counted(kind: str, amount: str) -> Where:
+    if kind not in ("first", "last"):
+        raise ValueError(f"before the colon stands 'first' or 'last', not {kind!r}")
+    number = re.fullmatch(r"([0-9]{1,6})\s*(%?)", amount)
+    if number is None:
+        raise ValueError(f"after '{kind}:' stands a number of sites or a percentage (2, 50%), not {amount!r}")
+    count, percent = int(number[1]), bool(number[2])
+    if count == 0 or (percent and count > 100):
+        raise ValueError(f"'{kind}:' takes at least 1 site and at most 100%, not {amount}")
+    return Where("first", count, percent) if kind == "first" else Where("last", count, percent)
+
+
+def _check_pattern(pattern: str) -> None:
+    if not pattern:
+        raise ValueError("a path pattern is missing (all, first:2, last:50%, blocks.6-11, layers.2.blocks.1.attn)")
+    for segment in pattern.split("."):
+        if not _SEGMENT.fullmatch(segment):
+            raise ValueError(
+                f"{segment!r} is no part of a path pattern (names, numbers, * and ?, or a range such as 6-11)"
+            )
+        span = _RANGE.fullmatch(segment)
+        if span and int(span[1]) > int(span[2]):
+            raise ValueError(f"the range {segment} runs backwards; write {span[2]}-{span[1]}")
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Whether `pattern` matches `path` or one of its ancestors."""
+    wanted, found = pattern.split("."), path.split(".")
+    return len(wanted) <= len(found) and all(map(_segment_matches, wanted, found))
+
+
+def _segment_matches(wanted: str, found: str) -> bool:
+    span = _RANGE.fullmatch(wanted)
+    if span:
+        return found.isdecimal() and int(span[1]) <= int(found) <= int(span[2])
+    return fnmatchcase(found, wanted)
+
+
+def near_paths(pattern: str, paths: Sequence[str], count: int = 4) -> list[str]:
+    """Paths, or ancestors of paths, that look like `pattern`, best first; the first few paths if none does."""
+    known: dict[str, None] = {}
+    for path in paths:
+        segments = path.split(".")
+        known.update((".".join(segments[:length]), None) for length in range(1, len(segments) + 1))
+    return difflib.get_close_matches(pattern, list(known), n=count, cutoff=0.5) or list(paths[:count])

@@ -1,0 +1,118 @@
+"""What an adapter of one host family offers."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.anatomy import AttentionGeometry, GraftedModule, MlpGeometry, Stage
+from attngraft.errors import HostError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A place in a model where grafts can stand.
+
+    `carriers` says which module carries each stage: usually one does all, but a host may spread a site over several (the
+    block puts windows back). `missing` says, for stages that a user may ask for, why this site has none.
+    """
+
+    path: str  #: the host's own path of the site (`blocks.3.attn`), whatever wraps the host
+    kind: Literal["attention", "mlp"]
+    geometry: AttentionGeometry | MlpGeometry
+    carriers: Mapping[Stage, str]  #: stage -> path of the module, in the host
+    missing: Mapping[Stage, str] = field(default_factory=dict)
+
+
+class HostAdapter(ABC):
+    """Knows one host family: its model classes, its sites, and the richer class of each module that carries a stage."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  #: one line for `attngraft list hosts`
+    #: the host's own module class -> the subclass that spells its forward out
+    richer: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
+
+    @abstractmethod
+    def recognizes(self, model: nn.Module) -> bool:
+        """Whether `model` itself (not something inside it) is of this family, by exact class."""
+
+    @abstractmethod
+    def sites(self, model: nn.Module) -> list[Site]:
+        """All sites in the order in which the model runs them.
+
+        Raises:
+            HostError: the model is of this family, and a module in it has a form that this adapter does not know.
+        """
+
+    def canonical(self, path: str) -> str:
+        """The host's own name of the module at `path`, where something (`features_only`) renamed it."""
+        return path
+
+    @abstractmethod
+    def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
+        """Random inputs of the model's own size, on its device, that its forward takes."""
+
+    @abstractmethod
+    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
+        """Names of the host's parameters that a graft file can include: `head` and `norms`."""
+
+    def architecture(self, model: nn.Module) -> dict[str, Any]:
+        """What must be the same for a graft file to fit: the class and, per site, the widths. JSON-ready."""
+        sites = []
+        for site in self.sites(model):
+            geometry = site.geometry
+            widths: list[int] = [geometry.dim]
+            if isinstance(geometry, AttentionGeometry):
+                widths += [geometry.heads, geometry.key_width, geometry.value_width]
+            else:
+                widths += [geometry.hidden]
+            sites.append([site.path, site.kind, *widths])
+        return {"class": type(model).__name__, "sites": sites}
+
+
+def check_known(module: nn.Module, path: str, *, arguments: Iterable[str], children: Iterable[str]) -> None:
+    """Refuse a module whose host changed since its adapter was written.
+
+    The richer class is a private copy of the host's forward, so a new argument or a new sub-module means that the copy
+    may leave something out.
+
+    Raises:
+        HostError: `module.forward` takes, or `module` holds, something that the adapter does not know.
+    """
+    found = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
+    grown = [name for name, child in module.named_children() if child is not None and name != "grafts"]
+    for what, names, known in (("argument", found, arguments), ("sub-module", grown, children)):
+        unknown = [name for name in names if name not in set(known)]
+        if unknown:
+            raise HostError(
+                f"{path} ({type(module).__name__}) has the {what} {unknown[0]!r}, which this version of attngraft does not "
+                f"know; update attngraft, or install the timm release named in its pyproject.toml"
+            )
+
+
+def own_parameters(module: nn.Module, *names: str) -> tuple[str, ...]:
+    """Those of `names` (dotted, relative) that are parameters of `module`; a prefix stands for all below it."""
+    present = [name for name, _ in module.named_parameters()]
+    return tuple(name for name in present if any(name == wanted or name.startswith(f"{wanted}.") for wanted in names))
+
+
+def random_images(model: nn.Module, size: tuple[int, ...], *, batch: int) -> tuple[Tensor, ...]:
+    """A batch of standard-normal images of shape (B, C, H, W) on the model's device and in its precision."""
+    parameter = next(model.parameters())
+    return (torch.randn(batch, *size, device=parameter.device, dtype=parameter.dtype),)
+
+
+def norm_parameters(model: nn.Module) -> tuple[str, ...]:
+    """Names of all parameters of normalization layers, whichever they are (LayerNorm, RmsNorm, BatchNorm, ...)."""
+    return tuple(
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if "norm" in type(module).__name__.lower() and ".grafts." not in f"{path}."
+        for name, _ in module.named_parameters(recurse=False)
+    )

@@ -1,0 +1,121 @@
+"""Host adapters by name, and how a host is found in whatever a user hands over."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from attngraft.anatomy import GraftedModule
+from attngraft.errors import HostError
+from attngraft.hosts.adapter import HostAdapter, Site
+
+#: modules that register adapters when imported; a new family adds its line here
+BUILT_IN = ("attngraft.hosts.timm_vit", "attngraft.hosts.timm_swin")
+_adapters: dict[str, HostAdapter] = {}
+
+
+def register_host(adapter: HostAdapter) -> HostAdapter:
+    """Make `adapter` known. Later ones are asked first, so a third party can serve a model that a built-in refuses.
+
+    Raises:
+        ValueError: its name is taken by another adapter.
+    """
+    if adapter.name in _adapters and type(_adapters[adapter.name]) is not type(adapter):
+        raise ValueError(f"a host adapter named {adapter.name!r} is registered already")
+    _adapters[adapter.name] = adapter
+    return adapter
+
+
+def host_adapters() -> dict[str, HostAdapter]:
+    """All adapters by name, built-in ones first."""
+    for module in BUILT_IN:
+        importlib.import_module(module)
+    return dict(_adapters)
+
+
+def richer_class(module: nn.Module) -> type[GraftedModule] | None:
+    """The richer class of `module`'s exact class, if an adapter has one."""
+    for adapter in host_adapters().values():
+        if type(module) in adapter.richer:
+            return adapter.richer[type(module)]
+    return None
+
+
+@dataclass(frozen=True)
+class Host:
+    """A model, the supported host found in it, and the adapter that reads it."""
+
+    model: nn.Module
+    core: nn.Module
+    prefix: str  #: path of `core` in `model`, with a trailing dot, or nothing
+    adapter: HostAdapter
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        return self.adapter.sites(self.core)
+
+    def module(self, path: str) -> nn.Module:
+        """The module at a host path."""
+        return cast(nn.Module, self.core.get_submodule(path))
+
+    def architecture(self) -> dict[str, Any]:
+        return self.adapter.architecture(self.core)
+
+
+def find_host(model: nn.Module) -> Host:
+    """The supported host that `model` is, or holds (as timm's feature getter, or a wrapper of yours, does).
+
+    Raises:
+        HostError: the model is wrapped in a way that hides its classes (compiled, DDP, FSDP, ...), no adapter knows it,
+            or it holds several hosts.
+    """
+    _refuse_wrapped(model)
+    adapters = list(reversed(host_adapters().values()))
+    found: list[tuple[str, nn.Module, HostAdapter]] = []
+    for path, module in model.named_modules():
+        if any(path.startswith(f"{outer}.") or not outer for outer, _, _ in found):
+            continue
+        adapter = next((adapter for adapter in adapters if adapter.recognizes(module)), None)
+        if adapter is not None:
+            found.append((path, module, adapter))
+    if not found:
+        supported = "; ".join(f"{adapter.name} ({adapter.summary})" for adapter in host_adapters().values())
+        raise HostError(
+            f"{type(model).__name__} is no host that attngraft knows, and holds none. Supported: {supported}. "
+            "For a model of your own write an adapter and call attngraft.register_host(adapter)"
+        )
+    if len(found) > 1:
+        paths = ", ".join(path for path, _, _ in found[:5])
+        raise HostError(
+            f"the model holds {len(found)} hosts ({paths}); graft them one by one: graft(model.{found[0][0]}, ...)"
+        )
+    path, core, adapter = found[0]
+    return Host(model, core, f"{path}." if path else "", adapter)
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    wrappers = {
+        "OptimizedModule": "torch.compile",
+        "DistributedDataParallel": "DistributedDataParallel",
+        "DataParallel": "DataParallel",
+        "FullyShardedDataParallel": "FSDP",
+    }
+    for path, module in model.named_modules():
+        bases = [base.__name__ for base in type(module).__mro__]
+        wrapper = next((what for name, what in wrappers.items() if name in bases), None)
+        wrapper = wrapper or ("fully_shard" if "FSDPModule" in bases else None)
+        if isinstance(module, torch.jit.ScriptModule):
+            wrapper = "torch.jit"
+        elif parametrize.is_parametrized(module):
+            wrapper = "torch.nn.utils.parametrize"
+        if wrapper:
+            where = f" at {path}" if path else ""
+            raise HostError(
+                f"the model is wrapped already{where} ({wrapper}); graft the plain model first, then wrap it"
+            )

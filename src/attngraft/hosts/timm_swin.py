@@ -1,0 +1,142 @@
+"""timm's SwinTransformer: windows, shift, relative position bias; as a whole model or with `features_only`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import cast
+
+from timm.models._features import FeatureDictNet, FeatureListNet
+from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
+from torch import Tensor, nn
+
+from attngraft.anatomy import AttentionGeometry, AttentionSite, GraftedModule, MlpGeometry, Projected, RowBlock, Stage
+from attngraft.hosts import timm_mlp
+from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_parameters, own_parameters, random_images
+from attngraft.hosts.registry import register_host
+
+
+class GraftedWindowAttention(AttentionSite, WindowAttention):
+    """`timm` WindowAttention: B counts windows, those of one image side by side."""
+
+    end_stage: Stage = "attn.window"
+
+    def project(self, x: Tensor, mask: Tensor | None = None) -> Projected:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return Projected(q, k, v, x, bias=self._get_rel_pos_bias(), rest=mask)
+
+    def fused_bias(self, projected: Projected) -> Tensor | None:
+        bias, mask = cast(Tensor, projected.bias), projected.rest
+        if mask is None:
+            return bias
+        windows, tokens = mask.shape[0], mask.shape[-1]
+        images = projected.q.shape[0] // windows
+        mask = mask.view(1, windows, 1, tokens, tokens).expand(images, -1, self.num_heads, -1, -1)
+        return bias + mask.reshape(-1, self.num_heads, tokens, tokens)
+
+    def scores(self, projected: Projected) -> Tensor:
+        scores = (projected.q * self.scale) @ projected.k.transpose(-2, -1) + projected.bias
+        mask = projected.rest
+        if mask is None:
+            return scores
+        # one axis for the windows of an image, which share their mask with those of every other image
+        by_image = scores.view(-1, mask.shape[0], *scores.shape[1:]) + mask.unsqueeze(1).unsqueeze(0)
+        return by_image.view(scores.shape)
+
+    def visible(self, projected: Projected) -> Tensor | None:
+        mask = projected.rest
+        if mask is None:
+            return None
+        images = projected.q.shape[0] // mask.shape[0]
+        return cast(Tensor, (mask == 0).unsqueeze(1).repeat(images, 1, 1, 1))
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        return cast(Tensor, self.proj(heads.transpose(1, 2).flatten(2)))
+
+    def drop(self, tokens: Tensor) -> Tensor:
+        return cast(Tensor, self.proj_drop(tokens))
+
+
+class GraftedSwinBlock(GraftedModule, SwinTransformerBlock):
+    """The block puts windows back: here, on (B, H, W, C), the attention branch ends."""
+
+    def _attn(self, x: Tensor) -> Tensor:
+        return self.run("attn.end", super()._attn(x))
+
+
+class TimmSwin(HostAdapter):
+    """Sites `layers.<i>.blocks.<j>.attn` and `layers.<i>.blocks.<j>.mlp`."""
+
+    name = "timm.swin"
+    summary = "timm SwinTransformer of any size, features_only too"
+    richer = {WindowAttention: GraftedWindowAttention, SwinTransformerBlock: GraftedSwinBlock, **timm_mlp.RICHER}
+
+    def recognizes(self, model: nn.Module) -> bool:
+        if type(model) in (FeatureListNet, FeatureDictNet):
+            return any(type(module) in (SwinTransformerBlock, GraftedSwinBlock) for module in model.modules())
+        return type(model) is SwinTransformer
+
+    def sites(self, model: nn.Module) -> list[Site]:
+        return list(self._sites(model))
+
+    def canonical(self, path: str) -> str:
+        return re.sub(r"^layers_(\d+)", r"layers.\1", path)
+
+    def _sites(self, model: nn.Module) -> Iterator[Site]:
+        for path, block in model.named_modules():
+            if type(block) in (SwinTransformerBlock, GraftedSwinBlock):
+                yield self._attention_site(cast(SwinTransformerBlock, block), path)
+                site = timm_mlp.mlp_site(
+                    block.mlp, f"{path}.mlp", self._mlp_geometry(cast(SwinTransformerBlock, block))
+                )
+                if site is not None:
+                    yield replace(site, path=self.canonical(site.path))
+
+    def _attention_site(self, block: SwinTransformerBlock, path: str) -> Site:
+        module = cast(WindowAttention, block.attn)
+        check_known(
+            module,
+            f"{path}.attn",
+            arguments=("x", "mask", "args", "kwargs"),
+            children=("qkv", "attn_drop", "proj", "proj_drop", "softmax"),
+        )
+        grid, window = tuple(block.input_resolution), tuple(module.window_size)
+        width = cast(nn.Linear, module.qkv).out_features // 3
+        parameters = own_parameters(module, "qkv")
+        geometry = AttentionGeometry(
+            dim=module.dim,
+            tokens=window[0] * window[1],
+            sequences=-(-grid[0] // window[0]) * -(-grid[1] // window[1]),
+            grid=grid,
+            window=window,
+            heads=module.num_heads,
+            key_width=width // module.num_heads,
+            value_width=width // module.num_heads,
+            rows={name: RowBlock(parameters, i * width, (i + 1) * width) for i, name in enumerate(("q", "k", "v"))},
+            query_key_parameters=("relative_position_bias_table",),
+        )
+        attn = f"{path}.attn"
+        inside: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
+        return Site(
+            path=self.canonical(attn),
+            kind="attention",
+            geometry=geometry,
+            carriers={**dict.fromkeys(inside, attn), "attn.end": path},
+        )
+
+    @staticmethod
+    def _mlp_geometry(block: SwinTransformerBlock) -> MlpGeometry:
+        rows, columns = block.input_resolution
+        hidden = cast(nn.Linear, block.mlp.fc1).out_features
+        return MlpGeometry(dim=block.dim, tokens=rows * columns, grid=(rows, columns), hidden=hidden)
+
+    def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
+        patch_embed = cast(nn.Module, model.patch_embed)
+        return random_images(model, (cast(nn.Conv2d, patch_embed.proj).in_channels, *patch_embed.img_size), batch=batch)
+
+    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
+        return {"head": own_parameters(model, "head"), "norms": norm_parameters(model)}
+
+
+register_host(TimmSwin())

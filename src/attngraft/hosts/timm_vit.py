@@ -1,0 +1,121 @@
+"""timm's VisionTransformer and DeiT: class token or none, registers, distillation token, qk-norm, fused or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+from timm.layers import Attention
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
+from torch import Tensor, nn
+
+from attngraft.anatomy import AttentionGeometry, AttentionSite, MlpGeometry, Projected, RowBlock
+from attngraft.errors import HostError
+from attngraft.hosts import timm_mlp
+from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_parameters, own_parameters, random_images
+from attngraft.hosts.registry import register_host
+
+
+class GraftedAttention(AttentionSite, Attention):
+    """`timm.layers.Attention`: fused qkv (rows q, k, v), optional qk-norm, output norm and gate."""
+
+    def project(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Projected:
+        gate = getattr(self, "gate", None)  # timm >= 1.0.28
+        gate = None if gate is None else gate(x).sigmoid()
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = self.q_norm(q), self.k_norm(k)
+        bias = None if is_causal else attn_mask  # as the host reads the pair: causal takes precedence when spelled out
+        if is_causal and self.fused_attn and attn_mask is not None:
+            raise ValueError("attn_mask and is_causal exclude each other")
+        return Projected(q, k, v, x, bias=bias, causal=is_causal, rest=gate)
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        x = self.norm(heads.transpose(1, 2).flatten(2))
+        if projected.rest is not None:
+            x = x * projected.rest
+        return cast(Tensor, self.proj(x))
+
+    def drop(self, tokens: Tensor) -> Tensor:
+        return cast(Tensor, self.proj_drop(tokens))
+
+
+class TimmViT(HostAdapter):
+    """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`."""
+
+    name = "timm.vit"
+    summary = "timm VisionTransformer, DeiT and distilled DeiT of any size"
+    richer = {Attention: GraftedAttention, **timm_mlp.RICHER}
+
+    def recognizes(self, model: nn.Module) -> bool:
+        return type(model) in (VisionTransformer, VisionTransformerDistilled)
+
+    def sites(self, model: nn.Module) -> list[Site]:
+        found = list(self._sites(model))
+        if not found:
+            blocks = {type(block).__name__ for block in cast(nn.Sequential, model.blocks)}
+            raise HostError(
+                f"the blocks of this VisionTransformer are {', '.join(sorted(blocks)) or 'none'}; attngraft knows Block and "
+                "ResPostBlock with timm's Attention and MLPs"
+            )
+        return found
+
+    def _sites(self, model: nn.Module) -> Iterator[Site]:
+        for name, block in cast(nn.Sequential, model.blocks).named_children():
+            if type(block) not in (Block, ResPostBlock):
+                continue
+            if type(block.attn) in (Attention, GraftedAttention):
+                yield self._attention_site(model, block.attn, f"blocks.{name}.attn")
+            path, mlp = f"blocks.{name}.mlp", cast(nn.Module, block.mlp)
+            width = cast(nn.Linear, mlp.fc2).in_features if isinstance(getattr(mlp, "fc2", None), nn.Linear) else 0
+            site = timm_mlp.mlp_site(mlp, path, MlpGeometry(hidden=width, **self._tokens(model)))
+            if site is not None:
+                yield site
+
+    def _attention_site(self, model: nn.Module, module: Attention, path: str) -> Site:
+        check_known(
+            module,
+            path,
+            arguments=("x", "attn_mask", "is_causal", "args", "kwargs"),
+            children=("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"),
+        )
+        width = module.num_heads * module.head_dim
+        parameters = own_parameters(module, "qkv")
+        geometry = AttentionGeometry(
+            **self._tokens(model),
+            heads=module.num_heads,
+            key_width=module.head_dim,
+            value_width=module.head_dim,
+            rows={name: RowBlock(parameters, i * width, (i + 1) * width) for i, name in enumerate(("q", "k", "v"))},
+            query_key_parameters=own_parameters(module, "q_norm", "k_norm"),
+        )
+        stages = ("mix", "weights", "heads", "tokens", "attn.end")
+        return Site(
+            path=path,
+            kind="attention",
+            geometry=geometry,
+            carriers=dict.fromkeys(stages, path),
+            missing={"attn.window": "its attention has no windows; use scope=image"},
+        )
+
+    @staticmethod
+    def _tokens(model: nn.Module) -> dict[str, object]:
+        """The part of the geometry that all sites of a ViT share."""
+        prefix, grid = cast(int, model.num_prefix_tokens), cast(nn.Module, model.patch_embed).grid_size
+        return {
+            "dim": model.embed_dim,
+            "tokens": None if grid is None else prefix + grid[0] * grid[1],
+            "prefix_tokens": prefix,
+            "class_token": getattr(model, "cls_token", None) is not None,
+            "grid": None if grid is None else tuple(grid),
+        }
+
+    def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
+        patch_embed = cast(nn.Module, model.patch_embed)
+        return random_images(model, (cast(nn.Conv2d, patch_embed.proj).in_channels, *patch_embed.img_size), batch=batch)
+
+    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
+        return {"head": own_parameters(model, "head", "head_dist", "fc_norm"), "norms": norm_parameters(model)}
+
+
+register_host(TimmViT())

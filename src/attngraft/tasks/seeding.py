@@ -1,0 +1,36 @@
+"""Randomness as a function of a key, whoever asks: never of the worker, the process, or what was drawn before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_WORD = 2**64
+
+
+@contextmanager
+def seeded(*key: int) -> Iterator[None]:
+    """Python's, numpy's and torch's (CPU) global generators, seeded by `key` inside and put back behind.
+
+    For library code that draws from the global generators. Not for several threads at once.
+    """
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    words = np.random.SeedSequence([part % _WORD for part in key]).generate_state(4)
+    random.seed(words.tobytes())
+    np.random.seed(words)
+    torch.default_generator.manual_seed(int(words[0]) << 32 | int(words[1]))  # torch.manual_seed would reseed devices too
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def generator(seed: int, epoch: int, index: int, repeat: int = 0) -> np.random.Generator:
+    """A generator of one example's own, cheap to make (a counter-based one: nothing is mixed or warmed up)."""
+    return np.random.Generator(np.random.Philox(key=[seed % _WORD, epoch], counter=[0, 0, index, repeat]))

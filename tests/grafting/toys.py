@@ -1,0 +1,103 @@
+"""Grafts as a third party would write them, one for each kind of stage: tests register them beside the built-in ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, MlpGeometry, Stage, Unused
+from attngraft.mechanisms.registry import register_graft
+
+
+class Scale(Graft):
+    """Multiplies what stands at its stage by a vector over the last axis."""
+
+    def __init__(self, width: int, start: float) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((width,), start))
+
+    def forward(self, value: Tensor, x: Tensor | None = None) -> Tensor:
+        return value * self.scale
+
+
+@dataclass(frozen=True)
+class ScaleOptions:
+    stage: Literal["heads", "tokens", "attn.end", "attn.window", "mlp.front", "mlp.mid", "mlp.end"] = "tokens"
+    start: float = 1.0
+
+
+class ToyScale(GraftType[ScaleOptions]):
+    name = "toy_scale"
+    summary = "multiplies by a vector"
+    source = "tests"
+    Options = ScaleOptions
+
+    def stages(self, options: ScaleOptions) -> tuple[Stage, ...]:
+        return (options.stage,)
+
+    def build(self, geometry: Geometry, stage: Stage, options: ScaleOptions) -> Scale:
+        width = geometry.value_width if stage == "heads" else geometry.width(stage)
+        return Scale(width, options.start)
+
+    def starts_as_identity(self, options: ScaleOptions) -> bool:
+        return options.start == 1.0
+
+
+class Flatten(Graft):
+    """Mixes the attention map with the uniform one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = nn.Parameter(torch.tensor(0.25))
+
+    def forward(self, weights: Tensor, visible: Tensor | None) -> Tensor:
+        seen = torch.ones_like(weights) if visible is None else visible.to(weights.dtype).expand_as(weights)
+        return torch.lerp(weights, seen / seen.sum(-1, keepdim=True), self.share)
+
+
+class ToyFlatten(GraftType[object]):
+    name = "toy_flatten"
+    summary = "mixes the map with a flat one"
+    source = "tests"
+
+    def stages(self, options: object) -> tuple[Stage, ...]:
+        return ("weights",)
+
+    def build(self, geometry: Geometry, stage: Stage, options: object) -> Flatten:
+        return Flatten()
+
+
+class ValuesOnly(Graft):
+    """Each token keeps its own value: queries and keys are not used at all."""
+
+    def forward(self, weights: Tensor, visible: Tensor | None) -> Tensor:
+        return torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device).expand_as(weights)
+
+
+class ToyValuesOnly(GraftType[object]):
+    name = "toy_values_only"
+    summary = "leaves queries and keys unused"
+    source = "tests"
+
+    def stages(self, options: object) -> tuple[Stage, ...]:
+        return ("weights",)
+
+    def build(self, geometry: Geometry, stage: Stage, options: object) -> ValuesOnly:
+        return ValuesOnly()
+
+    def refusal(self, geometry: Geometry, stage: Stage, options: object) -> str | None:
+        return "queries and keys differ here" if isinstance(geometry, MlpGeometry) else None
+
+    def unused(self, geometry: Geometry, stage: Stage, options: object) -> Unused:
+        assert isinstance(geometry, AttentionGeometry)
+        rows = tuple(
+            (n, geometry.rows[w].start, geometry.rows[w].stop) for w in "qk" for n in geometry.rows[w].parameters
+        )
+        return Unused(parameters=geometry.query_key_parameters, rows=rows)
+
+
+for toy in (ToyScale(), ToyFlatten(), ToyValuesOnly()):
+    register_graft(toy)
