@@ -1,0 +1,106 @@
+"""What a study may call a difference, and what it says about it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attngraft.study.verdict import compare_scores, corrected
+
+N = 400
+
+
+def runs(accuracy: float, seeds: int, *, stream: int = 0) -> dict[int, np.ndarray]:
+    """Scores of `seeds` runs; all runs agree on most examples, as real ones do."""
+    difficulty = np.random.default_rng(99).random(N)
+    generator = np.random.default_rng(stream)
+    return {seed: (difficulty + generator.normal(0, 0.02, N) < accuracy).astype(float) for seed in range(seeds)}
+
+
+def test_clear_gain_and_clear_loss() -> None:
+    low, high = runs(0.6, 3), runs(0.8, 3, stream=1)
+    gain, loss = (
+        compare_scores(low, high, binary=True),
+        compare_scores(high, low, binary=True),
+    )
+    assert (gain.verdict, loss.verdict) == ("better", "worse")
+    assert gain.mean == pytest.approx(-loss.mean) == pytest.approx(0.2, abs=0.06)
+    assert "lie above zero" in gain.why
+    assert "lie below zero" in loss.why
+    assert gain.p_source == "paired t over seeds"
+    assert [test.seed for test in gain.mcnemar] == [0, 1, 2]
+
+
+def test_lower_is_better_turns_the_verdict_and_not_the_sign() -> None:
+    found = compare_scores(runs(0.6, 3), runs(0.8, 3, stream=1), binary=True, higher_is_better=False)
+    assert found.verdict == "worse"
+    assert found.mean > 0
+
+
+def test_noise_is_called_noise() -> None:
+    found = compare_scores(runs(0.7, 3), runs(0.7, 3, stream=1), binary=True)
+    assert found.verdict == "inside the noise"
+    assert "contain" in found.why
+
+
+def test_one_seed_never_gives_a_verdict() -> None:
+    found = compare_scores(runs(0.5, 1), runs(0.9, 1, stream=1), binary=True)
+    assert found.verdict == "inside the noise"
+    assert found.bootstrap.low > 0
+    assert (found.t, found.p_source) == (None, "exact McNemar")
+    assert found.p_value == found.mcnemar[0].p_value < 1e-6
+    assert "noise between seeds is unknown" in found.why
+    assert "McNemar" in found.why
+
+
+def test_identical_predictions() -> None:
+    found = compare_scores(runs(0.7, 3), runs(0.7, 3), binary=True)
+    assert (found.mean, found.bootstrap.low, found.bootstrap.high, found.p_value) == (0, 0, 0, 1)
+    assert found.verdict == "inside the noise"
+    assert "+0.00 to +0.00" in found.why
+
+
+def test_seeds_that_agree_exactly_give_no_certainty() -> None:
+    baseline = {seed: np.zeros(N) for seed in range(2)}
+    variant = {seed: np.r_[np.ones(100), np.zeros(N - 100)] for seed in range(2)}
+    found = compare_scores(baseline, variant, binary=True)
+    assert (found.t, found.p_value, found.verdict) == (None, None, "inside the noise")
+    assert "exactly +0.25" in found.why
+
+
+def test_scores_that_are_not_binary() -> None:
+    generator = np.random.default_rng(0)
+    baseline = {seed: generator.normal(2.0, 0.3, N) for seed in range(4)}
+    variant = {seed: scores - 0.5 + generator.normal(0, 0.1, N) for seed, scores in baseline.items()}
+    found = compare_scores(baseline, variant, binary=False, higher_is_better=False)
+    assert (found.verdict, found.mcnemar) == ("better", [])
+    one = compare_scores({0: baseline[0]}, {0: variant[0]}, binary=False)
+    assert (one.p_value, one.verdict) == (None, "inside the noise")
+
+
+def test_unit_of_the_metric() -> None:
+    plain = compare_scores(runs(0.6, 3), runs(0.8, 3, stream=1), binary=True)
+    percent = compare_scores(runs(0.6, 3), runs(0.8, 3, stream=1), binary=True, scale=100)
+    assert percent.mean == pytest.approx(100 * plain.mean)
+    assert percent.bootstrap.low == pytest.approx(100 * plain.bootstrap.low)
+    assert percent.p_value == pytest.approx(plain.p_value)
+
+
+def test_only_common_seeds_are_compared() -> None:
+    found = compare_scores(runs(0.6, 3), {1: runs(0.8, 2, stream=1)[1]}, binary=True)
+    assert [test.seed for test in found.mcnemar] == [1]
+    with pytest.raises(ValueError, match="no seed in common"):
+        compare_scores({0: np.zeros(3)}, {1: np.zeros(3)}, binary=True)
+    with pytest.raises(ValueError, match="different numbers"):
+        compare_scores({0: np.zeros(3)}, {0: np.zeros(4)}, binary=True)
+
+
+def test_correction_over_variants_changes_p_alone() -> None:
+    found = [compare_scores(runs(0.6, 3), runs(a, 3, stream=i + 1), binary=True) for i, a in enumerate((0.62, 0.8))]
+    after = corrected([found[0], None, found[1]])
+    assert after[1] is None
+    assert after[0] is not None
+    assert after[2] is not None
+    assert after[2].p_holm == pytest.approx(min(1, 2 * found[1].p_value))
+    assert after[2].p_value == found[1].p_value
+    assert [d.verdict for d in after if d] == [d.verdict for d in found]
