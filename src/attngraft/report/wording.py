@@ -104,6 +104,11 @@ def shorten(text: object, width: int) -> str:
     return f"{line[:head]}..{line[len(line) - (width - 2 - head) :]}"
 
 
+def minus(text: str) -> str:
+    """A number's text with a true minus sign, for plots and pages."""
+    return text.replace("-", "−")
+
+
 def ratio(number: float | None, *, exact: bool = False) -> str:
     """A ratio to the baseline. An `exact` one (a count, not a measurement) keeps the digits that tell it from 1."""
     if number is None or not math.isfinite(number):

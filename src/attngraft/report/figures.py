@@ -1,0 +1,143 @@
+"""The report's figures: which there are for a study, what each says in words, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from attngraft.report import panels, wording
+from attngraft.report.panels import COST_AXES, Scene
+from attngraft.report.sheet import Panel, drawing, png, sheet, svg
+from attngraft.report.theme import THEMES, Theme
+from attngraft.study.result import StudyResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """One panel: where it stands on a sheet, how it is drawn, and its content for those who cannot see it."""
+
+    name: str
+    alt: str
+    panel: Panel
+    draw: Callable[[Axes, Scene], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFigure:
+    """Panels that belong together: one file in `plots/`, one section of the page."""
+
+    name: str
+    drawings: Sequence[Drawing]
+
+
+def study_figures(result: StudyResult) -> list[StudyFigure]:
+    """The figures that this study has data for: `differences`, `curves`, `cost`, `cost-more`."""
+    found = [
+        StudyFigure(name="differences", drawings=_forest(result)),
+        StudyFigure(name="curves", drawings=_curves(result)),
+        StudyFigure(name="cost", drawings=_costs(result, ("parameters", "macs", "train_time"))),
+        StudyFigure(name="cost-more", drawings=_costs(result, ("inference_time", "memory"))),
+    ]
+    return [figure for figure in found if figure.drawings]
+
+
+def plot_files(result: StudyResult) -> dict[str, bytes]:
+    """File name to content: every figure as PNG and SVG, on white (`name.png`) and on dark (`name-dark.png`)."""
+    files: dict[str, bytes] = {}
+    with drawing(text_as_paths=True):
+        for figure in study_figures(result):
+            for theme in THEMES:
+                canvas, axes = sheet([d.panel for d in figure.drawings], theme, opaque=True)
+                for drawing_, place in zip(figure.drawings, axes, strict=True):
+                    drawing_.draw(place, Scene(result, theme))
+                stem = figure.name if theme.name == "light" else f"{figure.name}-{theme.name}"
+                files[f"{stem}.png"], files[f"{stem}.svg"] = png(canvas), svg(canvas).encode()
+    return files
+
+
+def panel_svg(result: StudyResult, drawing_: Drawing, theme: Theme) -> str:
+    """One panel alone as SVG with real text and no background, to stand in a page."""
+    with drawing(text_as_paths=False):
+        canvas, (axes,) = sheet([drawing_.panel], theme, opaque=False)
+        drawing_.draw(axes, Scene(result, theme))
+        return svg(canvas)
+
+
+# --- the panels of each figure ------------------------------------------------------------------------------------
+
+
+def _forest(result: StudyResult) -> list[Drawing]:
+    compared = [v for v in result.variants if v.difference is not None]
+    if not compared:
+        return []
+    style = wording.metric_format(result)
+    said = [
+        f"{v.name}: {wording.difference_sentence(v.difference, style)}, {v.difference.verdict}"
+        for v in compared
+        if v.difference is not None
+    ]
+    longest = max(len(wording.shorten(v.name, panels.NAME_WIDTH)) for v in compared)
+    place = Panel(width=8.4, height=1.25 + 0.42 * len(compared), left=0.3 + 0.083 * longest, right=2.05, bottom=0.6)
+    alt = f"Differences to the baseline. {'; '.join(map(wording.shown, said))}."
+    return [Drawing(name="forest", alt=alt, panel=place, draw=panels.draw_forest)]
+
+
+def _curves(result: StudyResult) -> list[Drawing]:
+    style = wording.metric_format(result)
+    validation = f"val/{result.metric}"
+    gained = f"gain over the baseline{f' ({style.points})' if style.points else f', {style.label}'}"
+    parts = [
+        ("metric", f"{style.title}, validation", panels.curve_bands(result, validation), False),
+        ("gain", gained, panels.gain_bands(result, validation), True),
+        ("train-loss", "training loss", panels.curve_bands(result, "train/loss"), False),
+    ]
+    place = Panel(width=4.25 + panels.names_margin(result), height=3.3, right=panels.names_margin(result))
+    return [
+        Drawing(
+            name=name,
+            alt=f"{title} by epoch. {_ends(result, bands)}",
+            panel=place,
+            draw=partial(panels.draw_bands, bands=bands, title=title, zero=zero),
+        )
+        for name, title, bands, zero in parts
+        if any(bands)
+    ]
+
+
+def _ends(result: StudyResult, bands: Sequence[panels.Band | None]) -> str:
+    ends = [
+        f"{wording.shown(variant.name)} {band.mean[-1]:.4g}"
+        for variant, band in zip(result.variants, bands, strict=True)
+        if band is not None
+    ]
+    return f"Means over seeds at the last epoch: {', '.join(ends)}."
+
+
+def _costs(result: StudyResult, names: Sequence[str]) -> list[Drawing]:
+    style, drawings = wording.metric_format(result), []
+    for name in names:
+        axis = COST_AXES[name]
+        points = panels.cost_points(result, axis)
+        if sum(point is not None for point in points) < 2:
+            continue
+        said = [
+            f"{wording.shown(v.name)} {wording.ratio(p.point, exact=True)}, {style.value(v.last[result.metric].mean)}"
+            for v, p in zip(result.variants, points, strict=True)
+            if p is not None
+        ]
+        drawings.append(
+            Drawing(
+                name=f"cost-{name.replace('_', '-')}",
+                alt=f"{style.title} against {axis.title} (ratio to the baseline): {'; '.join(said)}.",
+                panel=Panel(
+                    width=3.2 + panels.names_margin(result), height=3.3, right=panels.names_margin(result), bottom=0.55
+                ),
+                draw=partial(panels.draw_cost, points=points, axis=axis),
+            )
+        )
+    return drawings
