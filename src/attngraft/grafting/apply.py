@@ -71,7 +71,7 @@ def enrich(module: nn.Module) -> Any:
         richer = richer_class(module)
         if richer is None:
             raise HostError(f"{type(module).__name__} has no richer class; its adapter must name one in `richer`")
-        module.__class__ = richer  # type: ignore[assignment]
+        module.__class__ = richer
         module.grafts = nn.ModuleDict()
     return module
 

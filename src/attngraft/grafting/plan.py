@@ -96,8 +96,8 @@ def _chosen(host: Host, term: Term, stage: Stage) -> list[Site]:
     paths = [site.path for site in able]
     for pattern in term.where.unmatched(paths):
         others = [site for site in host.sites if term.where.select([site.path])]
-        why = next((site.missing[stage] for site in others if stage in site.missing), None)
-        hint = f"the sites there lack the stage: {why}" if why else f"near are {', '.join(near_paths(pattern, paths))}"
+        lacking = next((site.missing[stage] for site in others if stage in site.missing), None)
+        hint = f"the sites there lack it: {lacking}" if lacking else f"near are {', '.join(near_paths(pattern, paths))}"
         raise GraftSpecError(
             f"{pattern!r} matches no site of {type(host.core).__name__} with stage {stage}; {hint}",
             text=term.text,
@@ -109,9 +109,10 @@ def _chosen(host: Host, term: Term, stage: Stage) -> list[Site]:
 def _taken(host: Host, carrier: str, placements: list[Placement]) -> dict[str, Stage]:
     """Instance names in use at a module, with their stages: grafts that stand there and those already placed."""
     module = host.module(carrier)
-    standing = module.grafts.items() if isinstance(module, GraftedModule) else ()
     planned = {other.instance: other.stage for other in placements if other.carrier == carrier}
-    return {**{name: graft.stage for name, graft in standing}, **planned}
+    if not isinstance(module, GraftedModule):
+        return planned
+    return {**{name: cast(Graft, graft).stage for name, graft in module.grafts.items()}, **planned}
 
 
 def _free_name(name: str, taken: dict[str, Stage]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from attngraft.errors import GraftSpecError
 from attngraft.grafting.options import build_options, changed_options
-from attngraft.grafting.where import Where, parse_where
+from attngraft.grafting.where import EVERYWHERE, Where, parse_where
 from attngraft.mechanisms.registry import graft_types
 from attngraft.suggest import did_you_mean
 
@@ -38,7 +38,7 @@ class Term:
 
     name: str
     options: Any
-    where: Where = Where()
+    where: Where = EVERYWHERE
     text: str | None = field(default=None, compare=False, repr=False)  #: what was parsed, for messages
     position: int | None = field(default=None, compare=False, repr=False)  #: of the where-clause in `text`
 
@@ -181,7 +181,7 @@ class _Reader:
                 raise self.fail(f"the preset {name} stands for {PRESETS[name]!r} and takes nothing else", self.at - 1)
             return parse(PRESETS[name]).terms
         options = self.options(name) if self.take("(") else build_options(graft_types()[name], {})
-        where, position = self.where() if self.take("@") else (Where(), start)
+        where, position = self.where() if self.take("@") else (EVERYWHERE, start)
         return (Term(name, options, where, self.text, position),)
 
     def options(self, name: str) -> Any:

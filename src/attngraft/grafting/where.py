@@ -49,6 +49,9 @@ class Where:
         return [pattern for pattern in self.patterns if not any(matches(pattern, path) for path in paths)]
 
 
+EVERYWHERE = Where()
+
+
 def parse_where(text: str) -> Where:
     """Read a where-clause.
 
@@ -57,7 +60,7 @@ def parse_where(text: str) -> Where:
     """
     text = text.strip()
     if text == "all":
-        return Where()
+        return EVERYWHERE
     kind, colon, amount = text.partition(":")
     if colon:
         return _counted(kind.strip(), amount.strip())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -62,7 +62,7 @@ class Host:
 
     def module(self, path: str) -> nn.Module:
         """The module at a host path."""
-        return cast(nn.Module, self.core.get_submodule(path))
+        return self.core.get_submodule(path)
 
     def architecture(self) -> dict[str, Any]:
         return self.adapter.architecture(self.core)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, ClassVar, cast
 
 from timm.models._features import FeatureDictNet, FeatureListNet
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
@@ -36,7 +36,7 @@ class GraftedWindowAttention(AttentionSite, WindowAttention):
         return bias + mask.reshape(-1, self.num_heads, tokens, tokens)
 
     def scores(self, projected: Projected) -> Tensor:
-        scores = (projected.q * self.scale) @ projected.k.transpose(-2, -1) + projected.bias
+        scores = (projected.q * self.scale) @ projected.k.transpose(-2, -1) + cast(Tensor, projected.bias)
         mask = projected.rest
         if mask is None:
             return scores
@@ -70,31 +70,33 @@ class TimmSwin(HostAdapter):
 
     name = "timm.swin"
     summary = "timm SwinTransformer of any size, features_only too"
-    richer = {WindowAttention: GraftedWindowAttention, SwinTransformerBlock: GraftedSwinBlock, **timm_mlp.RICHER}
+    richer: ClassVar = {
+        WindowAttention: GraftedWindowAttention,
+        SwinTransformerBlock: GraftedSwinBlock,
+        **timm_mlp.RICHER,
+    }
 
     def recognizes(self, model: nn.Module) -> bool:
         if type(model) in (FeatureListNet, FeatureDictNet):
             return any(type(module) in (SwinTransformerBlock, GraftedSwinBlock) for module in model.modules())
         return type(model) is SwinTransformer
 
-    def sites(self, model: nn.Module) -> list[Site]:
+    def sites(self, model: Any) -> list[Site]:
         return list(self._sites(model))
 
     def canonical(self, path: str) -> str:
         return re.sub(r"^layers_(\d+)", r"layers.\1", path)
 
-    def _sites(self, model: nn.Module) -> Iterator[Site]:
+    def _sites(self, model: Any) -> Iterator[Site]:
         for path, block in model.named_modules():
             if type(block) in (SwinTransformerBlock, GraftedSwinBlock):
-                yield self._attention_site(cast(SwinTransformerBlock, block), path)
-                site = timm_mlp.mlp_site(
-                    block.mlp, f"{path}.mlp", self._mlp_geometry(cast(SwinTransformerBlock, block))
-                )
+                yield self._attention_site(block, path)
+                site = timm_mlp.mlp_site(block.mlp, f"{path}.mlp", self._mlp_geometry(block))
                 if site is not None:
                     yield replace(site, path=self.canonical(site.path))
 
-    def _attention_site(self, block: SwinTransformerBlock, path: str) -> Site:
-        module = cast(WindowAttention, block.attn)
+    def _attention_site(self, block: Any, path: str) -> Site:
+        module = block.attn
         check_known(
             module,
             f"{path}.attn",
@@ -102,7 +104,7 @@ class TimmSwin(HostAdapter):
             children=("qkv", "attn_drop", "proj", "proj_drop", "softmax"),
         )
         grid, window = tuple(block.input_resolution), tuple(module.window_size)
-        width = cast(nn.Linear, module.qkv).out_features // 3
+        width = module.qkv.out_features // 3
         parameters = own_parameters(module, "qkv")
         geometry = AttentionGeometry(
             dim=module.dim,
@@ -126,14 +128,14 @@ class TimmSwin(HostAdapter):
         )
 
     @staticmethod
-    def _mlp_geometry(block: SwinTransformerBlock) -> MlpGeometry:
+    def _mlp_geometry(block: Any) -> MlpGeometry:
         rows, columns = block.input_resolution
-        hidden = cast(nn.Linear, block.mlp.fc1).out_features
+        hidden = block.mlp.fc1.out_features
         return MlpGeometry(dim=block.dim, tokens=rows * columns, grid=(rows, columns), hidden=hidden)
 
-    def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
-        patch_embed = cast(nn.Module, model.patch_embed)
-        return random_images(model, (cast(nn.Conv2d, patch_embed.proj).in_channels, *patch_embed.img_size), batch=batch)
+    def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
+        channels = model.patch_embed.proj.in_channels
+        return random_images(model, (channels, *model.patch_embed.img_size), batch=batch)
 
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
         return {"head": own_parameters(model, "head"), "norms": norm_parameters(model)}

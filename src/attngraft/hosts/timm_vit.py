@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import cast
+from typing import Any, ClassVar, cast
 
 from timm.layers import Attention
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, AttentionSite, MlpGeometry, Projected, RowBlock
+from attngraft.anatomy import AttentionGeometry, AttentionSite, MlpGeometry, Projected, RowBlock, Stage
 from attngraft.errors import HostError
 from attngraft.hosts import timm_mlp
 from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_parameters, own_parameters, random_images
@@ -45,34 +45,34 @@ class TimmViT(HostAdapter):
 
     name = "timm.vit"
     summary = "timm VisionTransformer, DeiT and distilled DeiT of any size"
-    richer = {Attention: GraftedAttention, **timm_mlp.RICHER}
+    richer: ClassVar = {Attention: GraftedAttention, **timm_mlp.RICHER}
 
     def recognizes(self, model: nn.Module) -> bool:
         return type(model) in (VisionTransformer, VisionTransformerDistilled)
 
-    def sites(self, model: nn.Module) -> list[Site]:
+    def sites(self, model: Any) -> list[Site]:
         found = list(self._sites(model))
         if not found:
-            blocks = {type(block).__name__ for block in cast(nn.Sequential, model.blocks)}
+            blocks = {type(block).__name__ for block in model.blocks}
             raise HostError(
                 f"the blocks of this VisionTransformer are {', '.join(sorted(blocks)) or 'none'}; attngraft knows Block and "
                 "ResPostBlock with timm's Attention and MLPs"
             )
         return found
 
-    def _sites(self, model: nn.Module) -> Iterator[Site]:
-        for name, block in cast(nn.Sequential, model.blocks).named_children():
+    def _sites(self, model: Any) -> Iterator[Site]:
+        for name, block in model.blocks.named_children():
             if type(block) not in (Block, ResPostBlock):
                 continue
             if type(block.attn) in (Attention, GraftedAttention):
                 yield self._attention_site(model, block.attn, f"blocks.{name}.attn")
-            path, mlp = f"blocks.{name}.mlp", cast(nn.Module, block.mlp)
-            width = cast(nn.Linear, mlp.fc2).in_features if isinstance(getattr(mlp, "fc2", None), nn.Linear) else 0
+            path, mlp = f"blocks.{name}.mlp", block.mlp
+            width = mlp.fc2.in_features if isinstance(getattr(mlp, "fc2", None), nn.Linear) else 0
             site = timm_mlp.mlp_site(mlp, path, MlpGeometry(hidden=width, **self._tokens(model)))
             if site is not None:
                 yield site
 
-    def _attention_site(self, model: nn.Module, module: Attention, path: str) -> Site:
+    def _attention_site(self, model: Any, module: Any, path: str) -> Site:
         check_known(
             module,
             path,
@@ -89,7 +89,7 @@ class TimmViT(HostAdapter):
             rows={name: RowBlock(parameters, i * width, (i + 1) * width) for i, name in enumerate(("q", "k", "v"))},
             query_key_parameters=own_parameters(module, "q_norm", "k_norm"),
         )
-        stages = ("mix", "weights", "heads", "tokens", "attn.end")
+        stages: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.end")
         return Site(
             path=path,
             kind="attention",
@@ -99,9 +99,9 @@ class TimmViT(HostAdapter):
         )
 
     @staticmethod
-    def _tokens(model: nn.Module) -> dict[str, object]:
+    def _tokens(model: Any) -> dict[str, Any]:
         """The part of the geometry that all sites of a ViT share."""
-        prefix, grid = cast(int, model.num_prefix_tokens), cast(nn.Module, model.patch_embed).grid_size
+        prefix, grid = model.num_prefix_tokens, model.patch_embed.grid_size
         return {
             "dim": model.embed_dim,
             "tokens": None if grid is None else prefix + grid[0] * grid[1],
@@ -110,9 +110,9 @@ class TimmViT(HostAdapter):
             "grid": None if grid is None else tuple(grid),
         }
 
-    def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
-        patch_embed = cast(nn.Module, model.patch_embed)
-        return random_images(model, (cast(nn.Conv2d, patch_embed.proj).in_channels, *patch_embed.img_size), batch=batch)
+    def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
+        channels = model.patch_embed.proj.in_channels
+        return random_images(model, (channels, *(model.patch_embed.img_size or (224, 224))), batch=batch)
 
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
         return {"head": own_parameters(model, "head", "head_dist", "fc_norm"), "norms": norm_parameters(model)}

@@ -1,0 +1,43 @@
+# Set-up and checks for people with Python >= 3.11, pip and make. PYTHON=python3.12 make test picks another interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_OUT ?= attngraft-demo
+DEMO_ARGS ?=
+# Two test processes on small tensors: one thread each is fastest, and keeps two cores from fighting.
+JOBS ?= 2
+
+.PHONY: demo test slow lint docs clean help
+
+help:
+	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
+	@echo "make test    install with the development extras, then ruff, mypy and pytest"
+	@echo "make slow    the long tests"
+	@echo "make clean   remove $(VENV), caches and $(DEMO_OUT)/"
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attngraft needs Python 3.11 or newer (PYTHON=... make)")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/attngraft compare --study examples/digits.yaml --out $(DEMO_OUT) $(DEMO_ARGS)
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+slow: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis $(DEMO_OUT)

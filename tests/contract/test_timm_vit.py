@@ -1,0 +1,49 @@
+"""timm's VisionTransformer and DeiT under the contract."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import timm
+from torch import nn
+
+from tests.contract.tester import HostContract
+
+NO_WINDOWS: dict[str, str] = {"cb(at=attention, scope=window)": "no windows"}
+NO_CLASS_TOKEN: dict[str, str] = {
+    "cb(context=class)": "class token",
+    "cb_gate": "class token",
+    "cb_hybrid": "class token",
+}
+TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+
+
+class TestViT(HostContract):
+    """Class token, as DeiT has it."""
+
+    layers = 2
+    refused: ClassVar = NO_WINDOWS
+
+    def make(self) -> nn.Module:
+        return timm.create_model("vit_tiny_patch16_224", **TINY)
+
+
+class TestViTWithRegisters(HostContract):
+    """No class token, registers, qk-norm, output norm, layer scale, average pooling."""
+
+    layers = 2
+    refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
+
+    def make(self) -> nn.Module:
+        extras = {"class_token": False, "reg_tokens": 2, "global_pool": "avg", "qk_norm": True, "init_values": 0.5}
+        return timm.create_model("vit_tiny_patch16_224", **TINY, **extras, scale_attn_norm=True)
+
+
+class TestDistilledDeiT(HostContract):
+    """Class and distillation token."""
+
+    layers = 2
+    refused: ClassVar = NO_WINDOWS
+
+    def make(self) -> nn.Module:
+        return timm.create_model("deit_tiny_distilled_patch16_224", **TINY)

@@ -1,0 +1,332 @@
+"""The contract of every (host, graft) pair, in one class. A new host is a subclass; a new graft is a line in GRAFTS."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import attngraft
+from attngraft.grafting.apply import enrich, grafted, restore
+from attngraft.grafting.plan import build, place
+from attngraft.grafting.spec import parse
+from attngraft.hosts import find_host
+from tests.grafting import toys  # noqa: F401 - registers the toy grafts
+
+#: every graft, with the options that change where it stands or what it computes
+GRAFTS = [
+    "cb",
+    "cb(position=mid)",
+    "cb(position=front)",
+    "cb(at=attention)",
+    "cb(at=both)",
+    "cb(context=max)",
+    "cb(context=class)",
+    "cb(tokens=patches)",
+    "cb(at=attention, scope=window)",
+    "cb_s",
+    "cb_s(init=1, position=mid)",
+    "cb_s(at=both, position=front)",
+    "cb_gate",
+    "cb_hybrid",
+    "se",
+    "uniform_heads",
+    "uniform_heads(value=cb)",
+    "horizontal",
+    "horizontal(identity=true)",
+    "vertical",
+    "vertical(identity=true)",
+    "toy_scale(start=0.5, stage='mlp.mid')",
+    "toy_flatten",
+    "toy_values_only",
+]
+
+
+class HostContract:
+    """Subclass with `make`; everything below then holds for that host with every graft."""
+
+    #: grafts that this host refuses, each with a part of the reason it must give
+    refused: ClassVar[dict[str, str]] = {}
+    #: attribute through which the model switches gradient checkpointing on
+    layers: ClassVar[int]  #: number of attention sites
+
+    def make(self) -> nn.Module:
+        """The host at tiny size, always with the same values, in eval mode, without randomness in training mode."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def host(self) -> nn.Module:
+        torch.manual_seed(1)
+        return self.make().eval()
+
+    @pytest.fixture
+    def inputs(self, host: nn.Module) -> tuple[Tensor, ...]:
+        torch.manual_seed(2)
+        return find_host(host).adapter.example_inputs(host, batch=2)
+
+    @pytest.fixture(params=GRAFTS)
+    def spec(self, request: pytest.FixtureRequest) -> str:
+        if request.param in self.refused:
+            pytest.skip("refused by this host, which test_refusals checks")
+        return str(request.param)
+
+    # -- the host alone ------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize("fused", [True, False])
+    def test_richer_class_without_grafts_is_the_host(self, host, inputs, fused, training) -> None:
+        for module in host.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = fused
+        host.train(training)
+        expected, gradients = outputs_and_gradients(host, inputs)
+        carriers = [find_host(host).module(path) for site in find_host(host).sites for path in site.carriers.values()]
+        for module in (unique := list(dict.fromkeys(carriers))):
+            enrich(module)
+        found, found_gradients = outputs_and_gradients(host, inputs)
+        for module in unique:
+            restore(module)
+        assert torch.equal(found, expected)
+        assert all(torch.equal(a, b) for a, b in zip(gradients, found_gradients, strict=True))
+
+    def test_refusals(self, host) -> None:
+        for spec, reason in self.refused.items():
+            before = [type(module) for module in host.modules()]
+            with pytest.raises(attngraft.HostError, match=reason):
+                attngraft.graft(host, spec)
+            assert [type(module) for module in host.modules()] == before
+
+    def test_every_site_is_found(self, host) -> None:
+        sites = find_host(host).sites
+        assert sum(site.kind == "attention" for site in sites) == self.layers
+        assert sum(site.kind == "mlp" for site in sites) == self.layers
+        assert len({site.path for site in sites}) == 2 * self.layers
+
+    @pytest.mark.parametrize("fused", [True, False])
+    def test_recording_changes_nothing_and_sees_the_map(self, host, inputs, fused) -> None:
+        for module in host.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = fused
+        classes = [type(module) for module in host.modules()]
+        expected = host(*inputs)
+        with attngraft.record(host) as recording:
+            found = host(*inputs)
+        assert torch.equal(found, expected)
+        assert [type(module) for module in host.modules()] == classes
+        for site in find_host(host).sites:
+            if site.kind == "attention":
+                weights = recording[site.path]["weights"]
+                assert weights.shape[1:] == site.geometry.shape("weights")[1:]
+                torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+            else:
+                assert recording[site.path]["mlp.end"].shape[-1] == site.geometry.dim
+
+    # -- every graft on the host ---------------------------------------------------------------------------------------
+
+    def test_surgery_and_undo(self, host, inputs, spec) -> None:
+        before = snapshot(host)
+        expected = host(*inputs)
+        report = attngraft.graft(host, spec)
+        assert report.parameters == sum(p.numel() for name, p in host.named_parameters() if ".grafts." in name)
+        plain = {name: p for name, p in host.named_parameters() if ".grafts." not in name}
+        assert list(plain) == list(before.parameters)
+        assert all(torch.equal(plain[name], value) for name, value in before.parameters.items())
+        with torch.no_grad():
+            after = host(*inputs)
+        if all(entry.identity for entry in report.entries):
+            assert torch.equal(after, expected)
+        else:
+            assert not torch.equal(after, expected)
+        attngraft.ungraft(host)
+        assert_same_host(host, before)
+        assert torch.equal(host(*inputs), expected)
+
+    def test_every_added_parameter_learns(self, host, inputs, spec) -> None:
+        report = attngraft.graft(host, spec)
+        randomize(host)
+        inert = inert_parameters(host, spec)
+        host(*inputs).square().sum().backward()
+        added = {name: p for name, p in host.named_parameters() if ".grafts." in name}
+        assert bool(added) == bool(report.parameters)
+        largest = max((p.grad.abs().max().item() for p in added.values() if p.grad is not None), default=0.0)
+        for name, parameter in added.items():
+            assert parameter.grad is not None, name
+            moved = parameter.grad.abs().max().item()
+            if name.rpartition(".grafts.")[2].partition(".")[2] in inert:
+                assert moved <= 1e-5 * max(largest, 1.0), f"{name} was said to be inert"
+            else:
+                assert moved > 0, name
+
+    def test_unused_rows_have_no_gradient(self, host, inputs, spec) -> None:
+        report = attngraft.graft(host, spec)
+        if not any(entry.unused for entry in report.entries):
+            pytest.skip("leaves nothing unused")
+        randomize(host)
+        host(*inputs).square().sum().backward()
+        found = find_host(host)
+        for entry in report.entries:
+            site = next(site for site in found.sites if site.path == entry.site)
+            module = found.module(site.carriers[entry.stage])
+            for name, start, stop in entry.unused.rows:
+                assert not module.get_parameter(name).grad[start:stop].any(), f"{entry.site} {name}"
+            for name in entry.unused.parameters:
+                assert not module.get_parameter(name).requires_grad
+
+    def test_files(self, host, inputs, spec, tmp_path: Path) -> None:
+        fresh = copy.deepcopy(host)
+        attngraft.graft(host, spec)
+        randomize(host, only_grafts=True)
+        path = attngraft.save_grafts(host, tmp_path / "grafts.safetensors", fingerprint=True)
+        report = attngraft.load_grafts(fresh, path)
+        assert torch.equal(fresh(*inputs), host(*inputs))
+        assert list(fresh.state_dict()) == list(host.state_dict())
+        assert report.parameters == sum(p.numel() for name, p in host.named_parameters() if ".grafts." in name)
+
+    def test_deepcopy_and_pickle(self, host, inputs, spec) -> None:
+        attngraft.graft(host, spec)
+        expected = host(*inputs)
+        assert torch.equal(copy.deepcopy(host)(*inputs), expected)
+        assert torch.equal(pickle.loads(pickle.dumps(host))(*inputs), expected)
+        buffer = io.BytesIO()
+        torch.save(host, buffer)
+        buffer.seek(0)
+        again = torch.load(buffer, weights_only=False)
+        assert torch.equal(again(*inputs), expected)
+        attngraft.ungraft(again)
+        assert torch.equal(again(*inputs), self.make_again()(*inputs))
+
+    def make_again(self) -> nn.Module:
+        torch.manual_seed(1)
+        return self.make().eval()
+
+    def test_checkpointing_gives_the_same_gradients(self, host, inputs, spec) -> None:
+        attngraft.graft(host, spec)
+        randomize(host)
+        host.train()
+        expected, gradients = outputs_and_gradients(host, inputs)
+        host.set_grad_checkpointing(True)
+        found, found_gradients = outputs_and_gradients(host, inputs)
+        torch.testing.assert_close(found, expected)
+        for a, b in zip(gradients, found_gradients, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+
+    def test_bf16(self, host, inputs, spec) -> None:
+        attngraft.graft(host, spec)
+        expected = host(*inputs)
+        half = copy.deepcopy(host).bfloat16()
+        assert all(p.dtype == torch.bfloat16 for p in half.parameters())
+        found = half(*(value.bfloat16() for value in inputs))
+        assert found.dtype == torch.bfloat16
+        assert torch.isfinite(found).all()
+        torch.testing.assert_close(found.float(), expected, atol=0.25, rtol=0.25)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mixed = host(*inputs)
+        torch.testing.assert_close(mixed.float(), expected, atol=0.25, rtol=0.25)
+
+    def test_stacking(self, host, inputs, spec) -> None:
+        expected = host(*inputs)
+        attngraft.graft(host, spec)
+        alone = host(*inputs)
+        report = attngraft.graft(host, "toy_scale(start=0.5) + toy_scale(start=0.25, stage='mlp.end')@first:1")
+        assert not torch.equal(host(*inputs), alone)
+        attngraft.ungraft(host, report.names)
+        assert torch.equal(host(*inputs), alone)
+        attngraft.ungraft(host)
+        assert torch.equal(host(*inputs), expected)
+
+    def test_plan_counts_what_is_added(self, host, inputs, spec) -> None:
+        planned = attngraft.plan(host, spec)
+        plain = counted_macs(host, inputs)
+        report = attngraft.graft(host, spec)
+        assert planned.to_dict() == report.to_dict()
+        at_weights = any(entry.stage == "weights" for entry in report.entries)
+        if not at_weights:  # the explicit path counts the host's own products differently from the fused kernel
+            assert counted_macs(host, inputs) - plain == report.macs * inputs[0].shape[0]
+
+    def test_measuring_touches_nothing(self, host, spec) -> None:
+        before, generator = snapshot(host), torch.get_rng_state()
+        report = attngraft.plan(host, spec, measure=True)
+        assert torch.equal(torch.get_rng_state(), generator)
+        assert_same_host(host, before)
+        identity = all(entry.identity for entry in report.entries)
+        assert (report.change.max_absolute == 0) == identity
+
+    def test_meta_device(self, host, spec) -> None:
+        with torch.device("meta"):
+            model = self.make()
+        report = attngraft.graft(model, spec)
+        assert all(p.device.type == "meta" for p in model.parameters())
+        assert report.parameters == attngraft.plan(host, spec).parameters
+
+
+class Snapshot:
+    """What must be the same after undo."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.trained = {name: p.requires_grad for name, p in model.named_parameters()}
+        self.state = {name: value.clone() for name, value in model.state_dict().items()}
+        self.classes = {name: type(module) for name, module in model.named_modules()}
+        self.attributes = {name: sorted(vars(module)) for name, module in model.named_modules()}
+
+
+def snapshot(model: nn.Module) -> Snapshot:
+    return Snapshot(model)
+
+
+def assert_same_host(model: nn.Module, before: Snapshot) -> None:
+    now = Snapshot(model)
+    assert list(now.state) == list(before.state)
+    assert all(torch.equal(now.state[name], value) for name, value in before.state.items())
+    assert now.trained == before.trained
+    assert now.classes == before.classes
+    assert now.attributes == before.attributes
+
+
+def randomize(model: nn.Module, *, only_grafts: bool = False) -> None:
+    """Give parameters values at which nothing cancels; the generator is seeded by the caller's fixture."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".grafts." in name or (not only_grafts and parameter.dim() == 1):
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+
+
+def inert_parameters(model: nn.Module, spec: str) -> set[str]:
+    """Names (within their graft) of the added parameters whose gradient is zero by mathematics."""
+    found: set[str] = set()
+    plain = copy.deepcopy(model)
+    attngraft.ungraft(plain)
+    for placement in place(find_host(plain), parse(spec)):
+        found |= placement.graft_type.inert_parameters(placement.site.geometry, placement.stage, placement.term.options)
+    return found
+
+
+def outputs_and_gradients(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+    torch.manual_seed(4)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    outputs = model(*inputs)
+    outputs = outputs if isinstance(outputs, Tensor) else torch.cat([part.flatten() for part in outputs])
+    gradients = torch.autograd.grad(outputs.square().sum(), trained, allow_unused=True)
+    return outputs.detach(), [torch.zeros(()) if g is None else g for g in gradients]
+
+
+def counted_macs(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(*inputs)
+    return counter.get_total_flops() // 2
+
+
+def graft_modules(model: nn.Module) -> Iterator[Any]:
+    return (graft for _, _, _, graft in grafted(model))
+
+
+__all__ = ["GRAFTS", "HostContract", "assert_same_host", "build", "randomize", "snapshot"]

@@ -1,0 +1,203 @@
+"""Surgery: names, several of a kind, wrapped models, features_only, all or nothing."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import attngraft
+from tests.contract.tester import assert_same_host, snapshot
+from tests.grafting import toys  # noqa: F401 - registers the toy grafts
+
+
+def tiny_vit(**kwargs: object) -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=24, depth=3, num_heads=3, num_classes=5, **kwargs
+    ).eval()
+
+
+def tiny_swin(**kwargs: object) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"img_size": 28, "window_size": 4, "depths": (2, 1), "embed_dim": 12, "num_heads": (2, 3)}
+    return timm.create_model("swin_tiny_patch4_window7_224", **sizes, **kwargs).eval()
+
+
+def test_two_of_a_name_at_one_site_get_numbers() -> None:
+    model = tiny_vit()
+    report = attngraft.graft(model, "toy_scale + toy_scale@blocks.0")
+    assert report.names == ("toy_scale", "toy_scale_2")
+    report = attngraft.graft(model, "toy_scale@blocks.0")
+    assert report.names == ("toy_scale_3",)
+    assert "blocks.0.attn.grafts.toy_scale_3.scale" in model.state_dict()
+    removed = attngraft.ungraft(model, "toy_scale_2")
+    assert removed == ["blocks.0.attn.grafts.toy_scale_2"]
+    assert attngraft.graft(model, "toy_scale@blocks.0").names == ("toy_scale_2",)
+
+
+def test_options_apart_from_the_specification() -> None:
+    model = tiny_vit()
+    report = attngraft.graft(model, "toy_scale@blocks.1", start=0.5)
+    assert report.entries[0].options["start"] == 0.5
+    with pytest.raises(attngraft.GraftSpecError, match="no option 'strat'.*did you mean start"):
+        attngraft.graft(model, "toy_scale", strat=0.5)
+    with pytest.raises(attngraft.GraftSpecError, match="single graft"):
+        attngraft.graft(model, "toy_scale + cb", start=0.5)
+
+
+def test_nothing_is_changed_if_the_last_graft_is_refused() -> None:
+    model = tiny_swin()
+    before = snapshot(model)
+    with pytest.raises(attngraft.HostError, match="class token"):
+        attngraft.graft(model, "horizontal + cb(context=class)")
+    assert_same_host(model, before)
+
+
+def test_no_graft_is_a_graft() -> None:
+    model = tiny_vit()
+    before = snapshot(model)
+    report = attngraft.graft(model, "none")
+    assert (report.parameters, report.macs, report.names) == (0, 0, ())
+    assert_same_host(model, before)
+
+
+def test_ungraft_by_an_unknown_name_says_which_there_are() -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "toy_scale")
+    with pytest.raises(attngraft.GraftSpecError, match="no graft is called 'cb' here; there are toy_scale"):
+        attngraft.ungraft(model, ["toy_scale", "cb"])
+    assert "blocks.0.attn.grafts.toy_scale.scale" in model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("wrap", "word"),
+    [
+        (lambda model: torch.compile(model), "torch.compile"),
+        (lambda model: nn.DataParallel(model), "DataParallel"),
+        (lambda model: nn.Sequential(torch.compile(model)), "torch.compile"),
+        (lambda model: torch.jit.trace(model, torch.zeros(1, 3, 16, 16)), "torch.jit"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_wrapped_models_are_refused(wrap, word: str) -> None:
+    with pytest.raises(attngraft.HostError, match=f"{word}.*graft the plain model first"):
+        attngraft.graft(wrap(tiny_vit()), "cb")
+
+
+def test_parametrized_models_are_refused() -> None:
+    model = tiny_vit()
+    nn.utils.parametrizations.weight_norm(model.blocks[0].attn.qkv)
+    with pytest.raises(attngraft.HostError, match=r"blocks\.0\.attn\.qkv.*parametrize"):
+        attngraft.graft(model, "cb")
+
+
+def test_a_host_inside_a_model_of_ones_own() -> None:
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = tiny_vit()
+            self.boxes = nn.Linear(5, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.boxes(self.backbone(x))
+
+    model = Detector().eval()
+    x = torch.randn(2, 3, 16, 16)
+    expected = model(x)
+    report = attngraft.graft(model, "cb@blocks.1")
+    assert [entry.site for entry in report.entries] == ["blocks.1.mlp"]
+    assert not torch.equal(model(x), expected)
+    attngraft.ungraft(model)
+    assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("make", [tiny_vit, tiny_swin])
+def test_features_only_uses_the_hosts_own_paths(make, tmp_path) -> None:
+    plain, features = make(), make(features_only=True)
+    spec = "vertical + cb_s(init=0.5)@last:1"
+    torch.manual_seed(5)
+    attngraft.graft(plain, spec)
+    path = attngraft.save_grafts(plain, tmp_path / "g.safetensors")
+    x = torch.randn(1, 3, *((28, 28) if make is tiny_swin else (16, 16)))
+    before = features(x)
+    report = attngraft.load_grafts(features, path)
+    assert {entry.site for entry in report.entries} == {entry.site for entry in attngraft.plan(make(), spec).entries}
+    after = features(x)
+    assert not torch.equal(after[-1], before[-1])
+    attngraft.ungraft(features)
+    assert all(torch.equal(a, b) for a, b in zip(features(x), before, strict=True))
+
+
+def test_a_model_that_nobody_knows_is_refused_with_a_remedy() -> None:
+    with pytest.raises(attngraft.HostError, match=r"timm\.vit.*timm\.swin.*register_host"):
+        attngraft.graft(nn.Linear(2, 2), "cb")
+
+
+def test_unknown_subclasses_are_refused() -> None:
+    class MyViT(timm.models.vision_transformer.VisionTransformer):
+        pass
+
+    with pytest.raises(attngraft.HostError, match="MyViT"):
+        attngraft.graft(MyViT(img_size=16, patch_size=8, embed_dim=24, depth=1, num_heads=3), "cb")
+
+
+def test_two_hosts_in_one_model_are_refused() -> None:
+    with pytest.raises(attngraft.HostError, match=r"holds 2 hosts \(0, 1\)"):
+        attngraft.graft(nn.Sequential(tiny_vit(), tiny_vit()), "cb")
+
+
+def test_a_parameter_frozen_by_two_grafts_comes_back_with_the_last() -> None:
+    model = tiny_vit(qk_norm=True)
+    attngraft.graft(model, "toy_values_only + toy_values_only")
+    weight = model.blocks[0].attn.q_norm.weight
+    attngraft.ungraft(model, "toy_values_only")
+    assert not weight.requires_grad
+    attngraft.ungraft(model)
+    assert weight.requires_grad
+
+
+def test_what_the_user_froze_stays_frozen() -> None:
+    model = tiny_vit(qk_norm=True)
+    model.blocks[0].attn.q_norm.weight.requires_grad_(False)
+    attngraft.graft(model, "toy_values_only")
+    attngraft.ungraft(model)
+    assert not model.blocks[0].attn.q_norm.weight.requires_grad
+    assert model.blocks[1].attn.q_norm.weight.requires_grad
+
+
+def test_copies_are_independent() -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "toy_scale(start=0.5)")
+    other = copy.deepcopy(model)
+    attngraft.ungraft(other)
+    assert "blocks.0.attn.grafts.toy_scale.scale" in model.state_dict()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_pinned_rows_do_not_move(optimizer) -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "uniform_heads")
+    stepper = optimizer(model.parameters(), lr=0.1, weight_decay=0.5)
+    attngraft.pin_unused_rows(stepper, model)
+    before = model.blocks[0].attn.qkv.weight.detach().clone()
+    for _ in range(2):
+        model(torch.randn(2, 3, 16, 16)).square().sum().backward()
+        stepper.step()
+        stepper.zero_grad()
+    moved = (model.blocks[0].attn.qkv.weight != before).any(dim=1)
+    unused = torch.zeros(72, dtype=torch.bool)
+    unused[16:24] = unused[40:48] = True  # q and k rows of the last of 3 heads of 8
+    assert torch.equal(moved, ~unused)
+
+
+def test_create_model_gives_every_variant_the_same_host() -> None:
+    models = []
+    for spec in (None, "horizontal", "cb_s + vertical"):
+        torch.manual_seed(7)
+        models.append(attngraft.create_model("vit_tiny_patch16_224", graft=spec, img_size=16, patch_size=8, depth=1))
+    plain = models[0].state_dict()
+    assert all(torch.equal(model.state_dict()[name], value) for model in models[1:] for name, value in plain.items())

@@ -1,0 +1,152 @@
+"""Graft files: what fits loads, what does not is refused with a sentence and changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, safe_open, save_file
+
+import attngraft
+from attngraft.grafting.io import FORMAT, read_graft_file
+from tests.contract.tester import assert_same_host, snapshot
+from tests.grafting.test_apply import tiny_swin, tiny_vit
+
+SPEC = "cb_s(init=0.5)@blocks.1-2 + horizontal@blocks.0 + vertical(reduction=2)@last:1"
+FROZEN = Path(__file__).parent / "data" / "grafts_format1.safetensors"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    model = tiny_vit()
+    attngraft.graft(model, SPEC)
+    return attngraft.save_grafts(model, tmp_path / "grafts.safetensors")
+
+
+def rewrite(file: Path, change_manifest=None, change_tensors=None) -> None:
+    with safe_open(file, framework="pt") as opened:
+        manifest = json.loads(opened.metadata()["attngraft"])
+    tensors = load_file(file)
+    if change_manifest:
+        manifest = change_manifest(manifest) or manifest
+    if change_tensors:
+        change_tensors(tensors)
+    save_file(tensors, file, metadata={"attngraft": json.dumps(manifest)})
+
+
+def refused(file: Path, message: str, model=None) -> None:
+    model = model or tiny_vit()
+    before = snapshot(model)
+    with pytest.raises(attngraft.GraftFileError, match=message) as caught:
+        attngraft.load_grafts(model, file)
+    assert str(file) in str(caught.value)
+    assert_same_host(model, before)
+
+
+def test_the_manifest_says_what_is_inside(file: Path) -> None:
+    manifest, tensors = read_graft_file(file)
+    assert manifest["format"] == FORMAT
+    assert manifest["version"] == attngraft.__version__
+    assert manifest["host"]["adapter"] == "timm.vit"
+    assert attngraft.plan(tiny_vit(), manifest["spec"]).parameters == sum(t.numel() for t in tensors.values())
+    assert "blocks.1.mlp.grafts.cb_s.scale" in tensors
+    assert not any("qkv" in name for name in tensors)
+
+
+def test_a_file_of_this_release_loads_forever() -> None:
+    model = tiny_vit()
+    report = attngraft.load_grafts(model, FROZEN)
+    assert report.spec.startswith("horizontal@blocks.0.attn")
+    outputs = model(torch.linspace(-1, 1, 3 * 16 * 16).reshape(1, 3, 16, 16))
+    expected = torch.load(FROZEN.with_suffix(".expected.pt"), weights_only=True)
+    weight_free = {name: value for name, value in model.state_dict().items() if ".grafts." in name}
+    assert {name: float(value.double().sum()) for name, value in weight_free.items()} == pytest.approx(expected)
+    assert outputs.shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:200]), "damaged or no safetensors file"),
+        (lambda file: file.write_bytes(b"not a file of tensors"), "damaged or no safetensors file"),
+        (lambda file: file.write_bytes(b""), "damaged or no safetensors file"),
+        (lambda file: file.unlink(), "no such file"),
+        (lambda file: save_file({"x": torch.zeros(1)}, file), "without grafts"),
+        (lambda file: save_file({"x": torch.zeros(1)}, file, metadata={"attngraft": "{"}), "manifest cannot be read"),
+        (
+            lambda file: rewrite(file, lambda m: m.update(format=FORMAT + 1, version="9.0")),
+            "format 2, written by attngraft 9.0",
+        ),
+        (lambda file: rewrite(file, lambda m: m.pop("entries") and None), "lacks 'entries'"),
+        (lambda file: rewrite(file, None, lambda t: t.pop("blocks.1.mlp.grafts.cb_s.scale")), "lacks blocks.1.mlp"),
+        (lambda file: rewrite(file, None, lambda t: t.update(extra=torch.zeros(1))), "has extra, which nothing takes"),
+        (
+            lambda file: rewrite(file, None, lambda t: t.update({"blocks.1.mlp.grafts.cb_s.scale": torch.zeros(7)})),
+            r"of shape \(7,\) where \(24,\) fits",
+        ),
+        (
+            lambda file: rewrite(file, lambda m: m["entries"][0].update(graft="bisa9")),
+            "'bisa9', which is not registered",
+        ),
+        (lambda file: rewrite(file, lambda m: m["entries"][0].update(site="blocks.9.attn")), "no site 'blocks.9.attn'"),
+        (lambda file: rewrite(file, lambda m: m["entries"][0].update(options={"x": 1})), "entry of its manifest"),
+        (lambda file: rewrite(file, None, lambda t: t.update({"host.neck": torch.zeros(1)})), "includes neck"),
+    ],
+)
+def test_damaged_files_are_refused(file: Path, damage, message: str) -> None:
+    damage(file)
+    refused(file, message)
+
+
+def test_another_host_is_refused(file: Path) -> None:
+    refused(file, "made for a host of timm.vit", tiny_swin())
+    refused(file, "3 sites|6 sites", _vit(depth=2))
+    refused(file, "another size of host", _vit(embed_dim=48))
+
+
+def _vit(**changes: object) -> torch.nn.Module:
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
+    return attngraft.create_model("vit_tiny_patch16_224", **{**sizes, **changes})
+
+
+def test_loading_twice_is_refused(file: Path) -> None:
+    model = tiny_vit()
+    attngraft.load_grafts(model, file)
+    with pytest.raises(attngraft.GraftFileError, match="already; attngraft.ungraft it first"):
+        attngraft.load_grafts(model, file)
+
+
+def test_a_fingerprint_ties_the_file_to_weights(tmp_path: Path) -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "cb_s")
+    path = attngraft.save_grafts(model, tmp_path / "g.safetensors", fingerprint=True)
+    attngraft.load_grafts(tiny_vit(), path)
+    other = tiny_vit()
+    other.blocks[0].attn.qkv.weight.data[0, 0] += 1
+    refused(path, "trained with other weights", other)
+    assert attngraft.load_grafts(other, path, check_fingerprint=False).parameters == 72
+
+
+def test_head_and_norms_travel_along(tmp_path: Path) -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "cb")
+    torch.nn.init.normal_(model.head.weight)
+    torch.nn.init.normal_(model.norm.bias)
+    path = attngraft.save_grafts(model, tmp_path / "g.safetensors", include=["head", "norms"])
+    other = tiny_vit()
+    attngraft.load_grafts(other, path)
+    assert torch.equal(other.head.weight, model.head.weight)
+    assert torch.equal(other.norm.bias, model.norm.bias)
+    refused(path, r"includes head.weight of shape \(5, 24\), and this model's is \(7, 24\)", _vit(num_classes=7))
+
+
+def test_saving_says_what_is_missing(tmp_path: Path) -> None:
+    model = tiny_vit()
+    with pytest.raises(attngraft.GraftSpecError, match="has no grafts"):
+        attngraft.save_grafts(model, tmp_path / "g.safetensors")
+    attngraft.graft(model, "cb")
+    with pytest.raises(attngraft.GraftSpecError, match="no part 'neck'; there are head, norms"):
+        attngraft.save_grafts(model, tmp_path / "g.safetensors", include=["neck"])
+    assert list(tmp_path.iterdir()) == []

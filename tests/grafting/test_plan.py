@@ -1,0 +1,89 @@
+"""The dry run: counts, tables, JSON, messages."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import timm
+import torch
+from rich.console import Console
+
+import attngraft
+from tests.grafting.test_apply import tiny_swin, tiny_vit
+
+PUBLISHED = [  # facts of the papers: parameters that a graft adds
+    ("vit_tiny_patch16_224", "cb", 0),
+    ("vit_tiny_patch16_224", "cb_s", 2_304),
+    ("vit_small_patch16_224", "cb_s", 4_608),
+    ("vit_base_patch16_224", "cb_s", 9_216),
+    ("swin_tiny_patch4_window7_224", "cb_s", 4_416),
+    ("swin_tiny_patch4_window7_224", "cb_s(position=mid)", 4 * 4_416),
+    ("vit_small_patch16_224", "se", 221_184),
+    ("vit_small_patch16_224", "se(bias=true)", 226_080),
+    ("vit_tiny_patch16_224", "horizontal", 197_388),
+    ("vit_tiny_patch16_224", "vertical", 334_080),
+    ("vit_tiny_patch16_224", "horizontal + vertical", 531_468),
+    ("vit_small_patch16_224", "horizontal", 344_844),
+    ("vit_small_patch16_224", "vertical", 1_331_712),
+    ("vit_base_patch16_224", "horizontal", 639_756),
+    ("vit_base_patch16_224", "vertical", 5_317_632),
+    ("swin_tiny_patch4_window7_224", "horizontal", 153_996),
+    ("swin_tiny_patch4_window7_224", "vertical", 1_621_824),
+]
+
+
+@pytest.mark.parametrize(("host", "spec", "parameters"), PUBLISHED)
+def test_published_parameter_counts(host: str, spec: str, parameters: int) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(host)
+    assert attngraft.plan(model, spec).parameters == parameters
+
+
+def test_published_macs_of_horizontal_and_vertical() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("swin_tiny_patch4_window7_224", num_classes=100)
+    assert attngraft.plan(model, "horizontal").macs == 92_951_040
+    assert attngraft.plan(model, "vertical").macs == 260_112_384
+
+
+def test_dictionary_json_and_table_agree() -> None:
+    report = attngraft.plan(tiny_vit(), "horizontal@blocks.0 + cb_s", measure=True)
+    assert json.loads(report.to_json()) == json.loads(json.dumps(report.to_dict()))
+    assert report.to_dict()["totals"] == {"parameters": report.parameters, "macs": report.macs}
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - a sink for the recording
+    console.print(report.table())
+    text = console.export_text()
+    assert "blocks.0.attn" in text
+    assert f"{report.parameters:,}" in text
+    assert any("Measured at initialization" in line for line in report.summary())
+
+
+def test_what_is_left_without_use_is_named() -> None:
+    report = attngraft.plan(tiny_vit(), "uniform_heads@blocks.0")
+    (entry,) = report.entries
+    assert set(entry.unused.rows) == {(f"qkv.{p}", s, s + 8) for p in ("weight", "bias") for s in (16, 40)}
+    assert entry.carried == 24 * 72 + 72 + 24 * 24 + 24 - 2 * 8 * 25
+
+
+def test_no_site_with_the_stage() -> None:
+    with pytest.raises(attngraft.HostError, match="no windows"):
+        attngraft.plan(tiny_vit(), "cb(at=attention, scope=window)")
+
+
+def test_a_place_without_sites_points_at_the_character() -> None:
+    with pytest.raises(attngraft.GraftSpecError, match=r"'blocks\.7-9' matches no site") as caught:
+        attngraft.plan(tiny_vit(), "cb@blocks.7-9")
+    assert caught.value.position == 3
+    with pytest.raises(attngraft.GraftSpecError, match=r"near are layers\.0"):
+        attngraft.plan(tiny_swin(), "cb@layer.0")
+
+
+def test_planning_a_large_model_is_quick() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("vit_large_patch16_224")
+    attngraft.plan(model, "cb")  # imports
+    start = time.process_time()
+    attngraft.plan(model, "horizontal + vertical + cb_s(at=both)")
+    assert time.process_time() - start < 0.3

@@ -1,0 +1,102 @@
+"""Recording: what is offered, when a module runs several times, gradients, and leaving no trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import attngraft
+from tests.contract.tester import assert_same_host, snapshot
+from tests.grafting.test_apply import tiny_swin, tiny_vit
+
+IMAGES = torch.linspace(-1, 1, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
+
+
+def test_the_map_is_the_one_that_the_host_uses() -> None:
+    model = tiny_vit()
+    with attngraft.record(model, ["weights", "heads"], where="blocks.1") as recording:
+        model(IMAGES)
+    assert list(recording) == ["blocks.1.attn"]
+    attention = model.blocks[1].attn
+    with attngraft.record(model, where="blocks.1") as whole:
+        model(IMAGES)
+    assert set(whole["blocks.1.attn"]) == {"weights", "heads", "tokens", "attn.end"}
+    seen: dict[str, torch.Tensor] = {}
+    hook = attention.register_forward_pre_hook(lambda module, args: seen.update(x=args[0]))
+    model(IMAGES)
+    hook.remove()
+    value = attention.qkv(seen["x"])[..., 48:].unflatten(-1, (3, 8)).transpose(1, 2)
+    torch.testing.assert_close(recording["blocks.1.attn"]["weights"] @ value, recording["blocks.1.attn"]["heads"])
+
+
+def test_a_graft_offers_its_own_tensors() -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "horizontal + vertical")
+    expected = model(IMAGES)
+    with attngraft.record(model) as recording:
+        assert torch.equal(model(IMAGES), expected)
+    alpha = recording["blocks.0.attn"]["horizontal.alpha"]
+    assert alpha.shape == (2, 5, 3)
+    torch.testing.assert_close(alpha.sum(-1), torch.ones(2, 5))
+    assert recording["blocks.0.attn"]["vertical.beta"].shape == (2, 5, 24)
+
+
+def test_weights_grafts_are_seen_after_they_act() -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "toy_values_only@blocks.0")
+    with attngraft.record(model, "weights") as recording:
+        model(IMAGES)
+    assert torch.equal(recording["blocks.0.attn"]["weights"][0, 0], torch.eye(5))
+
+
+def test_every_call_is_kept() -> None:
+    model = tiny_vit()
+    with attngraft.record(model, "weights") as recording:
+        model(IMAGES)
+        model(IMAGES[:1])
+    assert [len(w) for w in recording.calls("blocks.0.attn", "weights")] == [2, 1]
+    assert len(recording["blocks.0.attn"]["weights"]) == 1
+    recording.clear()
+    assert not recording
+
+
+def test_gradients_can_flow_through_what_was_recorded() -> None:
+    model = tiny_vit()
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    with attngraft.record(model, "weights", detach=False) as recording:
+        outputs = model(IMAGES)
+    (gradient,) = torch.autograd.grad(outputs.sum(), recording["blocks.2.attn"]["weights"])
+    assert gradient.shape == (2, 3, 5, 5)
+    with attngraft.record(model, "weights") as detached:
+        model(IMAGES)
+    assert not detached["blocks.2.attn"]["weights"].requires_grad
+
+
+@pytest.mark.parametrize("grafted", [False, True])
+def test_no_trace_is_left_even_after_an_error(grafted: bool) -> None:
+    model = tiny_swin()
+    if grafted:
+        attngraft.graft(model, "horizontal@layers.0")
+    before = snapshot(model)
+
+    class Stop(Exception):
+        pass
+
+    with pytest.raises(Stop), attngraft.record(model):
+        raise Stop
+    assert_same_host(model, before)
+
+
+def test_wrong_places_and_names_are_said() -> None:
+    model = tiny_vit()
+    with (
+        pytest.raises(attngraft.GraftSpecError, match="'blocks.7' matches no site; near are"),
+        attngraft.record(model, where="blocks.7"),
+    ):
+        pass
+    with attngraft.record(model) as recording:
+        pass
+    with pytest.raises(KeyError, match="run the model inside the with-block"):
+        recording["blocks.0.attn"]

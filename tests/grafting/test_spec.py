@@ -1,0 +1,154 @@
+"""The little language: for any text a specification or a GraftSpecError, and canonical texts that read back the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attngraft.errors import GraftSpecError
+from attngraft.grafting.options import build_options
+from attngraft.grafting.spec import GraftSpec, Term, parse
+from attngraft.grafting.where import Where
+from attngraft.mechanisms.registry import graft_types
+from tests.grafting import toys  # noqa: F401 - registers the toy grafts
+
+segments = st.one_of(
+    st.sampled_from(["blocks", "layers", "attn", "mlp", "*", "0", "11", "stage?"]),
+    st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda pair: f"{min(pair)}-{max(pair)}"),
+)
+patterns = st.lists(segments, min_size=1, max_size=4).map(".".join)
+wheres = st.one_of(
+    st.just(Where()),
+    st.builds(Where, st.sampled_from(["first", "last"]), st.integers(1, 100), st.booleans()),
+    st.lists(patterns.filter(lambda p: p != "all"), min_size=1, max_size=3).map(
+        lambda p: Where("patterns", patterns=tuple(p))
+    ),
+)
+
+
+@st.composite
+def terms(draw: st.DrawFn) -> Term:
+    graft_type = graft_types()[draw(st.sampled_from(sorted(graft_types())))]
+    values = {}
+    for field in dataclasses.fields(graft_type.Options):
+        if isinstance(field.default, bool):
+            values[field.name] = draw(st.booleans())
+        elif isinstance(field.default, float):
+            values[field.name] = draw(st.floats(-10, 10, allow_nan=False))
+        elif isinstance(field.default, int):
+            values[field.name] = draw(st.integers(1, 8))
+    return Term(graft_type.name, build_options(graft_type, values), draw(wheres))
+
+
+@given(st.lists(terms(), max_size=4))
+def test_what_is_formatted_reads_back_the_same(found: list[Term]) -> None:
+    spec = GraftSpec(tuple(found))
+    assert parse(str(spec)) == spec
+    assert parse(spec.to_list()) == spec
+
+
+@given(st.one_of(st.text(), st.text("cb_s+@(),=:%.-*'\\\" 0159blocks firstlt\n", max_size=40)))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        spec = parse(text)
+    except GraftSpecError as error:
+        assert str(error)
+    else:
+        assert parse(str(spec)) == spec
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["graft", "where", "options", "x"]), inner, max_size=3)
+        ),
+    )
+)
+def test_any_list_is_read_or_refused(found: object) -> None:
+    if isinstance(found, str | None):
+        return
+    try:
+        spec = parse(found)  # type: ignore[arg-type]
+    except GraftSpecError as error:
+        assert str(error)
+    else:
+        assert isinstance(spec, GraftSpec)
+
+
+def test_the_forms_mean_the_same() -> None:
+    text = parse("cb_s(init=0.5)@blocks.6-11 + horizontal")
+    listed = parse([{"graft": "cb_s", "where": "blocks.6-11", "options": {"init": 0.5}}, {"graft": "horizontal"}])
+    assert text == listed
+    assert str(text) == "cb_s(init=0.5)@blocks.6-11 + horizontal"
+    assert str(parse(None)) == str(parse("none")) == str(parse("  none ")) == "none"
+    assert not parse(None)
+
+
+def test_defaults_and_spaces_do_not_matter() -> None:
+    assert parse("cb(context=mean)") == parse(" cb ( ) @ all ") == parse("cb")
+    assert str(parse("cb(context=mean)")) == "cb"
+
+
+def test_presets_stand_for_specifications() -> None:
+    assert parse("cb_deeper_half") == parse("cb@last:50%")
+    assert parse([{"graft": "cb_deeper_half"}]) == parse("cb@last:50%")
+    with pytest.raises(GraftSpecError, match="takes nothing else"):
+        parse("cb_deeper_half@blocks.0")
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "column"),
+    [
+        ("cbs", "did you mean cb_s", 0),
+        ("cb_s(inti=1)", "did you mean init", 5),
+        ("cb_s(init=x)", "type float", 5),
+        ("cb_s(init=1, init=2)", "given twice", 13),
+        ("cb(context=median)", "one of mean, max, class", 3),
+        ("cb@first:0", "at least 1 site", 3),
+        ("cb@first:x", "a number of sites or a percentage", 3),
+        ("cb@middle:2", "'first' or 'last'", 3),
+        ("cb@blocks.9-3", "runs backwards", 3),
+        ("cb@blocks..3", "no part of a path", 3),
+        ("cb +", "a graft's name is expected", 4),
+        ("cb cb", "cannot stand here", 3),
+        ("cb_s(init=1", "after the last one", 11),
+        ("cb_s(init='x", "not closed", 10),
+        ("none + cb", "stands alone", 0),
+        ("cb_s(init=nan)", "type float", 5),
+        ("cb_s(init=1e999)", "finite", 5),
+        ("", "a graft's name is expected", 0),
+    ],
+)
+def test_errors_point_at_the_character(text: str, message: str, column: int) -> None:
+    with pytest.raises(GraftSpecError, match=message) as caught:
+        parse(text)
+    assert caught.value.position == column
+    if text:
+        assert str(caught.value).splitlines()[-1] == "  " + " " * column + "^"
+
+
+def test_an_unknown_name_lists_what_there_is() -> None:
+    with pytest.raises(GraftSpecError) as caught:
+        parse("attention")
+    assert all(name in str(caught.value) for name in ("cb_s", "horizontal", "vertical", "se"))
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([{"where": "all"}], "entry 1 .* needs a key 'graft'"),
+        ([{"graft": "cb"}, {"graft": "cbb"}], "no graft 'cbb'"),
+        ([{"graft": "cb", "wher": "all"}], "unknown key 'wher'"),
+        ([{"graft": "cb_s", "options": {"init": "x"}}], r"entry 1 \(cb_s\): init"),
+        ([{"graft": "cb_s", "options": [1]}], "options is a mapping"),
+        (3, "not int"),
+    ],
+)
+def test_errors_of_lists_name_the_entry(entries: object, message: str) -> None:
+    with pytest.raises(GraftSpecError, match=message):
+        parse(entries)  # type: ignore[arg-type]
