@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,16 +14,19 @@ _WORD = 2**64
 
 
 @contextmanager
-def seeded(*key: int) -> Iterator[None]:
-    """Python's, numpy's and torch's (CPU) global generators, seeded by `key` inside and put back behind.
+def seeded(stream: str, *key: int) -> Iterator[None]:
+    """Python's, numpy's and torch's (CPU) global generators, seeded inside and put back behind; for library code that
+    draws from them.
 
-    For library code that draws from the global generators. Not for several threads at once.
+    `stream` keeps the draws of different purposes apart where their keys are the same numbers. Not for several threads.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    words = np.random.SeedSequence([part % _WORD for part in key]).generate_state(4)
+    words = np.random.SeedSequence([zlib.crc32(stream.encode()), *(part % _WORD for part in key)]).generate_state(4)
     random.seed(words.tobytes())
     np.random.seed(words)
-    torch.default_generator.manual_seed(int(words[0]) << 32 | int(words[1]))  # torch.manual_seed would reseed devices too
+    torch.default_generator.manual_seed(
+        int(words[0]) << 32 | int(words[1])
+    )  # torch.manual_seed would reseed devices too
     try:
         yield
     finally:

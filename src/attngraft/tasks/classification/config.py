@@ -25,7 +25,7 @@ class DataConfig:
     val_fraction: float | None = None  #: draw this share of each training class for validation
     split_seed: int = 0  #: of that draw; apart from the run's seed, so that all runs see one split
     classes: tuple[str, ...] | None = None  #: use only these classes, in this order
-    cache: bool | None = None  #: decode once and keep the pixels in memory; null: only for digits and .npz
+    cache: bool | None = None  #: keep decoded images in memory; null: fixed views up to half a gigabyte
 
     def __post_init__(self) -> None:
         if not self.source.strip():
@@ -38,6 +38,8 @@ class DataConfig:
             raise FieldError("split_seed", f"must not be negative, is {self.split_seed}")
         if self.classes is not None and len(set(self.classes)) != len(self.classes):
             raise FieldError("classes", "names a class twice")
+        if self.classes is not None and len(self.classes) < 2:
+            raise FieldError("classes", "must name at least two classes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,9 @@ class AugmentConfig:
     interpolation: str | None = None  #: null: the host's; `random`: bilinear or bicubic, with `crop: resized`
     hflip: float | None = None  #: probability; null: 0.5, and 0 for digits, which have no mirror images
     vflip: float = 0.0
-    auto_augment: str | None = None  #: timm's notation: `rand-m9-mstd0.5-inc1`, `3a` (3-Augment), `original`, `augmix-m5-w4-d2`
+    auto_augment: str | None = (
+        None  #: timm's notation: `rand-m9-mstd0.5-inc1`, `3a` (3-Augment), `original`, `augmix-m5-w4-d2`
+    )
     color_jitter: float | tuple[float, ...] | None = None  #: strength; ignored beside auto_augment, `3a` excepted
     color_jitter_prob: float | None = None
     grayscale: float = 0.0  #: probability
@@ -74,7 +78,16 @@ class AugmentConfig:
     mix_off_epoch: int | None = None  #: first epoch (0-based) without mixing
 
     def __post_init__(self) -> None:
-        for name in ("hflip", "vflip", "color_jitter_prob", "grayscale", "blur", "erasing", "mix_prob", "mix_switch_prob"):
+        for name in (
+            "hflip",
+            "vflip",
+            "color_jitter_prob",
+            "grayscale",
+            "blur",
+            "erasing",
+            "mix_prob",
+            "mix_switch_prob",
+        ):
             _probability(self, name)
         for name in ("mixup", "cutmix"):
             if getattr(self, name) < 0:
@@ -90,7 +103,9 @@ class AugmentConfig:
         if self.mix_off_epoch is not None and self.mix_off_epoch < 0:
             raise FieldError("mix_off_epoch", f"must not be negative, is {self.mix_off_epoch}")
         if isinstance(self.color_jitter, tuple) and len(self.color_jitter) not in (3, 4):
-            raise FieldError("color_jitter", "is one strength, or three or four (brightness, contrast, saturation, hue)")
+            raise FieldError(
+                "color_jitter", "is one strength, or three or four (brightness, contrast, saturation, hue)"
+            )
         if self.interpolation is not None:
             _interpolation(self.interpolation, crop=self.crop)
         if self.auto_augment is not None:
@@ -146,7 +161,9 @@ def _probability(config: AugmentConfig, name: str) -> None:
 def _interval(config: AugmentConfig, name: str, *, upper: float = float("inf")) -> None:
     value = getattr(config, name)
     if value is not None and not 0 < value[0] <= value[1] <= upper:
-        raise FieldError(name, f"must be two rising positive numbers{'' if upper > 1 else ' up to 1'}, is {list(value)}")
+        raise FieldError(
+            name, f"must be two rising positive numbers{'' if upper > 1 else ' up to 1'}, is {list(value)}"
+        )
 
 
 def _interpolation(name: str, *, crop: Crop) -> None:
@@ -171,4 +188,6 @@ def _auto_augment(text: str) -> None:
         build(text, {"translate_const": 10, "img_mean": (128, 128, 128)})
     except (AssertionError, KeyError, ValueError, IndexError) as error:
         reason = f" ({error})" if str(error) else ""
-        raise FieldError("auto_augment", f"timm cannot read {text!r}{reason}; try rand-m9-mstd0.5-inc1, 3a, original") from None
+        raise FieldError(
+            "auto_augment", f"timm cannot read {text!r}{reason}; try rand-m9-mstd0.5-inc1, 3a, original"
+        ) from None

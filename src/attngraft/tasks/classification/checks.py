@@ -1,0 +1,52 @@
+"""What can be wrong with labelled images, found before training starts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attngraft.errors import DataError
+from attngraft.tasks.classification.sources import Images, Parts
+
+
+def class_counts(images: Images, classes: int) -> np.ndarray:
+    """How many images each class has; (classes,)."""
+    return np.bincount(images.labels, minlength=classes)
+
+
+def check_amount(parts: Parts) -> None:
+    """Refuse, before anything is drawn from them, data that hold nothing to tell apart.
+
+    Raises:
+        DataError: no image, one image, one class, an empty class.
+    """
+    total = len(parts.train) + (len(parts.val) if parts.val is not None else 0)
+    if total == 0:
+        raise DataError(f"{parts.where}: holds no images")
+    if total == 1:
+        raise DataError(f"{parts.where}: holds a single image; training needs several of each of at least two classes")
+    if len(parts.classes) == 1:
+        raise DataError(f"{parts.where}: holds a single class, {parts.classes[0]!r}; there is nothing to tell apart")
+    part = "training images" if parts.val is not None else "images"
+    _refuse_empty(parts, class_counts(parts.train, len(parts.classes)), part)
+
+
+def check_split(parts: Parts, val: Images) -> None:
+    """Refuse a validation part that does not fit the training part, or first images that cannot be read.
+
+    Raises:
+        DataError: a class without validation images; an unreadable image.
+    """
+    _refuse_empty(parts, class_counts(val, len(parts.classes)), "validation images")
+    val.open(0)
+
+
+def _refuse_empty(parts: Parts, counts: np.ndarray, what: str) -> None:
+    empty = [name for name, count in zip(parts.classes, counts, strict=True) if count == 0]
+    if not empty:
+        return
+    named = ", ".join(repr(name) for name in empty[:8]) + (", ..." if len(empty) > 8 else "")
+    plural = "class" if len(empty) == 1 else "classes"
+    raise DataError(
+        f"{parts.where}: {plural} {named}: no {what}; add some, or leave {'it' if len(empty) == 1 else 'them'} out with "
+        "task.data.classes (training and validation must have the same classes)"
+    )

@@ -1,0 +1,96 @@
+"""An .npz file: `x_train`, `y_train`, the same for `val` or `test`, optionally `classes` and file names `f_train`."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from attngraft.errors import DataError
+from attngraft.tasks.classification.config import DataConfig
+from attngraft.tasks.classification.sources.array import ArrayImages
+from attngraft.tasks.classification.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts, find_name, missing_validation
+
+
+def open_npz(path: Path, config: DataConfig) -> Parts:
+    """The images in an .npz file.
+
+    `x_*`: (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, uint8. `y_*`: (N,) whole numbers from 0, positions in
+    `classes` where that is there. A file with `x_train` alone needs `val_fraction`.
+
+    Raises:
+        DataError: not an .npz, a missing array, a wrong shape or type, labels out of range.
+    """
+    arrays = _load(path)
+    there = [key.removeprefix("x_") for key in arrays if key.startswith("x_")]
+    train = find_name(there, config.train_split, TRAIN_NAMES, field="train_split", where=str(path))
+    if train is None:
+        keys = ", ".join(sorted(arrays)) or "nothing"
+        raise DataError(f"{path}: needs the arrays x_train and y_train; it has: {keys}")
+    named = config.val_split or config.val_fraction is None
+    val = find_name(there, config.val_split, VAL_NAMES, field="val_split", where=str(path)) if named else None
+    if named and val is None:
+        raise missing_validation(str(path), train, there)
+    classes = _classes(arrays, path, [part for part in (train, val) if part is not None])
+    return Parts(
+        kind="npz",
+        where=str(path),
+        classes=classes,
+        train=_images(arrays, train, path=path, count=len(classes)),
+        val=None if val is None else _images(arrays, val, path=path, count=len(classes)),
+        origin=f"the arrays x_{train} and x_{val}" if val else f"the array x_{train}",
+    )
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise DataError(
+            f"{path}: cannot be read as .npz ({error}); write it with numpy.savez, without objects"
+        ) from None
+
+
+def _classes(arrays: dict[str, np.ndarray], path: Path, parts: list[str]) -> tuple[str, ...]:
+    """Names from `classes`, else the label numbers themselves."""
+    for part in parts:
+        labels = arrays.get(f"y_{part}")
+        if labels is None:
+            raise DataError(f"{path}: there is x_{part} but no y_{part} with its labels")
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise DataError(f"{path}: y_{part} must be one whole number per image, is {labels.dtype} {labels.shape}")
+    if "classes" in arrays:
+        return tuple(_text(name) for name in arrays["classes"].tolist())
+    highest = max((int(arrays[f"y_{part}"].max()) for part in parts if len(arrays[f"y_{part}"])), default=-1)
+    return tuple(str(label) for label in range(highest + 1))
+
+
+def _images(arrays: dict[str, np.ndarray], part: str, *, path: Path, count: int) -> ArrayImages:
+    pixels, labels, files = arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64), arrays.get(f"f_{part}")
+    if pixels.dtype != np.uint8:
+        raise DataError(f"{path}: x_{part} must hold bytes (uint8, 0 to 255), is {pixels.dtype}")
+    if pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4) and pixels.shape[1] in (1, 3):
+        raise DataError(
+            f"{path}: x_{part} has its channels first {pixels.shape}; move them last: x.transpose(0, 2, 3, 1)"
+        )
+    if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4)):
+        raise DataError(
+            f"{path}: x_{part} must be (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, is {pixels.shape}"
+        )
+    for name, array in (("y", labels), ("f", files)):
+        if array is not None and len(array) != len(pixels):
+            raise DataError(f"{path}: x_{part} has {len(pixels)} images, {name}_{part} has {len(array)} entries")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < count:
+        raise DataError(
+            f"{path}: y_{part} holds {labels.min()} to {labels.max()}; labels of {count} classes are 0 to {count - 1}"
+        )
+    names = [f"{part}/{i}" for i in range(len(pixels))] if files is None else [_text(name) for name in files.tolist()]
+    return ArrayImages(
+        pixels[..., 0] if pixels.shape[-1:] == (1,) and pixels.ndim == 4 else pixels, names=names, labels=labels
+    )
+
+
+def _text(name: object) -> str:
+    return name.decode("utf-8", "surrogateescape") if isinstance(name, bytes) else str(name)

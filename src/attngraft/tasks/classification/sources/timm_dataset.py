@@ -1,0 +1,134 @@
+"""Whatever else timm's `create_dataset` reads and can be read at random: `timm:hfds/...`, `timm:torch/cifar10`, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from attngraft.errors import DataError
+from attngraft.tasks.classification.config import DataConfig
+from attngraft.tasks.classification.sources.images import Images, decode
+from attngraft.tasks.classification.sources.parts import Parts
+
+#: names of timm's that need no `timm:` in front
+PREFIXES = ("hfds/", "torch/")
+
+
+class TimmImages(Images):
+    """A timm or torchvision data set, through its reader where it has one (timm's own `__getitem__` puts a neighbor in
+    the place of an image that cannot be read)."""
+
+    def __init__(
+        self, dataset: Any, *, name: str, indices: np.ndarray, names: Sequence[str], labels: np.ndarray
+    ) -> None:
+        self.dataset, self.name, self.indices, self.names, self.labels = dataset, name, indices, names, labels
+
+    def open(self, index: int) -> Image.Image:
+        place, where = int(self.indices[index]), f"{self.name}: {self.names[index]}"
+        reader = getattr(self.dataset, "reader", None)
+        try:
+            found = (self.dataset if reader is None else reader)[place][0]
+        except Exception as error:
+            raise DataError(f"{where}: cannot be read ({error})") from error
+        if isinstance(found, Image.Image):
+            return found
+        with found:
+            return decode(found, where=where)
+
+    def take(self, indices: np.ndarray, labels: np.ndarray) -> TimmImages:
+        names = [self.names[i] for i in indices]
+        return TimmImages(self.dataset, name=self.name, indices=self.indices[indices], names=names, labels=labels)
+
+
+def open_timm(name: str, config: DataConfig) -> Parts:
+    """A data set by timm's name for it. Nothing is downloaded that timm does not fetch by itself.
+
+    Raises:
+        DataError: timm cannot open it (its own reason follows), it can only be streamed, or has no class labels.
+    """
+    train = _open(name, config, config.train_split or "train")
+    val = None if config.val_fraction is not None else _open(name, config, config.val_split or "validation")
+    part = config.train_split or "train"
+    classes = _classes(
+        train, np.concatenate([_labels(train, name), _labels(val, name)] if val else [_labels(train, name)])
+    )
+    return Parts(
+        kind="timm",
+        where=name,
+        classes=classes,
+        train=_images(train, name, part),
+        val=None if val is None else _images(val, name, config.val_split or "validation"),
+        origin=f"timm's splits {part} and {config.val_split or 'validation'}" if val else f"timm's split {part}",
+    )
+
+
+def _open(name: str, config: DataConfig, split: str) -> Any:
+    from timm.data import create_dataset
+    from torch.utils.data import IterableDataset
+
+    try:
+        dataset = create_dataset(name, root=config.root, split=split)
+    except Exception as error:  # timm asserts, and its back ends raise whatever they like
+        reason = str(error) or type(error).__name__
+        raise DataError(
+            f"timm:{name}: timm cannot open the part {split!r} ({reason}); check the name, task.data.root, train_split and "
+            "val_split; hfds/ needs the package `datasets`"
+        ) from error
+    if isinstance(dataset, IterableDataset):
+        raise DataError(
+            f"timm:{name}: can only be streamed; use a data set that can be read at random (hfds/, torch/, files)"
+        )
+    return dataset
+
+
+def _labels(dataset: Any, name: str) -> np.ndarray:
+    """All labels without decoding an image, where the data set tells; (N,) int64."""
+    reader: Any = getattr(dataset, "reader", None)
+    for holder, attribute in ((dataset, "targets"), (dataset, "labels"), (reader, "targets")):
+        labels = getattr(holder, attribute, None)
+        if labels is not None and len(labels) == len(dataset):
+            return _whole(np.asarray(labels), name)
+    if hasattr(reader, "label_key"):
+        return _whole(np.asarray(reader.dataset[reader.label_key]), name)
+    if hasattr(reader, "samples"):
+        return _whole(np.asarray([label for _, label in reader.samples]), name)
+    return _whole(np.asarray([dataset[i][1] for i in range(len(dataset))]), name)
+
+
+def _whole(labels: np.ndarray, name: str) -> np.ndarray:
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise DataError(
+            f"timm:{name}: labels are {labels.dtype} {labels.shape}; classification needs one whole number per image"
+        )
+    if len(labels) and labels.min() < 0:
+        raise DataError(f"timm:{name}: some images have no label")
+    return labels.astype(np.int64)
+
+
+def _classes(dataset: Any, labels: np.ndarray) -> tuple[str, ...]:
+    """Class names where the data set has them, else label numbers."""
+    numbers = getattr(getattr(dataset, "reader", None), "class_to_idx", None) or getattr(dataset, "class_to_idx", None)
+    count = int(labels.max()) + 1 if len(labels) else 0
+    names = [str(label) for label in range(max(count, max(numbers.values(), default=-1) + 1 if numbers else 0))]
+    for name, label in (numbers or {}).items():
+        names[label] = str(name)
+    return tuple(names)
+
+
+def _images(dataset: Any, name: str, part: str) -> TimmImages:
+    labels = _labels(dataset, name)
+    return TimmImages(
+        dataset, name=name, indices=np.arange(len(labels)), names=_names(dataset, part, len(labels)), labels=labels
+    )
+
+
+def _names(dataset: Any, part: str, count: int) -> list[str]:
+    """File names where every image has one of its own, else positions."""
+    if hasattr(dataset, "filenames"):
+        names = [str(name) for name in dataset.filenames()]
+        if len(set(names)) == count and "None" not in names:
+            return names
+    return [f"{part}/{i}" for i in range(count)]
