@@ -1,0 +1,82 @@
+"""The command line's small verbs, as a user runs them: output, JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attngraft.cli import main
+
+TINY = [f"--host-arg={text}" for text in ("img_size=16", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=3")]
+
+
+def run(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    return int(stop.value.code or 0)
+
+
+def test_plan_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "vit_tiny_patch16_224", "cb_s@last:1 + horizontal", *TINY]) == 0
+    shown = capsys.readouterr().out
+    assert "blocks.1.mlp" in shown
+    assert "blocks.0.attn" in shown
+    assert "Not the identity at start: horizontal" in shown
+    assert "\x1b" not in shown
+
+
+def test_plan_as_json_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "vit_tiny_patch16_224", "cb", "--measure", "--json", *TINY]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [entry["site"] for entry in report["entries"]] == ["blocks.0.mlp", "blocks.1.mlp"]
+    assert report["change"]["max_absolute"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["plan", "vit_tiny_patch16_224", "cbs", *TINY], 2, "did you mean cb_s?"),
+        (["plan", "vit_tiny_patch16_224", "cb@blocks.9", *TINY], 2, "matches no site"),
+        (["plan", "vit_tiny_patch16_224", "cb", "--host-arg", "img_size"], 2, "NAME=VALUE"),
+        (["plan", "vit_tiny_patch16_225", "cb"], 2, "did you mean vit_tiny_patch16_224"),
+        (["plan", "resnet18", "cb"], 1, "register_host"),
+        (["plan"], 2, "Missing argument"),
+        (["list", "plants"], 2, "grafts"),
+    ],
+)
+def test_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, message: str) -> None:
+    assert run(arguments) == code
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize("what", ["grafts", "hosts", "recipes", "papers", "tasks"])
+def test_list(capsys: pytest.CaptureFixture[str], what: str) -> None:
+    assert run(["list", what, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows
+    assert run(["list", what]) == 0
+    assert rows[0]["name"] in capsys.readouterr().out
+
+
+def test_list_grafts_shows_options_and_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert "mean | max | class" in rows["cb"]["options"]["context"]
+    assert rows["cb_deeper_half"]["what"] == "stands for cb@last:50%"
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert findings["versions"]["torch"]
+    assert findings["backends"]
+    assert "GiB free" in findings["disk"]["here"]
+
+
+@pytest.mark.parametrize("verb", ["compare", "train", "eval", "plan", "paper", "list", "doctor"])
+def test_help_has_examples(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    assert run([verb, "--help"]) == 0
+    assert f"attngraft {verb}" in capsys.readouterr().out
