@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, cast
 
 import timm
 from torch import nn
 
-from attngraft.errors import HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.grafting.spec import Specification, parse
 
