@@ -1,0 +1,29 @@
+"""A backend: one implementation of an operation, and its reasons not to serve a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+#: every backend's name, the one that `auto` prefers first
+BACKENDS = ("triton", "eager", "reference")
+#: environment variable that stands for `backend=` where a call does not name one
+ENVIRONMENT = "ATTNGRAFT_BACKEND"
+
+
+def no_obstacle(*args: Any, **kwargs: Any) -> None:
+    """For backends that serve every call."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of an operation.
+
+    `obstacle` is called with the arguments of the call and returns why this backend cannot serve it, as a phrase that
+    continues "cannot be used here: ...", or None. It runs on every call under `auto`: it reads devices, dtypes and
+    shapes, never values.
+    """
+
+    function: Callable[..., Any]
+    obstacle: Callable[..., str | None] = no_obstacle

@@ -1,0 +1,30 @@
+"""Whether Triton kernels can run: the one place that knows its guarded import and its interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+#: dtypes that our kernels read and write; they accumulate in float32
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: whether Triton is there (it is not on macOS and, usually, on Windows); looked up, not imported
+INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def interpreting() -> bool:
+    """Whether Triton was told to run kernels in Python, which works on the CPU, slowly: for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def triton_obstacle(tensor: Tensor) -> str | None:
+    """Why a Triton kernel cannot take `tensor`, or None."""
+    if tensor.device.type != "cuda" and not (tensor.device.type == "cpu" and interpreting()):
+        return f"the tensors are on {tensor.device.type}, and Triton kernels need cuda"
+    if not INSTALLED:
+        return "triton is not installed (pip install triton)"
+    if tensor.dtype not in DTYPES:
+        return f"the kernels take float32, float16 and bfloat16, not {str(tensor.dtype).removeprefix('torch.')}"
+    return None

@@ -1,0 +1,136 @@
+"""Context broadcasting in lean PyTorch: one pass to average, one to write, forward and backward alike.
+
+Averaging over tokens is its own adjoint, so the backward of CB is CB, and it keeps nothing. CB_S keeps the average alone
+(B, C), never the tokens. Averages of half-precision tokens are accumulated in float32, and results have the tokens' dtype.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attngraft.mechanisms.context_broadcast.reference import Context
+
+
+def _mean(x: Tensor) -> Tensor:
+    """The mean token with the token axes kept at size 1, in float32 at least."""
+    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else None
+    return x.mean(tuple(range(1, x.ndim - 1)), keepdim=True, dtype=dtype)
+
+
+def _context(x: Tensor, context: Context) -> Tensor:
+    if context == "class":
+        return x[:, :1]
+    return _mean(x) if context == "mean" else x.amax(tuple(range(1, x.ndim - 1)), keepdim=True)
+
+
+class _Halfway(torch.autograd.Function):
+    """(x_i + mean x) / 2, a symmetric linear map."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.lerp(x, _mean(x).to(x.dtype), 0.5)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Nothing to keep."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _Halfway.apply(gradient)
+
+
+class _Scaled(torch.autograd.Function):
+    """x_i + Lambda * mean x, and the mean, which the backward of Lambda needs."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        mean = _mean(x)
+        return x + (scale * mean).to(x.dtype), mean
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[1], output[1])
+        ctx.tokens = inputs[0].shape[1:-1].numel()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, mean_gradient: Tensor) -> tuple[Tensor, Tensor]:
+        scale, mean = ctx.saved_tensors
+        average = _mean(gradient)
+        to_tokens = gradient + (scale * average + mean_gradient / ctx.tokens).to(gradient.dtype)
+        to_scale = (average * mean).sum(tuple(range(average.ndim - 1))) * ctx.tokens
+        return to_tokens, to_scale.to(scale.dtype)
+
+
+def context_broadcast(x: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tensor:
+    """(x_i + context) / 2."""
+    if prefix:
+        patches = x[:, prefix:]
+        halfway = (
+            torch.lerp(patches, x[:, :1], 0.5) if context == "class" else context_broadcast(patches, context=context)
+        )
+        return torch.cat([x[:, :prefix], halfway], dim=1)
+    return _Halfway.apply(x) if context == "mean" else torch.lerp(x, _context(x, context), 0.5)
+
+
+def scaled_context_broadcast(x: Tensor, scale: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tensor:
+    """x_i + Lambda * context."""
+    patches = x[:, prefix:] if prefix else x
+    if context == "mean":
+        scaled = _Scaled.apply(patches, scale)[0]
+    else:
+        source = x if context == "class" else patches
+        scaled = patches + (scale * _context(source, context)).to(x.dtype)
+    return torch.cat([x[:, :prefix], scaled], dim=1) if prefix else scaled
+
+
+def context_gate(x: Tensor, *, prefix: int = 0) -> Tensor:
+    """x_i * (x_0 + 1)."""
+    patches = x[:, prefix:] if prefix else x
+    gated = torch.addcmul(patches, patches, x[:, :1])
+    return torch.cat([x[:, :prefix], gated], dim=1) if prefix else gated
+
+
+def context_hybrid(x: Tensor, *, prefix: int = 0) -> Tensor:
+    """x_i * (x_0 + 1/2) + mean / 2."""
+    patches = x[:, prefix:] if prefix else x
+    mixed = torch.addcmul((_mean(patches) / 2).to(x.dtype), patches, x[:, :1] + 0.5)
+    return torch.cat([x[:, :prefix], mixed], dim=1) if prefix else mixed
+
+
+def squeeze_excitation(
+    x: Tensor,
+    squeeze: Tensor,
+    excite: Tensor,
+    squeeze_bias: Tensor | None = None,
+    excite_bias: Tensor | None = None,
+) -> Tensor:
+    """x * sigmoid(W2 relu(W1 mean))."""
+    hidden = F.linear(_mean(x).to(x.dtype), squeeze, squeeze_bias).relu_()
+    return x * F.linear(hidden, excite, excite_bias).sigmoid().to(x.dtype)
+
+
+def uniform_share(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows that share their weight among the keys they may see, in the shape of `visible`; zeros where they see none."""
+    return (visible / visible.sum(-1, keepdim=True).clamp_min(1)).to(dtype)
+
+
+def uniform_weights(weights: Tensor, visible: Tensor | None, *, count: int, keep_half: bool = False) -> Tensor:
+    """The attention map with its last `count` heads uniform; their share is computed once per distinct mask."""
+    if visible is None:
+        uniform = weights.new_full((1, 1, 1, weights.shape[-1]), 1 / max(weights.shape[-1], 1))
+    else:
+        own_masks = visible.ndim >= 3 and visible.shape[-3] > 1
+        uniform = uniform_share(visible[..., -count:, :, :] if own_masks else visible, weights.dtype)
+    if keep_half:
+        own = torch.eye(*weights.shape[-2:], dtype=weights.dtype, device=weights.device)
+        uniform = (uniform + own) / 2
+    shape = (weights.shape[0], count, *weights.shape[-2:])
+    return torch.cat([weights[:, : weights.shape[1] - count], uniform.expand(shape)], dim=1)

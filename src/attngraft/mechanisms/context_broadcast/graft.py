@@ -1,0 +1,276 @@
+"""Context broadcasting as grafts: `cb`, `cb_s`, `cb_gate`, `cb_hybrid`, and what the paper compares: `se`, `uniform_heads`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from torch import Tensor
+
+from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, Stage, Unused
+from attngraft.mechanisms.context_broadcast import layer, ops
+from attngraft.mechanisms.context_broadcast.reference import Context
+from attngraft.mechanisms.registry import register_graft
+
+
+class ContextBroadcastGraft(layer.ContextBroadcast, Graft):
+    """`ContextBroadcast` at a site."""
+
+
+class ScaledContextBroadcastGraft(layer.ScaledContextBroadcast, Graft):
+    """`ScaledContextBroadcast` at a site."""
+
+
+class ContextGateGraft(layer.ContextGate, Graft):
+    """`ContextGate` at a site."""
+
+
+class ContextHybridGraft(layer.ContextHybrid, Graft):
+    """`ContextHybrid` at a site."""
+
+
+class SqueezeExcitationGraft(layer.SqueezeExcitation, Graft):
+    """`SqueezeExcitation` at a site."""
+
+
+class UniformHeadsGraft(Graft):
+    """Makes the last heads of an attention map uniform over the keys that each query may see."""
+
+    def __init__(self, *, count: int, keep_half: bool) -> None:
+        super().__init__()
+        self.count = count
+        self.keep_half = keep_half
+
+    def forward(self, weights: Tensor, visible: Tensor | None) -> Tensor:
+        return ops.uniform_weights(weights, visible, count=self.count, keep_half=self.keep_half)
+
+    def extra_repr(self) -> str:
+        return f"count={self.count}, keep_half={self.keep_half}"
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """Where in a block context is broadcast; `scope` matters where attention has windows, `tokens` where prefix tokens are."""
+
+    at: Literal["mlp", "attention", "both"] = "mlp"
+    position: Literal["front", "mid", "end"] = "end"
+    scope: Literal["image", "window"] = "image"
+    tokens: Literal["all", "patches"] = "all"
+
+    def __post_init__(self) -> None:
+        if self.at == "attention" and self.position != "end":
+            raise ValueError(f"position={self.position} is a place in the MLP, and at=attention leaves the MLP alone")
+        if self.at == "mlp" and self.scope != "image":
+            raise ValueError("scope=window is for attention (at=attention or both); an MLP sees the whole map")
+
+    def stages(self) -> tuple[Stage, ...]:
+        mlp: dict[str, Stage] = {"front": "mlp.front", "mid": "mlp.mid", "end": "mlp.end"}
+        attention: Stage = "attn.end" if self.scope == "image" else "attn.window"
+        return {"mlp": (mlp[self.position],), "attention": (attention,), "both": (attention, mlp[self.position])}[
+            self.at
+        ]
+
+    def prefix(self, geometry: Geometry) -> int:
+        """How many leading tokens are left out."""
+        return geometry.prefix_tokens if self.tokens == "patches" else 0
+
+
+@dataclass(frozen=True)
+class ContextOptions(PlaceOptions):
+    context: Context = "mean"
+
+
+@dataclass(frozen=True)
+class ScaledOptions(ContextOptions):
+    init: float = 0.0
+
+
+OptionsT = TypeVar("OptionsT", bound=PlaceOptions)
+
+
+class _ContextType(GraftType[OptionsT]):
+    """What the four forms share: where they stand and what they refuse."""
+
+    def stages(self, options: OptionsT) -> tuple[Stage, ...]:
+        return options.stages()
+
+    def refusal(self, geometry: Geometry, stage: Stage, options: OptionsT) -> str | None:
+        if self.needs_class_token(options) and not geometry.class_token:
+            return "it has no class token to broadcast; use cb or cb_s with context=mean or max"
+        return refuse_mixing(geometry)
+
+    def needs_class_token(self, options: OptionsT) -> bool:
+        return getattr(options, "context", "class") == "class"
+
+
+def refuse_mixing(geometry: Geometry) -> str | None:
+    """Why tokens cannot be averaged here."""
+    if geometry.causal:
+        return "its tokens must not see later ones, and this averages over all; use horizontal or vertical, which mix no tokens"
+    if geometry.padded:
+        return "its batches hold padding, which would be averaged in; use horizontal or vertical, which mix no tokens"
+    return None
+
+
+class ContextBroadcastType(_ContextType[ContextOptions]):
+    """`cb`."""
+
+    name = "cb"
+    summary = "context broadcasting: each token moves halfway to the mean token (or max, class token); no parameters"
+    source = "Context Broadcasting, Eq. 1, Table 10"
+    Options = ContextOptions
+
+    def build(self, geometry: Geometry, stage: Stage, options: ContextOptions) -> Graft:
+        return ContextBroadcastGraft(context=options.context, prefix_tokens=options.prefix(geometry))
+
+    def notes(self, geometry: Geometry, stage: Stage, options: ContextOptions) -> tuple[str, ...]:
+        return (
+            "never the identity: it halves each token's distance to the context, so a pretrained host must be tuned",
+        )
+
+
+class ScaledContextBroadcastType(_ContextType[ScaledOptions]):
+    """`cb_s`."""
+
+    name = "cb_s"
+    summary = (
+        "scaled context broadcasting: adds Lambda * mean token, a learned Lambda per channel; starts as the identity"
+    )
+    source = "Context Broadcasting, Sec. 2.2, Fig. 6"
+    Options = ScaledOptions
+
+    def build(self, geometry: Geometry, stage: Stage, options: ScaledOptions) -> Graft:
+        return ScaledContextBroadcastGraft(
+            geometry.width(stage), init=options.init, context=options.context, prefix_tokens=options.prefix(geometry)
+        )
+
+    def starts_as_identity(self, options: ScaledOptions) -> bool:
+        return options.init == 0
+
+
+class ContextGateType(_ContextType[PlaceOptions]):
+    """`cb_gate`."""
+
+    name = "cb_gate"
+    summary = "multiplies each token by (class token + 1); no parameters"
+    source = "Context Broadcasting, Appendix B.6, Table 13"
+    Options = PlaceOptions
+
+    def build(self, geometry: Geometry, stage: Stage, options: PlaceOptions) -> Graft:
+        return ContextGateGraft(prefix_tokens=options.prefix(geometry))
+
+
+class ContextHybridType(_ContextType[PlaceOptions]):
+    """`cb_hybrid`."""
+
+    name = "cb_hybrid"
+    summary = "context broadcasting plus each token times the class token; no parameters"
+    source = "Context Broadcasting, Appendix B.6, Table 13"
+    Options = PlaceOptions
+
+    def build(self, geometry: Geometry, stage: Stage, options: PlaceOptions) -> Graft:
+        return ContextHybridGraft(prefix_tokens=options.prefix(geometry))
+
+
+@dataclass(frozen=True)
+class SqueezeExcitationOptions:
+    """The hidden width is C // reduction."""
+
+    reduction: int = 16
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reduction < 1:
+            raise ValueError(f"reduction is at least 1, not {self.reduction}")
+
+
+class SqueezeExcitationType(GraftType[SqueezeExcitationOptions]):
+    """`se`."""
+
+    name = "se"
+    summary = "squeeze-and-excitation on tokens at the MLP's end: channels gated by the mean token"
+    source = "Context Broadcasting, Tables 2 and 3 (as a comparison)"
+    Options = SqueezeExcitationOptions
+
+    def stages(self, options: SqueezeExcitationOptions) -> tuple[Stage, ...]:
+        return ("mlp.end",)
+
+    def refusal(self, geometry: Geometry, stage: Stage, options: SqueezeExcitationOptions) -> str | None:
+        return refuse_mixing(geometry)
+
+    def build(self, geometry: Geometry, stage: Stage, options: SqueezeExcitationOptions) -> Graft:
+        return SqueezeExcitationGraft(
+            geometry.width(stage), reduction=options.reduction, bias=options.bias, init=geometry.init
+        )
+
+
+@dataclass(frozen=True)
+class UniformHeadsOptions:
+    """How many heads, and what they put out: the average of their values, or CB of them."""
+
+    count: int = 1
+    value: Literal["average", "cb"] = "average"
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count is at least 1, not {self.count}")
+
+
+class UniformHeadsType(GraftType[UniformHeadsOptions]):
+    """`uniform_heads`."""
+
+    name = "uniform_heads"
+    summary = "the last heads attend to all visible tokens alike; their q and k rows stay in the host, unused"
+    source = "Context Broadcasting, Table 1 (Replc.)"
+    Options = UniformHeadsOptions
+
+    def stages(self, options: UniformHeadsOptions) -> tuple[Stage, ...]:
+        return ("weights",)
+
+    def refusal(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> str | None:
+        heads = _attention(geometry).heads
+        if options.count > heads:
+            return f"it has {heads} heads; use count={heads} or less"
+        if options.value == "cb" and _attention(geometry).cross:
+            return "its queries are not its keys, so a head cannot do CB on its values; use value=average"
+        return None
+
+    def build(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> Graft:
+        return UniformHeadsGraft(count=options.count, keep_half=options.value == "cb")
+
+    def unused(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> Unused:
+        site = _attention(geometry)
+        kept = (site.heads - options.count) * site.key_width
+        rows = tuple(
+            (name, block.start + kept, block.stop)
+            for block in (site.rows[role] for role in ("q", "k") if role in site.rows)
+            for name in block.parameters
+        )
+        return Unused(parameters=site.query_key_parameters if options.count == site.heads else (), rows=rows)
+
+    def notes(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> tuple[str, ...]:
+        site, unused = _attention(geometry), self.unused(geometry, stage, options)
+        saved = sum((stop - start) * (1 if name.endswith("bias") else site.dim) for name, start, stop in unused.rows)
+        return (
+            f"Table 1 counts a model without the unused q and k rows: {saved:,} parameters fewer at this site "
+            "(build one with attn_layer=UniformHeadAttention)",
+        )
+
+
+def _attention(geometry: Geometry) -> AttentionGeometry:
+    if not isinstance(geometry, AttentionGeometry):
+        raise TypeError(f"heads are made uniform at attention sites, and this is a {type(geometry).__name__}")
+    return geometry
+
+
+GRAFTS: tuple[GraftType[Any], ...] = tuple(
+    register_graft(graft_type)
+    for graft_type in (
+        ContextBroadcastType(),
+        ScaledContextBroadcastType(),
+        ContextGateType(),
+        ContextHybridType(),
+        SqueezeExcitationType(),
+        UniformHeadsType(),
+    )
+)
