@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any, cast
 
 import timm
 from torch import nn
 
+from attngraft.errors import HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.grafting.spec import Specification, parse
 
@@ -25,11 +27,27 @@ def create_model(name: str, graft: Specification = None, pretrained: bool = Fals
         timm_kwargs: for `timm.create_model`.
 
     Raises:
-        GraftSpecError, HostError: as `graft` does; before any weights are fetched where the text cannot be read.
+        UsageError: there is no model of this name; says which are near.
+        GraftSpecError, HostError: as `graft` does, before any weights are fetched where the text cannot be read; or timm
+            cannot make the model with these arguments.
     """
+    import attngraft.models  # registers our own networks with timm
 
     spec = parse(graft)
-    model = cast(nn.Module, timm.create_model(name, pretrained=pretrained, **timm_kwargs))
+    _check_name(name)
+    try:
+        model = cast(nn.Module, timm.create_model(name, pretrained=pretrained, **timm_kwargs))
+    except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in timm_kwargs.items()) or "no arguments"
+        raise HostError(f"timm cannot make {name} with {given}: {error}") from error
     if spec:
         apply_graft(model, spec)
     return model
+
+
+def _check_name(name: str) -> None:
+    if ":" in name or timm.is_model(name.partition(".")[0]):  # `hf-hub:...`, `local-dir:...` are timm's to resolve
+        return
+    near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists all"
+    raise UsageError(f"there is no model {name!r} in timm {timm.__version__}; {hint}")
