@@ -1,7 +1,7 @@
 """The one timing harness: how many times slower is the candidate, measured side by side.
 
 A machine's speed drifts (clock, neighbours, temperature), so two timings taken apart are not comparable. Here baseline
-and candidate alternate, each pair gives one ratio, and the answer is the median of the ratios with a bootstrap interval.
+and candidate alternate, each pair gives one ratio, and the answer is the median of the ratios, with its interval.
 """
 
 from __future__ import annotations

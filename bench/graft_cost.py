@@ -1,0 +1,113 @@
+"""What a graft costs in time: a training step of the grafted model over the host's, side by side.
+
+    python bench/graft_cost.py --out benchmarks/graft_cost.json
+
+A step is forward, cross-entropy, backward and AdamW on ViT-Ti at 224, batch 8. Before timing, the richer classes without
+grafts must give the host's output bit for bit, and each grafted model that of its reference backend.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+
+import timm
+import torch
+from torch import nn
+
+import attngraft
+from attngraft.bench import several
+from attngraft.bench.command import finish, options
+from attngraft.bench.gate import check_outputs, reference_backend
+from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.grafting.apply import enrich
+from attngraft.hosts import find_host
+
+PLAIN = "richer class, no graft"
+BARS = {
+    PLAIN: 1.00,
+    "cb": 1.03,
+    "cb_s": 1.04,
+    "horizontal": 1.08,
+    "vertical": 1.08,
+    "horizontal + vertical": 1.18,
+}
+
+
+def enriched(host: nn.Module) -> nn.Module:
+    """A copy of `host` whose every site has its richer class and no graft."""
+    model = copy.deepcopy(host)
+    found = find_host(model)
+    for carrier in {carrier for site in found.sites for carrier in site.carriers.values()}:
+        enrich(found.module(carrier))
+    return model
+
+
+def grafted(host: nn.Module, spec: str) -> nn.Module:
+    """A copy of `host` with grafts, their values away from any identity."""
+    model = copy.deepcopy(host)
+    attngraft.graft(model, spec)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".grafts." in name:
+                parameter.normal_(std=0.02)
+    return model
+
+
+def check(host: nn.Module, models: dict[str, nn.Module], images: torch.Tensor) -> None:
+    """The gate: nothing with a wrong output is timed."""
+    with torch.no_grad():
+        expected = host.eval()(images)
+        for name, model in models.items():
+            output = model.eval()(images)
+            if name == PLAIN:
+                check_outputs(output, expected, what=name, rtol=0, atol=0)
+            else:
+                with reference_backend():
+                    check_outputs(output, model(images), what=name, rtol=1e-4, atol=1e-5)
+
+
+def training_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], object]:
+    """Work: one optimizer step on a fixed batch."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.05)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def main() -> int:
+    parser = options("Training step of grafted models over the host's.", pairs=30)
+    parser.add_argument("--host", default="vit_tiny_patch16_224", help="the bars are for ViT-Ti")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    setting = here()
+    torch.manual_seed(0)
+    host = timm.create_model(arguments.host)
+    size = host.pretrained_cfg["input_size"]
+    images, labels = torch.randn(arguments.batch, *size), torch.randint(host.num_classes, (arguments.batch,))
+    models = {name: enriched(host) if name == PLAIN else grafted(host, name) for name in BARS}
+    check(host, models, images[:2])
+    steps = {name: training_step(model, images, labels) for name, model in models.items()}
+    measured = several(training_step(host, images, labels), steps, pairs=arguments.pairs)
+    result = BenchResult(
+        title=f"Training step of {arguments.host}, batch {arguments.batch}, over the host's",
+        command=setting.command,
+        environment=setting.environment,
+        load=setting.load,
+        settings={"host": arguments.host, "batch": arguments.batch, "pairs": arguments.pairs},
+        measurements=tuple(measurement(name, ratio, bar=BARS[name]) for name, ratio in measured.items()),
+    )
+    return finish(result, out=arguments.out, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

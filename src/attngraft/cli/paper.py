@@ -1,0 +1,108 @@
+"""`attngraft paper`: a paper's tables beside our own numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def paper(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[PAPER]", help="A paper's id; without it, lists papers.")
+    ] = None,
+    table: Annotated[str | None, typer.Argument(help="A table's id; without it, lists the paper's tables.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A run's or a study's folder: fills measured columns.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Print a paper's table with our numbers beside the printed ones.
+
+    Parameters and MACs are counted with the paper's own counter, on models without weights; nothing is downloaded. A cell
+    agrees if our number rounds to the printed digits; every other cell says why. Accuracies are shown as printed, and beside
+    them those of your own finished runs of the same model and graft, if --runs is given.
+
+    \b
+    Examples:
+      attngraft paper                      which papers there are
+      attngraft paper cb                   which tables a paper has
+      attngraft paper cb table6            one table beside our numbers
+      attngraft paper hv table3 --runs runs/imagenet100
+      attngraft paper cb table6 --json
+    """
+    from attngraft.errors import UsageError
+
+    if runs is not None and table is None:
+        raise UsageError(
+            "--runs fills the measured columns of one table; name it: attngraft paper PAPER TABLE --runs DIR"
+        )
+    if name is None:
+        _list_papers(json)
+    elif table is None:
+        _list_tables(name, json)
+    else:
+        _show(name, table, runs, json)
+
+
+def _list_papers(json: bool) -> None:
+    from rich.table import Table
+
+    from attngraft.papers import list_papers, load_paper
+
+    papers = [load_paper(name) for name in list_papers()]
+    if json:
+        _print_json([{"id": one.id, "title": one.title, "source": one.source} for one in papers])
+        return
+    drawn = Table()
+    for heading in ("paper", "title", "source"):
+        drawn.add_column(heading)
+    for one in papers:
+        drawn.add_row(one.id, one.title, one.source)
+    _console().print(drawn)
+
+
+def _list_tables(name: str, json: bool) -> None:
+    from attngraft.papers import load_paper
+
+    found = load_paper(name)
+    if json:
+        _print_json([{"id": table.id, "title": table.title, "rows": len(table.rows)} for table in found.tables])
+        return
+    from attngraft.papers.table import list_tables
+
+    _console().print(list_tables(found))
+
+
+def _show(name: str, table: str, runs: Path | None, json: bool) -> None:
+    from attngraft.papers import load_paper
+
+    found = load_paper(name)
+    wanted = found.table(table)
+    from attngraft.papers.compute import compute_table
+    from attngraft.papers.runs import find_runs
+
+    result = compute_table(found, wanted, runs=() if runs is None else find_runs(runs))
+    if json:
+        _print_json(result.to_dict())
+        return
+    from attngraft.papers.table import render_table
+
+    console = _console()
+    console.print(render_table(found, result, ascii_only=console.options.ascii_only))
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

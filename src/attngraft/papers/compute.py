@@ -1,0 +1,201 @@
+"""A paper's table beside our numbers: build each row's model without weights, count it as the paper does, compare.
+
+A cell agrees if our number, rounded to the digits that the paper prints, is the printed one. Everything else says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from attngraft.errors import ConfigError, HostError
+from attngraft.papers.counters import COUNTERS
+from attngraft.papers.runs import Run, matching
+from attngraft.papers.schema import Column, Paper, Row, Table
+from attngraft.suggest import did_you_mean
+
+Verdict = Literal["agrees", "differs", "not computed", "from runs", "printed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One cell: the printed number, ours, and what the two say together."""
+
+    verdict: Verdict
+    printed: str | None = None
+    ours: float | None = None
+    why: str | None = None  #: why it differs or is not computed
+    runs: int = 0  #: how many runs `ours` is the mean of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowResult:
+    """A row with its cells by column id; columns in which the paper prints nothing and we count nothing are left out."""
+
+    label: str  #: the variant with its host's name ("ViT-S + CB")
+    row: Row
+    cells: Mapping[str, Cell]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableResult:
+    """A table computed."""
+
+    paper: str
+    table: Table
+    rows: Sequence[RowResult]
+    data: Sequence[str] = ()  #: what the runs in it were trained on
+    unmatched: Sequence[str] = ()  #: folders of runs that are no row of this table
+
+    def count(self, verdict: Verdict) -> int:
+        """How many cells have this verdict."""
+        return sum(cell.verdict == verdict for row in self.rows for cell in row.cells.values())
+
+    @property
+    def summary(self) -> str:
+        """One line: how many cells agree, differ, and are not computed."""
+        agree, differ, missing = (self.count(verdict) for verdict in ("agrees", "differs", "not computed"))
+        line = f"{agree} cell{'' if agree == 1 else 's'} agree, {differ} differ, {missing} not computed"
+        runs = self.count("from runs")
+        if agree + differ + missing + runs == 0:
+            return "all numbers are the paper's; nothing in this table can be counted"
+        return f"{line}, {runs} from runs" if runs else line
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "paper": self.paper,
+            "table": self.table.id,
+            "title": self.table.title,
+            "columns": [dataclasses.asdict(column) for column in self.table.columns],
+            "rows": [
+                {
+                    "variant": result.label,
+                    "model": self.table.model_of(result.row),
+                    "args": dict(result.row.args),
+                    "graft": result.row.graft,
+                    "note": result.row.note,
+                    "cells": {column: dataclasses.asdict(cell) for column, cell in result.cells.items()},
+                }
+                for result in self.rows
+            ],
+            "notes": list(self.table.notes),
+            "data": list(self.data),
+            "unmatched_runs": list(self.unmatched),
+            "agree": self.count("agrees"),
+            "differ": self.count("differs"),
+            "not_computed": self.count("not computed"),
+        }
+
+
+class _NotBuiltError(Exception):
+    """The row's model cannot be built yet; the message says what is missing."""
+
+
+def compute_table(paper: Paper, table: Table, *, runs: Iterable[Run] = ()) -> TableResult:
+    """Our numbers for every row of `table`, on the meta device: no weights, no downloads.
+
+    Args:
+        runs: finished runs (`attngraft.papers.runs.find_runs`); those of a row's model and graft fill its metrics.
+
+    Raises:
+        ConfigError: the paper's file names a counter, or one of its numbers, that does not exist.
+    """
+    runs = list(runs)
+    used: list[Run] = []
+    results = []
+    host = ""
+    for row in table.rows:
+        host = host if row.variant.startswith("+") else row.variant
+        label = f"{host} {row.variant}" if row.variant.startswith("+") else row.variant
+        matched = matching(runs, table.model_of(row), row, paper.aliases)
+        used += matched
+        results.append(RowResult(label=label, row=row, cells=_cells(paper, table, row, matched)))
+    return TableResult(
+        paper=paper.id,
+        table=table,
+        rows=results,
+        data=sorted({run.data for run in used}),
+        unmatched=[run.folder for run in runs if run not in used],
+    )
+
+
+def rounds_to(printed: str, ours: float) -> bool | None:
+    """Whether `ours`, rounded half up to the digits of `printed`, is `printed`; None where that is no plain number."""
+    try:
+        number = Decimal(printed)
+    except InvalidOperation:
+        return None
+    return Decimal(repr(float(ours))).quantize(number, rounding=ROUND_HALF_UP) == number
+
+
+def _cells(paper: Paper, table: Table, row: Row, runs: Sequence[Run]) -> dict[str, Cell]:
+    numbers: Mapping[str, float] | None = None
+    missing: str | None = None
+    if any(column.count and column.id in row.printed for column in table.columns):
+        try:
+            numbers = _count(paper, table, row)
+        except _NotBuiltError as error:
+            missing = str(error)
+    cells = {}
+    for column in table.columns:
+        if column.id not in row.printed:
+            continue
+        if column.count:
+            cells[column.id] = _counted(column.count, column.id, row, numbers, missing)
+        else:
+            cells[column.id] = _measured(column, row, runs)
+    return cells
+
+
+def _counted(what: str, column: str, row: Row, numbers: Mapping[str, float] | None, missing: str | None) -> Cell:
+    printed = row.printed[column]
+    if numbers is None:
+        return Cell(verdict="not computed", printed=printed, why=f"not built yet: {missing}")
+    if what not in numbers:
+        raise ConfigError(
+            f"column {column}: the counter gives no {what!r}{did_you_mean(what, numbers)}; it gives {', '.join(numbers)}"
+        )
+    ours = numbers[what]
+    if rounds_to(printed, ours):
+        return Cell(verdict="agrees", printed=printed, ours=ours)
+    return Cell(verdict="differs", printed=printed, ours=ours, why=row.errata.get(column, "no reason is known"))
+
+
+def _measured(column: Column, row: Row, runs: Sequence[Run]) -> Cell:
+    printed = row.printed[column.id]
+    values = [run.metrics[column.metric] for run in runs if column.metric and column.metric in run.metrics]
+    if not values:
+        return Cell(verdict="printed", printed=printed)
+    return Cell(verdict="from runs", printed=printed, ours=fmean(values), runs=len(values))
+
+
+def _count(paper: Paper, table: Table, row: Row) -> Mapping[str, float]:
+    name = table.counter or paper.counter
+    if name not in COUNTERS:
+        raise ConfigError(f"{paper.id}: there is no counter {name!r}; there are {', '.join(COUNTERS)}")
+    model = _build(table, row)
+    return COUNTERS[name](model, (torch.empty(1, *row.input, device="meta"),))
+
+
+def _build(table: Table, row: Row) -> nn.Module:
+    """The row's model on the meta device."""
+    import timm
+
+    from attngraft.models import create_model
+
+    name = table.model_of(row)
+    if name is None or not timm.is_model(name):
+        raise _NotBuiltError(row.missing or f"the model {name}")
+    try:
+        with torch.device("meta"):
+            return create_model(name, graft=row.graft, **row.args).eval()
+    except HostError as error:
+        raise _NotBuiltError(row.missing or str(error)) from error

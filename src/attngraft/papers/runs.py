@@ -1,0 +1,75 @@
+"""Finished runs as a paper's table sees them: which model, which graft, which metrics at the last epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attngraft.errors import UsageError
+from attngraft.papers.schema import Row
+
+#: arguments of a host that do not make it another row: the data decides them, or they only act in training
+_INDIFFERENT = {"num_classes", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One finished run."""
+
+    folder: str
+    host: str
+    args: Mapping[str, Any]
+    spec: str  #: canonical
+    data: str  #: what it was trained on
+    metrics: Mapping[str, float]  #: of the last epoch, with prefix (`val/top1`)
+
+
+def find_runs(folder: Path) -> list[Run]:
+    """All finished runs below `folder`: a run folder, a study's folder, or a folder of several.
+
+    Raises:
+        UsageError: there is no such folder, or no finished run in it.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"--runs {folder}: there is no such folder")
+    runs = [run for recipe in sorted(folder.rglob("recipe.yaml")) if (run := _read(recipe.parent)) is not None]
+    if not runs:
+        raise UsageError(f"--runs {folder}: no finished run in it (a run's folder has recipe.yaml and finished.json)")
+    return runs
+
+
+def matching(runs: Iterable[Run], model: str | None, row: Row, aliases: Mapping[str, Sequence[str]]) -> list[Run]:
+    """The runs of a row's model and graft."""
+    from attngraft.grafting.spec import parse
+
+    names = {model, *aliases.get(model or "", ())}
+    candidates = [run for run in runs if run.host in names and _essential(run.args) == _essential(row.args)]
+    if not candidates:
+        return []
+    spec = str(parse(row.graft))
+    return [run for run in candidates if run.spec == spec]
+
+
+def _essential(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in args.items() if name not in _INDIFFERENT}
+
+
+def _read(folder: Path) -> Run | None:
+    """The run in `folder`; None where it is not finished."""
+    from attngraft.grafting.spec import parse
+    from attngraft.training.run_folder import read_run
+
+    record = read_run(folder)
+    if not record.finished:
+        return None
+    recipe = record.recipe
+    return Run(
+        folder=str(folder),
+        host=recipe.host.name,
+        args=recipe.host.args,
+        spec=str(parse(recipe.graft)),
+        data=str(recipe.task.get("data", {}).get("source", "unknown data")),
+        metrics=record.epochs[-1],
+    )
