@@ -21,7 +21,7 @@ def create_model(name: str, graft: Specification = None, pretrained: bool = Fals
     The host is made before it is grafted, so that its initial values are those of the plain host from the same seed.
 
     Args:
-        name: any timm model, ours included (`attngraft.models`).
+        name: any timm model, ours included (importing this package registers them).
         graft: a specification; None or "none" for the host as it is.
         pretrained: load timm's weights for the host; grafts are always fresh (`load_grafts` loads them).
         timm_kwargs: for `timm.create_model`.
@@ -31,8 +31,6 @@ def create_model(name: str, graft: Specification = None, pretrained: bool = Fals
         GraftSpecError, HostError: as `graft` does, before any weights are fetched where the text cannot be read; or timm
             cannot make the model with these arguments.
     """
-    import attngraft.models  # registers our own networks with timm
-
     spec = parse(graft)
     _check_name(name)
     try:
