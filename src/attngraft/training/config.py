@@ -1,0 +1,164 @@
+"""YAML for people: read strictly, laid over each other, changed by `--set a.b=value`.
+
+Notable: scalars follow YAML 1.2 (`1e-3` is a number, `no` is a word), and a key that occurs twice is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from attngraft.errors import ConfigError
+from attngraft.strict import read
+
+ConfigT = TypeVar("ConfigT")
+
+#: PyYAML's scalars without those of YAML 1.1 that surprise: words for truth, numbers that need a dot, dates
+_RESOLVERS = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the scalars of YAML 1.2 and without silently repeated keys."""
+
+    yaml_implicit_resolvers = {first: list(resolvers) for first, resolvers in _RESOLVERS.items()}  # noqa: RUF012
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                problem = f"the key {key.value!r} occurs twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value if isinstance(key.value, str) else id(key))
+        return super().construct_mapping(node, deep=deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes exactly what `_Loader` would not read as a text."""
+
+    yaml_implicit_resolvers = {first: list(resolvers) for first, resolvers in _RESOLVERS.items()}  # noqa: RUF012
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|nan))$"),
+        list("-+.0123456789"),
+    )
+
+
+def parse_yaml(text: str, *, source: str) -> Any:
+    """The plain value that `text` holds.
+
+    Raises:
+        ConfigError: `text` is no YAML; names `source`, line and column.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{source}{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that the file at `path` holds; an empty file is an empty mapping.
+
+    Raises:
+        ConfigError: the file cannot be read, is no YAML, or holds something else.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    value = parse_yaml(text, source=str(path))
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected sections such as `host:` and `train:`, found {value!r:.60}")
+    return value
+
+
+def dump_yaml(value: Any) -> str:
+    """Plain values as YAML that `read_yaml` reads back exactly."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over`; mappings are merged key by key, everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def apply_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """`config` with `a.b=value` texts applied in order, values read as YAML. `config` itself is left alone.
+
+    Raises:
+        ConfigError: a text without `=`, a value that is no YAML, or a path through something that is no section.
+    """
+    result = dict(config)
+    for text in overrides:
+        path, equals, value = text.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(f"--set {text}: write it as section.field=value, for example optimizer.lr=1e-3")
+        result = _with_value(result, keys, parse_yaml(value, source=f"--set {text}"), f"--set {text}")
+    return result
+
+
+def _with_value(config: Mapping[str, Any], keys: Sequence[str], value: Any, source: str) -> dict[str, Any]:
+    """A copy of `config` with `value` at the path `keys`; a mapping replaces what was there."""
+    first, *rest = keys
+    if rest:
+        section = config.get(first)
+        if not isinstance(section, Mapping | None):
+            raise ConfigError(f"{source}: {first} is {section!r}, not a section that could hold {'.'.join(rest)}")
+        value = _with_value(section or {}, rest, value, source)
+    return {**config, first: value}
+
+
+def from_mapping(cls: type[ConfigT], mapping: Any, *, source: str) -> ConfigT:
+    """An instance of the dataclass `cls` from plain values, strictly.
+
+    Raises:
+        ConfigError: names `source` and the dotted field.
+    """
+    try:
+        return read(cls, mapping, where="top")
+    except ConfigError as error:
+        message = str(error)
+        raise ConfigError(f"{source}: {message.removeprefix('top').lstrip('.: ')}") from None
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses, mappings and sequences as plain dictionaries and lists: what YAML and JSON hold."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def differing_fields(left: Mapping[str, Any], right: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """`field (left -> right)` for each dotted field in which two plain mappings differ."""
+    found = []
+    for key in sorted({*left, *right}):
+        a, b = left.get(key), right.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differing_fields(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key} ({a!r} -> {b!r})")
+    return found

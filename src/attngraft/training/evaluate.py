@@ -1,0 +1,137 @@
+"""Evaluation of a model on a split, by any number of processes; and of a run that lies in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather, send_to_device
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from attngraft.errors import DataError, TrainingError
+from attngraft.tasks.task import Batch, Evaluation, Split, Task
+from attngraft.training.build import build_model, build_task, model_data_config
+from attngraft.training.checkpoint import load_weights, read_checkpoint
+from attngraft.training.loading import EvalOrder, eval_batches, indices_of
+from attngraft.training.recipe import Recipe
+from attngraft.training.run_folder import RunFolder, read_run
+from attngraft.training.setup import create_accelerator
+
+Weights = Literal["last", "best", "ema", "best-ema"]
+
+
+class SplitEvaluator:
+    """Evaluates models on one split, again and again; its loading processes stay."""
+
+    def __init__(self, task: Task, split: Split, recipe: Recipe, accelerator: Accelerator) -> None:
+        config = recipe.train
+        self._task, self._split, self._accelerator = task, split, accelerator
+        self._order = EvalOrder(
+            length=len(split),
+            batch_size=config.eval_batch_size or config.batch_size // config.accumulate,
+            rank=accelerator.process_index,
+            world=accelerator.num_processes,
+        )
+        pin = accelerator.device.type == "cuda"
+        self._loader: DataLoader[Batch] = eval_batches(split, self._order, workers=config.workers, pin=pin)
+        self._channels_last = config.channels_last
+
+    def __call__(self, model: nn.Module, *, stopped: Callable[[], bool] = lambda: False) -> Evaluation | None:
+        """Metrics and predictions of `model`, the same in every process; None if `stopped()` said so between batches."""
+        evaluator = self._task.evaluator(self._split)
+        for outputs, indices in self._outputs(model):
+            evaluator.update(outputs, indices)
+            if stopped():
+                return None
+        return evaluator.result()
+
+    @torch.no_grad()
+    def _outputs(self, model: nn.Module) -> Iterable[tuple[dict[str, Tensor], Tensor]]:
+        """Per batch, what the task predicts and of which examples, gathered from all processes, on the CPU."""
+        model.eval()
+        device = self._accelerator.device
+        for keys, batch in zip(self._order, self._loader, strict=True):
+            batch = send_to_device(batch, device, non_blocking=True)
+            args, kwargs = model_inputs(self._task, batch, channels_last=self._channels_last)
+            with self._accelerator.autocast():
+                outputs = self._task.predict(model(*args, **kwargs), batch)
+            gathered = gather((outputs, indices_of(keys).to(device)))
+            yield {name: _on_cpu(tensor) for name, tensor in gathered[0].items()}, gathered[1].cpu()
+
+
+def model_inputs(task: Task, batch: Batch, *, channels_last: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with on this batch, 4-D tensors in the wanted memory format."""
+    args, kwargs = task.to_model(batch)
+    if not channels_last:
+        return args, dict(kwargs)
+    return tuple(map(_channels_last, args)), {name: _channels_last(value) for name, value in kwargs.items()}
+
+
+def evaluate_run(
+    folder: Path | str, *, data: str | None = None, split: str | None = None, weights: Weights = "last"
+) -> Evaluation:
+    """Evaluate the model that a run trained.
+
+    Args:
+        folder: the run's folder.
+        data: other data of the same kind (`task.data.source`); None: the run's own.
+        split: another part of the data (`task.data.val_split`); None: the run's own validation part.
+        weights: of the last checkpoint, the best epoch, or their moving averages.
+
+    Raises:
+        TrainingError: no run, or no such weights in it.
+        DataError: the data has other classes (or whatever the task derives the model from) than the run's.
+    """
+    record = read_run(folder)
+    recipe = _with_data(record.recipe, data, split)
+    task = build_task(recipe)
+    found = task.load(model_data_config=model_data_config(recipe))
+    if dict(found.model_args) != record.model_args:
+        raise DataError(
+            f"{record.folder}: this run's model was built for {record.model_args}, "
+            f"but the data asks for {dict(found.model_args)}: evaluate it on data of the same kind"
+        )
+    accelerator = create_accelerator(recipe)
+    model = build_model(recipe, record.model_args, weights=False)
+    _fill(model, RunFolder(record.folder), weights)
+    model = accelerator.prepare_model(model, evaluation_mode=True)
+    evaluation = SplitEvaluator(task, found.val, recipe, accelerator)(model)
+    if evaluation is None:
+        raise TrainingError(f"{record.folder}: the evaluation was stopped")
+    return evaluation
+
+
+def _with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
+    section = dict(recipe.task.get("data", {}))
+    if data is not None:
+        section["source"] = data
+    if split is not None:
+        section |= {"val_split": split, "val_fraction": None}
+    return replace(recipe, task={**recipe.task, "data": section}) if section else recipe
+
+
+def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
+    if weights in ("best", "best-ema"):
+        load_weights(run.best(weights.partition("-")[2]), model)
+        return
+    state = read_checkpoint(run)
+    if state is None:
+        raise TrainingError(f"{run.path}: this run has no checkpoint yet")
+    if state["ema" if weights == "ema" else "model"] is None:
+        raise TrainingError(f"{run.path}: this run keeps no moving average (train.ema is null)")
+    model.load_state_dict(state["ema" if weights == "ema" else "model"])
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).cpu()
+
+
+def _channels_last(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.ndim == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    return value

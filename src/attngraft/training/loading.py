@@ -1,0 +1,153 @@
+"""Which examples make which batch, and their loading.
+
+A batch is a list of keys (epoch, index), so that a loading process knows the epoch of what it draws. The keys of all
+batches, from any step on, follow from the seed: nothing of a DataLoader's own state is needed to go on in mid-epoch.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from attngraft.errors import ConfigError
+from attngraft.tasks.task import Batch, Split
+from attngraft.training.randomness import epoch_order
+
+Keys = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOrder:
+    """The keys of every training batch of one process.
+
+    Update `step` of an epoch takes the next `batch_size` examples of the epoch's order; the process of `rank` takes its
+    contiguous share of them and cuts it into `accumulate` micro-batches. What is left at the end of an epoch, less than
+    a batch, is not used in that epoch.
+    """
+
+    split: Split
+    seed: int
+    batch_size: int
+    accumulate: int = 1
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size % (self.accumulate * self.world):
+            raise ConfigError(
+                f"train.batch_size {self.batch_size} cannot be shared by {self.world} processes with "
+                f"train.accumulate {self.accumulate}: make it a multiple of {self.world * self.accumulate}"
+            )
+        if self.steps < 1:
+            raise ConfigError(
+                f"train.batch_size {self.batch_size} is more than an epoch's {self._examples} training examples: "
+                f"use --set train.batch_size={self._examples} or less"
+            )
+
+    @cached_property
+    def _examples(self) -> int:
+        own = self.split.order(seed=self.seed, epoch=0)
+        return len(self.split) if own is None else len(own)
+
+    @property
+    def steps(self) -> int:
+        """Updates per epoch."""
+        return self._examples // self.batch_size
+
+    def order(self, epoch: int) -> np.ndarray:
+        """Indices of the examples of `epoch`, in order: the split's own order if it has one, else a shuffle of all."""
+        own = self.split.order(seed=self.seed, epoch=epoch)
+        return epoch_order(self.seed, epoch, len(self.split)) if own is None else own
+
+    def micro_batches(self, epoch: int, step: int, order: np.ndarray | None = None) -> list[Keys]:
+        """The keys of this process's micro-batches of one update."""
+        order = self.order(epoch) if order is None else order
+        share = self.batch_size // self.world
+        start = step * self.batch_size + self.rank * share
+        size = share // self.accumulate
+        keys = [(epoch, int(index)) for index in order[start : start + share]]
+        return [keys[i : i + size] for i in range(0, share, size)]
+
+    def stream(self, *, epoch: int, step: int, epochs: int) -> Iterator[Keys]:
+        """The keys of all micro-batches from that update to the end of the last epoch."""
+        for current in range(epoch, epochs):
+            order = self.order(current)
+            for at in range(step if current == epoch else 0, self.steps):
+                yield from self.micro_batches(current, at, order)
+
+
+class _From:
+    """An iterator handed to a DataLoader as its batch sampler."""
+
+    def __init__(self, keys: Iterator[Keys]) -> None:
+        self._keys = keys
+
+    def __iter__(self) -> Iterator[Keys]:
+        return self._keys
+
+
+def train_batches(
+    order: TrainOrder, *, epoch: int, step: int, epochs: int, workers: int, pin: bool
+) -> DataLoader[Batch]:
+    """Batches from that update to the end of the last epoch, as one stream: workers start once and read ahead."""
+    sampler = _From(order.stream(epoch=epoch, step=step, epochs=epochs))
+    return _loader(order.split, sampler, workers=workers, pin=pin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOrder:
+    """The indices of one process's evaluation batches.
+
+    Every example is seen once. Only where the last batch cannot be shared evenly does its last example appear in
+    more than one process, because processes must take part alike; an evaluator ignores repeats.
+    """
+
+    length: int
+    batch_size: int  #: over all processes
+    rank: int = 0
+    world: int = 1
+
+    def __iter__(self) -> Iterator[Keys]:
+        size = max(self.batch_size // self.world, 1) * self.world
+        for start in range(0, self.length, size):
+            indices = list(range(start, min(start + size, self.length)))
+            indices += indices[-1:] * (-len(indices) % self.world)
+            share = len(indices) // self.world
+            yield [(0, index) for index in indices[self.rank * share : (self.rank + 1) * share]]
+
+
+def eval_batches(split: Split, order: EvalOrder, *, workers: int, pin: bool) -> DataLoader[Batch]:
+    """The batches of `order`; can be iterated again and keeps its workers."""
+    return _loader(split, order, workers=workers, pin=pin, persistent=workers > 0)
+
+
+def _loader(
+    split: Split, sampler: _From | EvalOrder, *, workers: int, pin: bool, persistent: bool = False
+) -> DataLoader[Batch]:
+    return DataLoader(
+        cast(Dataset[Any], split),  # it is one in all but name
+        batch_sampler=cast(Any, sampler),
+        collate_fn=split.collate,
+        num_workers=workers,
+        pin_memory=pin,
+        persistent_workers=persistent,
+        worker_init_fn=_leave_signals_to_the_parent if workers else None,
+    )
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Ctrl-C reaches the whole process group; the trainer needs its workers until the step is finished and saved."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def indices_of(keys: Keys) -> torch.Tensor:
+    """The indices of a batch's keys."""
+    return torch.tensor([index for _, index in keys], dtype=torch.int64)

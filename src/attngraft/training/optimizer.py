@@ -1,0 +1,84 @@
+"""Optimizer, schedule and moving average, all of them timm's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm.optim
+import torch
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from attngraft.errors import ConfigError
+from attngraft.suggest import did_you_mean
+from attngraft.training.recipe import Recipe
+
+
+def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer over the parameters of `model` that need a gradient.
+
+    Parameters with one axis, graft parameters among them, and those that the host exempts are not decayed. With
+    `layer_decay` the host's own grouping of its layers decides, where it has one. Rows of a host's parameters that a
+    graft left without use are pinned, so that decay does not move them.
+
+    Raises:
+        ConfigError: an optimizer or an argument that timm does not know.
+    """
+    import attngraft
+
+    config = recipe.optimizer
+    given = {"betas": config.betas, "eps": config.eps, "momentum": config.momentum}
+    extra = {name: value for name, value in given.items() if value is not None} | dict(config.args)
+    _check_name(config.name)
+    try:
+        optimizer = timm.optim.create_optimizer_v2(
+            model,
+            opt=config.name,
+            lr=recipe.lr,
+            weight_decay=config.weight_decay,
+            layer_decay=config.layer_decay,
+            **extra,
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"optimizer {config.name} with {extra}: {error}") from None
+    attngraft.pin_unused_rows(optimizer, model)
+    return optimizer
+
+
+def _check_name(name: str) -> None:
+    known = timm.optim.list_optimizers()
+    if name.lower().removeprefix("lookahead_") not in known:
+        near = did_you_mean(name, known)
+        raise ConfigError(f"optimizer.name: timm has no optimizer {name!r}{near}; there are {', '.join(known)}")
+
+
+def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, *, steps: int) -> Scheduler:
+    """The recipe's schedule with `steps` updates per epoch; `schedule.step_update(n)` sets the rate of update n.
+
+    It has no state: the rate is a function of the number of updates made.
+    """
+    config = recipe.schedule
+    options: dict[str, Any] = {
+        "sched": "step" if config.name == "constant" else config.name,
+        "num_epochs": config.epochs - config.cooldown_epochs,
+        "decay_epochs": config.decay_epochs or (config.epochs if config.name == "constant" else 90),
+        "decay_milestones": list(config.decay_milestones),
+        "decay_rate": config.decay_rate or (1.0 if config.name in ("constant", "poly") else 0.1),
+        "cooldown_epochs": config.cooldown_epochs,
+        "warmup_epochs": config.warmup,
+        "warmup_lr": config.warmup_lr,
+        "min_lr": config.min_lr,
+    }
+    if config.name == "constant":
+        options["decay_rate"] = 1.0
+    schedule, _ = create_scheduler_v2(optimizer, **options, step_on_epochs=False, updates_per_epoch=steps)
+    return schedule
+
+
+def create_ema(model: nn.Module, recipe: Recipe) -> ModelEmaV3 | None:
+    """A moving average of all weights and buffers, where the recipe asks for one."""
+    if recipe.train.ema is None:
+        return None
+    return ModelEmaV3(model, decay=recipe.train.ema, use_warmup=recipe.train.ema_warmup)

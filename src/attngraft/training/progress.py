@@ -1,0 +1,139 @@
+"""Who is told how a run gets on: nobody, a log, or a live display."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import (
+    Progress as Bars,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Progress(Protocol):
+    """What the loop tells. `on_step` comes after every update and must cost next to nothing."""
+
+    def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
+        """Training begins, or goes on after `done_steps`."""
+
+    def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
+        """Update `step` (from 1, over the whole run) of `epoch` (from 1) is made."""
+
+    def on_epoch(self, metrics: Mapping[str, float]) -> None:
+        """An epoch is trained and evaluated: its row of metrics.jsonl."""
+
+    def on_end(self, *, finished: bool) -> None:
+        """Training ends; `finished` is False where it was stopped or failed."""
+
+
+class Silent:
+    """Tells nobody."""
+
+    def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
+        pass
+
+    def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
+        pass
+
+    def on_epoch(self, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def on_end(self, *, finished: bool) -> None:
+        pass
+
+
+class LogLines:
+    """One log line per epoch, and one every `every` seconds within long ones."""
+
+    def __init__(self, *, every: float = 30.0) -> None:
+        self._every = every
+        self._total = self._epochs = 0
+        self._next = 0.0
+
+    def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
+        self._total, self._epochs = total_steps, epochs
+        self._next = time.monotonic() + self._every
+        begin = f"going on after step {done_steps} of" if done_steps else "training for"
+        log.info("%s %d steps: %d epochs of %d", begin, total_steps, epochs, steps_per_epoch)
+
+    def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._every
+            log.info("epoch %d/%d  step %d/%d  loss %.4f  lr %.2e", epoch, self._epochs, step, self._total, loss, lr)
+
+    def on_epoch(self, metrics: Mapping[str, float]) -> None:
+        self._next = time.monotonic() + self._every
+        log.info("epoch %d/%d  %s  %.1f s", metrics["epoch"], self._epochs, in_words(metrics), metrics["seconds"])
+
+    def on_end(self, *, finished: bool) -> None:
+        if finished:
+            log.info("finished")
+
+
+class LiveBars:
+    """A live bar on a terminal and a line per epoch above it; use it in a `with` block."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            refresh_per_second=5,
+        )
+        self._task = self._bars.add_task("starting", total=None, note="")
+        self._epochs = 0
+        self._next = 0.0
+
+    def __enter__(self) -> LiveBars:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
+        self._epochs = epochs
+        self._bars.reset(self._task, total=total_steps, completed=done_steps, description="training")
+
+    def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + 0.2
+        note = f"loss {loss:.3f}  lr {lr:.1e}"
+        self._bars.update(self._task, completed=step, description=f"epoch {epoch}/{self._epochs}", note=note)
+
+    def on_epoch(self, metrics: Mapping[str, float]) -> None:
+        self._next = 0.0
+        line = f"epoch {metrics['epoch']:>3}/{self._epochs}  {in_words(metrics)}  {metrics['seconds']:.1f} s"
+        self._bars.console.print(line, highlight=False, markup=False)
+
+    def on_end(self, *, finished: bool) -> None:
+        if finished:
+            self._bars.update(self._task, completed=self._bars.tasks[0].total, description="finished")
+
+
+def in_words(metrics: Mapping[str, float]) -> str:
+    """`train/loss 1.234  val/top1 56.78`: the losses and what was measured, without the bookkeeping."""
+    shown = {name: value for name, value in metrics.items() if "/" in name}
+    return "  ".join(f"{name} {value:.4g}" for name, value in shown.items())

@@ -1,0 +1,213 @@
+"""The recipe of a run: everything that decides its outcome, as frozen dataclasses read from YAML.
+
+A recipe file may stand on another one (`base: deit`), and `--set optimizer.lr=1e-3` changes single fields. Recipes that
+come with the package stand in `training/recipes/`; each says in its comments what to expect of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from attngraft.errors import ConfigError
+from attngraft.strict import FieldError
+from attngraft.suggest import did_you_mean
+from attngraft.training.config import apply_overrides, dump_yaml, from_mapping, merge, read_yaml, to_plain
+
+RECIPES = Path(__file__).parent / "recipes"
+
+#: fields that change how a run is carried out and not what comes out, so that a resumed run may change them
+HARMLESS = ("train.workers", "train.save_every")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostConfig:
+    """Which model is trained: a name that timm knows, and arguments of its factory."""
+
+    name: str = "vit_tiny_patch16_224"
+    args: Mapping[str, Any] = field(default_factory=dict)  #: img_size, depth, embed_dim, ...
+    pretrained: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """An optimizer of timm's factory. Parameters with one axis (biases, norms, CB_S's scale) are never decayed."""
+
+    name: str = "adamw"
+    lr: float = 1e-3
+    lr_batch: int | None = None  #: batch size that `lr` is given for: lr * batch_size / lr_batch is used; null: lr is
+    weight_decay: float = 0.05
+    layer_decay: float | None = None  #: factor on lr per layer from the head down
+    betas: tuple[float, ...] | None = None  #: null: the optimizer's own
+    eps: float | None = None
+    momentum: float | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)  #: anything else that the optimizer takes
+
+    def __post_init__(self) -> None:
+        _require(self, "lr", self.lr >= 0, "must not be negative")
+        _require(self, "lr_batch", self.lr_batch is None or self.lr_batch > 0, "must be positive")
+        _require(self, "weight_decay", self.weight_decay >= 0, "must not be negative")
+        _require(self, "layer_decay", self.layer_decay is None or 0 < self.layer_decay <= 1, "must lie in (0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The learning rate over `epochs`, set anew at every update; linear warm-up from `warmup_lr` first."""
+
+    name: Literal["cosine", "constant", "poly", "step", "multistep", "tanh"] = "cosine"
+    epochs: int = 30
+    warmup_epochs: float | None = None  #: null: a tenth of the epochs, at most 5
+    warmup_lr: float = 1e-6
+    min_lr: float = 1e-5
+    cooldown_epochs: int = 0  #: epochs at min_lr at the end, part of `epochs`
+    decay_epochs: float | None = None  #: step: epochs between decays
+    decay_milestones: tuple[int, ...] = ()  #: multistep: epochs of the decays
+    decay_rate: float | None = None  #: step and multistep: factor (0.1); poly: the power (1.0)
+
+    def __post_init__(self) -> None:
+        _require(self, "epochs", self.epochs >= 1, "must be at least 1")
+        _require(self, "warmup_lr", self.warmup_lr >= 0, "must not be negative")
+        _require(self, "min_lr", self.min_lr >= 0, "must not be negative")
+        short = f"must be less than the {self.epochs} epochs"
+        _require(self, "cooldown_epochs", 0 <= self.cooldown_epochs < self.epochs, short)
+        ramp = self.warmup_epochs
+        fits = ramp is None or 0 <= ramp < self.epochs - self.cooldown_epochs
+        _require(self, "warmup_epochs", fits, f"{short}, cool-down apart; null takes a tenth of them, at most 5")
+        _require(self, "decay_epochs", self.decay_epochs is None or self.decay_epochs > 0, "must be positive")
+        _require(self, "decay_rate", self.decay_rate is None or self.decay_rate > 0, "must be positive")
+
+    @property
+    def warmup(self) -> float:
+        """Epochs of warm-up."""
+        return min(5.0, self.epochs / 10) if self.warmup_epochs is None else self.warmup_epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How the updates are made."""
+
+    batch_size: int = 128  #: examples per update, over all processes and micro-batches
+    eval_batch_size: int | None = None  #: over all processes; null: batch_size / accumulate
+    accumulate: int = 1  #: micro-batches into which an update's batch is cut (less memory, same update)
+    clip_grad: float | None = None  #: largest total norm of the gradients
+    ema: float | None = None  #: decay of an exponential moving average of the weights, evaluated beside them
+    ema_warmup: bool = False  #: let the decay rise to `ema` (short runs)
+    amp: Literal["no", "fp16", "bf16"] = "no"  #: automatic mixed precision
+    compile: bool = False  #: torch.compile
+    channels_last: bool = False  #: memory format of the weights and of 4-D inputs
+    drop_path: float | None = None  #: stochastic depth, handed to the host's factory; null: the host's own
+    threads: int | None = None  #: CPU threads of torch; null: torch's own
+    workers: int = 0  #: processes that load data, per process that trains
+    save_every: int | None = None  #: also save every so many updates, besides each epoch
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every"):
+            value = getattr(self, name)
+            _require(self, name, value is None or value >= 1, "must be at least 1")
+        whole = self.batch_size % self.accumulate == 0
+        _require(self, "accumulate", whole, f"must divide train.batch_size ({self.batch_size})")
+        _require(self, "clip_grad", self.clip_grad is None or self.clip_grad > 0, "must be positive or null")
+        _require(self, "ema", self.ema is None or 0 < self.ema < 1, "must lie between 0 and 1, or be null")
+        _require(self, "drop_path", self.drop_path is None or 0 <= self.drop_path < 1, "must lie in [0, 1)")
+        _require(self, "workers", self.workers >= 0, "must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Host, graft, task, and how it is trained. `task` is read by the task that its `name` says."""
+
+    host: HostConfig = field(default_factory=HostConfig)
+    graft: str | list[Any] | None = None  #: a graft specification, or a list of mappings
+    task: Mapping[str, Any] = field(default_factory=lambda: {"name": "classification"})
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.task.get("name"), str):
+            raise FieldError("task.name", f"must say which task it is, is {self.task.get('name')!r}")
+        if self.graft in ("none", "", []):
+            object.__setattr__(self, "graft", None)  # one spelling, so that equal recipes compare equal
+
+    @property
+    def lr(self) -> float:
+        """The peak learning rate that is used."""
+        scale = 1.0 if self.optimizer.lr_batch is None else self.train.batch_size / self.optimizer.lr_batch
+        return self.optimizer.lr * scale
+
+
+def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The packaged recipe of that name, or the file at that path, with `a.b=value` overrides.
+
+    Raises:
+        ConfigError: no such recipe (lists those there are), an unknown key, a wrong value; names file and field.
+    """
+    mapping = _with_bases(name_or_path, ())
+    source = f"recipe {name_or_path}"
+    if overrides:
+        mapping = apply_overrides(mapping, overrides)
+        source += f" with --set {' --set '.join(overrides)}"
+    return recipe_from_dict(mapping, source=source)
+
+
+def recipe_from_dict(mapping: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
+    """The recipe that plain values describe; missing fields take their defaults.
+
+    Raises:
+        ConfigError: an unknown key or a wrong value; names `source` and the field.
+    """
+    return from_mapping(Recipe, mapping, source=source)
+
+
+def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+    """The whole recipe as plain values; `recipe_from_dict` reads it back."""
+    plain: dict[str, Any] = to_plain(recipe)
+    return plain
+
+
+def recipe_to_yaml(recipe: Recipe) -> str:
+    """The whole recipe as a YAML file's text."""
+    return dump_yaml(recipe_to_dict(recipe))
+
+
+def packaged_recipes() -> list[str]:
+    """Names of the recipes that come with the package."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def _with_bases(name_or_path: str | Path, below: tuple[Path, ...]) -> dict[str, Any]:
+    """The file's mapping laid over that of its `base`, and so on down."""
+    path = _find(name_or_path, beside=below[-1].parent if below else Path())
+    if path in below:
+        raise ConfigError(f"{below[-1]}: base: {name_or_path} stands on itself")
+    mapping = read_yaml(path)
+    base = mapping.pop("base", None)
+    if base is None:
+        return mapping
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: base is the name or the path of a recipe, not {base!r}")
+    return merge(_with_bases(base, (*below, path)), mapping)
+
+
+def _find(name_or_path: str | Path, *, beside: Path) -> Path:
+    text = str(name_or_path)
+    if text in packaged_recipes():
+        return RECIPES / f"{text}.yaml"
+    path = beside / text
+    if path.is_file():
+        return path.resolve()
+    if text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text:
+        raise ConfigError(f"recipe {text}: there is no such file")
+    names = packaged_recipes()
+    raise ConfigError(
+        f"recipe {text}: there is no such recipe{did_you_mean(text, names)}; "
+        f"there are {', '.join(names)}, or give the path of a YAML file"
+    )
+
+
+def _require(config: object, name: str, holds: bool, rule: str) -> None:
+    if not holds:
+        raise FieldError(name, f"{rule}, is {getattr(config, name)}")

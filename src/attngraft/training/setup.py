@@ -1,0 +1,120 @@
+"""Everything a run needs before its first step: recipe and folder in, a `Job` out."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+from timm.scheduler.scheduler import Scheduler
+from torch import nn
+
+from attngraft.errors import ConfigError
+from attngraft.tasks.task import Task, TaskData
+from attngraft.training.build import build_model, build_task, model_data_config
+from attngraft.training.checkpoint import Counters, Learner
+from attngraft.training.environment import environment
+from attngraft.training.loading import TrainOrder
+from attngraft.training.optimizer import create_ema, create_optimizer, create_schedule
+from attngraft.training.recipe import Recipe
+from attngraft.training.run_folder import RunFolder, write_json
+
+log = logging.getLogger(__name__)
+
+#: entries of the environment on which the last digits of an outcome may depend
+_DECISIVE = ("packages", "threads", "device_name", "processes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run that is ready to start."""
+
+    recipe: Recipe
+    run: RunFolder
+    accelerator: Accelerator
+    task: Task
+    data: TaskData
+    order: TrainOrder
+    learner: Learner
+    schedule: Scheduler
+    core: nn.Module  #: the model inside accelerate's wrappers
+
+
+def create_accelerator(recipe: Recipe) -> Accelerator:
+    """Accelerate's view of this process: one of those that `accelerate launch` or `torchrun` started, or alone.
+
+    Raises:
+        ConfigError: the precision does not work on this device.
+    """
+    cpu = not torch.accelerator.is_available()
+    if cpu and recipe.train.amp == "fp16":
+        raise ConfigError("train.amp: fp16 needs a GPU; use bf16, or no")
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != recipe.train.amp:
+        AcceleratorState._reset_state()  # one precision per process is accelerate's rule; runs of one process may differ
+    return Accelerator(mixed_precision=recipe.train.amp, cpu=cpu)
+
+
+def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
+    """Open the data, build the model and all that trains it. The run folder is written to once all of that went well.
+
+    Raises:
+        ConfigError: a part of the recipe that does not fit the data, the host or the processes.
+        DataError: the data cannot be used.
+    """
+    task = build_task(recipe)
+    data = task.load(model_data_config=model_data_config(recipe))
+    order = TrainOrder(
+        split=data.train,
+        seed=recipe.seed,
+        batch_size=recipe.train.batch_size,
+        accumulate=recipe.train.accumulate,
+        rank=accelerator.process_index,
+        world=accelerator.num_processes,
+    )
+    core = build_model(recipe, data.model_args).to(accelerator.device)
+    if recipe.train.channels_last:
+        core = core.to(memory_format=torch.channels_last)
+    if recipe.train.ema is not None and accelerator.distributed_type == DistributedType.FSDP:
+        raise ConfigError("train.ema: a moving average of sharded weights is not possible; set it to null under FSDP")
+    ema = create_ema(core, recipe)
+    optimizer = create_optimizer(core, recipe)
+    schedule = create_schedule(optimizer, recipe, steps=order.steps)
+    if recipe.train.compile:
+        core.compile()
+    model, prepared = accelerator.prepare(core, optimizer)
+    if accelerator.is_main_process:
+        _write_facts(recipe, run, accelerator, data)
+    return Job(
+        recipe=recipe,
+        run=run,
+        accelerator=accelerator,
+        task=task,
+        data=data,
+        order=order,
+        learner=Learner(accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters()),
+        schedule=schedule,
+        core=core,
+    )
+
+
+def _write_facts(recipe: Recipe, run: RunFolder, accelerator: Accelerator, data: TaskData) -> None:
+    """Recipe, data and environment. The environment of the first start stays; those of later ones are added to it."""
+    here = environment(accelerator.device, processes=accelerator.num_processes)
+    if run.recipe.exists() and run.environment.exists():
+        first = json.loads(run.environment.read_text(encoding="utf-8"))
+        changed = [name for name in ("packages", "threads", "device_name", "processes") if first[name] != here[name]]
+        if changed:
+            log.warning(
+                "%s: %s changed since the run began; the outcome may differ in the last digits",
+                run.path,
+                ", ".join(changed),
+            )
+        write_json(run.environment, first | {"resumed": [*first.get("resumed", []), here]})
+    else:
+        write_json(run.environment, here)
+    run.write_data(model_args=data.model_args, facts=data.facts)
+    run.write_recipe(recipe)
