@@ -23,8 +23,8 @@ class TestSwin(HostContract):
             img_size=28,
             window_size=4,
             depths=(2, 1),
-            embed_dim=12,
-            num_heads=(2, 3),
+            embed_dim=16,
+            num_heads=(2, 4),
             num_classes=5,
             drop_path_rate=0.0,
         )

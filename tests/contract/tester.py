@@ -37,7 +37,7 @@ GRAFTS = [
     "cb_s(at=both, position=front)",
     "cb_gate",
     "cb_hybrid",
-    "se",
+    "se(reduction=2)",
     "uniform_heads",
     "uniform_heads(value=cb)",
     "horizontal",
@@ -235,7 +235,7 @@ class HostContract:
         expected = host(*inputs)
         attngraft.graft(host, spec)
         alone = host(*inputs)
-        report = attngraft.graft(host, "toy_scale(start=0.5) + toy_scale(start=0.25, stage='mlp.end')@first:1")
+        report = attngraft.graft(host, "toy_other(start=0.5) + toy_other(start=0.25, stage='mlp.end')@first:1")
         assert not torch.equal(host(*inputs), alone)
         attngraft.ungraft(host, report.names)
         assert torch.equal(host(*inputs), alone)

@@ -46,6 +46,12 @@ class ToyScale(GraftType[ScaleOptions]):
         return options.start == 1.0
 
 
+class ToyOther(ToyScale):
+    """The same under another name, to stack on whatever is tested."""
+
+    name = "toy_other"
+
+
 class Flatten(Graft):
     """Mixes the attention map with the uniform one."""
 
@@ -99,5 +105,5 @@ class ToyValuesOnly(GraftType[object]):
         return Unused(parameters=geometry.query_key_parameters, rows=rows)
 
 
-for toy in (ToyScale(), ToyFlatten(), ToyValuesOnly()):
+for toy in (ToyScale(), ToyOther(), ToyFlatten(), ToyValuesOnly()):
     register_graft(toy)

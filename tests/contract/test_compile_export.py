@@ -1,0 +1,85 @@
+"""torch.compile(fullgraph=True) and torch.export: every graft on a ViT, every host with two grafts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import attngraft
+from attngraft.hosts import find_host
+from tests.contract import test_timm_swin as swin
+from tests.contract import test_timm_vit as vit
+from tests.contract.tester import GRAFTS, HostContract
+
+# named through their modules, so that pytest does not collect the contract a second time here
+HOSTS = [vit.TestViT, vit.TestViTWithRegisters, vit.TestDistilledDeiT, swin.TestSwin]
+
+
+def grafted(contract: type[HostContract], spec: str) -> nn.Module:
+    model = contract().make_again()
+    attngraft.graft(model, spec)
+    return model
+
+
+def check_compile(model: nn.Module) -> None:
+    inputs = find_host(model).adapter.example_inputs(model, batch=2)
+    expected = model(*inputs)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, fullgraph=True)(*inputs), expected, atol=1e-5, rtol=1e-4)
+
+
+def check_export(model: nn.Module) -> None:
+    inputs = find_host(model).adapter.example_inputs(model, batch=2)
+    expected = model(*inputs)
+    exported = torch.export.export(model, inputs, dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=64)},))
+    twice = tuple(torch.cat([value, value]) for value in inputs)
+    torch.testing.assert_close(exported.module()(*twice)[:2], expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [spec for spec in GRAFTS if spec not in vit.NO_WINDOWS])
+def test_every_graft_compiles_on_a_vit(spec: str) -> None:
+    check_compile(grafted(vit.TestViT, spec))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in GRAFTS if spec not in vit.NO_WINDOWS])
+def test_every_graft_exports_on_a_vit(spec: str) -> None:
+    check_export(grafted(vit.TestViT, spec))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contract", HOSTS)
+def test_every_host_compiles_with_two_grafts(contract: type[HostContract]) -> None:
+    check_compile(grafted(contract, "horizontal + cb_s(init=0.5)"))
+
+
+@pytest.mark.parametrize("contract", HOSTS)
+def test_every_host_exports_with_two_grafts(contract: type[HostContract]) -> None:
+    check_export(grafted(contract, "vertical + cb(at=both)"))
+
+
+@pytest.mark.slow
+def test_training_compiles() -> None:
+    model = grafted(vit.TestViT, "horizontal + vertical + cb_s + uniform_heads").train()
+    inputs = find_host(model).adapter.example_inputs(model, batch=2)
+    model(*inputs).square().sum().backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    torch._dynamo.reset()
+    torch.compile(model, fullgraph=True)(*inputs).square().sum().backward()
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(b, a, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_recording_inside_a_compiled_model_is_left_out_of_the_graph() -> None:
+    """A model compiled before recording starts still runs, and one compiled within gives the same outputs."""
+    model = grafted(vit.TestViT, "horizontal")
+    inputs = find_host(model).adapter.example_inputs(model, batch=2)
+    expected = model(*inputs)
+    with attngraft.record(model, "weights") as recording:
+        torch.testing.assert_close(model(*inputs), expected)
+    assert len(recording) == 2
+    torch.testing.assert_close(torch.compile(model, fullgraph=True)(*inputs), expected, atol=1e-5, rtol=1e-4)
