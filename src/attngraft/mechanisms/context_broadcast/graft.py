@@ -1,4 +1,4 @@
-"""Context broadcasting as grafts: `cb`, `cb_s`, `cb_gate`, `cb_hybrid`, and what the paper compares: `se`, `uniform_heads`."""
+"""Context broadcasting as grafts, and what the paper compares it with (`se`) or starts from (`uniform_heads`)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class UniformHeadsGraft(Graft):
 
 @dataclass(frozen=True)
 class PlaceOptions:
-    """Where in a block context is broadcast; `scope` matters where attention has windows, `tokens` where prefix tokens are."""
+    """Where in a block; `scope` matters where attention has windows, `tokens` where there are prefix tokens."""
 
     at: Literal["mlp", "attention", "both"] = "mlp"
     position: Literal["front", "mid", "end"] = "end"
@@ -106,9 +106,9 @@ class _ContextType(GraftType[OptionsT]):
 def refuse_mixing(geometry: Geometry) -> str | None:
     """Why tokens cannot be averaged here."""
     if geometry.causal:
-        return "its tokens must not see later ones, and this averages over all; use horizontal or vertical, which mix no tokens"
+        return "its tokens must not see later ones, and this averages over all; horizontal and vertical mix no tokens"
     if geometry.padded:
-        return "its batches hold padding, which would be averaged in; use horizontal or vertical, which mix no tokens"
+        return "its batches hold padding, which would be averaged in; horizontal and vertical mix no tokens"
     return None
 
 

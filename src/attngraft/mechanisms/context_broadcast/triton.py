@@ -18,7 +18,7 @@ BLOCK_TOKENS, BLOCK_CHANNELS = 64, 64
 
 
 @triton.jit
-def _broadcast_kernel(
+def _broadcast_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     scale_ptr,
     out_ptr,

@@ -1,0 +1,222 @@
+"""Horizontal and vertical attention in lean PyTorch.
+
+Both work token by token, on rows (B * N): the heads are read as (B, N, H, dv), which is how fused attention leaves them
+and how the output projection wants them, so nothing is transposed. The backward passes are written out: what is kept is
+relu's output and alpha (or beta), products accumulate in place, the context x W is computed once for all heads, and the
+score bias b^B, which a softmax over heads cannot feel, is never added; its gradient is zero.
+
+Where a compiler or a function transform needs to see the formula, and where gradients are differentiated again, the
+equations themselves run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attngraft.mechanisms.horizontal_vertical import reference
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def horizontal_attention(
+    heads: Tensor,
+    x: Tensor,
+    *,
+    head: Tensor,
+    context: Tensor,
+    score: Tensor,
+    score_bias: Tensor,
+    identity: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The weighed heads (B, H, N, dv) and alpha (B, N, H)."""
+    tensors = _in_autocast_dtype(heads, x, head, context, score, score_bias)
+    if _formula_wanted():
+        return _plain_horizontal(*tensors, identity=identity)
+    return _Horizontal.apply(*tensors, identity)
+
+
+def vertical_attention(
+    merged: Tensor,
+    x: Tensor,
+    *,
+    context: Tensor,
+    merged_weight: Tensor,
+    gate: Tensor,
+    gate_bias: Tensor,
+    identity: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The gated tokens and beta, both (B, N, C)."""
+    tensors = _in_autocast_dtype(merged, x, context, merged_weight, gate, gate_bias)
+    if _formula_wanted():
+        return _plain_vertical(*tensors, identity=identity)
+    return _Vertical.apply(*tensors, identity)
+
+
+class _Horizontal(torch.autograd.Function):
+    """Rows are tokens, or (token, head) pairs."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        heads, x, head, context, score, _, ctx.identity = inputs
+        batch, count, tokens, width = heads.shape
+        by_token = heads.transpose(1, 2).reshape(-1, count, width)
+        hidden = torch.mm(by_token.view(-1, width), head.t())
+        shared = torch.mm(x.reshape(-1, x.shape[-1]), context.t())
+        hidden.view(-1, count, width).add_(shared.unsqueeze(1)).relu_()
+        alpha = torch.softmax(torch.mm(hidden, score.t()).view(-1, count), -1, dtype=_accurate(heads))
+        weighed = by_token * _factor(alpha, ctx.identity, heads.dtype)
+        ctx.save_for_backward(*inputs[:-1], hidden, alpha)
+        ctx.set_materialize_grads(False)
+        shown = alpha.to(heads.dtype, copy=True).view(batch, tokens, count)
+        return weighed.view(batch, tokens, count, width).transpose(1, 2), shown
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, alpha_gradient: Tensor | None) -> Gradients:
+        *inputs, hidden, alpha = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_differentiable(_plain_horizontal, inputs, (gradient, alpha_gradient), ctx.identity), None
+        heads, x, head, context, score, score_bias = inputs
+        count, width = heads.shape[1], heads.shape[3]
+        by_token = heads.transpose(1, 2).reshape(-1, count, width)
+        to_alpha = (
+            torch.zeros_like(alpha) if alpha_gradient is None else alpha_gradient.reshape(alpha.shape).to(alpha.dtype)
+        )
+        to_heads = torch.zeros_like(by_token)
+        if gradient is not None:
+            gradient = gradient.transpose(1, 2).reshape(by_token.shape)
+            weight = (gradient * by_token).sum(-1, dtype=alpha.dtype)
+            to_alpha = to_alpha + (count * weight if ctx.identity else weight)
+            to_heads = gradient * _factor(alpha, ctx.identity, heads.dtype)
+        to_scores = alpha * (to_alpha - (alpha * to_alpha).sum(-1, keepdim=True))
+        to_scores = to_scores.to(heads.dtype).view(-1, 1)
+        to_hidden = torch.ops.aten.threshold_backward(to_scores * score, hidden, 0)
+        to_shared = to_hidden.view(-1, count, width).sum(1)
+        torch.addmm(to_heads.view(-1, width), to_hidden, head, out=to_heads.view(-1, width))
+        batch, tokens = x.shape[:2]
+        return (
+            to_heads.view(batch, tokens, count, width).transpose(1, 2),
+            torch.mm(to_shared, context).view(x.shape),
+            torch.mm(to_hidden.t(), by_token.view(-1, width)),
+            torch.mm(to_shared.t(), x.reshape(-1, x.shape[-1])),
+            torch.mm(to_scores.t(), hidden),
+            torch.zeros_like(score_bias),
+            None,
+        )
+
+
+class _Vertical(torch.autograd.Function):
+    """Rows are tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        merged, x, context, merged_weight, gate, gate_bias, ctx.identity = inputs
+        rows, dim = merged.reshape(-1, merged.shape[-1]), merged.shape[-1]
+        hidden = torch.mm(x.reshape(-1, dim), context.t())
+        torch.addmm(hidden, rows, merged_weight.t(), out=hidden).relu_()
+        beta = torch.addmm(gate_bias, hidden, gate.t()).sigmoid_()
+        gated = rows * beta
+        if ctx.identity:
+            gated.mul_(2)
+        ctx.save_for_backward(*inputs[:-1], hidden, beta)
+        ctx.set_materialize_grads(False)
+        return gated.view(merged.shape), beta.view(merged.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, beta_gradient: Tensor | None) -> Gradients:
+        *inputs, hidden, beta = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_differentiable(_plain_vertical, inputs, (gradient, beta_gradient), ctx.identity), None
+        merged, x, context, merged_weight, gate, _ = inputs
+        rows, x_rows = merged.reshape(beta.shape), x.reshape(beta.shape)
+        to_gate = torch.zeros_like(beta) if beta_gradient is None else beta_gradient.reshape(beta.shape)
+        to_merged = torch.zeros_like(beta)
+        if gradient is not None:
+            gradient = gradient.reshape(beta.shape)
+            gradient = 2 * gradient if ctx.identity else gradient
+            to_gate = gradient * rows if beta_gradient is None else torch.addcmul(to_gate, gradient, rows)
+            to_merged = gradient * beta
+        to_gate = torch.ops.aten.sigmoid_backward(to_gate, beta)
+        to_hidden = torch.ops.aten.threshold_backward(torch.mm(to_gate, gate), hidden, 0)
+        torch.addmm(to_merged, to_hidden, merged_weight, out=to_merged)
+        return (
+            to_merged.view(merged.shape),
+            torch.mm(to_hidden, context).view(x.shape),
+            torch.mm(to_hidden.t(), x_rows),
+            torch.mm(to_hidden.t(), rows),
+            torch.mm(to_gate.t(), hidden),
+            to_gate.sum(0),
+            None,
+        )
+
+
+def _plain_horizontal(
+    heads: Tensor, x: Tensor, head: Tensor, context: Tensor, score: Tensor, score_bias: Tensor, *, identity: bool
+) -> tuple[Tensor, Tensor]:
+    return reference.horizontal_attention(
+        heads, x, head=head, context=context, score=score, score_bias=score_bias, identity=identity
+    )
+
+
+def _plain_vertical(
+    merged: Tensor,
+    x: Tensor,
+    context: Tensor,
+    merged_weight: Tensor,
+    gate: Tensor,
+    gate_bias: Tensor,
+    *,
+    identity: bool,
+) -> tuple[Tensor, Tensor]:
+    return reference.vertical_attention(
+        merged, x, context=context, merged_weight=merged_weight, gate=gate, gate_bias=gate_bias, identity=identity
+    )
+
+
+def _differentiable(
+    plain: Callable[..., tuple[Tensor, ...]],
+    inputs: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    identity: bool,
+) -> Gradients:
+    """Gradients that can be differentiated again, from running the formula on the saved inputs."""
+    outputs = plain(*inputs, identity=identity)
+    given = [(output, gradient) for output, gradient in zip(outputs, gradients, strict=True) if gradient is not None]
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [output for output, _ in given],
+            wanted,
+            [gradient for _, gradient in given],
+            create_graph=True,
+            allow_unused=True,
+        )
+    )
+    return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)
+
+
+def _formula_wanted() -> bool:
+    """Whether a compiler, an exporter or a function transform (vmap, grad) looks on."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def _in_autocast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors as autocast would hand them to a matrix product."""
+    device = tensors[0].device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors)
+
+
+def _accurate(tensor: Tensor) -> torch.dtype:
+    """The dtype for sums over heads: float32 for half precision."""
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+
+
+def _factor(alpha: Tensor, identity: bool, dtype: torch.dtype) -> Tensor:
+    """What the heads (rows, H, dv) are multiplied by."""
+    return (alpha.shape[-1] * alpha if identity else alpha).to(dtype).unsqueeze(-1)
