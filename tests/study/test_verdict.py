@@ -78,14 +78,6 @@ def test_scores_that_are_not_binary() -> None:
     assert (one.p_value, one.verdict) == (None, "inside the noise")
 
 
-def test_unit_of_the_metric() -> None:
-    plain = compare_scores(runs(0.6, 3), runs(0.8, 3, stream=1), binary=True)
-    percent = compare_scores(runs(0.6, 3), runs(0.8, 3, stream=1), binary=True, scale=100)
-    assert percent.mean == pytest.approx(100 * plain.mean)
-    assert percent.bootstrap.low == pytest.approx(100 * plain.bootstrap.low)
-    assert percent.p_value == pytest.approx(plain.p_value)
-
-
 def test_only_common_seeds_are_compared() -> None:
     found = compare_scores(runs(0.6, 3), {1: runs(0.8, 2, stream=1)[1]}, binary=True)
     assert [test.seed for test in found.mcnemar] == [1]

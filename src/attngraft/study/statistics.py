@@ -47,7 +47,7 @@ def crossed_bootstrap(
         ValueError: not (S, N), empty, or not finite.
     """
     differences = _checked(differences)
-    seeds, examples = differences.shape
+    seeds = len(differences)
     means = _resampled_means(differences, resamples, np.random.default_rng(random_state))
     point = float(differences.mean())
     tail = (1 - confidence) / 2

@@ -21,7 +21,6 @@ def compare_scores(
     *,
     binary: bool,
     higher_is_better: bool = True,
-    scale: float = 1.0,
 ) -> Difference:
     """The difference of the mean scores, variant minus baseline, over the seeds that both have.
 
@@ -29,10 +28,9 @@ def compare_scores(
         baseline, variant: per seed the scores (N,), example for example the same in both and over seeds.
         binary: scores are 0 or 1, so that McNemar's test applies.
         higher_is_better: of the metric that the score is a part of.
-        scale: metric per mean score (100 where the metric is a percentage and the score is not).
 
     Returns:
-        The difference, in the metric's unit. `p_holm` is the uncorrected p-value until `corrected` has seen all variants.
+        The difference. `p_holm` is the uncorrected p-value until `corrected` has seen all variants.
 
     Raises:
         ValueError: no seed in common, or unequal numbers of examples.
@@ -44,8 +42,8 @@ def compare_scores(
     if len(sizes) > 1:
         raise ValueError(f"runs have different numbers of examples: {sorted(sizes)}")
     differences = np.stack([np.asarray(variant[seed], float) - np.asarray(baseline[seed], float) for seed in seeds])
-    by_seed = scale * differences.mean(axis=1)
-    bootstrap = crossed_bootstrap(scale * differences)
+    by_seed = differences.mean(axis=1)
+    bootstrap = crossed_bootstrap(differences)
     t = t_interval(by_seed)
     tests = [mcnemar(baseline[seed], variant[seed], seed=seed) for seed in seeds] if binary else []
     p_value = paired_t_p(by_seed) if len(seeds) > 1 else (tests[0].p_value if tests else None)

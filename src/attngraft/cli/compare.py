@@ -1,0 +1,253 @@
+"""`attngraft compare`: the main job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from attngraft.study.compare import Prepared
+    from attngraft.study.config import StudyConfig
+    from attngraft.study.result import StudyResult
+
+_STUDY, _RUNS, _OUTPUT = "What is compared", "How it is run", "What comes out"
+
+
+def compare(
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="NAME", help="A timm model name.", rich_help_panel=_STUDY)
+    ] = None,
+    graft: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--graft",
+            metavar="SPEC",
+            help="A variant: a graft specification; repeatable. The host as it is (none) always takes part.",
+            rich_help_panel=_STUDY,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="SOURCE",
+            help="digits, a folder, .tar or .npz, or what timm's create_dataset reads.",
+            rich_help_panel=_STUDY,
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="FOLDER", help="Where runs and results go.", rich_help_panel=_OUTPUT),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            "--seeds",
+            metavar="N|A,B",
+            help="3 is the seeds 0, 1, 2; 5,7 are these. Default: 3.",
+            rich_help_panel=_STUDY,
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            "--epochs", metavar="E", help="Epochs of every run. Default: the recipe's.", rich_help_panel=_RUNS
+        ),
+    ] = None,
+    time_budget: Annotated[
+        str | None,
+        typer.Option(
+            "--time-budget",
+            metavar="TIME",
+            help="As many epochs (at most --epochs) as fit into this time for the whole study: 90s, 10m, 1h30m.",
+            rich_help_panel=_RUNS,
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", metavar="NAME|FILE", help="A packaged recipe or a YAML file.", rich_help_panel=_RUNS),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="A.B=VALUE", help="Change a field of the recipe; repeatable.", rich_help_panel=_RUNS
+        ),
+    ] = None,
+    host_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.", rich_help_panel=_STUDY
+        ),
+    ] = None,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Start from timm's weights.", rich_help_panel=_STUDY)
+    ] = False,
+    study: Annotated[
+        Path | None,
+        typer.Option(
+            "--study",
+            metavar="FILE",
+            help="A study as YAML; options given beside it replace what stands there.",
+            rich_help_panel=_STUDY,
+        ),
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", help="The report's title.", rich_help_panel=_OUTPUT)] = None,
+    report_only: Annotated[
+        bool,
+        typer.Option(
+            "--report-only", help="Train nothing: report on what is finished in --out.", rich_help_panel=_OUTPUT
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check everything, print the estimate, train nothing.", rich_help_panel=_RUNS),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result (or the plan) as JSON.", rich_help_panel=_OUTPUT)
+    ] = False,
+) -> None:
+    """Train a host and grafted variants of it under one recipe, compare them, and report.
+
+    Every variant is trained with every seed; all variants of a seed share initialization, batches and augmentation.
+    The same command continues where it was stopped. Results go to FOLDER: results.json, results.csv, plots, report.html.
+
+    Examples:
+
+        attngraft compare --host vit_tiny_patch16_224 --graft cb_s --graft horizontal --data ./flowers --out study
+
+        attngraft compare --host vit_tiny_patch16_224 --host-arg img_size=32 --host-arg depth=6
+        --graft "cb@last:50%" --data digits --seeds 3 --time-budget 10m --out digits-study
+
+        attngraft compare --study flowers.yaml --set optimizer.lr=5e-4 --out flowers-lr
+
+        attngraft compare --report-only --out study
+    """
+    from attngraft.cli.values import assignments
+
+    given = {
+        "title": title,
+        "grafts": graft,
+        "data": data,
+        "recipe": recipe,
+        "set": set_,
+        "seeds": seeds,
+        "epochs": epochs,
+        "time_budget": time_budget,
+        "out": out,
+    }
+    given_host = {"name": host, "args": assignments(host_arg or [], option="--host-arg"), "pretrained": pretrained}
+    config = _config(given, given_host, study, report_only=report_only)
+    if dry_run:
+        _dry_run(config, as_json=as_json)
+        return
+    result = _carry_out(config, report_only=report_only)
+    _print_result(result, config, as_json=as_json)
+    _exit_if_incomplete(result, config)
+
+
+def _config(given: dict[str, Any], host: dict[str, Any], study: Path | None, *, report_only: bool) -> StudyConfig:
+    """The study file, if there is one, under the options that were given."""
+    import shlex
+    import sys
+
+    from attngraft.errors import UsageError
+    from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
+
+    file = study
+    if report_only and file is None:
+        file = Path(given["out"] or ".") / STUDY_FILE
+    base = read_study(file) if file is not None else {}
+    if report_only and study is None and given["out"] is not None:
+        base["out"] = given["out"]  # the folder may have been moved since the study was made
+    options = {key: value for key, value in given.items() if value is not None}
+    if "set" in options:
+        options["set"] = [*base.get("set", []), *options["set"]]
+    if {"epochs", "time_budget"} & options.keys():
+        base.pop("fitted_epochs", None)
+    host = {key: value for key, value in host.items() if value not in (None, {}, False)}
+    if host:
+        old = {"name": base["host"]} if isinstance(base.get("host"), str) else base.get("host", {})
+        options["host"] = (
+            host if "name" in host else {**old, **host, "args": {**old.get("args", {}), **host.get("args", {})}}
+        )
+    if not report_only:
+        options["command"] = shlex.join(["attngraft", *sys.argv[1:]])
+    if not base and "grafts" not in options:
+        raise UsageError("say what to compare: --graft SPEC (repeatable), or --study FILE")
+    return study_from_dict({**base, **options}, source=str(file) if file is not None else "study")
+
+
+def _carry_out(config: StudyConfig, *, report_only: bool) -> StudyResult:
+    from rich.console import Console
+
+    from attngraft import study
+    from attngraft.study.progress import LiveStudy, StudyLog
+
+    if report_only:
+        return study.report_only(config)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return study.compare(config, progress=StudyLog())
+    with LiveStudy(console) as live:
+        return study.compare(config, progress=live)
+
+
+def _dry_run(config: StudyConfig, *, as_json: bool) -> None:
+    import json
+
+    from attngraft.study.compare import prepare
+    from attngraft.study.progress import plan_in_words
+
+    prepared = prepare(config)
+    if as_json:
+        typer.echo(json.dumps(_plan_as_dict(prepared), indent=2))
+        return
+    for run in prepared.runs:
+        typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.epochs} epochs in {run.folder}")
+    typer.echo(plan_in_words(prepared.runs, seconds=prepared.seconds))
+
+
+def _plan_as_dict(prepared: Prepared) -> dict[str, Any]:
+    runs = [
+        {
+            "variant": run.variant.name,
+            "spec": run.variant.spec,
+            "seed": run.seed,
+            "epochs": run.recipe.schedule.epochs,
+            "epochs_done": run.epochs_done,
+            "state": run.state,
+            "folder": str(run.folder),
+        }
+        for run in prepared.runs
+    ]
+    return {"runs": runs, "seconds": prepared.seconds}
+
+
+def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) -> None:
+    import dataclasses
+    import json
+    import sys
+
+    from rich.console import Console
+
+    from attngraft.report.tables import study_table
+
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result), indent=2))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(study_table(result))
+    for note in result.notes:
+        console.print(f"Note: {note}", markup=False, highlight=False)
+    console.print(f"Report: {config.out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _exit_if_incomplete(result: StudyResult, config: StudyConfig) -> None:
+    """A study with missing runs has failed, though what there is was reported."""
+    from attngraft.study.compare import incomplete
+
+    if incomplete(result):
+        typer.echo(f"attngraft: some runs of the study in {config.out} are missing; see the notes", err=True)
+        raise typer.Exit(1)

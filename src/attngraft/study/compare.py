@@ -1,0 +1,278 @@
+"""The study itself: plan, estimate, run what is left, report.
+
+Everything that a study knows is in its folder, so it can be stopped at any moment and goes on with the same command:
+
+    study.yaml  runs/<variant>/seed<k>/  cost.json  results.json  results.csv  plots/  report.html
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attngraft.errors import AttngraftError
+from attngraft.files import write_atomically
+from attngraft.study.collect import collect
+from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
+from attngraft.study.progress import StudyLog, StudyProgress
+from attngraft.study.result import Cost, StudyResult
+from attngraft.study.schedule import PlannedRun, check_variants, plan_runs, refuse_other_recipes
+from attngraft.study.storage import save_result
+
+if TYPE_CHECKING:
+    from attngraft.study.estimate import Estimate
+    from attngraft.study.workbench import Material
+    from attngraft.training.run_folder import RunRecord
+
+log = logging.getLogger(__name__)
+
+FAILURE_FILE = "failure.txt"
+COST_SHARE = 0.1  #: of a time budget, for measuring costs
+COST_SECONDS = 120.0  #: the most that measuring costs may take
+
+
+def _train(*args: Any, **kwargs: Any) -> RunRecord:
+    from attngraft.training.loop import train
+
+    return train(*args, **kwargs)
+
+
+def _open_data(config: StudyConfig) -> Material:
+    from attngraft.study.workbench import load_material
+
+    return load_material(config.recipe_of(config.baseline, config.seeds[0]))
+
+
+def _measure_paces(config: StudyConfig, material: Material) -> Estimate:
+    from attngraft.study.estimate import measure_paces
+
+    return measure_paces(config, material)
+
+
+def _measure_costs(config: StudyConfig, material: Material, *, limit: float) -> dict[str, Cost]:
+    from attngraft.study.cost import measure_costs
+
+    return measure_costs(config, material, limit=limit)
+
+
+def _write_report(result: StudyResult, folder: Path) -> Path:
+    from attngraft.report import write_report
+
+    return write_report(result, folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """What a study leaves to others. The defaults are the package's own; another trainer may be put in their place."""
+
+    train: Callable[..., RunRecord] = _train
+    open_data: Callable[[StudyConfig], Material] = _open_data
+    measure_paces: Callable[[StudyConfig, Material], Estimate] = _measure_paces
+    measure_costs: Callable[..., dict[str, Cost]] = _measure_costs
+    write_report: Callable[[StudyResult, Path], Path] = _write_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A study that is checked and planned."""
+
+    config: StudyConfig  #: with the epochs that a time budget allows
+    runs: Sequence[PlannedRun]
+    material: Material | None  #: opened data; None where every run is finished
+    seconds: float | None  #: the estimate for what is left
+
+
+def compare(
+    config: StudyConfig, *, progress: StudyProgress | None = None, costs: bool = True, tools: Tools | None = None
+) -> StudyResult:
+    """Train every variant with every seed, as far as that is not done yet, and compare them.
+
+    Runs that are finished are kept, unfinished ones go on. A run that fails is noted, and the others still run;
+    `incomplete` says afterwards whether any is missing. Ctrl-C keeps everything; the same call goes on.
+
+    Args:
+        config: from `study_from_dict`.
+        progress: who is told; None logs plain lines.
+        costs: measure time, memory and multiply-adds of the variants on this machine.
+        tools: another trainer or report.
+
+    Returns:
+        The result, which is also written into the study's folder, with its report.
+
+    Raises:
+        UsageError: a variant does not fit the host, or not even one epoch fits the time budget. Nothing was trained.
+        DataError, ConfigError: the data or the recipe cannot be used. Nothing was trained.
+        TrainingError: the folder holds runs of another recipe, another process is at work there, or all runs failed.
+        KeyboardInterrupt: the study was stopped.
+    """
+    progress, tools = progress or StudyLog(), tools or Tools()
+    config.out.mkdir(parents=True, exist_ok=True)
+    from attngraft.training.lock import locked
+
+    with locked(config.out):
+        try:
+            prepared = prepare(config, progress=progress, tools=tools)
+            write_study(prepared.config)
+            notes = _run_all(prepared, progress, tools)
+            measured = _costs(prepared, notes, progress, tools) if costs else None
+            progress.on_stage("writing the report")
+            return _report(prepared.config, measured, notes, tools)
+        finally:
+            progress.on_end()
+
+
+def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResult:
+    """Make results and report anew from the runs that are finished; nothing is trained or measured.
+
+    Raises:
+        TrainingError: no run is finished.
+    """
+    from attngraft.study.cost import load_costs
+
+    return _report(config, load_costs(config.out, config, same_recipe=False), [], tools or Tools())
+
+
+def prepare(config: StudyConfig, *, progress: StudyProgress | None = None, tools: Tools | None = None) -> Prepared:
+    """Check everything, estimate the time, and fit the epochs to the time budget. Trains and writes nothing.
+
+    Raises:
+        As `compare`, before anything is trained.
+    """
+    progress, tools = progress or StudyLog(), tools or Tools()
+    config = _continued(config)
+    progress.on_stage("checking the variants")
+    check_variants(config)
+    runs = plan_runs(config)
+    fits = config.time_budget is not None and config.fitted_epochs is None
+    if not fits:
+        refuse_other_recipes(runs)
+    material, seconds = None, None
+    if fits or any(run.state != "finished" for run in runs):
+        from attngraft.study.estimate import fit_epochs
+
+        progress.on_stage("opening the data")
+        material = tools.open_data(config)
+        progress.on_stage("timing a few steps of every variant")
+        estimate = tools.measure_paces(config, material)
+        if fits and config.time_budget is not None:
+            budget = config.time_budget - _cost_limit(config)
+            epochs = fit_epochs(estimate, runs, budget=budget, most=config.epochs)
+            config = dataclasses.replace(config, fitted_epochs=epochs)
+            runs = plan_runs(config)
+            refuse_other_recipes(runs)
+        seconds = estimate.seconds(runs)
+    progress.on_plan(runs, seconds=seconds)
+    return Prepared(config=config, runs=runs, material=material, seconds=seconds)
+
+
+def incomplete(result: StudyResult) -> bool:
+    """Whether some run of the study is missing from its result."""
+    return any(len(variant.runs) < len(result.seeds) for variant in result.variants)
+
+
+def write_study(config: StudyConfig) -> None:
+    """Write study.yaml, from which the study can be repeated or continued."""
+    from attngraft.training.config import dump_yaml
+
+    write_atomically(config.out / STUDY_FILE, dump_yaml(config.to_dict()))
+
+
+def _continued(config: StudyConfig) -> StudyConfig:
+    """With the epochs that were fitted when this study began, if it began with the same time budget."""
+    path = config.out / STUDY_FILE
+    if config.time_budget is None or config.fitted_epochs is not None or not path.is_file():
+        return config
+    before = study_from_dict(read_study(path), source=str(path))
+    if (before.time_budget, before.epochs) != (config.time_budget, config.epochs):
+        return config
+    return dataclasses.replace(config, fitted_epochs=before.fitted_epochs)
+
+
+def _run_all(prepared: Prepared, progress: StudyProgress, tools: Tools) -> list[str]:
+    """Make every run that is left; the notes on those that failed."""
+    notes: list[str] = []
+    last_of_seed = {run.seed: run.label for run in prepared.runs}
+    for run in prepared.runs:
+        if run.state != "finished":
+            with _told_how_to_go_on(prepared):
+                notes += _run_one(run, progress, tools)
+        if last_of_seed[run.seed] == run.label and run is not prepared.runs[-1]:
+            _save_what_there_is(prepared.config, notes)
+    return notes
+
+
+def _run_one(run: PlannedRun, progress: StudyProgress, tools: Tools) -> list[str]:
+    from attngraft.study.progress import first_metric
+
+    failure = run.folder / FAILURE_FILE
+    try:
+        record = tools.train(run.recipe, run.folder, resume=True, progress=progress.on_run(run))
+    except KeyboardInterrupt:
+        progress.on_run_end(run, "stopped", "")
+        raise
+    except Exception as error:  # the other runs must not be lost with this one
+        message = str(error) if isinstance(error, AttngraftError) else f"{type(error).__name__}: {error}"
+        write_atomically(failure, traceback.format_exc())
+        progress.on_run_end(run, "failed", message)
+        return [f"{run.label} failed: {message} (traceback: {failure})"]
+    failure.unlink(missing_ok=True)
+    progress.on_run_end(run, "finished", first_metric(record.epochs[-1]) if record.epochs else "")
+    return []
+
+
+@contextmanager
+def _told_how_to_go_on(prepared: Prepared) -> Iterator[None]:
+    """Turn an interruption of one run into one of the study."""
+    from attngraft.training.stopping import Interrupted
+
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        out = prepared.config.out
+        raise Interrupted(
+            f"the study in {out} was stopped and everything is kept: the same command goes on, and "
+            f"`attngraft compare --report-only --out {out}` reports on what is finished"
+        ) from stop
+
+
+def _save_what_there_is(config: StudyConfig, notes: Sequence[str]) -> None:
+    """Results after each seed, for who looks in while the study runs."""
+    try:
+        save_result(collect(config, notes=notes), config.out)
+    except AttngraftError as error:
+        log.warning("no results yet: %s", error)
+
+
+def _cost_limit(config: StudyConfig) -> float:
+    return COST_SECONDS if config.time_budget is None else min(COST_SECONDS, COST_SHARE * config.time_budget)
+
+
+def _costs(prepared: Prepared, notes: list[str], progress: StudyProgress, tools: Tools) -> dict[str, Cost] | None:
+    """The costs kept in the folder, or measured now. A failure to measure is noted and loses nothing."""
+    from attngraft.study.cost import load_costs, save_costs
+
+    config = prepared.config
+    kept = load_costs(config.out, config)
+    if kept is not None:
+        return kept
+    progress.on_stage("measuring what each variant costs")
+    try:
+        measured = tools.measure_costs(config, prepared.material or tools.open_data(config), limit=_cost_limit(config))
+    except (AttngraftError, RuntimeError, OSError) as error:
+        notes.append(f"Measuring the costs failed: {error}")
+        return None
+    save_costs(config.out, config, measured)
+    return measured
+
+
+def _report(config: StudyConfig, costs: dict[str, Cost] | None, notes: Sequence[str], tools: Tools) -> StudyResult:
+    result = collect(config, costs=costs, notes=notes)
+    save_result(result, config.out)
+    tools.write_report(result, config.out)
+    return result

@@ -1,0 +1,182 @@
+"""What a study compares, as a YAML file or from the command line.
+
+    title: Broadcasting on flowers          # optional
+    host: {name: vit_tiny_patch16_224, args: {img_size: 64, depth: 6}, pretrained: false}
+    grafts:                                 # the host as it is (none) always takes part
+      - cb_s@blocks.6-11
+      - {name: both directions, spec: horizontal + vertical}
+    data: ./flowers                         # or a section: {source: ./flowers, val_fraction: 0.2}
+    recipe: deit                            # packaged or a file; set: changes single fields of it
+    set: [optimizer.lr=5e-4]
+    seeds: 3                                # 0, 1, 2; or a list of seeds
+    epochs: 30
+    time_budget: 10m                        # instead of epochs, or with them as the most
+    out: runs/flowers
+
+What is left out comes from the recipe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attngraft.errors import ConfigError, UsageError
+from attngraft.study.values import parse_duration, parse_seeds
+from attngraft.study.variants import Variant, read_variants
+
+if TYPE_CHECKING:
+    from attngraft.training.recipe import Recipe
+
+STUDY_FILE = "study.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyHost:
+    """Which model all variants start from. Without a name the recipe's host is meant, and `args` add to its own."""
+
+    name: str | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    pretrained: bool | None = None
+
+    def over(self, host: Mapping[str, Any]) -> dict[str, Any]:
+        """The recipe's `host` section with what is given here."""
+        base: Mapping[str, Any] = host if self.name is None else {"name": self.name, "args": {}, "pretrained": False}
+        pretrained = base["pretrained"] if self.pretrained is None else self.pretrained
+        return {"name": base["name"], "args": {**base["args"], **self.args}, "pretrained": pretrained}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """A study, its variants read and its values checked. `read_study` and `study_from_dict` make it."""
+
+    out: Path
+    variants: tuple[Variant, ...]
+    host: StudyHost | None = None  #: None: the recipe's
+    data: str | Mapping[str, Any] | None = None  #: None: the recipe's
+    recipe: str | None = None  #: None: the recipe dataclasses' defaults
+    overrides: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+    epochs: int | None = None  #: None: the recipe's
+    time_budget: float | None = None  #: seconds for the whole study; `epochs` is then the most
+    fitted_epochs: int | None = None  #: what the budget was found to allow, so that continuing does not change it
+    title: str = ""
+    command: str = ""  #: what was typed, for the report
+
+    @property
+    def baseline(self) -> Variant:
+        return self.variants[0]
+
+    def recipe_of(self, variant: Variant, seed: int) -> Recipe:
+        """The resolved recipe of one run: the named recipe, then host, data and epochs, then overrides, graft and seed.
+
+        Raises:
+            ConfigError: recipe, override or field does not exist or makes no sense.
+        """
+        from attngraft.training.config import apply_overrides, merge
+        from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
+
+        mapping = recipe_to_dict(load_recipe(self.recipe) if self.recipe else Recipe())
+        if self.host is not None:
+            mapping["host"] = self.host.over(mapping["host"])
+        if self.data is not None:
+            mapping["task"]["data"] = {"source": self.data} if isinstance(self.data, str) else dict(self.data)
+        epochs = self.fitted_epochs or self.epochs
+        if epochs is not None:
+            mapping = merge(mapping, {"schedule": {"epochs": epochs}})
+        mapping = apply_overrides(mapping, self.overrides)
+        mapping |= {"graft": None if variant.is_baseline else variant.spec, "seed": seed}
+        return recipe_from_dict(mapping, source=self.recipe or "the study's recipe")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `study_from_dict` reads back."""
+        plain: dict[str, Any] = {"title": self.title or None}
+        plain["host"] = None if self.host is None else dataclasses.asdict(self.host)
+        plain["grafts"] = [{"name": variant.name, "spec": variant.spec} for variant in self.variants]
+        plain["data"] = self.data if isinstance(self.data, str | None) else dict(self.data)
+        plain |= {"recipe": self.recipe, "set": list(self.overrides), "seeds": list(self.seeds), "epochs": self.epochs}
+        plain["time_budget"] = None if self.time_budget is None else f"{self.time_budget:g}s"
+        plain |= {"fitted_epochs": self.fitted_epochs, "out": str(self.out), "command": self.command or None}
+        return {key: value for key, value in plain.items() if value not in (None, [])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StudyFile:
+    """The keys of a study file, as they stand there."""
+
+    grafts: list[Any] = field(default_factory=list)
+    out: str | None = None
+    title: str | None = None
+    host: StudyHost | str | None = None
+    data: Any = None
+    recipe: str | None = None
+    set: list[str] = field(default_factory=list)
+    seeds: Any = 3
+    epochs: int | None = None
+    time_budget: str | None = None
+    fitted_epochs: int | None = None
+    command: str | None = None
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """The mapping that a study file holds, its keys checked, for `study_from_dict`.
+
+    Raises:
+        ConfigError: the file cannot be read, or has an unknown key or a value of the wrong kind.
+    """
+    from attngraft.strict import read
+    from attngraft.training.config import read_yaml
+
+    mapping = read_yaml(path)
+    read(_StudyFile, mapping, where=str(path))
+    return mapping
+
+
+def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> StudyConfig:
+    """The study that plain values describe; `source` stands before every message.
+
+    Raises:
+        ConfigError, UsageError: an unknown key, a value that makes no sense, no place for the results, or a variant
+            that is given twice.
+        GraftSpecError: a graft specification cannot be read.
+    """
+    from attngraft.strict import read
+
+    file = read(_StudyFile, mapping, where=source)
+    if not file.out:
+        raise UsageError(f"{source}: say where the results go: --out FOLDER, or `out:` in the study file")
+    if file.epochs is not None and file.epochs < 1:
+        raise ConfigError(f"{source}.epochs: at least 1 is needed, not {file.epochs}")
+    if file.data is not None and not isinstance(file.data, str | Mapping):
+        raise ConfigError(
+            f"{source}.data: a source (digits, a folder, ...) or a section is expected, not {file.data!r}"
+        )
+    for text in file.set:
+        _refuse_reserved(text)
+    return StudyConfig(
+        out=Path(file.out),
+        variants=read_variants(file.grafts),
+        host=StudyHost(name=file.host) if isinstance(file.host, str) else file.host,
+        data=file.data,
+        recipe=file.recipe,
+        overrides=tuple(file.set),
+        seeds=parse_seeds(file.seeds),
+        epochs=file.epochs,
+        time_budget=None if file.time_budget is None else parse_duration(file.time_budget),
+        fitted_epochs=file.fitted_epochs,
+        title=file.title or "",
+        command=file.command or "",
+    )
+
+
+#: fields of a recipe that a study sets itself, and how a study sets them
+_RESERVED = {"seed": "--seeds", "graft": "--graft"}
+
+
+def _refuse_reserved(override: str) -> None:
+    name = override.partition("=")[0].strip()
+    if name in _RESERVED:
+        raise UsageError(f"--set {override}: in a study {name} is set by {_RESERVED[name]}")

@@ -1,0 +1,151 @@
+"""What each variant costs: parameters, multiply-adds, time and memory, as ratios to the baseline, side by side.
+
+Times are measured in interleaved rounds by the project's one harness (`attngraft.bench`): every variant once per round, a
+ratio per round, the median with its bootstrap interval. Memory is explained in `memory.py`. What was measured is kept in
+the study's folder, so that a report can be made again without measuring again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import send_to_device
+
+from attngraft.bench import PairedRatio, count_macs, count_parameters, several
+from attngraft.files import write_atomically
+from attngraft.strict import read
+from attngraft.study.config import StudyConfig
+from attngraft.study.memory import peak_memory
+from attngraft.study.result import Cost, Interval
+from attngraft.study.workbench import Material, Workbench, synchronizer, threads_of
+
+COST_FILE = "cost.json"
+PAIRS = 30
+FEWEST_PAIRS = 5  #: below this an interval says nothing, and times are left out
+
+Costs = dict[str, Cost]  #: by canonical specification
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Counts:
+    parameters: int
+    macs: int
+    memory: int
+
+
+def measure_costs(config: StudyConfig, material: Material, *, limit: float = 120.0) -> Costs:
+    """Measure all variants of a study on the machine at hand.
+
+    Args:
+        config: the study.
+        material: the data that the runs use, opened.
+        limit: seconds that timing may take. Where that is not enough for `PAIRS` rounds there are fewer, and no time
+            ratios at all where there is no room for `FEWEST_PAIRS`.
+    """
+    first = config.recipe_of(config.baseline, config.seeds[0])
+    with threads_of(first):
+        benches, counts = {}, {}
+        for variant in config.variants:
+            bench = Workbench(config.recipe_of(variant, config.seeds[0]), material)
+            benches[variant.spec] = bench
+            counts[variant.spec] = _Counts(
+                parameters=count_parameters(bench.model),
+                macs=_macs_of_one_example(bench),
+                memory=peak_memory(bench),
+            )
+            gc.collect()
+        training = _ratios({spec: b.train_step for spec, b in benches.items()}, benches, limit=limit * 0.75)
+        inference = _ratios({spec: b.evaluate_batch for spec, b in benches.items()}, benches, limit=limit * 0.25)
+    base = config.baseline.spec
+    return {
+        spec: _cost(counts[spec], counts[base], training.get(spec), inference.get(spec), is_baseline=spec == base)
+        for spec in counts
+    }
+
+
+def save_costs(folder: Path, config: StudyConfig, costs: Mapping[str, Cost]) -> None:
+    """Keep `costs` in the study's folder."""
+    content = {"measured_for": _measured_for(config), "costs": {s: dataclasses.asdict(c) for s, c in costs.items()}}
+    write_atomically(folder / COST_FILE, json.dumps(content, indent=2) + "\n")
+
+
+def load_costs(folder: Path, config: StudyConfig, *, same_recipe: bool = True) -> Costs | None:
+    """The costs kept in `folder`, if all variants of `config` are among them; None otherwise.
+
+    With `same_recipe` they must also be of its recipe; without, the recipe need not even be at hand.
+    """
+    try:
+        content = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
+        costs = {spec: read(Cost, values, where=f"{COST_FILE}.{spec}") for spec, values in content["costs"].items()}
+        kept_for = content["measured_for"]
+    except (OSError, ValueError, KeyError, AttributeError):  # absent, damaged or of another version: measured again
+        return None
+    if same_recipe and kept_for != _measured_for(config):
+        return None
+    return costs if all(variant.spec in costs for variant in config.variants) else None
+
+
+def _measured_for(config: StudyConfig) -> dict[str, Any]:
+    """What decides a cost; seeds, epochs and schedules do not."""
+    from attngraft.training.recipe import recipe_to_dict
+
+    recipe = recipe_to_dict(config.recipe_of(config.baseline, config.seeds[0]))
+    kept = {name: recipe[name] for name in ("host", "task", "optimizer", "train")}
+    plain: dict[str, Any] = json.loads(json.dumps(kept))
+    return plain
+
+
+def _macs_of_one_example(bench: Workbench) -> int:
+    data, task = bench.material.data, bench.material.task
+    one = send_to_device(data.val.collate([data.val[(0, 0)]]), bench.device)
+    args, kwargs = task.to_model(one)
+    return count_macs(bench.model, *args, **kwargs)
+
+
+def _ratios(
+    works: Mapping[str, Callable[[], None]], benches: Mapping[str, Workbench], *, limit: float
+) -> dict[str, PairedRatio]:
+    """Time of each work over the first one's, which is in the answer too; empty where there is no time for it."""
+    base, *others = works
+    wait = synchronizer(benches[base].device)
+    start = time.perf_counter()
+    for work in works.values():
+        work()
+    if wait is not None:
+        wait()
+    pairs = min(PAIRS, int(limit / (time.perf_counter() - start)))
+    if pairs < FEWEST_PAIRS:
+        return {}
+    if not others:
+        return {}
+    found = several(works[base], {spec: works[spec] for spec in others}, pairs=pairs, warmup=1, synchronize=wait)
+    seconds = next(iter(found.values())).baseline_seconds
+    same = PairedRatio(ratio=1, low=1, high=1, baseline_seconds=seconds, candidate_seconds=seconds, pairs=pairs)
+    return {base: same, **found}
+
+
+def _cost(
+    own: _Counts, base: _Counts, training: PairedRatio | None, inference: PairedRatio | None, *, is_baseline: bool
+) -> Cost:
+    return Cost(
+        parameters=own.parameters,
+        macs=own.macs,
+        parameters_ratio=own.parameters / base.parameters,
+        macs_ratio=own.macs / base.macs if base.macs else None,
+        train_time_ratio=_interval(training),
+        inference_time_ratio=_interval(inference),
+        memory_ratio=own.memory / base.memory if base.memory else None,
+        train_seconds_per_step=training.candidate_seconds if training else None,
+        inference_seconds_per_batch=inference.candidate_seconds if inference else None,
+        peak_memory_bytes=own.memory,
+    )
+
+
+def _interval(ratio: PairedRatio | None) -> Interval | None:
+    return None if ratio is None else Interval(point=ratio.ratio, low=ratio.low, high=ratio.high)

@@ -1,0 +1,112 @@
+"""How long a study will take, from a few real steps of every variant, and how many epochs a time budget allows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from attngraft.errors import UsageError
+from attngraft.study.config import StudyConfig
+from attngraft.study.schedule import PlannedRun
+from attngraft.study.values import shown_duration
+from attngraft.study.workbench import Material, Workbench, synchronizer, threads_of
+
+ROUNDS = 3  #: timed steps per variant, side by side
+MARGIN = 1.1  #: what is beside steps and batches: checkpoints, metrics, events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How fast one variant goes."""
+
+    start_seconds: float  #: building the model, and what only the first step does
+    epoch_seconds: float  #: training and evaluating one epoch, loading included
+
+    def run_seconds(self, epochs: int) -> float:
+        return self.start_seconds + epochs * self.epoch_seconds if epochs else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The pace of every variant, by name."""
+
+    paces: Mapping[str, Pace]
+
+    def seconds(self, runs: Sequence[PlannedRun], epochs: int | None = None) -> float:
+        """For what is left of `runs`; with `epochs`, as if they had that many in all."""
+        return sum(self._run(run, epochs) for run in runs)
+
+    def epochs_within(self, runs: Sequence[PlannedRun], budget: float) -> int:
+        """The most epochs per run with which `runs`, made anew, take no longer than `budget` seconds."""
+        paces = [self.paces[run.variant.name] for run in runs]
+        fixed, per_epoch = sum(p.start_seconds for p in paces), sum(p.epoch_seconds for p in paces)
+        return max(int((budget - fixed) / per_epoch), 0)
+
+    def _run(self, run: PlannedRun, epochs: int | None) -> float:
+        left = run.epochs_left if epochs is None else max(epochs - run.epochs_done, 0)
+        return self.paces[run.variant.name].run_seconds(left)
+
+
+def measure_paces(config: StudyConfig, material: Material) -> Estimate:
+    """Time real training steps and evaluation batches of all variants side by side; the runs' randomness is untouched.
+
+    A step that has not warmed up takes longer, so each variant makes one before the rounds begin.
+    """
+    first = config.recipe_of(config.baseline, config.seeds[0])
+    with threads_of(first):
+        benches, starts = {}, {}
+        for variant in config.variants:
+            begin = time.perf_counter()
+            bench = Workbench(config.recipe_of(variant, config.seeds[0]), material)
+            bench.train_step()
+            bench.evaluate_batch()
+            benches[variant.name], starts[variant.name] = bench, time.perf_counter() - begin
+        steps: dict[str, list[float]] = {name: [] for name in benches}
+        batches: dict[str, list[float]] = {name: [] for name in benches}
+        for _ in range(ROUNDS):
+            for name, bench in benches.items():
+                steps[name].append(_time(bench, training=True))
+                batches[name].append(_time(bench, training=False))
+    workers = first.train.workers
+    paces = {}
+    for name in benches:
+        step, batch = float(np.median(steps[name])), float(np.median(batches[name]))
+        load = material.load_seconds
+        loaded = step + load if workers == 0 else max(step, load / workers)
+        load_eval = load * first.train.accumulate / first.train.batch_size * _examples_per_eval_batch(material)
+        evaluated = batch + load_eval if workers == 0 else max(batch, load_eval / workers)
+        epoch = MARGIN * (material.steps_per_epoch * loaded + material.eval_batches * evaluated)
+        paces[name] = Pace(start_seconds=starts[name], epoch_seconds=epoch)
+    return Estimate(paces=paces)
+
+
+def fit_epochs(estimate: Estimate, runs: Sequence[PlannedRun], *, budget: float, most: int | None) -> int:
+    """The number of epochs for a study of `runs` in `budget` seconds, at most `most`.
+
+    Raises:
+        UsageError: not even one epoch fits; says how long it would take.
+    """
+    epochs = estimate.epochs_within(runs, budget)
+    if epochs < 1:
+        raise UsageError(
+            f"the time budget of {shown_duration(budget)} does not suffice for one epoch: {len(runs)} runs of one epoch "
+            f"take about {shown_duration(sum(estimate.paces[r.variant.name].run_seconds(1) for r in runs))}; "
+            "raise it, or take fewer seeds, fewer variants or a smaller host"
+        )
+    return epochs if most is None else min(epochs, most)
+
+
+def _examples_per_eval_batch(material: Material) -> float:
+    return len(material.data.val) / material.eval_batches
+
+
+def _time(bench: Workbench, *, training: bool) -> float:
+    wait = synchronizer(bench.device)
+    start = time.perf_counter()
+    (bench.train_step if training else bench.evaluate_batch)()
+    if wait is not None:
+        wait()
+    return time.perf_counter() - start

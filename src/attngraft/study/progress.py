@@ -1,0 +1,226 @@
+"""Who is told how a study gets on: a log, or a live table on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+from attngraft.study.schedule import PlannedRun
+from attngraft.study.values import shown_duration
+
+if TYPE_CHECKING:
+    from attngraft.training.progress import Progress
+
+log = logging.getLogger(__name__)
+
+Outcome = Literal["finished", "failed", "stopped"]
+
+
+class StudyProgress(Protocol):
+    """What a study tells."""
+
+    def on_stage(self, text: str) -> None:
+        """Something begins that is no run: checking, timing, measuring, reporting."""
+
+    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None) -> None:
+        """The runs are decided; `seconds` is the estimate for what is left of them, where there is one."""
+
+    def on_run(self, run: PlannedRun) -> Progress:
+        """A run begins or goes on; what comes back is told how it gets on."""
+
+    def on_run_end(self, run: PlannedRun, outcome: Outcome, message: str) -> None:
+        """A run ended; `message` says with what result, or why it failed."""
+
+    def on_end(self) -> None:
+        """Nothing more will be told."""
+
+
+class StudyLog:
+    """Plain log lines."""
+
+    def __init__(self) -> None:
+        self._number: dict[str, int] = {}
+
+    def on_stage(self, text: str) -> None:
+        log.info("%s", text)
+
+    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None) -> None:
+        self._number = {run.label: number for number, run in enumerate(runs, start=1)}
+        log.info("%s", plan_in_words(runs, seconds=seconds))
+
+    def on_run(self, run: PlannedRun) -> Progress:
+        from attngraft.training.progress import LogLines
+
+        how = f"goes on after epoch {run.epochs_done}" if run.state == "unfinished" else "begins"
+        log.info("run %d/%d: %s %s", self._number.get(run.label, 0), len(self._number), run.label, how)
+        return LogLines()
+
+    def on_run_end(self, run: PlannedRun, outcome: Outcome, message: str) -> None:
+        level = logging.ERROR if outcome == "failed" else logging.INFO
+        log.log(level, "%s: %s%s", run.label, outcome, f", {message}" if message else "")
+
+    def on_end(self) -> None:
+        pass
+
+
+class LiveStudy:
+    """A table of variants and seeds that fills as runs get on, and the running one's bar; use it in a `with` block."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = Bars(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=console,
+        )
+        self._bar = self._bars.add_task("starting", total=None, note="")
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
+        self._runs: Sequence[PlannedRun] = ()
+        self._cells: dict[str, Text] = {}
+        self._clock = _Clock()
+
+    def __enter__(self) -> LiveStudy:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def on_stage(self, text: str) -> None:
+        self._bars.reset(self._bar, total=None, description=text, note="")
+
+    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None) -> None:
+        self._runs = runs
+        self._clock = _Clock(epochs=sum(run.epochs_left for run in runs), estimate=seconds)
+        for run in runs:
+            done = run.state == "finished"
+            self._cells[run.label] = Text("finished before" if done else "waiting", style="green" if done else "dim")
+        self._live.console.print(plan_in_words(runs, seconds=seconds), markup=False, highlight=False)
+
+    def on_run(self, run: PlannedRun) -> Progress:
+        return _RunRow(self, run)
+
+    def on_run_end(self, run: PlannedRun, outcome: Outcome, message: str) -> None:
+        style = {"finished": "green", "failed": "bold red", "stopped": "yellow"}[outcome]
+        self._cells[run.label] = Text(message if outcome == "finished" and message else outcome, style=style)
+        if outcome == "failed":
+            self._live.console.print(f"{run.label}: failed, {message}", style="red", markup=False, highlight=False)
+
+    def on_end(self) -> None:
+        self._bars.update(self._bar, visible=False)
+        self._live.refresh()
+
+    def show(self, run: PlannedRun, text: str) -> None:
+        """Put `text` into the cell of `run`."""
+        self._cells[run.label] = Text(text, style="cyan")
+
+    def epoch_done(self) -> None:
+        self._clock.epoch_done()
+
+    def bar(self, run: PlannedRun, *, step: int, total: int, note: str) -> None:
+        """Move the running run's bar."""
+        left = self._clock.left()
+        rest = "" if left is None else f"  study: {shown_duration(left)} left"
+        self._bars.update(self._bar, description=run.label, completed=step, total=total, note=f"{note}{rest}")
+
+    def _draw(self) -> Group:
+        if not self._runs:
+            return Group(self._bars)
+        seeds = list(dict.fromkeys(run.seed for run in self._runs))
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        table.add_column("variant", overflow="fold")
+        for seed in seeds:
+            table.add_column(f"seed {seed}")
+        rows: dict[str, dict[int, Text]] = {}
+        for run in self._runs:
+            rows.setdefault(run.variant.name, {})[run.seed] = self._cells[run.label]
+        for name, cells in rows.items():
+            table.add_row(Text(name), *(cells.get(seed, Text("")) for seed in seeds))
+        return Group(table, self._bars)
+
+
+class _RunRow:
+    """Tells the live table of one run."""
+
+    def __init__(self, study: LiveStudy, run: PlannedRun) -> None:
+        self._study, self._run = study, run
+        self._epochs = self._total = 0
+        self._next = 0.0
+
+    def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
+        self._epochs, self._total = epochs, total_steps
+        self._study.show(self._run, f"epoch {done_steps // max(steps_per_epoch, 1)}/{epochs}")
+        self._study.bar(self._run, step=done_steps, total=total_steps, note="")
+
+    def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + 0.25
+        note = f"epoch {epoch}/{self._epochs}  loss {loss:.3f}"
+        self._study.bar(self._run, step=step, total=self._total, note=note)
+
+    def on_epoch(self, metrics: Mapping[str, float]) -> None:
+        self._study.epoch_done()
+        self._study.show(self._run, f"{int(metrics['epoch'])}/{self._epochs}  {first_metric(metrics)}".rstrip())
+
+    def on_end(self, *, finished: bool) -> None:
+        pass
+
+
+class _Clock:
+    """How long what is left will take: the estimate at first, then by the pace of the epochs that were made."""
+
+    def __init__(self, *, epochs: int = 0, estimate: float | None = None) -> None:
+        self._epochs, self._estimate = epochs, estimate
+        self._done = 0
+        self._start = time.monotonic()
+
+    def epoch_done(self) -> None:
+        self._done += 1
+
+    def left(self) -> float | None:
+        spent = time.monotonic() - self._start
+        if self._done == 0:
+            return None if self._estimate is None else max(self._estimate - spent, 0.0)
+        return spent / self._done * max(self._epochs - self._done, 0)
+
+
+def first_metric(metrics: Mapping[str, float]) -> str:
+    """The first validation metric of an epoch's row, which is the task's first: `top1 0.812`."""
+    return next((f"{n.removeprefix('val/')} {value:.4g}" for n, value in metrics.items() if n.startswith("val/")), "")
+
+
+def plan_in_words(runs: Sequence[PlannedRun], *, seconds: float | None) -> str:
+    """`15 runs of 12 epochs (5 variants, 3 seeds); 4 are finished, 1 goes on; about 12 min`."""
+    if not runs:
+        return "no runs"
+    variants, seeds = len({run.variant.name for run in runs}), len({run.seed for run in runs})
+    text = f"{_plural(len(runs), 'run')} of {_plural(runs[0].recipe.schedule.epochs, 'epoch')} "
+    text += f"({_plural(variants, 'variant')}, {_plural(seeds, 'seed')})"
+    finished = sum(run.state == "finished" for run in runs)
+    begun = sum(run.state == "unfinished" for run in runs)
+    states = [f"{finished} finished before"] if finished else []
+    states += [f"{begun} begun before"] if begun else []
+    if states:
+        text += f"; {', '.join(states)}"
+    if seconds is not None and finished < len(runs):
+        text += f"; about {shown_duration(seconds)}{' for the rest' if states else ''}"
+    return text
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

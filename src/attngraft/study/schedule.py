@@ -1,0 +1,119 @@
+"""The runs of a study, in the order that gives answers early, and what has become of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from attngraft.errors import AttngraftError, GraftSpecError, TrainingError, UsageError
+from attngraft.study.config import StudyConfig
+from attngraft.study.variants import Variant
+
+if TYPE_CHECKING:
+    from attngraft.training.recipe import Recipe
+
+RunState = Literal["new", "unfinished", "finished"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """One variant with one seed."""
+
+    variant: Variant
+    seed: int
+    recipe: Recipe
+    folder: Path
+    state: RunState
+    epochs_done: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.variant.name}, seed {self.seed}"
+
+    @property
+    def epochs_left(self) -> int:
+        return 0 if self.state == "finished" else max(self.recipe.schedule.epochs - self.epochs_done, 0)
+
+
+def run_folder(out: Path, variant: Variant, seed: int) -> Path:
+    return out / "runs" / variant.slug / f"seed{seed}"
+
+
+def plan_runs(config: StudyConfig) -> list[PlannedRun]:
+    """Every run: seed by seed, and within a seed the baseline first, so that each finished seed is a small study.
+
+    Raises:
+        ConfigError: a recipe that cannot be.
+        TrainingError: a run folder is damaged.
+    """
+    from attngraft.training.run_folder import read_run
+
+    runs = []
+    for seed in config.seeds:
+        for variant in config.variants:
+            folder = run_folder(config.out, variant, seed)
+            state: RunState = "new"
+            done = 0
+            if (folder / "recipe.yaml").is_file():
+                record = read_run(folder)
+                state, done = "finished" if record.finished else "unfinished", len(record.epochs)
+            runs.append(
+                PlannedRun(
+                    variant=variant,
+                    seed=seed,
+                    recipe=config.recipe_of(variant, seed),
+                    folder=folder,
+                    state=state,
+                    epochs_done=done,
+                )
+            )
+    return runs
+
+
+def refuse_other_recipes(runs: Sequence[PlannedRun]) -> None:
+    """Check that every run that was begun is a run of this study.
+
+    Raises:
+        TrainingError: names the fields that differ and the remedies.
+    """
+    from attngraft.training.run_folder import RunFolder
+
+    problems = []
+    for run in runs:
+        if run.state == "new":
+            continue
+        try:
+            RunFolder(run.folder).refuse_other_recipe(run.recipe)
+        except TrainingError as error:
+            problems.append(str(error))
+    if problems:
+        others = f"\n({len(problems) - 1} more runs of this study differ as well)" if len(problems) > 1 else ""
+        raise TrainingError(
+            f"{problems[0]}{others}\nFor a study: use another --out, repeat the settings that stand in study.yaml, "
+            "or delete the runs that are to be made anew"
+        )
+
+
+def check_variants(config: StudyConfig) -> None:
+    """Plan every variant on the host, without weights, before anything trains.
+
+    Raises:
+        UsageError: a variant does not fit the host (a GraftSpecError where its text is wrong); names the variant.
+        ConfigError: the host is unknown or does not take its arguments.
+    """
+    import torch
+
+    from attngraft.grafting.plan import plan
+    from attngraft.training.build import build_model
+
+    with torch.device("meta"):
+        host = build_model(config.recipe_of(config.baseline, config.seeds[0]), {}, weights=False)
+    for variant in config.variants[1:]:
+        try:
+            plan(host, variant.spec)
+        except GraftSpecError:
+            raise
+        except AttngraftError as error:
+            raise UsageError(f"the variant {variant.name} does not fit the host: {error}") from error
