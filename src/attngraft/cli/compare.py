@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from attngraft.study.compare import Prepared
+    from attngraft.study.conduct import Prepared
     from attngraft.study.config import StudyConfig
     from attngraft.study.result import StudyResult
 
@@ -197,7 +197,7 @@ def _carry_out(config: StudyConfig, *, report_only: bool) -> StudyResult:
 def _dry_run(config: StudyConfig, *, as_json: bool) -> None:
     import json
 
-    from attngraft.study.compare import prepare
+    from attngraft.study.conduct import prepare
     from attngraft.study.progress import plan_in_words
 
     prepared = prepare(config)
@@ -246,7 +246,7 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
 
 def _exit_if_incomplete(result: StudyResult, config: StudyConfig) -> None:
     """A study with missing runs has failed, though what there is was reported."""
-    from attngraft.study.compare import incomplete
+    from attngraft.study.conduct import incomplete
 
     if incomplete(result):
         typer.echo(f"attngraft: some runs of the study in {config.out} are missing; see the notes", err=True)

@@ -3,7 +3,7 @@
     config = study_from_dict({"host": "vit_tiny_patch16_224", "grafts": ["cb_s"], "data": "digits", "out": "study"})
     result = compare(config)
 
-`config` says what is compared, `schedule` and `estimate` what that takes, `compare` carries it out, `collect` reads what
+`config` says what is compared, `schedule` and `estimate` what that takes, `conduct` carries it out, `collect` reads what
 came out with the help of `statistics` and `verdict`, and `result` is all of it as plain data.
 """
 
@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attngraft.study.compare import Tools, compare, incomplete, prepare, report_only
+    from attngraft.study.conduct import Tools, compare, incomplete, prepare, report_only
     from attngraft.study.config import StudyConfig, read_study, study_from_dict
     from attngraft.study.result import StudyResult
     from attngraft.study.storage import load_result
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "StudyConfig": "config",
     "StudyResult": "result",
-    "Tools": "compare",
-    "compare": "compare",
-    "incomplete": "compare",
+    "Tools": "conduct",
+    "compare": "conduct",
+    "incomplete": "conduct",
     "load_result": "storage",
-    "prepare": "compare",
+    "prepare": "conduct",
     "read_study": "config",
-    "report_only": "compare",
+    "report_only": "conduct",
     "study_from_dict": "config",
 }
 
