@@ -59,9 +59,9 @@ class ImageSplit(LabelledSplit):
         self.images, self.view = images, view
 
     def __getitem__(self, key: tuple[int, ...]) -> Example:
-        epoch, index, *repeat = key
+        epoch, index, repeat = (*key, 0)[:3]
         image = in_mode(self.images.open(index), self.host.mode)
-        with seeded("augment", self.seed, epoch, index, *repeat):
+        with seeded("augment", self.seed, epoch, index, repeat):
             return self.view(image), int(self.labels[index]), index
 
 
@@ -94,12 +94,12 @@ class PixelSplit(LabelledSplit):
                 self._make(index)
 
     def __getitem__(self, key: tuple[int, ...]) -> Example:
-        epoch, index, *repeat = key
+        epoch, index, repeat = (*key, 0)[:3]
         if not self.made[index]:
             self._make(index)
         pixels = self.pixels[index]
         if self.plan is not None:
-            pixels = self._moved(pixels, self.plan, generator(self.seed, epoch, index, *repeat).random(4))
+            pixels = self._moved(pixels, self.plan, generator(self.seed, epoch, index, repeat).random(4))
         return torch.from_numpy(np.ascontiguousarray(pixels)), int(self.labels[index]), index
 
     def _make(self, index: int) -> None:

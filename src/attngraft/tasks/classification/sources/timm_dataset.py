@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ def _labels(dataset: Any, name: str) -> np.ndarray:
         if labels is not None and len(labels) == len(dataset):
             return _whole(np.asarray(labels), name)
     if hasattr(reader, "label_key"):
-        return _whole(np.asarray(reader.dataset[reader.label_key]), name)
+        return _whole(np.asarray(list(reader.dataset[reader.label_key])), name)
     if hasattr(reader, "samples"):
         return _whole(np.asarray([label for _, label in reader.samples]), name)
     return _whole(np.asarray([dataset[i][1] for i in range(len(dataset))]), name)
@@ -129,6 +130,12 @@ def _names(dataset: Any, part: str, count: int) -> list[str]:
     """File names where every image has one of its own, else positions."""
     if hasattr(dataset, "filenames"):
         names = [str(name) for name in dataset.filenames()]
-        if len(set(names)) == count and "None" not in names:
-            return names
+    else:
+        names = [_relative(str(sample[0]), dataset.root) for sample in getattr(dataset, "samples", [])]
+    if len(set(names)) == count and "None" not in names:
+        return names
     return [f"{part}/{i}" for i in range(count)]
+
+
+def _relative(path: str, root: str) -> str:
+    return Path(path).relative_to(root).as_posix() if Path(path).is_relative_to(root) else path

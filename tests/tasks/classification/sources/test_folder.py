@@ -1,0 +1,170 @@
+"""Folders: what is found, and what is refused before training starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attngraft.errors import ConfigError, DataError
+from tests.tasks.classification.making import load, make_folder, picture
+
+
+def test_parts_and_classes_come_from_folders(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"train": {"b2": 3, "b10": 2, "Ärger": 1}, "val": {"b2": 1, "b10": 2, "Ärger": 1}})
+    data = load(tmp_path)
+    assert data.facts["classes"] == ["b2", "b10", "Ärger"]
+    assert data.facts["counts"]["train"] == {"b2": 3, "b10": 2, "Ärger": 1}
+    assert data.facts["split"] == "the folders train and val"
+    assert data.model_args == {"num_classes": 3}
+    assert [data.train.name(i) for i in range(3)] == ["train/b2/0.png", "train/b2/1.png", "train/b2/2.png"]
+    assert [data.val[(0, i)][1] for i in range(4)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["valid", "validation", "Val", "test"])
+def test_validation_parts_have_several_names(tmp_path: Path, name: str) -> None:
+    make_folder(tmp_path, {"Train": {"a": 2, "b": 2}, name: {"a": 1, "b": 1}})
+    assert load(tmp_path).facts["split"] == f"the folders Train and {name}"
+
+
+def test_validation_is_preferred_to_test_unless_named(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}, "test": {"a": 3, "b": 3}})
+    assert load(tmp_path).facts["sizes"]["val"] == 2
+    assert load(tmp_path, data={"val_split": "test"}).facts["sizes"]["val"] == 6
+
+
+def test_class_folders_are_divided_class_by_class(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"a": 10, "b": 5, "c": 2})
+    first, again = load(tmp_path, seed=0), load(tmp_path, seed=7)
+    assert first.facts["counts"]["val"] == {"a": 2, "b": 1, "c": 1}
+    names = [{split.name(i) for i in range(len(split))} for split in (first.train, first.val)]
+    assert not names[0] & names[1]
+    assert len(names[0] | names[1]) == 17
+    assert {again.val.name(i) for i in range(4)} == names[1], "the run's seed must not move the split"
+    other = load(tmp_path, data={"split_seed": 1, "val_fraction": 0.5})
+    assert other.facts["counts"]["val"] == {"a": 5, "b": 2, "c": 1}
+    assert "0.5 of each class" in other.facts["split"]
+
+
+def test_a_share_of_the_training_part_replaces_the_validation_part(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"train": {"a": 4, "b": 4}, "test": {"a": 9, "b": 9}})
+    data = load(tmp_path, data={"val_fraction": 0.25})
+    assert data.facts["sizes"] == {"train": 6, "val": 2}
+    assert data.val.name(0).startswith("train/a/")
+
+
+def test_chosen_classes_in_chosen_order(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"train": {"a": 1, "b": 2, "c": 3}, "val": {"a": 1, "b": 1, "c": 1}})
+    data = load(tmp_path, data={"classes": ["c", "a"]})
+    assert data.facts["counts"]["train"] == {"c": 3, "a": 1}
+    assert [data.train[(0, i)][1] for i in range(4)] == [1, 0, 0, 0]
+
+
+def test_wrapping_folders_and_leftovers_are_seen_through(tmp_path: Path) -> None:
+    make_folder(tmp_path / "flowers-1.0", {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}})
+    make_folder(tmp_path, {"__MACOSX": {"x": 1}, ".cache": {"y": 1}})
+    (tmp_path / "flowers-1.0" / "train" / "a" / "._0.png").write_bytes(b"junk")
+    (tmp_path / "flowers-1.0" / "train" / "a" / "Thumbs.db").write_bytes(b"junk")
+    data = load(tmp_path)
+    assert data.facts["classes"] == ["a", "b"]
+    assert data.facts["sizes"] == {"train": 4, "val": 2}
+
+
+def test_nested_images_belong_to_the_class_folder_and_circles_end(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"a": {"x": 3, "y": 3}, "b": {"x": 4}})
+    (tmp_path / "b" / "loop").symlink_to(tmp_path)
+    data = load(tmp_path)
+    assert data.facts["classes"] == ["a", "b"]
+    assert sum(data.facts["sizes"].values()) == 10 + 0
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1", "CMYK", "LA"])
+def test_every_mode_becomes_the_hosts(tmp_path: Path, mode: str) -> None:
+    make_folder(tmp_path, {"a": 2, "b": 2})
+    file = "0.tif" if mode == "CMYK" else "0.png"
+    (tmp_path / "a" / "0.png").unlink()
+    picture(5, mode="RGB" if mode == "CMYK" else mode).convert(mode).save(tmp_path / "a" / file)
+    data = load(tmp_path, augment={"crop": "resized"})
+    examples = [data.train[(0, i)] for i in range(len(data.train))] + [data.val[(0, i)] for i in range(len(data.val))]
+    assert {tuple(image.shape) for image, _, _ in examples} == {(3, 16, 16)}
+
+
+def test_deep_gray_images_are_scaled_not_clipped(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"train": {"a": 1, "b": 1}, "val": {"a": 1, "b": 1}})
+    Image.fromarray(np.full((16, 16), 32768, dtype=np.uint16)).save(tmp_path / "val" / "a" / "0.png")
+    image, _, _ = load(tmp_path).val[(0, 0)]
+    assert image.unique().tolist() == [128]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "nothing": ({}, {}, r"no images found \(looked for .*\.jpg"),
+    "no classes": ({".": 3}, {}, r"3 images but no class folders"),
+    "no classes in train": ({"train": 3, "val": 1}, {}, r"no class folders"),
+    "one image": ({"a": 1}, {}, r"holds a single image"),
+    "one class": ({"a": 4}, {}, r"holds a single class, 'a'"),
+    "empty class": ({"a": 4, "b": 0, "c": 2}, {}, r"class 'b': no images; add some, or leave it out"),
+    "empty classes": (
+        {"train": {"a": 4, "b": 0, "c": 0}, "val": {"a": 1, "b": 1, "c": 1}},
+        {},
+        r"classes 'b', 'c': no training images",
+    ),
+    "class only in val": (
+        {"train": {"a": 4, "b": 1}, "val": {"a": 1, "b": 1, "c": 1}},
+        {},
+        r"class 'c': no training images.*same classes",
+    ),
+    "class only in train": ({"train": {"a": 4, "b": 1}, "val": {"a": 1}}, {}, r"class 'b': no validation images"),
+    "no validation": (
+        {"train": {"a": 4, "b": 1}, "other": {"a": 1}},
+        {},
+        r"a training part 'train' but no validation part \(found beside it: other\).*val_fraction=0\.2",
+    ),
+    "no training": ({"val": {"a": 4, "b": 1}, "test": {"a": 1}}, {}, r"there is test, val but no training part"),
+    "wrong train name": (
+        {"train": {"a": 4, "b": 1}, "val": {"a": 1}},
+        {"train_split": "trian"},
+        r"no part 'trian' \(task\.data\.train_split\) \(did you mean train\?\); there is: train, val",
+    ),
+    "wrong val name": (
+        {"train": {"a": 4, "b": 1}, "val": {"a": 1}},
+        {"val_split": "dev"},
+        r"no part 'dev' \(task\.data\.val_split\)",
+    ),
+    "val name without train": ({"a": 4, "b": 1}, {"val_split": "b"}, r"names a validation part, but no training part"),
+    "cannot be divided": ({"a": 4, "b": 1}, {}, r"class 'b' has a single image, which cannot be divided"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_training(tmp_path: Path, case: str) -> None:
+    tree, data, message = REFUSED[case]
+    make_folder(tmp_path, tree)
+    with pytest.raises(DataError, match=message) as caught:
+        load(tmp_path, data=data)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_class_that_is_not_there(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"rose": 3, "tulip": 3})
+    with pytest.raises(ConfigError, match=r"no class 'roes' \(did you mean rose\?\); there are: rose, tulip"):
+        load(tmp_path, data={"classes": ["roes", "tulip"]})
+
+
+@pytest.mark.parametrize("content", [b"", b"not an image", None])
+def test_an_unreadable_first_image_is_named(tmp_path: Path, content: bytes | None) -> None:
+    make_folder(tmp_path, {"train": {"a": 2, "b": 1}, "val": {"a": 1, "b": 1}}, size=(64, 64))
+    bad = tmp_path / "train" / "a" / "0.png"
+    bad.write_bytes(bad.read_bytes()[:300] if content is None else content)
+    with pytest.raises(DataError, match=r"train/a/0\.png: cannot be read as an image .*replace or remove it"):
+        load(tmp_path)
+
+
+def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"train": {"a": 2, "b": 1}, "val": {"a": 1, "b": 1}})
+    data = load(tmp_path)
+    (tmp_path / "train" / "a" / "1.png").unlink()
+    with pytest.raises(DataError, match=r"train/a/1\.png: cannot be opened"):
+        data.train[(0, 1)]

@@ -1,0 +1,82 @@
+"""Tars: alone, in pairs, wrapped, compressed, cut off, and read by several processes."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from attngraft.errors import DataError
+from tests.tasks.classification.making import load, make_folder, make_tar
+
+PARTS = {"train": {"a": 5, "b": 4}, "val": {"a": 2, "b": 2}}
+
+
+@pytest.mark.parametrize("prefix", ["", "./", "flowers/"])
+def test_one_tar_is_like_a_folder(tmp_path: Path, prefix: str) -> None:
+    make_folder(tmp_path / "folder", PARTS)
+    of_folder, of_tar = load(tmp_path / "folder"), load(make_tar(tmp_path / "x.tar", PARTS, prefix=prefix))
+    assert of_tar.facts["kind"] == "tar"
+    for part in ("train", "val"):
+        one, other = getattr(of_folder, part), getattr(of_tar, part)
+        for i in range(len(one)):
+            assert other.name(i).endswith(one.name(i))
+            assert torch.equal(one[(0, i)][0], other[(0, i)][0])
+            assert one[(0, i)][1:] == other[(0, i)][1:]
+
+
+@pytest.mark.parametrize("prefix", ["", "train/", "deep/train/"])
+def test_a_tar_for_each_part(tmp_path: Path, prefix: str) -> None:
+    make_tar(tmp_path / "train.tar", PARTS["train"], prefix=prefix)
+    make_tar(tmp_path / "val.tar", PARTS["val"])
+    data = load(tmp_path)
+    assert data.facts["split"] == "train.tar and val.tar"
+    assert data.facts["counts"] == PARTS
+    assert data.train.name(0) == f"train.tar/{prefix}a/0.png"
+
+
+def test_class_folders_in_a_tar_are_divided(tmp_path: Path) -> None:
+    make_tar(tmp_path / "only.tar", {"a": 5, "b": 5})
+    assert load(tmp_path).facts["sizes"] == {"train": 8, "val": 2}
+
+
+def test_workers_read_the_right_bytes(tmp_path: Path) -> None:
+    data = load(make_tar(tmp_path / "x.tar", {"a": 20, "b": 20}), augment={"crop": "resized"})
+    split = data.train
+    split[(0, 0)]  # the parent's file is open when workers are forked
+    keys = [[(0, i) for i in range(start, start + 4)] for start in range(0, 32, 4)]
+    alone = list(DataLoader(split, batch_sampler=keys, collate_fn=split.collate))
+    shared = list(DataLoader(split, batch_sampler=keys, collate_fn=split.collate, num_workers=2))
+    assert all(torch.equal(a["image"], b["image"]) for a, b in zip(alone, shared, strict=True))
+    copy = pickle.loads(pickle.dumps(split))
+    assert torch.equal(copy[(0, 5)][0], split[(0, 5)][0])
+
+
+def test_refused(tmp_path: Path) -> None:
+    packed = make_tar(tmp_path / "x.tar.gz", PARTS, mode="w:gz")
+    with pytest.raises(DataError, match=r"x\.tar\.gz: not readable as an uncompressed tar"):
+        load(packed)
+    (tmp_path / "bad.tar").write_bytes(b"hello" * 300)
+    with pytest.raises(DataError, match=r"bad\.tar: not readable"):
+        load(tmp_path / "bad.tar")
+    (tmp_path / "bad.tar").unlink()
+    make_tar(tmp_path / "train.tar", PARTS["train"])
+    with pytest.raises(DataError, match=r"a training part 'train' but no validation part"):
+        load(tmp_path)
+    make_tar(tmp_path / "val.tar", {})
+    with pytest.raises(DataError, match=r"val\.tar: holds no images"):
+        load(tmp_path)
+    (tmp_path / "train.tar").rename(tmp_path / "a.tar")
+    with pytest.raises(DataError, match=r"no train\.tar among a\.tar, val\.tar"):
+        load(tmp_path)
+
+
+def test_a_tar_cut_off_later_is_named(tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "x.tar", PARTS)
+    fresh = pickle.loads(pickle.dumps(load(path).val))  # nothing is buffered
+    path.write_bytes(path.read_bytes()[:1024])
+    with pytest.raises(DataError, match=r"x\.tar: val/b/1\.png: the tar ends before"):
+        fresh[(0, 3)]

@@ -1,0 +1,145 @@
+"""Metrics against scikit-learn and torchmetrics; every example counted once."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import balanced_accuracy_score, log_loss, top_k_accuracy_score
+from torchmetrics.functional.classification import multiclass_accuracy
+
+from attngraft.errors import TrainingError
+from attngraft.tasks.classification.evaluator import ClassificationEvaluator, balanced_accuracy
+from attngraft.tasks.classification.inputs import HostInput
+from attngraft.tasks.classification.splits import LabelledSplit
+from attngraft.tasks.task import Evaluation
+from tests.tasks.classification.making import host_config, make_task
+
+
+def _task(classes: int, **sections: Any) -> Any:
+    task = make_task("digits", **sections)
+    task._classes = classes
+    return task
+
+
+def _split(labels: np.ndarray, classes: int) -> Any:
+    host = HostInput.from_model(host_config())
+    names = [f"image {i}" for i in range(len(labels))]
+    return LabelledSplit.__new__(_Bare)._set(names, labels, classes, host)
+
+
+class _Bare(LabelledSplit):
+    def _set(self, names: list[str], labels: np.ndarray, classes: int, host: HostInput) -> _Bare:
+        super().__init__(names, labels, classes=[str(c) for c in range(classes)], host=host, seed=0, repeats=1)
+        return self
+
+    def __getitem__(self, key: tuple[int, ...]) -> Any:
+        raise NotImplementedError
+
+
+def _evaluate(
+    logits: torch.Tensor, labels: np.ndarray, *, order: np.ndarray | None = None, **sections: Any
+) -> Evaluation:
+    task, split = _task(logits.shape[1], **sections), _split(labels, logits.shape[1])
+    evaluator = task.evaluator(split)
+    order = np.arange(len(labels)) if order is None else order
+    for rows in np.array_split(order, max(1, len(order) // 7)):
+        batch = {"target": torch.from_numpy(labels[rows])}
+        evaluator.update(task.predict(logits[rows], batch), torch.from_numpy(rows))
+    return evaluator.result()
+
+
+def _random(size: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+    rng = np.random.RandomState(seed)
+    labels = rng.randint(0, classes, size)
+    return torch.from_numpy(rng.randn(size, classes).astype(np.float32)), labels
+
+
+def test_metrics_are_scikit_learns() -> None:
+    logits, labels = _random(200, 10)
+    found = _evaluate(logits, labels)
+    share = logits.double().softmax(-1).numpy()
+    predicted = logits.argmax(-1).numpy()
+    assert found.metrics == pytest.approx(
+        {
+            "top1": (predicted == labels).mean(),
+            "top5": top_k_accuracy_score(labels, share, k=5),
+            "balanced_accuracy": balanced_accuracy_score(labels, predicted),
+            "loss": log_loss(labels, share),
+        },
+        rel=1e-6,
+    )
+    assert found.metrics["top1"] == pytest.approx(
+        float(
+            multiclass_accuracy(torch.from_numpy(predicted), torch.from_numpy(labels), num_classes=10, average="micro")
+        )
+    )
+    assert np.array_equal(found.predictions.score, (predicted == labels).astype(float))
+    assert found.predictions.binary
+    assert found.predictions.names[3] == "image 3"
+    assert np.array_equal(found.predictions.arrays["target"], labels)
+    assert np.array_equal(found.predictions.arrays["predicted"], predicted)
+    assert np.array_equal(found.predictions.arrays["logits"], logits.numpy())
+    assert found.predictions.arrays["logits"].dtype == np.float32
+
+
+@given(st.integers(1, 30), st.integers(2, 12), st.integers(0, 1000))
+@settings(deadline=None, max_examples=40)
+def test_balanced_accuracy_is_scikit_learns(size: int, classes: int, seed: int) -> None:
+    rng = np.random.RandomState(seed)
+    predicted, target = rng.randint(0, classes, size), rng.randint(0, classes, size)
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # scikit-learn warns of classes that are only predicted, and leaves them out too
+        expected = balanced_accuracy_score(target, predicted)
+    assert balanced_accuracy(predicted, target, classes=classes) == pytest.approx(expected, rel=1e-6)
+
+
+def test_few_classes_have_no_top5_and_many_keep_no_logits() -> None:
+    logits, labels = _random(20, 5)
+    assert "top5" not in _evaluate(logits, labels).metrics
+    logits, labels = _random(20, 1001)
+    arrays = _evaluate(logits, labels).predictions.arrays
+    assert "logits" not in arrays
+    assert np.array_equal(arrays["top5"], logits.topk(5).indices.numpy())
+    assert "logits" in _evaluate(logits, labels, metrics={"predictions": "logits"}).predictions.arrays
+    assert "logits" not in _evaluate(*_random(9, 3), metrics={"predictions": "top5"}).predictions.arrays
+
+
+def test_repeats_are_ignored_and_order_does_not_matter() -> None:
+    logits, labels = _random(23, 6)
+    plain = _evaluate(logits, labels)
+    shuffled = np.random.RandomState(1).permutation(23)
+    padded = _evaluate(logits, labels, order=np.concatenate([shuffled, shuffled[:9], [4, 4]]))
+    assert padded.metrics == plain.metrics
+    assert all(np.array_equal(padded.predictions.arrays[k], v) for k, v in plain.predictions.arrays.items())
+
+
+def test_a_repeat_inside_a_batch_counts_once() -> None:
+    logits, labels = _random(2, 3)
+    evaluator, task = ClassificationEvaluator(_split(labels, 3)), _task(3)
+    rows = np.array([1, 0, 1])
+    evaluator.update(task.predict(logits[rows], {"target": torch.from_numpy(labels[rows])}), torch.from_numpy(rows))
+    assert np.array_equal(evaluator.result().predictions.arrays["logits"], logits.numpy())
+
+
+def test_missing_examples_are_an_error() -> None:
+    logits, labels = _random(20, 6)
+    with pytest.raises(TrainingError, match=r"2 of 20 examples are missing \(image 18, image 19"):
+        _evaluate(logits, labels, order=np.arange(18))
+    evaluator = ClassificationEvaluator(_split(labels, 6))
+    with pytest.raises(TrainingError, match="indices 3 to 20 of 20 examples"):
+        evaluator.update({}, torch.tensor([3, 20]))
+
+
+def test_the_loss_is_trainings_kind() -> None:
+    logits, labels = _random(20, 6)
+    hot = torch.eye(6)[torch.from_numpy(labels)]
+    bce = torch.nn.functional.binary_cross_entropy_with_logits(logits, hot)
+    assert _evaluate(logits, labels, loss={"name": "bce"}).metrics["loss"] == pytest.approx(bce.item(), rel=1e-6)
