@@ -6,6 +6,7 @@ FSDP runs save whole tensors under the model's own names, and a checkpoint fits 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -147,12 +148,12 @@ def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """`weights` as safetensors, with `facts` (as texts) in the file's metadata."""
-    metadata = {name: str(value) for name, value in facts.items()}
+    """`weights` as safetensors, with `facts` as JSON in the file's metadata."""
+    metadata = {"attngraft": json.dumps(dict(facts))}  # one entry: safetensors keeps no order, and equal runs give equal files
     write_atomically(path, safetensors.torch.save(_apart(weights), metadata))
 
 
-def load_weights(path: Path, model: nn.Module) -> dict[str, str]:
+def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
     """Fill `model` with the weights at `path`; the file's facts are returned.
 
     Raises:
@@ -160,13 +161,13 @@ def load_weights(path: Path, model: nn.Module) -> dict[str, str]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
+            facts: dict[str, Any] = json.loads((file.metadata() or {}).get("attngraft", "{}"))
         model.load_state_dict(safetensors.torch.load_file(path))
     except (OSError, SafetensorError) as error:
         raise TrainingError(f"{path}: these weights cannot be read: {error}") from None
     except RuntimeError as error:
         raise TrainingError(f"{path}: these weights are of another model: {error}") from None
-    return dict(facts)
+    return facts
 
 
 def _whole() -> StateDictOptions:

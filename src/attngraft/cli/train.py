@@ -1,0 +1,105 @@
+"""`attngraft train`: one run."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from attngraft.training.run_folder import RunRecord
+
+
+def train(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run's folder.", metavar="DIR")],
+    recipe: Annotated[
+        str, typer.Option("--recipe", help="A packaged recipe's name, or a YAML file.", metavar="NAME|FILE")
+    ] = "default",
+    host: Annotated[str | None, typer.Option("--host", help="The model, a timm name.", metavar="NAME")] = None,
+    host_arg: Annotated[
+        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.")
+    ] = None,
+    graft: Annotated[
+        str | None, typer.Option("--graft", help="A graft specification; none: the host as it is.", metavar="SPEC")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="digits, a folder, a .tar, an .npz, or what timm reads.", metavar="DATA"),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe; repeatable.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="Same as --set schedule.epochs=N.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Same as --set seed=N.")] = None,
+    save_every: Annotated[
+        int | None, typer.Option("--save-every", min=1, help="Also save every N updates, besides each epoch.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Go on with a run in DIR, or refuse a folder that holds one.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the run's metrics as JSON.")] = False,
+) -> None:
+    """Train one model, or go on with a run that was stopped.
+
+    Everything lands in DIR: recipe, environment, metrics, TensorBoard events, checkpoints, predictions. Ctrl-C saves;
+    the same command goes on to the same end. Start it with `accelerate launch -m attngraft train ...` or
+    `torchrun -m attngraft train ...` to use many devices.
+
+    Examples:
+
+        attngraft train --data digits --recipe digits --out runs/digits
+
+        attngraft train --host vit_tiny_patch16_224 --graft "cb_s@blocks.6-11" --data ./flowers --epochs 30 --out runs/cb_s
+
+        attngraft train --host vit_small_patch16_224 --host-arg img_size=64 --host-arg patch_size=8 --data ./birds
+        --set optimizer.lr=5e-4 --set task.augment.mixup=0.2 --out runs/birds
+    """
+    from attngraft.training.loop import train as run
+    from attngraft.training.recipe import load_recipe
+
+    given = {"host.name": host, "graft": graft, "task.data.source": data, "schedule.epochs": epochs, "seed": seed}
+    given["train.save_every"] = save_every
+    overrides = [f"{field}={_quoted(value)}" for field, value in given.items() if value is not None]
+    overrides += [f"host.args.{text}" for text in host_arg or []]
+    resolved = load_recipe(recipe, [*overrides, *(set_ or [])])
+    with _display() as progress:
+        record = run(resolved, out, resume=resume, progress=progress)
+    first = _leave_processes()
+    if as_json and first:
+        _print_json(record)
+
+
+def _quoted(value: object) -> str:
+    """`value` so that YAML reads it back: names and paths may look like numbers."""
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _display() -> Any:
+    """Bars on a terminal, log lines elsewhere."""
+    from rich.console import Console
+
+    from attngraft.training.progress import LiveBars, LogLines
+
+    console = Console(stderr=True)
+    return LiveBars(console) if console.is_terminal else nullcontext(LogLines())
+
+
+def _leave_processes() -> bool:
+    """Say good-bye to the other processes of this run; whether this is the first of them."""
+    from accelerate import PartialState
+
+    state = PartialState()
+    first: bool = state.is_main_process
+    state.destroy_process_group()
+    return first
+
+
+def _print_json(record: RunRecord) -> None:
+    import json
+
+    facts = {"folder": str(record.folder), "finished": record.finished, "seconds": record.seconds}
+    typer.echo(json.dumps(facts | {"metrics": record.epochs[-1], "epochs": record.epochs}, indent=2))

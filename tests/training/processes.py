@@ -1,0 +1,67 @@
+"""Runs in real processes of their own: started, killed, stopped, and started together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")  # a clean process that has imported everything, and forks
+_context.set_forkserver_preload(["tests.training.toys", "attngraft.training.loop", "attngraft.models"])
+
+
+def start(recipe: Mapping[str, Any], folder: Path, environment: Mapping[str, str] | None = None) -> BaseProcess:
+    """A process that trains the toy recipe (plain values) in `folder`; it exits like the command line."""
+    arguments = (dict(recipe), str(folder), dict(environment or {}))
+    process = _context.Process(target=_train, args=arguments)
+    process.start()
+    return process
+
+
+def finish(process: BaseProcess, *, within: float = 120.0) -> int | None:
+    """Its exit code."""
+    process.join(within)
+    if process.is_alive():
+        process.kill()
+        raise TimeoutError("a training process hangs")
+    return process.exitcode
+
+
+def start_together(recipe: Mapping[str, Any], folder: Path, *, processes: int) -> list[BaseProcess]:
+    """Processes of one distributed run, as torchrun would start them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)} for rank in range(processes)]
+    return [start(recipe, folder, common | rank) for rank in ranks]
+
+
+def _train(recipe: dict[str, Any], folder: str, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores it
+
+    import torch
+
+    import tests.training.toys  # noqa: F401 -- registers task and hosts
+    from attngraft.errors import AttngraftError
+    from attngraft.training.loop import train
+    from attngraft.training.progress import Silent
+    from attngraft.training.recipe import recipe_from_dict
+
+    torch.set_num_threads(1)
+    try:
+        train(recipe_from_dict(recipe), folder, progress=Silent())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except AttngraftError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
+    if environment:
+        torch.distributed.destroy_process_group()
