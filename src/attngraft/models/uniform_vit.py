@@ -12,13 +12,46 @@ fit (a head's queries and keys cost as much as `head width` hidden units do).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from timm.models import build_model_with_cfg, register_model
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer
 
-from attngraft.mechanisms.context_broadcast.layer import UniformHeadAttention
+from attngraft.mechanisms.context_broadcast.attention import UniformHeadAttention
+
+#: what timm says of `vit_small_patch16_224`, without weights
+default_cfgs = generate_default_cfgs(
+    {
+        f"vit_small_patch16_224_cb_{variant}": {
+            "num_classes": 1000,
+            "input_size": (3, 224, 224),
+            "crop_pct": 0.9,
+            "interpolation": "bicubic",
+            "fixed_input_size": True,
+            "mean": IMAGENET_INCEPTION_MEAN,
+            "std": IMAGENET_INCEPTION_STD,
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        }
+        for variant in ("replaced", "compensated", "appended")
+    }
+)
+
+_CONFIG = {
+    "num_classes": 1000,
+    "input_size": (3, 224, 224),
+    "crop_pct": 0.875,
+    "interpolation": "bicubic",
+    "fixed_input_size": True,
+    "mean": IMAGENET_DEFAULT_MEAN,
+    "std": IMAGENET_DEFAULT_STD,
+    "first_conv": "patch_embed.proj",
+    "classifier": "head",
+}
+default_cfgs = generate_default_cfgs(
+    {f"vit_small_patch16_224_cb_{variant}": _CONFIG for variant in ("replaced", "compensated", "appended")}
+)
 
 
 def _vit_small(variant: str, *, pretrained: bool, **kwargs: Any) -> VisionTransformer:
@@ -29,7 +62,7 @@ def _vit_small(variant: str, *, pretrained: bool, **kwargs: Any) -> VisionTransf
         "embed_dim": 384,
         "depth": 12,
         "num_heads": 6,
-        "attn_layer": partial(UniformHeadAttention, uniform_heads=1),
+        "attn_layer": UniformHeadAttention,
     }
     return build_model_with_cfg(VisionTransformer, variant, False, **{**arguments, **kwargs})
 
