@@ -35,6 +35,9 @@ def seeded(stream: str, *key: int) -> Iterator[None]:
         torch.set_rng_state(states[2])
 
 
-def generator(seed: int, epoch: int, index: int, repeat: int = 0) -> np.random.Generator:
-    """A generator of one example's own, cheap to make (a counter-based one: nothing is mixed or warmed up)."""
-    return np.random.Generator(np.random.Philox(key=[seed % _WORD, epoch], counter=[0, 0, index, repeat]))
+def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """A generator of one example's own, cheap to make (a counter-based one: nothing is mixed or warmed up).
+
+    Index -1 is nobody's: for draws over all examples.
+    """
+    return np.random.Generator(np.random.Philox(key=[seed % _WORD, epoch], counter=[0, 0, 0, index % _WORD]))

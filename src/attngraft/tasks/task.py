@@ -24,20 +24,13 @@ TASKS = {"classification": "attngraft.tasks.classification:Classification"}
 
 
 class Split(ABC):
-    """An indexed set of examples. An example is a function of (seed, epoch, index), never of worker or process.
-
-    Where `repeats` is above 1 (repeated augmentation: Hoffer et al. 2020, "Augment your batch"), an epoch shows a
-    `1 / repeats` share of the examples, drawn anew each epoch, each `repeats` times in one batch, augmented differently;
-    the key is then (epoch, index, repeat) with repeat from 0, and the epoch is as long as without.
-    """
-
-    repeats: int = 1
+    """An indexed set of examples. An example is a function of (seed, epoch, index), never of worker or process."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def __getitem__(self, key: tuple[int, ...]) -> Any:
+    def __getitem__(self, key: tuple[int, int]) -> Any:
         """The example at `key = (epoch, index)`; python, numpy and torch generators are left as they were found."""
 
     @abstractmethod

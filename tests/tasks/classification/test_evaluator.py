@@ -16,6 +16,7 @@ from torchmetrics.functional.classification import multiclass_accuracy
 from attngraft.errors import TrainingError
 from attngraft.tasks.classification.evaluator import ClassificationEvaluator, balanced_accuracy
 from attngraft.tasks.classification.inputs import HostInput
+from attngraft.tasks.classification.sources import ArrayImages
 from attngraft.tasks.classification.splits import LabelledSplit
 from attngraft.tasks.task import Evaluation
 from tests.tasks.classification.making import host_config, make_task
@@ -27,19 +28,18 @@ def _task(classes: int, **sections: Any) -> Any:
     return task
 
 
-def _split(labels: np.ndarray, classes: int) -> Any:
-    host = HostInput.from_model(host_config())
-    names = [f"image {i}" for i in range(len(labels))]
-    return LabelledSplit.__new__(_Bare)._set(names, labels, classes, host)
-
-
 class _Bare(LabelledSplit):
-    def _set(self, names: list[str], labels: np.ndarray, classes: int, host: HostInput) -> _Bare:
-        super().__init__(names, labels, classes=[str(c) for c in range(classes)], host=host, seed=0, repeats=1)
-        return self
+    """Labels without images."""
 
-    def __getitem__(self, key: tuple[int, ...]) -> Any:
+    def __getitem__(self, key: tuple[int, int]) -> Any:
         raise NotImplementedError
+
+
+def _split(labels: np.ndarray, classes: int) -> LabelledSplit:
+    images = ArrayImages(
+        np.zeros((len(labels), 1, 1), np.uint8), names=[f"image {i}" for i in range(len(labels))], labels=labels
+    )
+    return _Bare(images, classes=[str(c) for c in range(classes)], host=HostInput.from_model(host_config()), seed=0)
 
 
 def _evaluate(

@@ -40,7 +40,7 @@ def test_workers_and_batches_change_nothing(folder: Path, source: str, augment: 
     alone = _batches(data.train, epoch=3, workers=0)
     shared = _batches(data.train, epoch=3, workers=2)
     for one, other in zip(alone, shared, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in ("image", "target", "index"))
+        assert all(torch.equal(one[name], other[name]) for name in ("image", "target"))
     singles = torch.cat([batch["image"] for batch in _batches(data.train, epoch=3, workers=0, size=1)])
     assert torch.equal(torch.cat([batch["image"] for batch in alone]), singles)
     assert torch.equal(pickle.loads(pickle.dumps(data.train))[(3, 2)][0], data.train[(3, 2)][0])
@@ -55,15 +55,14 @@ def _few(data: TaskData) -> TaskData:
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_an_example_is_a_function_of_seed_epoch_index_and_repeat(folder: Path, augment: dict[str, Any]) -> None:
+def test_an_example_is_a_function_of_seed_epoch_and_index(folder: Path, augment: dict[str, Any]) -> None:
     split = load(folder, augment=augment).train
 
-    def all_of(split: Any, epoch: int, *repeat: int) -> torch.Tensor:
-        return split.collate([split[(epoch, i, *repeat)] for i in range(len(split))])["image"]
+    def all_of(split: Any, epoch: int, repeat: int = 0) -> torch.Tensor:
+        return split.collate([split[(epoch, repeat * len(split) + i)] for i in range(len(split))])["image"]
 
     first = all_of(split, 0)
     assert torch.equal(all_of(split, 0), first)
-    assert torch.equal(all_of(split, 0, 0), first)
     for other in (all_of(split, 1), all_of(split, 0, 1), all_of(load(folder, seed=1, augment=augment).train, 0)):
         assert not torch.equal(other, first)
 
@@ -125,11 +124,27 @@ def test_moves_are_shifts_and_flips_with_all_their_outcomes(tmp_path: Path) -> N
     assert np.array_equal(evaluation[(5, 0)][0][0].numpy(), pixels[0])
 
 
-def test_batches_name_their_examples(folder: Path) -> None:
-    split = load(folder, augment={"repeats": 3}).train
-    batch = split.collate([split[(0, 7, 0)], split[(0, 7, 1)], split[(0, 2, 0)]])
-    assert batch["index"].tolist() == [7, 7, 2]
-    assert batch["target"].tolist() == [1, 1, 0]
-    assert split.name(7) == "train/b/1.png"
-    assert split.repeats == 3
-    assert load(folder).val.repeats == 1
+@pytest.mark.parametrize("repeats", [2, 3, 5])
+def test_repeated_augmentation(folder: Path, repeats: int) -> None:
+    split = load(folder, augment={"repeats": repeats}).train
+    orders = [split.order(seed=0, epoch=epoch) for epoch in range(20)]
+    shown: list[np.ndarray] = []
+    for order in orders:
+        assert order is not None
+        assert len(order) == len(split) == 12
+        assert len(set(order.tolist())) == 12, "every repeat has an index, and so a view, of its own"
+        examples = order % 12
+        assert len(set(examples.tolist())) == -(-12 // repeats)
+        assert all(len(set(row)) == 1 for row in np.array_split(examples, range(repeats, 12, repeats)))
+        shown.append(examples)
+    assert len({example for examples in shown for example in examples.tolist()}) == 12, "epochs draw anew"
+    assert np.array_equal(orders[0], split.order(seed=0, epoch=0))
+    assert split.name(12 + 7) == split.name(7) == "train/b/1.png"
+    assert split[(0, 7)][1] == split[(0, 12 + 7)][1] == 1
+    assert not torch.equal(split[(0, 7)][0], split[(0, 12 + 7)][0])
+
+
+def test_without_repeats_the_engine_shuffles(folder: Path) -> None:
+    data = load(folder)
+    assert data.train.order(seed=0, epoch=0) is None
+    assert load(folder, augment={"repeats": 3}).val.order(seed=0, epoch=0) is None

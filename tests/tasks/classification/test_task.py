@@ -81,7 +81,7 @@ def test_splits_of_other_tasks_are_refused() -> None:
         def __len__(self) -> int:
             return 0
 
-        def __getitem__(self, key: tuple[int, ...]) -> Any:
+        def __getitem__(self, key: tuple[int, int]) -> Any:
             raise NotImplementedError
 
         def collate(self, examples: list[Any]) -> Any:

@@ -68,7 +68,7 @@ class AugmentConfig:
     erasing: float = 0.0  #: probability of random erasing
     erasing_mode: Literal["const", "rand", "pixel"] = "pixel"
     erasing_count: int = 1
-    repeats: int = 1  #: repeated augmentation: how often an epoch shows each image that it draws
+    repeats: int = 1  #: repeated augmentation: an epoch takes one in `repeats` images, each so many times in a row
     mixup: float = 0.0  #: alpha; 0: off
     cutmix: float = 0.0  #: alpha; 0: off
     cutmix_minmax: tuple[float, float] | None = None

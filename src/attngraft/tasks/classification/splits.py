@@ -14,62 +14,65 @@ from attngraft.tasks.classification.views import View, ViewPlan
 from attngraft.tasks.seeding import generator, seeded
 from attngraft.tasks.task import Split
 
-Example = tuple[Tensor, int, int]  #: image, label, index
+Example = tuple[Tensor, int]  #: image, label
 
 
 class LabelledSplit(Split):
-    """Examples are (image, label, index); a batch has `image` (B, C, H, W) float32, `target` (B,), `index` (B,)."""
+    """Examples are (image, label); a batch has `image` (B, C, H, W) float32 and `target` (B,).
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        labels: np.ndarray,
-        *,
-        classes: Sequence[str],
-        host: HostInput,
-        seed: int,
-        repeats: int,
-    ) -> None:
-        self.names, self.labels, self.classes = names, labels, tuple(classes)
+    With `repeats` R above 1 (repeated augmentation: Hoffer et al. 2020) an epoch takes one R-th of the examples, drawn
+    anew each epoch, R times in a row with views of their own, and is as long as without. Repeat r of an example has the
+    index `r * len + example`.
+    """
+
+    def __init__(self, images: Images, *, classes: Sequence[str], host: HostInput, seed: int, repeats: int = 1) -> None:
+        self.images, self.names, self.labels, self.classes = images, images.names, images.labels, tuple(classes)
         self.host, self.seed, self.repeats = host, seed, repeats
 
     def __len__(self) -> int:
         return len(self.names)
 
     def name(self, index: int) -> str:
-        return self.names[index]
+        return self.names[index % len(self)]
+
+    def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
+        if self.repeats == 1:
+            return None
+        length = len(self)
+        chosen = generator(seed, epoch, -1).permutation(length)[: -(-length // self.repeats)]
+        return (chosen[:, None] + length * np.arange(self.repeats)).reshape(-1)[:length]
 
     def collate(self, examples: list[Example]) -> dict[str, Tensor]:
-        images, labels, indices = zip(*examples, strict=True)
+        images, labels = zip(*examples, strict=True)
         image = torch.stack(images)
         return {
             "image": self.host.normalize(image) if image.dtype == torch.uint8 else image,
             "target": torch.tensor(labels),
-            "index": torch.tensor(indices),
         }
 
 
 class ImageSplit(LabelledSplit):
-    """Images opened one at a time, each through `view` with generators seeded by (seed, epoch, index, repeat)."""
+    """Images opened one at a time, each through `view` with generators seeded by (seed, epoch, index)."""
 
     def __init__(
         self, images: Images, view: View, *, classes: Sequence[str], host: HostInput, seed: int, repeats: int = 1
     ) -> None:
-        super().__init__(images.names, images.labels, classes=classes, host=host, seed=seed, repeats=repeats)
-        self.images, self.view = images, view
+        super().__init__(images, classes=classes, host=host, seed=seed, repeats=repeats)
+        self.view = view
 
-    def __getitem__(self, key: tuple[int, ...]) -> Example:
-        epoch, index, repeat = (*key, 0)[:3]
-        image = in_mode(self.images.open(index), self.host.mode)
-        with seeded("augment", self.seed, epoch, index, repeat):
-            return self.view(image), int(self.labels[index]), index
+    def __getitem__(self, key: tuple[int, int]) -> Example:
+        epoch, index = key
+        place = index % len(self)
+        image = in_mode(self.images.open(place), self.host.mode)
+        with seeded("augment", self.seed, epoch, index):
+            return self.view(image), int(self.labels[place])
 
 
 class PixelSplit(LabelledSplit):
     """Fixed views as bytes in memory, (N, C, H, W); training shifts and flips them by `plan`, evaluation (None) does not.
 
     Views of images that lie in memory are made at once, those of files when first asked for (in each worker apart).
-    Random numbers come from a counter-based generator at (seed, epoch, index, repeat), so that nothing global is touched.
+    Random numbers come from a counter-based generator at (seed, epoch, index), so that nothing global is touched.
     """
 
     def __init__(
@@ -83,24 +86,24 @@ class PixelSplit(LabelledSplit):
         seed: int,
         repeats: int = 1,
     ) -> None:
-        super().__init__(images.names, images.labels, classes=classes, host=host, seed=seed, repeats=repeats)
+        super().__init__(images, classes=classes, host=host, seed=seed, repeats=repeats)
         margin = plan.padding if plan else 0
         shape = (len(images), host.channels, host.height + 2 * margin, host.width + 2 * margin)
         self.plan, self.pixels = plan, np.zeros(shape, dtype=np.uint8)
-        self.made = np.zeros(len(images), dtype=bool)
-        self.images, self.view = images, view
+        self.made, self.view = np.zeros(len(images), dtype=bool), view
         if images.in_memory:
             for index in range(len(images)):
                 self._make(index)
 
-    def __getitem__(self, key: tuple[int, ...]) -> Example:
-        epoch, index, repeat = (*key, 0)[:3]
-        if not self.made[index]:
-            self._make(index)
-        pixels = self.pixels[index]
+    def __getitem__(self, key: tuple[int, int]) -> Example:
+        epoch, index = key
+        place = index % len(self)
+        if not self.made[place]:
+            self._make(place)
+        pixels = self.pixels[place]
         if self.plan is not None:
-            pixels = self._moved(pixels, self.plan, generator(self.seed, epoch, index, repeat).random(4))
-        return torch.from_numpy(np.ascontiguousarray(pixels)), int(self.labels[index]), index
+            pixels = self._moved(pixels, self.plan, generator(self.seed, epoch, index).random(4))
+        return torch.from_numpy(np.ascontiguousarray(pixels)), int(self.labels[place])
 
     def _make(self, index: int) -> None:
         margin = self.plan.padding if self.plan else 0

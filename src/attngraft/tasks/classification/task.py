@@ -27,8 +27,8 @@ TOP = 5
 
 
 class Classification(Task):
-    """Images with one label each. A batch is `{"image": (B, C, H, W) float32, "target": (B,), "index": (B,)}`; after
-    mixing, `target` is (B, classes)."""
+    """Images with one label each. A batch is `{"image": (B, C, H, W) float32, "target": (B,)}`; after mixing, `target`
+    is (B, classes)."""
 
     name = "classification"
     primary = "top1"

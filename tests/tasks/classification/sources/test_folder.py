@@ -89,13 +89,13 @@ def test_every_mode_becomes_the_hosts(tmp_path: Path, mode: str) -> None:
     picture(5, mode="RGB" if mode == "CMYK" else mode).convert(mode).save(tmp_path / "a" / file)
     data = load(tmp_path, augment={"crop": "resized"})
     examples = [data.train[(0, i)] for i in range(len(data.train))] + [data.val[(0, i)] for i in range(len(data.val))]
-    assert {tuple(image.shape) for image, _, _ in examples} == {(3, 16, 16)}
+    assert {tuple(image.shape) for image, _ in examples} == {(3, 16, 16)}
 
 
 def test_deep_gray_images_are_scaled_not_clipped(tmp_path: Path) -> None:
     make_folder(tmp_path, {"train": {"a": 1, "b": 1}, "val": {"a": 1, "b": 1}})
     Image.fromarray(np.full((16, 16), 32768, dtype=np.uint16)).save(tmp_path / "val" / "a" / "0.png")
-    image, _, _ = load(tmp_path).val[(0, 0)]
+    image, _ = load(tmp_path).val[(0, 0)]
     assert image.unique().tolist() == [128]
 
 

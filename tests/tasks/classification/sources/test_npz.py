@@ -41,7 +41,6 @@ def test_pixels_labels_and_names(tmp_path: Path) -> None:
     pixels = torch.from_numpy(_arrays()["x_test"][[2, 0]]).permute(0, 3, 1, 2)
     assert torch.equal(batch["image"], (pixels.float() / 255 - 0.5) / 0.25)
     assert batch["target"].tolist() == [1, 0]
-    assert batch["index"].tolist() == [2, 0]
 
 
 def test_validation_is_preferred_to_test_and_can_be_drawn(tmp_path: Path) -> None:

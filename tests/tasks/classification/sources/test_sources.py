@@ -21,7 +21,7 @@ def test_digits() -> None:
     digits = load_digits()
     for i in range(0, 359, 50):
         number = int(data.val.name(i).removeprefix("digits/"))
-        image, label, _ = data.val[(0, i)]
+        image, label = data.val[(0, i)]
         assert label == digits.target[number]
         assert np.abs(image[0].numpy() / 255 * 16 - digits.images[number]).max() < 0.05
 
