@@ -31,7 +31,7 @@ from attngraft.grafting.apply import grafted, install
 from attngraft.grafting.options import build_options
 from attngraft.grafting.plan import Placement, describe
 from attngraft.grafting.report import GraftReport
-from attngraft.grafting.spec import GraftSpec, Term
+from attngraft.grafting.spec import GraftSpec, Term, parse
 from attngraft.grafting.where import Where
 from attngraft.hosts import Host, find_host
 from attngraft.mechanisms.registry import graft_types
@@ -142,8 +142,7 @@ def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerp
     host = find_host(model)
     _check_host(file, manifest, host, check_fingerprint)
     placements = [_placement(file, host, entry) for entry in manifest["entries"]]
-    spec = GraftSpec(tuple(placement.term for placement in placements))
-    report = describe(host, placements, spec)
+    report = describe(host, placements, parse(_spec(manifest["entries"])))
     parameters = _host_parameters(file, host, tensors)
     _check_tensors(file, host, placements, tensors)
     for placement, graft in zip(placements, install(host, placements), strict=True):
