@@ -70,7 +70,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     from attngraft.training.build import build_task
     from attngraft.training.recipe import recipe_to_dict
 
-    records = _finished_runs(config)
+    records = finished_runs(config)
     first = next((record for by_seed in records.values() for record in by_seed.values()), None)
     if first is None:
         raise TrainingError(f"{config.out}: no run of this study is finished yet, so there is nothing to report")
@@ -111,7 +111,12 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     )
 
 
-def _finished_runs(config: StudyConfig) -> Records:
+def finished_runs(config: StudyConfig) -> Records:
+    """The runs of the study that are complete.
+
+    Raises:
+        TrainingError: a run folder is damaged.
+    """
     from attngraft.training.run_folder import read_run
 
     records: Records = {variant.name: {} for variant in config.variants}

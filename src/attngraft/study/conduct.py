@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attngraft.errors import AttngraftError
+from attngraft.errors import AttngraftError, TrainingError
 from attngraft.files import write_atomically
-from attngraft.study.collect import collect
+from attngraft.study.collect import collect, finished_runs
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
 from attngraft.study.progress import StudyLog, StudyProgress
 from attngraft.study.result import Cost, StudyResult
@@ -120,6 +120,8 @@ def compare(
             prepared = prepare(config, progress=progress, tools=tools)
             write_study(prepared.config)
             notes = _run_all(prepared, progress, tools)
+            if not any(finished_runs(prepared.config).values()):
+                raise TrainingError(f"every run of the study in {config.out} failed; the first: {notes[0]}")
             measured = _costs(prepared, notes, progress, tools) if costs else None
             progress.on_stage("writing the report")
             return _report(prepared.config, measured, notes, tools)

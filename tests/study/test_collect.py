@@ -1,0 +1,133 @@
+"""Numbers of a result against the run folders they come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attngraft.errors import ConfigError, DataError, TrainingError
+from attngraft.study import compare, load_result
+from attngraft.study.collect import collect
+from attngraft.study.result import StudyResult
+
+from .fakes import EXAMPLES, FakeTrainer, study, tools
+
+
+def conducted(folder: Path, trainer: FakeTrainer, **changes: object) -> StudyResult:
+    return compare(study(folder, **changes), tools=tools(trainer))
+
+
+def scores(folder: Path, variant: str, seed: int) -> np.ndarray:
+    with np.load(folder / "runs" / variant / f"seed{seed}" / "predictions.npz") as arrays:
+        return arrays["score"]
+
+
+def test_spreads_differences_and_curves(tmp_path: Path) -> None:
+    result = conducted(tmp_path, FakeTrainer({"cb_s": 0.2, "horizontal": -0.2}), seeds=3)
+    baseline, gain, loss = result.variants
+    own = [scores(tmp_path, "cb_s", seed).mean() for seed in range(3)]
+    base = [scores(tmp_path, "baseline", seed).mean() for seed in range(3)]
+    assert gain.last["top1"].mean == pytest.approx(np.mean(own))
+    assert gain.last["top1"].deviation == pytest.approx(np.std(own, ddof=1))
+    assert gain.difference is not None
+    assert loss.difference is not None
+    assert gain.difference.mean == pytest.approx(np.mean(own) - np.mean(base))
+    assert (gain.difference.verdict, loss.difference.verdict) == ("better", "worse")
+    assert gain.difference.p_holm is not None
+    assert gain.difference.p_value is not None
+    assert gain.difference.p_value <= gain.difference.p_holm <= min(1, 2 * gain.difference.p_value) + 1e-12
+    assert baseline.difference is None
+    assert gain.runs[0].curve["epoch"] == [1, 2, 3]
+    assert set(gain.runs[0].curve) == {"epoch", "train/loss", "val/top1", "val/loss"}
+    assert gain.runs[0].last.keys() == {"top1", "loss"}
+    assert gain.runs[0].folder == "runs/cb_s/seed0"
+    assert gain.runs[0].seconds == 3.0
+
+
+def test_epochs_to_the_baselines_best(tmp_path: Path) -> None:
+    """Accuracy grows in proportion to the epoch: 0.8 reaches 0.6 after three quarters of the epochs, 0.4 never."""
+    result = conducted(tmp_path, FakeTrainer({"cb_s": 0.2, "horizontal": -0.2}), epochs=8)
+    baseline, gain, loss = (variant.epochs_to_baseline for variant in result.variants)
+    assert baseline is not None
+    assert gain is not None
+    assert loss is not None
+    assert gain.target == pytest.approx(np.mean([run.best["top1"] for run in result.variants[0].runs]))
+    assert set(gain.by_seed.values()) <= {6, 7}
+    assert gain.of_mean_curve in (6, 7)
+    assert loss.by_seed == {0: None, 1: None}
+    assert loss.of_mean_curve is None
+
+
+def test_best_epoch_is_secondary_and_the_first_of_equals(tmp_path: Path) -> None:
+    conducted(tmp_path, FakeTrainer())
+    path = tmp_path / "runs" / "baseline" / "seed0" / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row, value in zip(rows, (0.9, 0.9, rows[2]["val/top1"]), strict=True):
+        row["val/top1"] = value
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = collect(study(tmp_path)).variants[0].runs[0]
+    assert (run.best_epoch, run.best["top1"]) == (1, 0.9)
+    assert run.last["top1"] == rows[2]["val/top1"]
+
+
+def test_one_seed(tmp_path: Path) -> None:
+    result = conducted(tmp_path, FakeTrainer({"cb_s": 0.2}), seeds=1)
+    found = result.variants[1].difference
+    assert found is not None
+    assert (found.verdict, found.t, found.p_source) == ("inside the noise", None, "exact McNemar")
+    assert result.variants[1].last["top1"].deviation is None
+    assert any("noise between seeds is unknown" in note for note in result.notes)
+
+
+def test_examples_are_paired_by_name(tmp_path: Path) -> None:
+    trainer = FakeTrainer({"cb_s": 0.2})
+    plain = conducted(tmp_path / "plain", trainer)
+    trainer.shuffled = True
+    shuffled = conducted(tmp_path / "shuffled", trainer)
+    one, other = plain.variants[1].difference, shuffled.variants[1].difference
+    assert one is not None
+    assert other is not None
+    assert one.mcnemar == other.mcnemar
+    assert one.mean == pytest.approx(other.mean)
+
+
+def test_other_examples_are_refused(tmp_path: Path) -> None:
+    conducted(tmp_path, FakeTrainer())
+    path = tmp_path / "runs" / "cb_s" / "seed1" / "predictions.npz"
+    names = [f"other/{index}" for index in range(EXAMPLES)]
+    np.savez(path, name=names, score=np.zeros(EXAMPLES), binary=True)
+    with pytest.raises(DataError, match="different examples"):
+        collect(study(tmp_path))
+
+
+def test_damaged_predictions_are_named(tmp_path: Path) -> None:
+    conducted(tmp_path, FakeTrainer())
+    path = tmp_path / "runs" / "cb_s" / "seed1" / "predictions.npz"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(TrainingError, match=r"cb_s/seed1/predictions\.npz"):
+        collect(study(tmp_path))
+
+
+def test_results_of_a_newer_version_or_damaged_ones_are_refused(tmp_path: Path) -> None:
+    conducted(tmp_path, FakeTrainer())
+    path = tmp_path / "results.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "format": 99}))
+    with pytest.raises(ConfigError, match="format 99"):
+        load_result(path)
+    path.write_text(json.dumps({**content, "extra": 1}))
+    with pytest.raises(ConfigError, match="extra"):
+        load_result(path)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_result(tmp_path)
+
+
+def test_another_environment_is_noted(tmp_path: Path) -> None:
+    conducted(tmp_path, FakeTrainer())
+    file = tmp_path / "runs" / "cb_s" / "seed0" / "environment.json"
+    file.write_text(json.dumps({"device_name": "other", "threads": 1, "packages": {}}))
+    assert any("device_name" in note for note in collect(study(tmp_path)).notes)

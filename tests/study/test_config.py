@@ -1,0 +1,109 @@
+"""Studies from YAML and from plain values: what is read, what it becomes, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attngraft.errors import ConfigError, UsageError
+from attngraft.study.config import read_study, study_from_dict
+from attngraft.training.config import dump_yaml
+from attngraft.training.recipe import recipe_to_dict
+
+from .fakes import study
+
+
+def test_a_study_file_in_full(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(
+        """
+title: Broadcasting
+host: {name: vit_tiny_patch16_224, args: {img_size: 32, depth: 4}}
+grafts:
+  - cb_s
+  - {name: both, spec: horizontal + vertical}
+data: {source: digits, val_fraction: 0.3}
+set: [optimizer.lr=5e-4]
+seeds: [5, 7]
+epochs: 4
+time_budget: 1h30m
+out: somewhere
+"""
+    )
+    config = study_from_dict(read_study(file), source=str(file))
+    assert [(v.name, v.spec) for v in config.variants] == [
+        ("baseline", "none"),
+        ("cb_s", "cb_s"),
+        ("both", "horizontal + vertical"),
+    ]
+    assert (config.seeds, config.epochs, config.time_budget, config.out) == ((5, 7), 4, 5400, Path("somewhere"))
+    recipe = config.recipe_of(config.variants[2], 7)
+    assert (recipe.graft, recipe.seed, recipe.schedule.epochs) == ("horizontal + vertical", 7, 4)
+    assert recipe.optimizer.lr == 5e-4
+    assert recipe.task == {"name": "classification", "data": {"source": "digits", "val_fraction": 0.3}}
+    assert dict(recipe.host.args) == {"img_size": 32, "depth": 4}
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    config = study(tmp_path, time_budget="10m", title="A title", set=["train.batch_size=64"], seeds=[3], fitted_epochs=2)
+    file = tmp_path / "study.yaml"
+    file.write_text(dump_yaml(config.to_dict()))
+    assert study_from_dict(read_study(file)) == config
+
+
+def test_variants_of_a_seed_differ_in_the_graft_alone(tmp_path: Path) -> None:
+    config = study(tmp_path)
+    baseline, variant = (recipe_to_dict(config.recipe_of(v, 1)) for v in config.variants[:2])
+    assert baseline.pop("graft") is None
+    assert variant.pop("graft") == "cb_s"
+    assert baseline == variant
+
+
+def test_without_a_name_host_arguments_add_to_the_recipes_host(tmp_path: Path) -> None:
+    config = study(tmp_path, host={"args": {"depth": 3}}, set=["host.args.img_size=32"])
+    recipe = config.recipe_of(config.baseline, 0)
+    assert recipe.host.name == "vit_tiny_patch16_224"
+    assert dict(recipe.host.args) == {"depth": 3, "img_size": 32}
+
+
+def test_a_host_as_text(tmp_path: Path) -> None:
+    config = study(tmp_path, host="vit_small_patch16_224")
+    assert config.recipe_of(config.baseline, 0).host.name == "vit_small_patch16_224"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"graft": ["cb"]}, "did you mean grafts"),
+        ({"host": {"nam": "x"}}, "nam"),
+        ({"epochs": 0}, "at least 1"),
+        ({"epochs": "many"}, "epochs"),
+        ({"data": 3}, "data"),
+        ({"set": ["seed=3"]}, "--seeds"),
+        ({"set": ["graft=cb"]}, "--graft"),
+        ({"seeds": 0}, "seeds"),
+        ({"time_budget": "10"}, "with its unit"),
+        ({"grafts": ["cb_z"]}, "no graft 'cb_z'"),
+    ],
+)
+def test_refusals_name_the_field(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, UsageError), match=message):
+        study(tmp_path, **changes)
+
+
+def test_results_need_a_place() -> None:
+    with pytest.raises(UsageError, match="--out"):
+        study_from_dict({"grafts": ["cb_s"]})
+
+
+def test_a_wrong_override_is_refused_where_recipes_are_made(tmp_path: Path) -> None:
+    config = study(tmp_path, set=["optimizer.lrr=1"])
+    with pytest.raises(ConfigError, match="lrr"):
+        config.recipe_of(config.baseline, 0)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_study(tmp_path / "nothing.yaml")
