@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -23,11 +24,12 @@ app = typer.Typer(
     help="Graft better attention into the transformer you have, and find out whether it helps on your data.",
     epilog="Start with: attngraft compare --help",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verb, _function in {
+_VERBS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "train": train,
     "eval": evaluate,
@@ -35,7 +37,8 @@ for _verb, _function in {
     "paper": paper,
     "list": list_command,
     "doctor": doctor,
-}.items():
+}
+for _verb, _function in _VERBS.items():
     app.command(_verb)(_function)
 
 

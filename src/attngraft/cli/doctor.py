@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -62,9 +63,15 @@ def _devices() -> dict[str, Any]:
 
 
 def _backends() -> dict[str, str]:
-    from attngraft.dispatch import explain_all
+    import torch
 
-    return explain_all()
+    from attngraft.dispatch import ENVIRONMENT, registered_ops, triton_obstacle
+    from attngraft.mechanisms.registry import graft_types
+
+    graft_types()  # the mechanisms register their operations
+    probe = torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu")
+    found = {"triton": triton_obstacle(probe) or "works", f"{ENVIRONMENT} is": os.environ.get(ENVIRONMENT) or "not set"}
+    return found | {name: ", ".join(op.backends) for name, op in registered_ops().items()}
 
 
 def _disk() -> dict[str, str]:

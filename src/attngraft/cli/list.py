@@ -76,15 +76,15 @@ def _hosts() -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from attngraft.training.recipe import list_recipes
+    from attngraft.training.recipe import packaged_recipes
 
-    return [{"name": name, "what": summary} for name, summary in list_recipes().items()]
+    return [{"name": name} for name in packaged_recipes()]
 
 
 def _papers() -> list[dict[str, Any]]:
-    from attngraft.papers import list_papers
+    from attngraft.papers import list_papers, load_paper
 
-    return [{"name": name, "what": title} for name, title in list_papers().items()]
+    return [{"name": name, "what": load_paper(name).title} for name in list_papers()]
 
 
 def _tasks() -> list[dict[str, Any]]:

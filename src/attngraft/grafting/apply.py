@@ -71,7 +71,7 @@ def enrich(module: nn.Module) -> Any:
         richer = richer_class(module)
         if richer is None:
             raise HostError(f"{type(module).__name__} has no richer class; its adapter must name one in `richer`")
-        module.__class__ = richer
+        module.__class__ = cast(Any, richer)
         module.grafts = nn.ModuleDict()
     return module
 
@@ -79,7 +79,7 @@ def enrich(module: nn.Module) -> Any:
 def restore(module: nn.Module) -> None:
     """Give the host's own class back to a module that carries no graft."""
     del module.grafts
-    module.__class__ = plain_class(module)  # type: ignore[assignment]
+    module.__class__ = plain_class(module)
 
 
 def _freeze(module: nn.Module, names: Iterable[str]) -> tuple[str, ...]:
