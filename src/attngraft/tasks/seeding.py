@@ -40,4 +40,5 @@ def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
 
     Index -1 is nobody's: for draws over all examples.
     """
-    return np.random.Generator(np.random.Philox(key=[seed % _WORD, epoch], counter=[0, 0, 0, index % _WORD]))
+    words = np.array([seed % _WORD, epoch, 0, 0, 0, index % _WORD], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=words[:2], counter=words[2:]))
