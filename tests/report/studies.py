@@ -21,6 +21,7 @@ from attngraft.study.result import (
     Verdict,
 )
 
+FLIP = 40.0  #: perplexity that a share of 1 is worth in the translation study
 HOSTILE = """<script>alert("x")</script> & 'cb' $\\frac{1}{0}$ "quoted" `|` [b]"""
 
 #: name -> (specification, gain in points, noise of the gain between seeds, cost ratios)
@@ -48,18 +49,30 @@ def usual(*, seeds: int = 3, epochs: int = 12, names: tuple[str, ...] = tuple(US
         higher_is_better=True,
         host={"name": "vit_tiny_patch16_224", "args": {"img_size": 32, "depth": 6}, "pretrained": False},
         data={
+            "task": "classification",
             "source": "./cifar10",
-            "classes": 3,
-            "train": {"examples": 1500, "per_class": {"airplane": 500, "bird": 500, "cat": 500}},
-            "val": {"examples": 300, "per_class": {"airplane": 100, "bird": 100, "cat": 100}},
-            "size": [32, 32],
+            "kind": "folder",
+            "classes": ["airplane", "bird", "cat"],
+            "sizes": {"train": 1500, "val": 300},
+            "counts": {
+                "train": {"airplane": 520, "bird": 500, "cat": 480},
+                "val": {"airplane": 100, "bird": 101, "cat": 99},
+            },
+            "input": {"size": [3, 32, 32], "interpolation": "bicubic"},
         },
         recipe={
             "host": {"name": "vit_tiny_patch16_224"},
             "optimizer": {"name": "adamw", "lr": 0.001, "weight_decay": 0.05},
             "schedule": {"name": "cosine", "epochs": epochs, "warmup_epochs": 2},
         },
-        environment={"python": "3.11.9", "torch": "2.12.1", "timm": "1.0.26", "device": "cpu", "threads": 2},
+        environment={
+            "python": "3.11.9",
+            "torch": "2.12.1",
+            "timm": "1.0.26",
+            "device": "cpu",
+            "threads": 2,
+            "commit": None,
+        },
         seeds=list(range(seeds)),
         epochs=epochs,
         variants=variants,
@@ -90,9 +103,7 @@ def with_failed_runs() -> StudyResult:
     """One variant lost a seed, another has no finished run."""
     study = usual()
     none, cb, cb_s, horizontal, vertical = study.variants
-    vertical = replace(
-        vertical, runs=[], last={}, best={}, cost=None, difference=None, epochs_to_baseline=None
-    )
+    vertical = replace(vertical, runs=[], last={}, best={}, cost=None, difference=None, epochs_to_baseline=None)
     horizontal = replace(horizontal, runs=horizontal.runs[:2])
     notes = ["horizontal: seed 2 stopped at step 120, loss not finite.", "vertical: no run finished."]
     return replace(study, variants=[none, cb, cb_s, horizontal, vertical], notes=notes)
@@ -107,7 +118,7 @@ def with_hostile_names() -> StudyResult:
         study,
         title=HOSTILE,
         command=f"attngraft compare --data {HOSTILE}",
-        data={"source": HOSTILE, "train": {"per_class": {HOSTILE: 3, "b": 4}}},
+        data={"source": HOSTILE, "counts": {"train": {HOSTILE: 3, "b": 4}, HOSTILE: {HOSTILE: 1, "b": 2}}},
         host={"name": HOSTILE, "args": {"x": HOSTILE}, "pretrained": True},
         recipe={"graft": HOSTILE, HOSTILE: [HOSTILE]},
         environment={"commit": HOSTILE},
@@ -121,17 +132,16 @@ def translation() -> StudyResult:
     study = usual()
 
     def perplexity(top1: float) -> float:
-        return 40.0 - top1 / 2.5
+        return 40.0 - FLIP * top1
 
     def convert(metrics: dict[str, float]) -> dict[str, float]:
-        return {"perplexity": perplexity(metrics["top1"]), "bleu": metrics["top1"] / 3}
+        return {"perplexity": perplexity(metrics["top1"]), "bleu": 33 * metrics["top1"]}
 
     def run(found: RunSummary) -> RunSummary:
         curve = {"epoch": found.curve["epoch"], "train/loss": found.curve["train/loss"]}
         curve["val/perplexity"] = [perplexity(v) for v in found.curve["val/top1"]]
         return replace(found, last=convert(found.last), best=convert(found.best), curve=curve)
 
-    flipped: dict[Verdict, Verdict] = {"better": "better", "worse": "worse", "inside the noise": "inside the noise"}
     variants = []
     for variant in study.variants:
         runs = [run(found) for found in variant.runs]
@@ -139,11 +149,10 @@ def translation() -> StudyResult:
         if difference is not None:
             difference = replace(
                 difference,
-                mean=-difference.mean / 2.5,
+                mean=-FLIP * difference.mean,
                 bootstrap=_negated(difference.bootstrap),
                 t=_negated(difference.t) if difference.t else None,
                 mcnemar=[],
-                verdict=flipped[difference.verdict],
             )
         reached = variant.epochs_to_baseline
         reached = replace(reached, target=perplexity(reached.target)) if reached else None
@@ -182,7 +191,7 @@ ALL = {
 
 
 def _negated(interval: Interval) -> Interval:
-    return Interval(point=-interval.point / 2.5, low=-interval.high / 2.5, high=-interval.low / 2.5)
+    return Interval(point=-FLIP * interval.point, low=-FLIP * interval.high, high=-FLIP * interval.low)
 
 
 def _run(name: str, seed: int, epochs: int) -> RunSummary:
@@ -193,10 +202,11 @@ def _run(name: str, seed: int, epochs: int) -> RunSummary:
     rise = 1 - np.exp(-3.2 * steps / epochs)
     top1 = end - (end - 18) * (1 - rise / rise[-1]) + np.append(0.5 * own.standard_normal(epochs - 1), 0.0)
     loss = 2.3 - 1.5 * (rise / rise[-1]) * (end / 61.0) + 0.02 * own.standard_normal(epochs)
+    top1 /= 100
     best = int(np.argmax(top1))
 
     def metrics(value: float) -> dict[str, float]:
-        return {"top1": value, "top5": min(99.9, value + 31.0), "balanced_accuracy": value - 0.3, "loss": 1.2}
+        return {"top1": value, "top5": min(0.999, value + 0.31), "balanced_accuracy": value - 0.003, "loss": 1.2}
 
     return RunSummary(
         seed=seed,
@@ -253,7 +263,9 @@ def _cost(ratios: tuple[float, float, float, float, float], *, is_baseline: bool
     parameters, macs, train, inference, memory = ratios
 
     def interval(ratio: float) -> Interval:
-        return Interval(point=ratio, low=ratio * (1 if is_baseline else 0.99), high=ratio * (1 if is_baseline else 1.01))
+        return Interval(
+            point=ratio, low=ratio * (1 if is_baseline else 0.99), high=ratio * (1 if is_baseline else 1.01)
+        )
 
     return Cost(
         parameters=round(2_697_610 * parameters),
@@ -272,11 +284,10 @@ def _cost(ratios: tuple[float, float, float, float, float], *, is_baseline: bool
 def _difference(runs: list[RunSummary], base: list[RunSummary], comparisons: int) -> Difference:
     gaps = np.array([a.last["top1"] - b.last["top1"] for a, b in zip(runs, base, strict=True)])
     mean, n = float(gaps.mean()), len(gaps)
-    half = 1.96 * float(np.hypot(0.25, gaps.std() / np.sqrt(n)))
-    bootstrap = Interval(point=mean, low=mean - half, high=mean + half)
+    half = 0.005
     tests = []
     for run, gap in zip(runs, gaps, strict=True):
-        only = max(0, round(300 + 50 * gap)), max(0, round(300 - 50 * gap))
+        only = max(0, round(300 + 5000 * gap)), max(0, round(300 - 5000 * gap))
         exact = stats.binomtest(only[0], max(1, sum(only))).pvalue
         tests.append(McNemar(seed=run.seed, only_variant=only[0], only_baseline=only[1], p_value=float(exact)))
     t, p = None, tests[0].p_value
@@ -284,12 +295,15 @@ def _difference(runs: list[RunSummary], base: list[RunSummary], comparisons: int
         reach = float(stats.t.ppf(0.975, n - 1) * gaps.std(ddof=1) / np.sqrt(n))
         t = Interval(point=mean, low=mean - reach, high=mean + reach)
         p = float(stats.ttest_1samp(gaps, 0.0).pvalue)
-    bounds = [bootstrap, *([t] if t else [])]
+        half = float(np.hypot(0.0035, reach))
+    bootstrap = Interval(point=mean, low=mean - half, high=mean + half)
     verdict: Verdict = "inside the noise"
-    if all(b.low > 0 for b in bounds):
-        verdict = "better"
-    elif all(b.high < 0 for b in bounds):
-        verdict = "worse"
+    why = f"the crossed bootstrap's 95% interval, {bootstrap.low:+.2f} to {bootstrap.high:+.2f}, contains zero"
+    if t is None:
+        why = "with one seed the noise between seeds is unknown, so nothing is called better or worse"
+    elif bootstrap.low > 0 or bootstrap.high < 0:
+        verdict = "better" if mean > 0 else "worse"
+        why = "both the crossed bootstrap's 95% interval and the t-interval over seeds exclude zero"
     return Difference(
         mean=mean,
         bootstrap=bootstrap,
@@ -299,5 +313,5 @@ def _difference(runs: list[RunSummary], base: list[RunSummary], comparisons: int
         p_source="paired t over seeds" if n > 1 else "exact McNemar",
         mcnemar=tests,
         verdict=verdict,
-        why="Both intervals exclude zero." if verdict != "inside the noise" else "An interval includes zero.",
+        why=why,
     )

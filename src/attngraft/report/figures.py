@@ -7,14 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attngraft.report import panels, wording
-from attngraft.report.panels import COST_AXES, Scene
+from attngraft.report import wording
+from attngraft.report.curves import Band, curve_bands, difference_bands, draw_bands
+from attngraft.report.forest import draw_forest
+from attngraft.report.scene import NAME_WIDTH, Scene, names_margin
 from attngraft.report.sheet import Panel, drawing, png, sheet, svg
 from attngraft.report.theme import THEMES, Theme
+from attngraft.report.tradeoff import COST_AXES, cost_points, draw_cost
 from attngraft.study.result import StudyResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+FIGURES = ("differences", "curves", "cost", "cost-more")
+#: every file that `plot_files` may give
+FILES = frozenset(f"{name}{theme}.{kind}" for name in FIGURES for theme in ("", "-dark") for kind in ("png", "svg"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +43,14 @@ class StudyFigure:
 
 
 def study_figures(result: StudyResult) -> list[StudyFigure]:
-    """The figures that this study has data for: `differences`, `curves`, `cost`, `cost-more`."""
-    found = [
-        StudyFigure(name="differences", drawings=_forest(result)),
-        StudyFigure(name="curves", drawings=_curves(result)),
-        StudyFigure(name="cost", drawings=_costs(result, ("parameters", "macs", "train_time"))),
-        StudyFigure(name="cost-more", drawings=_costs(result, ("inference_time", "memory"))),
-    ]
+    """The figures of `FIGURES` that this study has data for."""
+    drawn = (
+        _forest(result),
+        _curves(result),
+        _costs(result, ("parameters", "macs", "train_time")),
+        _costs(result, ("inference_time", "memory")),
+    )
+    found = [StudyFigure(name=name, drawings=drawings) for name, drawings in zip(FIGURES, drawn, strict=True)]
     return [figure for figure in found if figure.drawings]
 
 
@@ -81,37 +89,37 @@ def _forest(result: StudyResult) -> list[Drawing]:
         for v in compared
         if v.difference is not None
     ]
-    longest = max(len(wording.shorten(v.name, panels.NAME_WIDTH)) for v in compared)
+    longest = max(len(wording.shorten(v.name, NAME_WIDTH)) for v in compared)
     place = Panel(width=8.4, height=1.25 + 0.42 * len(compared), left=0.3 + 0.083 * longest, right=2.05, bottom=0.6)
     alt = f"Differences to the baseline. {'; '.join(map(wording.shown, said))}."
-    return [Drawing(name="forest", alt=alt, panel=place, draw=panels.draw_forest)]
+    return [Drawing(name="forest", alt=alt, panel=place, draw=draw_forest)]
 
 
 def _curves(result: StudyResult) -> list[Drawing]:
     style = wording.metric_format(result)
     validation = f"val/{result.metric}"
-    gained = f"gain over the baseline{f' ({style.points})' if style.points else f', {style.label}'}"
+    gap = f"difference to the baseline ({style.points})" if style.points else "difference to the baseline"
     parts = [
-        ("metric", f"{style.title}, validation", panels.curve_bands(result, validation), False),
-        ("gain", gained, panels.gain_bands(result, validation), True),
-        ("train-loss", "training loss", panels.curve_bands(result, "train/loss"), False),
+        ("metric", f"{style.title}, validation", curve_bands(result, validation), style.scale, False),
+        ("difference", gap, difference_bands(result, validation), style.scale, True),
+        ("train-loss", "training loss", curve_bands(result, "train/loss"), 1.0, False),
     ]
-    place = Panel(width=4.25 + panels.names_margin(result), height=3.3, right=panels.names_margin(result))
+    place = Panel(width=4.1 + names_margin(result), height=3.3, right=names_margin(result))
     return [
         Drawing(
             name=name,
-            alt=f"{title} by epoch. {_ends(result, bands)}",
+            alt=f"{title} by epoch. {_ends(result, bands, scale)}",
             panel=place,
-            draw=partial(panels.draw_bands, bands=bands, title=title, zero=zero),
+            draw=partial(draw_bands, bands=bands, title=title, scale=scale, zero=zero),
         )
-        for name, title, bands, zero in parts
+        for name, title, bands, scale, zero in parts
         if any(bands)
     ]
 
 
-def _ends(result: StudyResult, bands: Sequence[panels.Band | None]) -> str:
+def _ends(result: StudyResult, bands: Sequence[Band | None], scale: float) -> str:
     ends = [
-        f"{wording.shown(variant.name)} {band.mean[-1]:.4g}"
+        f"{wording.shown(variant.name)} {scale * band.mean[-1]:.4g}"
         for variant, band in zip(result.variants, bands, strict=True)
         if band is not None
     ]
@@ -122,7 +130,7 @@ def _costs(result: StudyResult, names: Sequence[str]) -> list[Drawing]:
     style, drawings = wording.metric_format(result), []
     for name in names:
         axis = COST_AXES[name]
-        points = panels.cost_points(result, axis)
+        points = cost_points(result, axis)
         if sum(point is not None for point in points) < 2:
             continue
         said = [
@@ -134,10 +142,8 @@ def _costs(result: StudyResult, names: Sequence[str]) -> list[Drawing]:
             Drawing(
                 name=f"cost-{name.replace('_', '-')}",
                 alt=f"{style.title} against {axis.title} (ratio to the baseline): {'; '.join(said)}.",
-                panel=Panel(
-                    width=3.2 + panels.names_margin(result), height=3.3, right=panels.names_margin(result), bottom=0.55
-                ),
-                draw=partial(panels.draw_cost, points=points, axis=axis),
+                panel=Panel(width=2.65 + names_margin(result), height=3.3, right=names_margin(result), bottom=0.55),
+                draw=partial(draw_cost, points=points, axis=axis),
             )
         )
     return drawings

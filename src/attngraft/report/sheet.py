@@ -89,8 +89,9 @@ def headed(axes: Axes, theme: Theme, title: str, *, below: str = "") -> None:
 
 def size_in_points(axes: Axes) -> tuple[float, float]:
     """Width and height of the axes' inside."""
-    box, (width, height) = axes.get_position(), axes.get_figure().get_size_inches()
-    return box.width * width * 72, box.height * height * 72
+    inside = axes.get_window_extent()
+    dots = axes.figure.dpi / 72
+    return float(inside.width) / dots, float(inside.height) / dots
 
 
 def spread(targets: Sequence[float], gap: float, *, low: float, high: float) -> list[float]:

@@ -39,7 +39,7 @@ def study_table(result: StudyResult) -> Table:
         caption=_caption(result),
         caption_justify="left",
     )
-    metric = f"{wording.shorten(style.name, 14)}{' %' if style.unit else ''}"
+    metric = wording.shorten(style.column, 16)
     table.add_column("variant", max_width=24, overflow="fold")
     table.add_column(f"{metric}\nepoch {result.epochs}", justify="right")
     table.add_column("difference to baseline\n95% intervals")
@@ -68,12 +68,11 @@ def _caption(result: StudyResult) -> Text:
 
     direction = "" if result.higher_is_better else " Lower is better."
     caption = Text(f"{wording.headline(result)}{direction}\n", style="not dim bold")
+    rest = ""
     if wording.seed_deviation_known(result):
-        rest = f"Mean ± deviation over {len(result.seeds)} seeds."
-    else:
-        rest = "One seed: the noise between seeds is unknown."
+        rest = f"Mean ± deviation over {len(result.seeds)} seeds. "
     if any(variant.difference for variant in result.variants):
-        rest += " p: after Holm's correction over the variants. Level at epoch: when each seed first"
+        rest += "p: after Holm's correction over the variants. Level at epoch: when each seed first"
         rest += " reaches the baseline's best mean."
     caption.append(rest, style="dim")
     return caption
@@ -104,7 +103,7 @@ def _difference(variant: VariantResult, result: StudyResult, style: MetricFormat
     cell = Text(f"{style.change(found.mean)} ")
     cell.append(found.verdict, style=_STYLES[found.verdict])
     cell.append(f"\n{_bounds(found.bootstrap, style)} bootstrap")
-    cell.append(f"\n{_bounds(found.t, style)} t" if found.t else "\nno t-interval: one seed")
+    cell.append(f"\n{_bounds(found.t, style)} t" if found.t else "\nno t-interval")
     cell.append(f"\np {wording.p_value(found.p_holm)}")
     cell.append(f"\nlevel at epoch {wording.epochs_text(variant, result.epochs)}")
     return cell
@@ -177,9 +176,11 @@ def _markdown_cells(variant: VariantResult, result: StudyResult, style: MetricFo
     else:
         cells += [style.change(found.mean), _bounds(found.bootstrap, style)]
         cells += [_bounds(found.t, style) if found.t else ABSENT, wording.p_value(found.p_holm), found.verdict]
-    cells += [ABSENT] * 5 if cost is None else [
-        ratio(number, exact=name in ("parameters", "macs")) for name, number in _ratios(cost).items()
-    ]
+    cells += (
+        [ABSENT] * 5
+        if cost is None
+        else [ratio(number, exact=name in ("parameters", "macs")) for name, number in _ratios(cost).items()]
+    )
     return [*cells, "" if variant.is_baseline else wording.epochs_text(variant, result.epochs)]
 
 

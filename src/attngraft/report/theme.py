@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from attngraft.study.result import StudyResult
 
+VERDICT_SIGNS = {"better": "▲", "worse": "▼", "inside the noise": "≈"}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 

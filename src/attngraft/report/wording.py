@@ -6,18 +6,19 @@ Everything here is plain text of Latin-1 characters, so that it prints on any te
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attngraft.study.result import Difference, Interval, StudyResult, Verdict, VariantResult
+from attngraft.study.result import Difference, Interval, StudyResult, VariantResult, Verdict
 
 ABSENT = "n/a"
+_MINUS = re.compile(r"(?<![\w.)-])-(?=[\d.])")
 
 #: what well-known metrics are called in prose; any other metric goes by its own name
 LABELS = {
     "top1": "top-1 accuracy",
     "top5": "top-5 accuracy",
-    "balanced": "balanced accuracy",
     "balanced_accuracy": "balanced accuracy",
     "accuracy": "accuracy",
     "loss": "loss",
@@ -25,8 +26,11 @@ LABELS = {
     "bleu": "BLEU",
     "perplexity": "perplexity",
 }
-#: metrics that are percentages as soon as a value exceeds 1
-PERCENTAGES = frozenset({"top1", "top5", "balanced", "balanced_accuracy", "accuracy", "miou"})
+#: what they are called over a column
+SHORT = {"top1": "top-1", "top5": "top-5", "balanced_accuracy": "balanced", "miou": "mIoU", "bleu": "BLEU"}
+#: metrics that are shares of 1 and are written in percent
+SHARES = frozenset({"top1", "top5", "balanced_accuracy", "accuracy", "miou"})
+EMA = "ema/"  #: prefix of the moving average's metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +39,21 @@ class MetricFormat:
 
     name: str
     label: str
+    column: str  #: over a column of a table
     unit: str  #: "%" or nothing
+    scale: float  #: written value per stored value: 100 for shares
     decimals: int
 
     def value(self, number: float | None) -> str:
-        return ABSENT if number is None or not math.isfinite(number) else f"{number:.{self.decimals}f}"
+        if number is None or not math.isfinite(number):
+            return ABSENT
+        return f"{self.scale * number:.{self.decimals}f}"
 
     def change(self, number: float | None) -> str:
         """A difference, always with its sign; one that rounds to zero has none."""
         if number is None or not math.isfinite(number):
             return ABSENT
-        text = f"{number:+.{self.decimals}f}"
+        text = f"{self.scale * number:+.{self.decimals}f}"
         return text[1:] if not text.strip("+-0.") else text
 
     def interval(self, interval: Interval | None) -> str:
@@ -64,16 +72,26 @@ class MetricFormat:
 def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
     """How `name` (default: the study's primary metric) is written, from the values that the study holds."""
     name = name or result.metric
-    values = [abs(v) for v in _values(result, name) if math.isfinite(v)]
-    largest = max(values, default=1.0)
-    percent = name in PERCENTAGES and largest > 1.0
-    decimals = 2 if percent else max(0, min(5, 3 - math.floor(math.log10(largest)))) if largest > 0 else 2
+    base = name.removeprefix(EMA)
+    largest = max((abs(v) for v in _values(result, name) if math.isfinite(v)), default=1.0)
+    share = base in SHARES
+    scale = 100.0 if share and largest <= 1.0 else 1.0
+    plain = shown(base).replace("_", " ")
+    column = f"{SHORT.get(base, plain)}{' %' if share else ''}"
+    label = LABELS.get(base, plain)
     return MetricFormat(
         name=name,
-        label=LABELS.get(name, shown(name).replace("_", " ")),
-        unit="%" if percent else "",
-        decimals=decimals,
+        label=label if base == name else f"{label} of the moving average",
+        column=column if base == name else f"EMA {column}",
+        unit="%" if share else "",
+        scale=scale,
+        decimals=2 if share else _decimals(largest),
     )
+
+
+def _decimals(largest: float) -> int:
+    """Four digits in all."""
+    return max(0, min(5, 3 - math.floor(math.log10(largest)))) if largest > 0 else 2
 
 
 def _values(result: StudyResult, name: str) -> Iterable[float]:
@@ -105,8 +123,8 @@ def shorten(text: object, width: int) -> str:
 
 
 def minus(text: str) -> str:
-    """A number's text with a true minus sign, for plots and pages."""
-    return text.replace("-", "−")
+    """`text` with true minus signs before its numbers (not in "top-1"), for plots and pages."""
+    return _MINUS.sub("−", text)
 
 
 def ratio(number: float | None, *, exact: bool = False) -> str:
@@ -173,6 +191,8 @@ def headline(result: StudyResult) -> str:
         return "Only the baseline was run: there is nothing to compare it with."
     if not compared:
         return "No variant could be compared with the baseline."
+    if not seed_deviation_known(result):
+        return "One seed: the noise between seeds is unknown, so no graft is called better or worse."
     if len(compared) == 1:
         sentence = f"The graft is {_standing(compared[0])}."
     elif len(set(compared)) == 1:
@@ -194,8 +214,24 @@ def difference_sentence(difference: Difference, style: MetricFormat) -> str:
     intervals = [f"bootstrap {style.interval(difference.bootstrap)}"]
     if difference.t is not None:
         intervals.append(f"t {style.interval(difference.t)}")
-    counted = f" {style.points} of {style.label}" if style.points else f" of {style.label}"
-    return f"{style.change(difference.mean)}{counted} (95% intervals: {', '.join(intervals)})"
+    counted = f"{style.points} of {style.label}" if style.points else f"in {style.label}"
+    return f"{style.change(difference.mean)} {counted} (95% intervals: {', '.join(intervals)})"
+
+
+def reason(difference: Difference, *, seeds: int) -> str:
+    """Why the verdict is what it is, from the intervals alone. (`Difference.why` says it with the stored numbers, which
+    are not those of a report that writes shares in percent.)"""
+    bootstrap, t = difference.bootstrap, difference.t
+    if difference.verdict != "inside the noise":
+        return f"Both intervals lie {'above' if bootstrap.low > 0 else 'below'} zero."
+    if t is None and seeds == 1:
+        return "With one seed, the noise between seeds is unknown; the interval is over examples only."
+    if t is None:
+        return "All seeds differ by exactly the same, which is chance and says nothing of the noise between seeds."
+    names = [name for name, each in (("bootstrap", bootstrap), ("t", t)) if each.low <= 0 <= each.high]
+    if len(names) == 1:
+        return f"The {names[0]} interval contains zero, though the other does not."
+    return "Both intervals contain zero."
 
 
 def spread_text(mean: float | None, deviation: float | None, style: MetricFormat) -> str:

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import io
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attngraft.report.figures import FILES, panel_svg, plot_files, study_figures
+from attngraft.report.inline import inline_svg
+from attngraft.report.theme import LIGHT, THEMES
+from tests.report import studies
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def usual_files() -> dict[str, bytes]:
+    return plot_files(studies.usual())
+
+
+def test_every_figure_is_there_in_both_formats_and_themes(usual_files):
+    assert set(usual_files) == FILES
+
+
+def test_plots_show_something_on_their_theme(usual_files):
+    for name, content in usual_files.items():
+        if not name.endswith(".png"):
+            continue
+        pixels = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+        theme = THEMES[1] if "-dark" in name else THEMES[0]
+        assert "#{:02x}{:02x}{:02x}".format(*pixels[0, 0]) == theme.surface
+        flat = pixels.reshape(-1, 3).astype(np.int64) @ [65536, 256, 1]
+        assert (flat != flat[0]).mean() > 0.01
+        assert len(np.unique(flat)) > 50
+
+
+def test_drawn_twice_is_the_same_bytes(usual_files):
+    assert plot_files(studies.usual()) == usual_files
+
+
+def test_svg_files_stand_alone(usual_files):
+    for name, content in usual_files.items():
+        if name.endswith(".svg"):
+            root = ElementTree.fromstring(content)
+            assert root.tag == f"{SVG}svg"
+            assert not list(root.iter(f"{SVG}image"))
+
+
+@pytest.mark.parametrize(
+    ("study", "names"),
+    [
+        (studies.only_baseline(), ["curves"]),
+        (studies.without_costs(), ["differences", "curves", "cost"]),
+        (studies.one_seed(), ["differences", "curves", "cost", "cost-more"]),
+        (studies.translation(), ["differences", "curves", "cost", "cost-more"]),
+    ],
+)
+def test_only_what_there_is_data_for(study, names):
+    assert [figure.name for figure in study_figures(study)] == names
+
+
+@pytest.mark.parametrize("name", ["with_hostile_names", "with_failed_runs"])
+def test_odd_studies_are_drawn(name):
+    assert all(len(content) > 4000 for content in plot_files(studies.ALL[name]()).values())
+
+
+def test_descriptions_hold_the_numbers():
+    alts = {drawing.name: drawing.alt for figure in study_figures(studies.usual()) for drawing in figure.drawings}
+    assert "cb_s: +1.51 points" in alts["forest"] and "better" in alts["forest"]
+    assert "vertical 59.24" in alts["metric"]
+    assert "horizontal 1.0011×, 61.23" in alts["cost-macs"]
+
+
+def test_inline_takes_the_pages_colors_and_reaches_nothing_else():
+    study = studies.with_hostile_names()
+    drawing = study_figures(study)[0].drawings[0]
+    text = str(inline_svg(panel_svg(study, drawing, LIGHT), name="forest", alt=drawing.alt, theme=LIGHT))
+    root = ElementTree.fromstring(text)
+    assert root.get("aria-label") == drawing.alt
+    assert "var(--series-0)" in text and "var(--ink)" in text
+    assert not any(color in text for color in LIGHT.colors.values())
+    assert "<style" not in text and "http" not in text and "<script" not in text
+    ids = [element.get("id") for element in root.iter() if element.get("id")]
+    assert len(set(ids)) == len(ids) and all(each.startswith("forest-") for each in ids)
+    referenced = {part.split(")")[0] for part in text.split("url(#")[1:]}
+    assert referenced <= set(ids)
+    assert any("<script>aler" in (element.text or "") for element in root.iter("text"))

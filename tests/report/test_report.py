@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attngraft.errors import ConfigError
+from attngraft.report import rebuild, write_report
+from attngraft.report.page import report_html
+from attngraft.study.storage import load_result, save_result
+from tests.report import studies
+
+
+def test_the_report_is_written_and_stale_plots_go(tmp_path: Path):
+    path = write_report(studies.usual(), tmp_path)
+    assert path == tmp_path / "report.html"
+    assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert len(list((tmp_path / "plots").iterdir())) == 16
+    (tmp_path / "plots" / "mine.png").write_bytes(b"not ours")
+    write_report(studies.only_baseline(), str(tmp_path))
+    left = sorted(file.name for file in (tmp_path / "plots").iterdir())
+    assert left == ["curves-dark.png", "curves-dark.svg", "curves.png", "curves.svg", "mine.png"]
+
+
+def test_the_report_can_be_rebuilt_from_the_result_alone(tmp_path: Path):
+    study = studies.with_hostile_names()
+    save_result(study, tmp_path)
+    assert rebuild(tmp_path).read_text(encoding="utf-8") == report_html(study)
+
+
+@pytest.mark.parametrize("name", ["one_seed", "with_failed_runs", "without_costs"])
+def test_a_result_read_back_gives_the_same_page(tmp_path: Path, name: str):
+    study = studies.ALL[name]()
+    save_result(study, tmp_path)
+    assert report_html(load_result(tmp_path)) == report_html(study)
+
+
+def test_without_a_result_there_is_nothing_to_rebuild(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"results\.json"):
+        rebuild(tmp_path)
+
+
+def test_importing_the_report_is_light():
+    code = "import sys, attngraft.report; print([m for m in ('torch', 'matplotlib', 'jinja2', 'rich') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

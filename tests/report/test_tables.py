@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from rich.console import Console
+
+from attngraft.report import wording
+from attngraft.report.tables import csv_rows, csv_text, markdown_table, study_table, table_text
+from tests.report import studies
+
+every_study = pytest.mark.parametrize("study", [make() for make in studies.ALL.values()], ids=list(studies.ALL))
+
+
+@every_study
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_terminal_table_fits_and_cuts_nothing(study, width):
+    text = table_text(study, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\x1b" not in text and "…" not in text
+    style = wording.metric_format(study)
+    for variant in study.variants:
+        if study.metric in variant.last:
+            spread = variant.last[study.metric]
+            assert wording.spread_text(spread.mean, spread.deviation, style) in text
+        if variant.difference is not None:
+            assert style.change(variant.difference.bootstrap.low) in text
+            assert style.change(variant.difference.bootstrap.high) in text
+            assert wording.p_value(variant.difference.p_holm) in text
+        if variant.difference is not None and variant.difference.t is not None:
+            assert style.change(variant.difference.t.low) in text
+        if variant.cost is not None and not variant.is_baseline:
+            assert wording.ratio(variant.cost.parameters_ratio, exact=True) in text
+
+
+def test_the_verdicts_stand_in_the_table():
+    text = table_text(studies.usual(), width=80)
+    assert "+1.51 better" in text
+    assert "-1.89 worse" in text
+    assert text.count("inside the noise") == 3  # two variants and the headline
+
+
+def test_one_seed_is_said():
+    assert "noise between seeds is unknown" in table_text(studies.one_seed()).replace("\n", " ")
+
+
+def test_lower_is_better_is_said():
+    assert "Lower is better." in table_text(studies.translation())
+
+
+def test_user_text_is_not_read_as_markup():
+    sheet = io.StringIO()
+    Console(file=sheet, width=200, force_terminal=True, color_system="truecolor").print(
+        study_table(studies.with_hostile_names())
+    )
+    assert "[b]" in sheet.getvalue()
+    assert "\x07" not in sheet.getvalue() and "\x00" not in sheet.getvalue()
+
+
+def test_the_terminal_table_needs_no_unicode_terminal():
+    table_text(studies.usual()).replace("─", "-").encode("latin-1")
+
+
+@every_study
+def test_markdown_is_one_table(study):
+    lines = markdown_table(study).splitlines()
+    assert len(lines) == 2 + len(study.variants)
+    cells = [line.replace("\\|", "").count("|") for line in lines]
+    assert len(set(cells)) == 1
+    assert "<script" not in markdown_table(study)
+
+
+@every_study
+def test_csv_has_one_row_per_variant_and_reads_back(study):
+    rows = csv_rows(study)
+    assert [row["variant"] for row in rows] == [variant.name for variant in study.variants]
+    assert len({tuple(row) for row in rows}) == 1
+    read = list(csv.DictReader(io.StringIO(csv_text(study))))
+    for variant, row in zip(study.variants, read, strict=True):
+        mean = row[f"last_{study.metric}_mean"]
+        assert mean == (repr(variant.last[study.metric].mean) if variant.last else "")
+        assert row["verdict"] == (variant.difference.verdict if variant.difference else "")
+        assert row["train_time_ratio"] == (
+            repr(variant.cost.train_time_ratio.point) if variant.cost and variant.cost.train_time_ratio else ""
+        )
+
+
+def test_csv_has_every_seed():
+    study = studies.with_failed_runs()
+    rows = csv_rows(study)
+    assert [rows[3][f"last_top1_seed{seed}"] is None for seed in study.seeds] == [False, False, True]
+    assert rows[4]["seeds_finished"] == 0
