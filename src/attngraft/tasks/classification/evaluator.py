@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from torch import Tensor
+from torchmetrics.functional.classification import multiclass_recall
 
 from attngraft.errors import TrainingError
 from attngraft.tasks.classification.splits import LabelledSplit
@@ -65,8 +66,6 @@ class ClassificationEvaluator(Evaluator):
 
 def balanced_accuracy(predicted: np.ndarray, target: np.ndarray, *, classes: int) -> float:
     """Mean recall of the classes that occur in `target`."""
-    from torchmetrics.functional.classification import multiclass_recall
-
     # torchmetrics' own macro average would also count classes that are only predicted
     recall = multiclass_recall(
         torch.from_numpy(predicted.copy()), torch.from_numpy(target.copy()), num_classes=classes, average="none"
