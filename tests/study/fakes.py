@@ -60,7 +60,13 @@ class FakeTrainer:
             progress.on_step(step=2 * epoch, epoch=epoch, loss=1.0 / epoch, lr=0.1)
             score = self._scores(spec, recipe.seed, progress=epoch / epochs)
             rows.append(
-                {"epoch": epoch, "seconds": 1.0, "train/loss": 1.0 / epoch, "val/top1": float(score.mean()), "val/loss": 0.5}
+                {
+                    "epoch": epoch,
+                    "seconds": 1.0,
+                    "train/loss": 1.0 / epoch,
+                    "val/top1": float(score.mean()),
+                    "val/loss": 0.5,
+                }
             )
             run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
             progress.on_epoch(rows[-1])

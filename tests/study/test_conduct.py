@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from attngraft.errors import GraftSpecError, TrainingError, UsageError
 from attngraft.study import compare, incomplete, load_result, prepare, read_study, report_only, study_from_dict
@@ -72,7 +73,9 @@ def test_a_failing_baseline_leaves_a_report_without_differences(tmp_path: Path) 
 
 def test_when_every_run_fails_that_is_said(tmp_path: Path) -> None:
     everything = {(spec, seed) for spec in SPECS for seed in (0, 1)}
-    with pytest.raises(TrainingError, match=r"every run of the study .* baseline, seed 0 failed: RuntimeError: out of luck"):
+    with pytest.raises(
+        TrainingError, match=r"every run of the study .* baseline, seed 0 failed: RuntimeError: out of luck"
+    ):
         compare(study(tmp_path), tools=tools(FakeTrainer(fails=everything)))
 
 
@@ -119,7 +122,9 @@ def test_a_time_budget_decides_the_epochs_and_is_kept(tmp_path: Path) -> None:
     other_day = FakeTrainer()
     result = compare(config, tools=tools(other_day, epoch_seconds=5.0))
     assert (other_day.calls, result.epochs) == ([], 7)
-    assert prepare(study(tmp_path / "b", epochs=4, time_budget="1h"), tools=tools(FakeTrainer())).runs[0].epochs_left == 4
+    assert (
+        prepare(study(tmp_path / "b", epochs=4, time_budget="1h"), tools=tools(FakeTrainer())).runs[0].epochs_left == 4
+    )
 
 
 def test_a_time_budget_that_is_too_small(tmp_path: Path) -> None:
@@ -153,3 +158,13 @@ def test_costs_are_measured_once(tmp_path: Path) -> None:
 
     again = compare(study(tmp_path), tools=dataclasses.replace(tools(FakeTrainer()), measure_costs=never))
     assert [variant.cost for variant in again.variants] == [variant.cost for variant in first.variants]
+
+
+def test_variants_that_do_not_fit_into_memory_together_are_still_trained(tmp_path: Path) -> None:
+    def too_much(*args: object) -> None:
+        raise torch.OutOfMemoryError
+
+    kit = dataclasses.replace(tools(FakeTrainer()), measure_paces=too_much)
+    assert not incomplete(compare(study(tmp_path / "a"), tools=kit))
+    with pytest.raises(UsageError, match="--epochs instead"):
+        compare(study(tmp_path / "b", time_budget="10m"), tools=kit)

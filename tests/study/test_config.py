@@ -47,7 +47,9 @@ out: somewhere
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    config = study(tmp_path, time_budget="10m", title="A title", set=["train.batch_size=64"], seeds=[3], fitted_epochs=2)
+    config = study(
+        tmp_path, time_budget="10m", title="A title", set=["train.batch_size=64"], seeds=[3], fitted_epochs=2
+    )
     file = tmp_path / "study.yaml"
     file.write_text(dump_yaml(config.to_dict()))
     assert study_from_dict(read_study(file)) == config

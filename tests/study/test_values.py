@@ -20,7 +20,9 @@ def test_seeds(given_: Any, seeds: tuple[int, ...]) -> None:
     assert parse_seeds(given_) == seeds
 
 
-@pytest.mark.parametrize("given_", ["", "0", 0, -1, "a", "1,1", [2, 2], [], "1,,2", ",", [-1], True, [True], 1.5, None, "-3"])
+@pytest.mark.parametrize(
+    "given_", ["", "0", 0, -1, "a", "1,1", [2, 2], [], "1,,2", ",", [-1], True, [True], 1.5, None, "-3"]
+)
 def test_no_seeds(given_: Any) -> None:
     with pytest.raises(UsageError, match="seed"):
         parse_seeds(given_)
@@ -32,7 +34,8 @@ def test_any_list_of_seeds(seeds: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("10m", 600), ("10 min", 600), ("1.5h", 5400), ("1h30m", 5400), ("1h 2m 3s", 3723)]
+    ("text", "seconds"),
+    [("90s", 90), ("10m", 600), ("10 min", 600), ("1.5h", 5400), ("1h30m", 5400), ("1h 2m 3s", 3723)],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attngraft.errors import AttngraftError, TrainingError
+from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import write_atomically
 from attngraft.study.collect import collect, finished_runs
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
@@ -156,21 +156,38 @@ def prepare(config: StudyConfig, *, progress: StudyProgress | None = None, tools
         refuse_other_recipes(runs)
     material, seconds = None, None
     if fits or any(run.state != "finished" for run in runs):
-        from attngraft.study.estimate import fit_epochs
-
         progress.on_stage("opening the data")
         material = tools.open_data(config)
         progress.on_stage("timing a few steps of every variant")
-        estimate = tools.measure_paces(config, material)
-        if fits and config.time_budget is not None:
-            budget = config.time_budget - _cost_limit(config)
-            epochs = fit_epochs(estimate, runs, budget=budget, most=config.epochs)
-            config = dataclasses.replace(config, fitted_epochs=epochs)
+        estimate = _estimate(config, material, tools)
+        if fits:
+            config = _fitted(config, estimate, runs)
             runs = plan_runs(config)
             refuse_other_recipes(runs)
-        seconds = estimate.seconds(runs)
+        seconds = None if estimate is None else estimate.seconds(runs)
     progress.on_plan(runs, seconds=seconds)
     return Prepared(config=config, runs=runs, material=material, seconds=seconds)
+
+
+def _estimate(config: StudyConfig, material: Material, tools: Tools) -> Estimate | None:
+    """None where the variants, which are timed side by side, do not fit into memory together."""
+    import torch
+
+    try:
+        return tools.measure_paces(config, material)
+    except torch.OutOfMemoryError:
+        log.warning("no estimate of the time: the variants do not fit into memory side by side")
+        return None
+
+
+def _fitted(config: StudyConfig, estimate: Estimate | None, runs: Sequence[PlannedRun]) -> StudyConfig:
+    """With the epochs that the time budget allows."""
+    from attngraft.study.estimate import fit_epochs
+
+    if estimate is None or config.time_budget is None:
+        raise UsageError("--time-budget needs an estimate, and there is none: give --epochs instead")
+    budget = config.time_budget - _cost_limit(config)
+    return dataclasses.replace(config, fitted_epochs=fit_epochs(estimate, runs, budget=budget, most=config.epochs))
 
 
 def incomplete(result: StudyResult) -> bool:

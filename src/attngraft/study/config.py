@@ -94,7 +94,8 @@ class StudyConfig:
     def to_dict(self) -> dict[str, Any]:
         """What `study_from_dict` reads back."""
         plain: dict[str, Any] = {"title": self.title or None}
-        plain["host"] = None if self.host is None else dataclasses.asdict(self.host)
+        host = {} if self.host is None else dataclasses.asdict(self.host)
+        plain["host"] = {key: value for key, value in host.items() if value not in (None, {})} or None
         plain["grafts"] = [{"name": variant.name, "spec": variant.spec} for variant in self.variants]
         plain["data"] = self.data if isinstance(self.data, str | None) else dict(self.data)
         plain |= {"recipe": self.recipe, "set": list(self.overrides), "seeds": list(self.seeds), "epochs": self.epochs}

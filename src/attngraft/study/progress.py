@@ -85,10 +85,10 @@ class LiveStudy:
             console=console,
         )
         self._bar = self._bars.add_task("starting", total=None, note="")
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
         self._runs: Sequence[PlannedRun] = ()
         self._cells: dict[str, Text] = {}
         self._clock = _Clock()
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
 
     def __enter__(self) -> LiveStudy:
         self._live.start()

@@ -1,0 +1,92 @@
+"""Costs of tiny real models: counts that can be known, and measurements that must be sane."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attngraft.study import cost as cost_module
+from attngraft.study.cost import load_costs, measure_costs, save_costs
+from attngraft.study.memory import LiveStorages, peak_memory
+from attngraft.study.workbench import Workbench, load_material
+
+from .fakes import cost, study
+
+SMALL = ["train.batch_size=16", "host.args.embed_dim=48", "host.args.num_heads=3"]
+
+
+def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_module, "PAIRS", 5)
+    config = study(tmp_path, grafts=["cb_s"], set=SMALL)
+    material = load_material(config.recipe_of(config.baseline, 0))
+    costs = measure_costs(config, material, limit=60)
+    baseline, grafted = costs["none"], costs["cb_s"]
+    assert grafted.parameters - baseline.parameters == 2 * 48  # one vector for each of two blocks
+    assert baseline.macs is not None
+    assert grafted.macs_ratio == pytest.approx(1.0, abs=0.01)
+    assert baseline.train_time_ratio is not None
+    assert baseline.train_time_ratio.point == 1.0
+    assert grafted.train_time_ratio is not None
+    assert grafted.train_time_ratio.low <= grafted.train_time_ratio.point <= grafted.train_time_ratio.high
+    assert 0.2 < grafted.train_time_ratio.point < 5
+    assert grafted.memory_ratio is not None
+    assert 1.0 < grafted.memory_ratio < 1.5
+    in_a_hurry = measure_costs(config, material, limit=0)
+    assert in_a_hurry["cb_s"].train_time_ratio is None
+    assert in_a_hurry["cb_s"].parameters == grafted.parameters
+
+
+def test_kept_costs_belong_to_a_recipe_and_its_variants(tmp_path: Path) -> None:
+    config = study(tmp_path)
+    costs = {variant.spec: cost(1.1) for variant in config.variants}
+    assert load_costs(tmp_path, config) is None
+    save_costs(tmp_path, config, costs)
+    assert load_costs(tmp_path, config) == costs
+    assert load_costs(tmp_path, study(tmp_path, grafts=["cb_s"])) == costs
+    assert load_costs(tmp_path, study(tmp_path, epochs=9, seeds=7)) == costs
+    assert load_costs(tmp_path, study(tmp_path, grafts=["cb"])) is None
+    other = study(tmp_path, set=["train.batch_size=4"])
+    assert load_costs(tmp_path, other) is None
+    assert load_costs(tmp_path, other, same_recipe=False) == costs
+    (tmp_path / "cost.json").write_text("{")
+    assert load_costs(tmp_path, config) is None
+
+
+def test_live_storages_follow_births_and_deaths() -> None:
+    with LiveStorages() as storages:
+        one = torch.zeros(1000)  # 4000 bytes
+        view = one[:10]
+        other = torch.ones(500)  # 2000
+        assert storages.live == 6000
+        del one
+        assert storages.live == 6000, "the view keeps the storage"
+        del view
+        assert storages.live == 2000
+        other = other + 1
+        assert storages.live == 2000
+    assert storages.peak == 6000
+
+
+def test_peak_memory_grows_with_what_backward_keeps() -> None:
+    """A chain of elementwise squares keeps one activation each; the sum of them all is alive at the peak."""
+    x = torch.zeros(1000, requires_grad=True)
+    with LiveStorages() as storages:
+        y = x
+        for _ in range(10):
+            y = y * y
+        y.sum().backward()
+    assert 10 * 4000 <= storages.peak <= 14 * 4000
+
+
+def test_peak_memory_of_a_step(tmp_path: Path) -> None:
+    small, large = (study(tmp_path, set=[*SMALL[1:], f"train.batch_size={size}"]) for size in (8, 64))
+    peaks = []
+    for config in (small, large):
+        recipe = config.recipe_of(config.baseline, 0)
+        bench = Workbench(recipe, load_material(recipe))
+        peaks.append(peak_memory(bench))
+        parameters = sum(p.numel() * 4 for p in bench.model.parameters())
+        assert peaks[-1] > 3 * parameters, "weights, two moments, gradients or activations"
+    assert 2 < peaks[1] / peaks[0] < 8

@@ -1,0 +1,52 @@
+"""What a terminal and a log show of a study."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from attngraft.study import compare
+from attngraft.study.progress import LiveStudy, plan_in_words
+from attngraft.study.schedule import plan_runs
+
+from .fakes import FakeTrainer, study, tools
+
+
+def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="attngraft"):
+        compare(study(tmp_path), tools=tools(FakeTrainer(fails={("cb_s", 1)})))
+    text = caplog.text
+    assert "6 runs of 3 epochs (3 variants, 2 seeds); about 24 s" in text
+    assert "run 2/6: cb_s, seed 0 begins" in text
+    assert "baseline, seed 0: finished, top1" in text
+    assert "cb_s, seed 1: failed, RuntimeError: out of luck" in text
+    assert "\x1b" not in text
+
+
+def test_live_table(tmp_path: Path) -> None:
+    sheet = io.StringIO()
+    console = Console(file=sheet, force_terminal=True, width=100)
+    config = study(tmp_path, grafts=[{"name": "[b]odd[/b]", "spec": "cb_s"}])
+    with LiveStudy(console) as live:
+        compare(config, progress=live, tools=tools(FakeTrainer(fails={("cb_s", 1)})))
+    text = sheet.getvalue()
+    for part in ("[b]odd[/b]", "seed 1", "waiting", "top1", "failed", "out of luck", "4 runs of 3 epochs"):
+        assert part in text
+
+
+def test_the_plan_in_words(tmp_path: Path) -> None:
+    config = study(tmp_path)
+    trainer = FakeTrainer(stops=("cb_s", 0))
+    with pytest.raises(KeyboardInterrupt):
+        compare(config, tools=tools(trainer))
+    runs = plan_runs(config)
+    assert [run.epochs_left for run in runs[:3]] == [0, 2, 3]
+    words = plan_in_words(runs, seconds=100.0)
+    assert (
+        words == "6 runs of 3 epochs (3 variants, 2 seeds); 1 finished before, 1 begun before; about 2 min for the rest"
+    )
+    assert plan_in_words([], seconds=None) == "no runs"
