@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def options(description: str, *, pairs: int) -> argparse.ArgumentParser:
 
 def finish(result: BenchResult, *, out: Path | None, as_json: bool) -> int:
     """Show `result`, write it where asked, and return the exit status: 1 if a bar was missed."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     if as_json:
         console.out(json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False), highlight=False)
     else:

@@ -12,28 +12,32 @@ if TYPE_CHECKING:
 
 
 def paper(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[PAPER]", help="A paper's id; without it, lists papers.")
+    name: Annotated[str | None, typer.Argument(metavar="PAPER", help="A paper's id; without it, lists papers.")] = None,
+    table: Annotated[
+        str | None, typer.Argument(metavar="TABLE", help="A table's id; without it, lists the paper's tables.")
     ] = None,
-    table: Annotated[str | None, typer.Argument(help="A table's id; without it, lists the paper's tables.")] = None,
     runs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A run's or a study's folder: fills measured columns.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print a paper's table with our numbers beside the printed ones.
 
     Parameters and MACs are counted with the paper's own counter, on models without weights; nothing is downloaded. A cell
-    agrees if our number rounds to the printed digits; every other cell says why. Accuracies are shown as printed, and beside
-    them those of your own finished runs of the same model and graft, if --runs is given.
+    agrees if our number rounds to the printed digits; every other cell says why. Accuracies are shown as printed, and
+    with --runs beside those of your own finished runs of the same model and graft.
 
-    \b
     Examples:
-      attngraft paper                      which papers there are
-      attngraft paper cb                   which tables a paper has
-      attngraft paper cb table6            one table beside our numbers
-      attngraft paper hv table3 --runs runs/imagenet100
-      attngraft paper cb table6 --json
+
+        attngraft paper
+
+        attngraft paper cb
+
+        attngraft paper cb table6
+
+        attngraft paper hv table3 --runs runs/imagenet100
+
+        attngraft paper cb table6 --json
     """
     from attngraft.errors import UsageError
 
@@ -42,35 +46,36 @@ def paper(
             "--runs fills the measured columns of one table; name it: attngraft paper PAPER TABLE --runs DIR"
         )
     if name is None:
-        _list_papers(json)
+        _list_papers(as_json)
     elif table is None:
-        _list_tables(name, json)
+        _list_tables(name, as_json)
     else:
-        _show(name, table, runs, json)
+        _show(name, table, runs, as_json)
 
 
-def _list_papers(json: bool) -> None:
+def _list_papers(as_json: bool) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from attngraft.papers import list_papers, load_paper
 
     papers = [load_paper(name) for name in list_papers()]
-    if json:
+    if as_json:
         _print_json([{"id": one.id, "title": one.title, "source": one.source} for one in papers])
         return
     drawn = Table()
     for heading in ("paper", "title", "source"):
         drawn.add_column(heading)
     for one in papers:
-        drawn.add_row(one.id, one.title, one.source)
+        drawn.add_row(one.id, Text(one.title), Text(one.source))
     _console().print(drawn)
 
 
-def _list_tables(name: str, json: bool) -> None:
+def _list_tables(name: str, as_json: bool) -> None:
     from attngraft.papers import load_paper
 
     found = load_paper(name)
-    if json:
+    if as_json:
         _print_json([{"id": table.id, "title": table.title, "rows": len(table.rows)} for table in found.tables])
         return
     from attngraft.papers.table import list_tables
@@ -78,7 +83,7 @@ def _list_tables(name: str, json: bool) -> None:
     _console().print(list_tables(found))
 
 
-def _show(name: str, table: str, runs: Path | None, json: bool) -> None:
+def _show(name: str, table: str, runs: Path | None, as_json: bool) -> None:
     from attngraft.papers import load_paper
 
     found = load_paper(name)
@@ -87,7 +92,7 @@ def _show(name: str, table: str, runs: Path | None, json: bool) -> None:
     from attngraft.papers.runs import find_runs
 
     result = compute_table(found, wanted, runs=() if runs is None else find_runs(runs))
-    if json:
+    if as_json:
         _print_json(result.to_dict())
         return
     from attngraft.papers.table import render_table
@@ -97,9 +102,12 @@ def _show(name: str, table: str, runs: Path | None, json: bool) -> None:
 
 
 def _console() -> Console:
+    """The terminal, or 140 columns where there is none."""
+    import sys
+
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 
 
 def _print_json(value: object) -> None:

@@ -16,9 +16,11 @@ import torch
 from torch import nn
 
 from attngraft.errors import ConfigError, HostError
-from attngraft.papers.counters import COUNTERS
+from attngraft.grafting.spec import parse
+from attngraft.papers.counters import COUNTERS, Inputs
 from attngraft.papers.runs import Run, matching
 from attngraft.papers.schema import Column, Paper, Row, Table
+from attngraft.papers.skeletons import SKELETONS
 from attngraft.suggest import did_you_mean
 
 Verdict = Literal["agrees", "differs", "not computed", "from runs", "printed"]
@@ -29,7 +31,7 @@ class Cell:
     """One cell: the printed number, ours, and what the two say together."""
 
     verdict: Verdict
-    printed: str | None = None
+    printed: str
     ours: float | None = None
     why: str | None = None  #: why it differs or is not computed
     runs: int = 0  #: how many runs `ours` is the mean of
@@ -62,7 +64,7 @@ class TableResult:
     def summary(self) -> str:
         """One line: how many cells agree, differ, and are not computed."""
         agree, differ, missing = (self.count(verdict) for verdict in ("agrees", "differs", "not computed"))
-        line = f"{agree} cell{'' if agree == 1 else 's'} agree, {differ} differ, {missing} not computed"
+        line = f"{agree} {'cell agrees' if agree == 1 else 'cells agree'}, {differ} differ, {missing} not computed"
         runs = self.count("from runs")
         if agree + differ + missing + runs == 0:
             return "all numbers are the paper's; nothing in this table can be counted"
@@ -96,7 +98,7 @@ class TableResult:
 
 
 class _NotBuiltError(Exception):
-    """The row's model cannot be built yet; the message says what is missing."""
+    """The row's model cannot be built; the message says what is missing."""
 
 
 def compute_table(paper: Paper, table: Table, *, runs: Iterable[Run] = ()) -> TableResult:
@@ -158,7 +160,7 @@ def _cells(paper: Paper, table: Table, row: Row, runs: Sequence[Run]) -> dict[st
 def _counted(what: str, column: str, row: Row, numbers: Mapping[str, float] | None, missing: str | None) -> Cell:
     printed = row.printed[column]
     if numbers is None:
-        return Cell(verdict="not computed", printed=printed, why=f"not built yet: {missing}")
+        return Cell(verdict="not computed", printed=printed, why=missing)
     if what not in numbers:
         raise ConfigError(
             f"column {column}: the counter gives no {what!r}{did_you_mean(what, numbers)}; it gives {', '.join(numbers)}"
@@ -174,28 +176,31 @@ def _measured(column: Column, row: Row, runs: Sequence[Run]) -> Cell:
     values = [run.metrics[column.metric] for run in runs if column.metric and column.metric in run.metrics]
     if not values:
         return Cell(verdict="printed", printed=printed)
-    return Cell(verdict="from runs", printed=printed, ours=fmean(values), runs=len(values))
+    ours = fmean(values) * (100 if column.percent else 1)
+    return Cell(verdict="from runs", printed=printed, ours=ours, runs=len(values))
 
 
 def _count(paper: Paper, table: Table, row: Row) -> Mapping[str, float]:
     name = table.counter or paper.counter
     if name not in COUNTERS:
         raise ConfigError(f"{paper.id}: there is no counter {name!r}; there are {', '.join(COUNTERS)}")
-    model = _build(table, row)
-    return COUNTERS[name](model, (torch.empty(1, *row.input, device="meta"),))
+    return COUNTERS[name](*_build(table, row))
 
 
-def _build(table: Table, row: Row) -> nn.Module:
-    """The row's model on the meta device."""
+def _build(table: Table, row: Row) -> tuple[nn.Module, Inputs]:
+    """The row's model and one example, on the meta device."""
     import timm
 
     from attngraft.models import create_model
 
     name = table.model_of(row)
+    if name in SKELETONS:
+        return SKELETONS[name](parse(row.graft), **row.args)
     if name is None or not timm.is_model(name):
-        raise _NotBuiltError(row.missing or f"the model {name}")
+        raise _NotBuiltError(f"not built yet: {row.missing or name}")
     try:
         with torch.device("meta"):
-            return create_model(name, graft=row.graft, **row.args).eval()
+            model = create_model(name, graft=row.graft, **row.args).eval()
+            return model, (torch.empty(1, *row.input),)
     except HostError as error:
-        raise _NotBuiltError(row.missing or str(error)) from error
+        raise _NotBuiltError(f"not built yet: {row.missing}" if row.missing else f"cannot be built: {error}") from error

@@ -27,6 +27,7 @@ class Column:
     title: str
     count: str | None = None  #: which of the counter's numbers stands here
     metric: str | None = None  #: which metric of a run stands here ("val/top1")
+    percent: bool = False  #: the paper prints percent of what a run's metric says as a share
 
     def __post_init__(self) -> None:
         if self.count is not None and self.metric is not None:

@@ -12,6 +12,7 @@ from attngraft.papers.schema import Column, Paper, Table
 
 MARKS = {"agrees": "✓", "differs": "✗", "not computed": "", "from runs": "", "printed": ""}
 ASCII_MARKS = {**MARKS, "agrees": "ok", "differs": "no"}
+_NONE = "–"
 _STYLES = {"agrees": "green", "differs": "red", "not computed": "dim", "from runs": "cyan", "printed": ""}
 
 
@@ -25,12 +26,13 @@ def render_table(paper: Paper, result: TableResult, *, ascii_only: bool = False)
     for column in result.table.columns:
         subtitle = "\npaper  ours" if shown[column.id] else "\npaper" if any(shown.values()) else ""
         drawn.add_column(escape(column.title) + subtitle, justify="left" if shown[column.id] else "right", no_wrap=True)
+    widths = {column.id: _widths(column.id, result) for column in result.table.columns if shown[column.id]}
     for index, row in enumerate(result.rows):
         if grouped and index and not row.row.variant.startswith("+"):
             drawn.add_section()
         drawn.add_row(
             escape(row.row.variant),
-            *(_cell(row.cells.get(column.id), shown[column.id], ascii_only) for column in result.table.columns),
+            *(_cell(row.cells.get(column.id), widths.get(column.id), ascii_only) for column in result.table.columns),
         )
     return Group(title, drawn, *_explanations(result), Text(result.summary, style="bold"))
 
@@ -61,40 +63,49 @@ def _beside(column: Column, result: TableResult) -> bool:
     return column.count is not None or from_runs
 
 
-def _cell(cell: Cell | None, beside: bool, ascii_only: bool) -> Text:
+def _cell(cell: Cell | None, widths: tuple[int, int] | None, ascii_only: bool) -> Text:
+    """The printed number, and ours in a place `widths` wide where the column has one."""
     if cell is None:
         return Text("")
-    printed = cell.printed or ""
-    if not beside:
-        return Text(printed)
+    if widths is None:
+        return Text(cell.printed)
     marks = ASCII_MARKS if ascii_only else MARKS
-    ours = ("-" if ascii_only else "–") if cell.ours is None else format_ours(printed, cell.ours)
+    printed, ours = cell.printed.rjust(widths[0]), format_ours(cell).rjust(widths[1])
+    ours = ours.replace(_NONE, "-") if ascii_only else ours
     return Text(f"{printed}  ").append(f"{ours} {marks[cell.verdict]}".rstrip(), style=_STYLES[cell.verdict])
 
 
-def format_ours(printed: str, ours: float) -> str:
-    """`ours` with two digits more than `printed` has, so that the rounding can be seen."""
-    digits = len(printed.partition(".")[2])
-    return f"{ours:.{digits + 2}f}"
+def _widths(column: str, result: TableResult) -> tuple[int, int]:
+    """Widths of the paper's and of our numbers in a column."""
+    cells = [row.cells[column] for row in result.rows if column in row.cells]
+    return max(len("paper"), *(len(cell.printed) for cell in cells)), max(len(format_ours(cell)) for cell in cells)
+
+
+def format_ours(cell: Cell) -> str:
+    """Our number with two digits more than the paper's, so that the rounding can be seen; a dash where there is none."""
+    digits = len(cell.printed.partition(".")[2])
+    return _NONE if cell.ours is None else f"{cell.ours:.{digits + 2}f}"
 
 
 def _explanations(result: TableResult) -> list[Text]:
     """Why cells differ or are missing, notes on readings, and where measured numbers are from."""
     lines: list[Text] = []
+    titles = {column.id: column.title for column in result.table.columns}
     for verdict in ("differs", "not computed"):
         reasons: dict[str, list[str]] = {}
         for row in result.rows:
-            for column in result.table.columns:
-                cell = row.cells.get(column.id)
-                if cell is not None and cell.verdict == verdict:
-                    reasons.setdefault(cell.why or "", []).append(f"{row.label} ({column.title})")
-        lines += [Text(f"{_shorten(places)}: {why}", style=_STYLES[verdict]) for why, places in reasons.items()]
+            for column, cell in row.cells.items():
+                if cell.verdict == verdict:
+                    place = f"{row.label} ({titles[column]})" if verdict == "differs" else row.label
+                    reasons.setdefault(cell.why or "", []).append(place)
+        for why, places in reasons.items():
+            lines.append(Text(f"{_shorten(list(dict.fromkeys(places)))}: {why}", style=_STYLES[verdict]))
     lines += [Text(f"{row.label}: {row.row.note}") for row in result.rows if row.row.note]
     lines += [Text(note) for note in result.table.notes]
     return lines + _about_runs(result)
 
 
-def _shorten(places: list[str], most: int = 3) -> str:
+def _shorten(places: list[str], most: int = 4) -> str:
     rest = len(places) - most
     return ", ".join(places[:most]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -1,0 +1,112 @@
+"""Models that a table needs to be counted and that nothing here trains yet, by name. A task that trains one replaces it.
+
+`translation_transformer` is the HV paper's translation Transformer: 6 + 6 layers, width 512, 8 heads, MLP 2048, 18 attention
+sites, one matrix for source, target and output words. What has neither parameters nor multiply-adds (sinusoid positions,
+masks) is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.anatomy import AttentionGeometry, AttentionSite, Projected
+from attngraft.grafting.spec import GraftSpec
+from attngraft.mechanisms.registry import graft_types
+
+DIM, HEADS, HIDDEN, LAYERS, LENGTH = 512, 8, 2048, 6, 64
+
+
+class Attention(AttentionSite, nn.Module):
+    """Multi-head attention without biases; keys and values come from `memory`."""
+
+    fused_attn = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.fc = (nn.Linear(DIM, DIM, bias=False) for _ in range(4))
+        self.attn_drop = nn.Dropout(0.1)
+        self.scale = (DIM // HEADS) ** -0.5
+        self.grafts = nn.ModuleDict()
+
+    def project(self, x: Tensor, *args: Any, **kwargs: Any) -> Projected:
+        memory = args[0]
+        q, k, v = (
+            linear(tokens).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for linear, tokens in ((self.query, x), (self.key, memory), (self.value, memory))
+        )
+        return Projected(q, k, v, queries=x)
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        merged: Tensor = self.fc(heads.transpose(1, 2).flatten(2))
+        return merged
+
+    def drop(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+
+class Layer(nn.Module):
+    """Self-attention, cross-attention in the decoder, MLP; the norm after each residual sum (Eq. 4)."""
+
+    def __init__(self, *, cross: bool) -> None:
+        super().__init__()
+        self.attentions = nn.ModuleList(Attention() for _ in range(1 + cross))
+        self.mlp = nn.Sequential(nn.Linear(DIM, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, DIM))
+        self.norms = nn.ModuleList(nn.LayerNorm(DIM, eps=1e-6) for _ in range(2 + cross))
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        """(B, N, C) to (B, N, C)."""
+        for attention, norm, context in zip(self.attentions, self.norms, (None, memory), strict=False):
+            x = norm(x + attention(x, x if context is None else context))
+        x = self.norms[-1](x + self.mlp(x))
+        return x
+
+
+class TranslationTransformer(nn.Module):
+    """The paper's translation model for a joint vocabulary of `vocabulary` tokens."""
+
+    def __init__(self, *, vocabulary: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, DIM)
+        self.norms = nn.ModuleList(nn.LayerNorm(DIM, eps=1e-6) for _ in range(2))
+        self.encoder = nn.ModuleList(Layer(cross=False) for _ in range(LAYERS))
+        self.decoder = nn.ModuleList(Layer(cross=True) for _ in range(LAYERS))
+        self.output = nn.Linear(DIM, vocabulary, bias=False)
+        self.output.weight = self.words.weight
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Token numbers (B, N) of both sentences to logits (B, N, vocabulary)."""
+        memory, x = self.norms[0](self.words(source)), self.norms[1](self.words(target))
+        for layer in self.encoder:
+            memory = layer(memory)
+        for layer in self.decoder:
+            x = layer(x, memory)
+        logits: Tensor = self.output(x)
+        return logits
+
+
+def translation_transformer(spec: GraftSpec, **args: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The model on the meta device with `spec` grafted at all 18 sites, and a sentence pair of 64 tokens."""
+    geometry = AttentionGeometry(
+        dim=DIM, heads=HEADS, key_width=DIM // HEADS, value_width=DIM // HEADS, tokens=LENGTH, init="xavier_uniform"
+    )
+    with torch.device("meta"):
+        model = TranslationTransformer(**args)
+        for attention in (module for module in model.modules() if isinstance(module, Attention)):
+            for term in spec.terms:
+                graft_type = graft_types()[term.name]
+                for stage in graft_type.stages(term.options):
+                    graft = graft_type.build(geometry, stage, term.options)
+                    graft.stage, graft.kind = stage, term.name
+                    attention.grafts[term.name] = graft
+        sentence = torch.zeros(1, LENGTH, dtype=torch.int64)
+    return model.eval(), (sentence, sentence)
+
+
+#: name -> (spec, **args) -> model and one example
+SKELETONS: dict[str, Callable[..., tuple[nn.Module, tuple[Tensor, ...]]]] = {
+    "translation_transformer": translation_transformer
+}

@@ -1,0 +1,159 @@
+"""Every cell of both papers: it agrees to the printed digit, or it is one of those known not to."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+
+from attngraft.errors import ConfigError
+from attngraft.papers import Column, Paper, Row, Table, load_paper
+from attngraft.papers.compute import TableResult, compute_table, rounds_to
+from attngraft.papers.runs import Run
+
+#: paper, table -> (cells that agree, that differ, that are not computed)
+EXPECTED = {
+    ("cb", "text"): (1, 0, 0),
+    ("cb", "table1"): (4, 0, 0),
+    ("cb", "table4"): (4, 0, 0),
+    ("cb", "table6"): (15, 3, 0),
+    ("cb", "table7"): (0, 0, 9),
+    ("cb", "table11"): (2, 0, 3),
+    ("cb", "table13"): (3, 1, 0),
+    ("cb", "table14"): (15, 1, 0),
+    ("hv", "table2"): (15, 1, 0),
+    ("hv", "table3"): (8, 0, 8),
+}
+#: the printed numbers that do not come out, all of them with a reason
+ERRATA = {
+    ("cb", "table6", "ViT-B distilled", "flops", "17.6"),
+    ("cb", "table6", "ViT-B distilled + CB", "flops", "17.6"),
+    ("cb", "table6", "ViT-B distilled + CB_S", "flops", "17.6"),
+    ("cb", "table13", "ViT-S", "base", "1260"),
+    ("cb", "table14", "ViT-S", "base", "1260"),
+    ("hv", "table2", "WMT-16: Transformer + Hor.", "params", "47.1"),
+}
+TABLES = [(name, table.id) for name in ("cb", "hv") for table in load_paper(name).tables]
+
+
+@cache
+def computed(paper: str, table: str) -> TableResult:
+    found = load_paper(paper)
+    return compute_table(found, found.table(table))
+
+
+@pytest.mark.parametrize(("paper", "table"), TABLES)
+def test_how_many_cells_agree(paper: str, table: str):
+    result = computed(paper, table)
+    counts = tuple(result.count(verdict) for verdict in ("agrees", "differs", "not computed"))
+    assert counts == EXPECTED.get((paper, table), (0, 0, 0)), result.summary
+    assert sum(len(row.cells) for row in result.rows) == sum(len(row.printed) for row in result.table.rows)
+
+
+def test_what_differs_is_known_and_says_why():
+    found = set()
+    for paper, table in EXPECTED:
+        for row in computed(paper, table).rows:
+            for column, cell in row.cells.items():
+                if cell.verdict == "differs":
+                    found.add((paper, table, row.label, column, cell.printed))
+                    assert cell.why == row.row.errata[column]
+                else:
+                    assert column not in row.row.errata, "an erratum that comes out is none"
+    assert found == ERRATA
+
+
+def test_what_is_not_computed_says_what_is_missing():
+    for paper, table in EXPECTED:
+        for row in computed(paper, table).rows:
+            for cell in row.cells.values():
+                if cell.verdict == "not computed":
+                    assert cell.ours is None
+                    assert cell.why == f"not built yet: {row.row.missing}"
+
+
+@pytest.mark.parametrize(
+    ("printed", "ours", "agrees"),
+    [
+        ("4.6", 4.5989, True),
+        ("4.6", 4.65, False),
+        ("4.6", 4.55, True),
+        ("17.6", 17.657, False),
+        ("22", 22.05, True),
+        ("0.02", 0.0209, True),
+        ("28.0", 27.989, True),
+        ("47.1", 47.343, False),
+        ("+0.99", 0.989334, True),
+        ("failed", 1.0, None),
+    ],
+)
+def test_to_the_printed_digit(printed: str, ours: float, agrees: bool | None):
+    assert rounds_to(printed, ours) is agrees
+
+
+def a_paper(**row: object) -> tuple[Paper, Table]:
+    table = Table(
+        id="table1",
+        title="T",
+        columns=(Column(id="params", title="params", count="params"), Column(id="a", title="acc", metric="val/top1")),
+        rows=(Row(variant="V", printed={"params": "5.7", "a": "72.2"}, **row),),  # type: ignore[arg-type]
+    )
+    paper = Paper(id="p", title="P", source="", counter="cb", counting="", tables=(table,))
+    return paper, table
+
+
+def test_a_model_that_cannot_be_built_is_said_and_does_not_stop_the_table():
+    result = compute_table(*a_paper(model="vit_tiny_patch16_224", args={"no_such_argument": 1}))
+    cell = result.rows[0].cells["params"]
+    assert cell.verdict == "not computed"
+    assert "cannot be built" in str(cell.why)
+    assert compute_table(*a_paper(model="no_such_model")).rows[0].cells["params"].why == "not built yet: no_such_model"
+
+
+def test_a_difference_without_a_known_reason_says_so():
+    result = compute_table(*a_paper(model="vit_small_patch16_224"))
+    assert result.rows[0].cells["params"].why == "no reason is known"
+    assert result.summary == "0 cells agree, 1 differ, 0 not computed"
+
+
+def test_a_wrong_counter_or_number_is_a_mistake_in_the_file():
+    paper, table = a_paper(model="vit_tiny_patch16_224")
+    with pytest.raises(ConfigError, match="there is no counter 'cbb'"):
+        compute_table(Paper(**{**vars(paper), "counter": "cbb"}), table)
+    wrong = Table(**{**vars(table), "columns": (Column(id="params", title="p", count="parms"), table.columns[1])})
+    with pytest.raises(ConfigError, match=r"did you mean params\?"):
+        compute_table(paper, wrong)
+
+
+def a_run(
+    *, top1: float, spec: str = "cb", host: str = "deit_small_patch16_224", folder: str = "a", **args: int
+) -> Run:
+    metrics = {"val/top1": top1, "val/top5": 0.9}
+    return Run(folder=folder, host=host, args=args, spec=spec, data="digits", metrics=metrics)
+
+
+def test_runs_fill_measured_cells_as_a_mean():
+    paper = load_paper("cb")
+    runs = [
+        a_run(top1=0.80, folder="a", num_classes=10),
+        a_run(top1=0.81, folder="b", host="vit_small_patch16_224"),
+        a_run(top1=0.10, folder="c", img_size=32),  # another input size is another model
+        a_run(top1=0.20, folder="d", spec="cb@blocks.0"),
+    ]
+    result = compute_table(paper, paper.table("table3"), runs=runs)
+    by_label = {row.label: row.cells["top1"] for row in result.rows}
+    cell = by_label["ViT-S + CB"]
+    assert (cell.verdict, cell.runs, cell.printed) == ("from runs", 2, "80.5")
+    assert cell.ours == pytest.approx(80.5)
+    assert by_label["ViT-S"].verdict == "printed"
+    assert list(result.unmatched) == ["c", "d"]
+    assert result.data == ["digits"]
+    assert result.summary.endswith("1 from runs")
+
+
+def test_the_result_is_plain_data():
+    content = json.loads(json.dumps(computed("hv", "table3").to_dict()))
+    assert (content["agree"], content["differ"], content["not_computed"]) == (8, 0, 8)
+    assert content["rows"][1]["variant"] == "Swin-T + Hor."
+    assert content["rows"][1]["cells"]["params"]["printed"] == "26.4"

@@ -1,0 +1,91 @@
+"""A paper's file is read strictly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from attngraft.errors import ConfigError, UsageError
+from attngraft.papers import list_papers, load_paper, read_paper
+
+MINIMAL = {
+    "id": "x",
+    "title": "A paper",
+    "source": "Somebody, 2020",
+    "counter": "cb",
+    "counting": "as usual",
+    "tables": [
+        {
+            "id": "table1",
+            "title": "First",
+            "columns": [{"id": "params", "title": "params, M", "count": "params"}],
+            "rows": [{"variant": "ViT-Ti", "model": "vit_tiny_patch16_224", "printed": {"params": "5.7"}}],
+        }
+    ],
+}
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    return path
+
+
+def changed(old: str, new: str) -> str:
+    text = yaml.safe_dump(MINIMAL, sort_keys=False)
+    assert old in text
+    return text.replace(old, new)
+
+
+def test_a_minimal_file(tmp_path: Path):
+    paper = read_paper(written(tmp_path, yaml.safe_dump(MINIMAL)))
+    assert paper.tables[0].rows[0].printed == {"params": "5.7"}
+    assert paper.table("Table 1") is paper.table("1") is paper.table("table1") is paper.tables[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("'5.7'", "5.7", r"x\.yaml\.tables\[0\]\.rows\[0\]\.printed\.params: quote the number 5\.7"),
+        ("variant:", "varant:", r"varant.*did you mean variant"),
+        ("printed:\n      params:", "printed:\n      parms:", r"no column 'parms' \(did you mean params\?\)"),
+        ("    model: vit_tiny_patch16_224\n", "", "name the model"),
+        ("counter: cb\n", "", r"x\.yaml\.counter: missing"),
+        ("count: params", "count: params\n    metric: val/top1", "counted or measured"),
+        ("id: x\n", "id: x\nformat: 2\n", "update attngraft"),
+        ("id: x\n", "id: [x\n", "not valid YAML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        read_paper(written(tmp_path, changed(old, new)))
+
+
+def test_an_id_stands_once(tmp_path: Path):
+    twice = {**MINIMAL, "tables": MINIMAL["tables"] * 2}
+    with pytest.raises(ConfigError, match="'table1' stands twice"):
+        read_paper(written(tmp_path, yaml.safe_dump(twice)))
+
+
+def test_unknown_papers_and_tables_are_refused_with_near_ones():
+    with pytest.raises(UsageError, match=r"did you mean cb\?.*there are"):
+        load_paper("cbb")
+    with pytest.raises(UsageError, match=r"did you mean table6\?"):
+        load_paper("cb").table("tabel6")
+
+
+def test_a_file_in_the_folder_is_a_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("attngraft.papers._FOLDER", tmp_path)
+    written(tmp_path, yaml.safe_dump(MINIMAL))
+    assert list_papers() == ["x"]
+    assert load_paper("X").title == "A paper"
+
+
+@pytest.mark.parametrize("name", ["cb", "hv"])
+def test_the_packaged_papers_can_be_read(name: str):
+    assert name in list_papers()
+    paper = load_paper(name)
+    assert paper.id == name
+    assert all(row.printed for table in paper.tables for row in table.rows)
