@@ -63,7 +63,7 @@ class _Horizontal(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         heads, x, head, context, score, _, ctx.identity = inputs
         batch, count, tokens, width = heads.shape
-        by_token = heads.transpose(1, 2).reshape(-1, count, width)
+        by_token = heads.transpose(1, 2).contiguous().view(-1, count, width)
         hidden = torch.mm(by_token.view(-1, width), head.t())
         shared = torch.mm(x.reshape(-1, x.shape[-1]), context.t())
         hidden.view(-1, count, width).add_(shared.unsqueeze(1)).relu_()
@@ -81,13 +81,13 @@ class _Horizontal(torch.autograd.Function):
             return *_differentiable(_plain_horizontal, inputs, (gradient, alpha_gradient), ctx.identity), None
         heads, x, head, context, score, score_bias = inputs
         count, width = heads.shape[1], heads.shape[3]
-        by_token = heads.transpose(1, 2).reshape(-1, count, width)
+        by_token = heads.transpose(1, 2).contiguous().view(-1, count, width)
         to_alpha = (
             torch.zeros_like(alpha) if alpha_gradient is None else alpha_gradient.reshape(alpha.shape).to(alpha.dtype)
         )
         to_heads = torch.zeros_like(by_token)
         if gradient is not None:
-            gradient = gradient.transpose(1, 2).reshape(by_token.shape)
+            gradient = gradient.transpose(1, 2).contiguous().view(by_token.shape)
             weight = (gradient * by_token).sum(-1, dtype=alpha.dtype)
             to_alpha = to_alpha + (count * weight if ctx.identity else weight)
             to_heads = gradient * _factor(alpha, ctx.identity, heads.dtype)

@@ -1,0 +1,185 @@
+"""Vectors of context broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from timm.layers import Mlp
+from torch import Tensor, nn
+
+import attngraft
+from attngraft.mechanisms import context_broadcast as package
+from attngraft.mechanisms.context_broadcast import analysis
+from attngraft.mechanisms.horizontal_vertical import Attention
+from tests.conformance import hosts
+from tests.conformance.vector import Builder, Built, Slot, Vector
+
+#: a vector's variant -> the graft that is it
+GRAFTS = {
+    "cb": "cb",
+    "cb_s": "cb_s",
+    "max": "cb, context=max",
+    "class": "cb, context=class",
+    "gate": "cb_gate",
+    "hybrid": "cb_hybrid",
+}
+
+
+def term(variant: str, where: str = "all", **options: str) -> str:
+    """A graft specification's term."""
+    name, *own = GRAFTS[variant].split(", ")
+    given = ", ".join([*own, *(f"{key}={value}" for key, value in options.items())])
+    return f"{name}({given})@{where}"
+
+
+def layer(variant: str, dim: int) -> nn.Module:
+    """The same as a layer."""
+    if variant == "cb_s":
+        return package.ScaledContextBroadcast(dim)
+    if variant in ("gate", "hybrid"):
+        return package.ContextGate() if variant == "gate" else package.ContextHybrid()
+    return package.ContextBroadcast(context=variant if variant in ("max", "class") else "mean")
+
+
+def op(vector: Vector) -> Built:
+    module = layer(vector.config["variant"], vector.inputs["x"][-1])
+    return Built(module, lambda x: {"out": module(x)}, lambda key: Slot(key.removeprefix("cb.")))
+
+
+def mlp(vector: Vector) -> Built:
+    hidden, dim = vector.state_shapes["fc1.weight"]
+    model = hosts.tiny_vit(dim, hidden, depth=1, num_heads=1)
+    attngraft.graft(model, term(vector.config["variant"], position=vector.config["position"]))
+    module = model.blocks[0].mlp
+
+    def slot(key: str) -> Slot:
+        return hosts.graft_slot(module, "mlp", "scale") if key == "cb.scale" else Slot(key)
+
+    return Built(module, lambda x: {"out": module(x)}, slot)
+
+
+def squeeze_excitation(vector: Vector) -> Built:
+    hidden, dim = vector.state_shapes["se.squeeze.weight"]
+    bias = "se.squeeze.bias" in vector.state_shapes
+    module = package.SqueezeExcitation(dim, reduction=vector.config["reduction"], bias=bias)
+    if module.squeeze.out_features != hidden:
+        raise ValueError(
+            f"reduction {vector.config['reduction']} of {dim} gives {module.squeeze.out_features}, not {hidden}"
+        )
+    return Built(module, lambda x: {"out": module(x)}, lambda key: Slot(key.removeprefix("se.")))
+
+
+def attention(vector: Vector) -> Built:
+    """Attention, some of whose heads may be uniform, with context at its end if asked for."""
+    config, dim = vector.config, vector.inputs["x"][-1]
+    bias = vector.has("q.bias") or vector.has("qkv.bias")
+    heads, uniform = config["num_heads"], config.get("uniform_heads", 0)
+    width = dim // heads
+    inner: nn.Module
+    if uniform:
+        inner = package.UniformHeadAttention(dim, heads, qkv_bias=bias, uniform_heads=uniform)
+    else:
+        inner = Attention(dim, heads, fused=True, qkv_bias=bias, proj_bias=vector.has("proj.bias"))
+    module = nn.ModuleDict({"attention": inner})
+    if "cb_attn" in config:
+        module["context"] = layer(config["cb_attn"], dim)
+    rows = hosts.fused_rows({"q": (heads - uniform) * width, "k": (heads - uniform) * width, "v": dim})
+
+    def slot(key: str) -> Slot:
+        if key.endswith("cb.scale"):
+            return Slot("context.scale")
+        inside = rows(key)
+        return Slot(f"attention.{inside.name}", inside.start, inside.stop)
+
+    def outputs(x: Tensor) -> dict[str, Tensor]:
+        for part in module.values():
+            x = part(x)
+        return {"out": x}
+
+    return Built(module, outputs, slot)
+
+
+def block_slots(block: nn.Module) -> Callable[[str], Slot]:
+    """Slots of a grafted block: `attn.cb.scale` and `mlp.cb.scale` are the grafts'."""
+
+    def slot(key: str) -> Slot:
+        branch, _, rest = key.partition(".")
+        return hosts.graft_slot(block, branch, "scale") if rest == "cb.scale" else Slot(key)
+
+    return slot
+
+
+def block_spec(vector: Vector) -> str:
+    """What `cb_attn` and `cb_mlp` ask for."""
+    config, terms = vector.config, []
+    if "cb_attn" in config:
+        terms.append(term(config["cb_attn"], at="attention", scope=config.get("cb_attn_scope", "image")))
+    if "cb_mlp" in config:
+        terms.append(term(config["cb_mlp"], position=config.get("cb_pos", "end")))
+    return " + ".join(terms)
+
+
+def vit_block(vector: Vector) -> Built:
+    block = hosts.vit(vector, block_spec(vector)).blocks[0]
+    return Built(block, lambda x: {"out": block(x)}, block_slots(block))
+
+
+def vit_blocks(vector: Vector) -> Built:
+    config = vector.config
+    where = ",".join(f"blocks.{index}" for index in config["cb_blocks"])
+    model = hosts.vit(vector, term(config["cb_mlp"], where), prefix="blocks.0.", depth=config["depth"])
+    module = nn.ModuleDict({"blocks": model.blocks})
+    return Built(
+        module,
+        lambda x: {"out": model.blocks(x)},
+        lambda key: Slot(key.replace(".mlp.cb.scale", ".mlp.grafts.cb_s.scale")),
+    )
+
+
+def swin_block(vector: Vector) -> Built:
+    block = hosts.swin(vector, block_spec(vector))
+    return Built(block, lambda x: {"out": block(x)}, block_slots(block))
+
+
+def mixer_block(vector: Vector) -> Built:
+    config, shapes = vector.config, vector.state_shapes
+    hidden, dim = shapes["mlp_channels.fc1.weight"]
+    token_hidden, tokens = shapes["mlp_tokens.fc1.weight"]
+    position = config["cb_pos"]
+    channels = package.ContextMlp(
+        dim, hidden, context=layer(config["cb_mlp"], hidden if position == "mid" else dim), position=position
+    )
+    module = package.MixerBlock(dim, token_mlp=Mlp(tokens, token_hidden), channel_mlp=channels, eps=config["eps"])
+    return Built(module, lambda x: {"out": module(x)}, lambda key: Slot(key.replace(".cb.", ".context.")))
+
+
+def measures(vector: Vector) -> Built:
+    grid, temperature = tuple(vector.config["grid"]), vector.config["temperature"]
+
+    def outputs(scores: Tensor, lam: Tensor) -> dict[str, Tensor]:
+        weights = torch.softmax(temperature * scores, dim=-1)
+        ratio, mean = analysis.scale_statistics(lam)
+        return {
+            "entropy": analysis.entropy(weights),
+            "distance_pair_mean": analysis.relative_distance(weights, grid, normalize="pair_mean"),
+            "distance_per_query": analysis.relative_distance(weights, grid),
+            "steepness": analysis.steepness(scores[0, 0], temperature=temperature),
+            "scale_ratio": ratio,
+            "scale_mean": mean,
+        }
+
+    return Built(nn.Module(), outputs)
+
+
+BUILDERS: dict[str, Builder] = {
+    "analysis": measures,
+    "attention": attention,
+    "cb": op,
+    "mixer_block": mixer_block,
+    "mlp": mlp,
+    "se": squeeze_excitation,
+    "swin_block": swin_block,
+    "vit_block": vit_block,
+    "vit_blocks": vit_blocks,
+}

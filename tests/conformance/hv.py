@@ -1,0 +1,168 @@
+"""Vectors of horizontal and vertical attention."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.mechanisms.horizontal_vertical import (
+    Attention,
+    HorizontalAttention,
+    TranslationLayer,
+    VerticalAttention,
+    key_padding,
+)
+from tests.conformance import hosts
+from tests.conformance.vector import Builder, Built, Slot, Vector
+
+
+def mechanisms(vector: Vector, prefix: str = "") -> dict[str, nn.Module | None]:
+    """The mechanisms whose parameters stand under `prefix`, in the sizes of these parameters."""
+    shapes = vector.state_shapes
+    made: dict[str, nn.Module | None] = {"horizontal": None, "vertical": None}
+    if (context := shapes.get(f"{prefix}horizontal.context.weight")) is not None:
+        made["horizontal"] = HorizontalAttention(context[1], context[0])
+    if (context := shapes.get(f"{prefix}vertical.context.weight")) is not None:
+        made["vertical"] = VerticalAttention(context[1], hidden=context[0])
+    return made
+
+
+def attention_module(vector: Vector, prefix: str = "") -> Attention:
+    """Attention with the projections, biases, memory slots and mechanisms found under `prefix`."""
+    shapes = vector.state_shapes
+    fused = f"{prefix}qkv.weight" in shapes
+    return Attention(
+        shapes[f"{prefix}proj.weight"][0],
+        vector.config["num_heads"],
+        fused=fused,
+        qkv_bias=vector.has(f"{prefix}{'qkv' if fused else 'q'}.bias"),
+        proj_bias=vector.has(f"{prefix}proj.bias"),
+        memory_slots=vector.config.get("memory_slots", 0),
+        **mechanisms(vector, prefix),
+    )
+
+
+def attention_slot(key: str) -> Slot:
+    """Our attention calls its parameters as vectors do, memory slots apart, which go by many names (`m_k`, `memory.key`)."""
+    if key.split(".")[0] in ("qkv", "q", "k", "v", "proj", "horizontal", "vertical"):
+        return Slot(key)
+    role = re.sub(r"memory|mem|slots?|[^a-z]", "", key.lower())
+    return Slot("memory_keys" if "k" in role else "memory_values")
+
+
+def padding(vector: Vector, tokens: int) -> Tensor | None:
+    """The key padding that `config.mask` gives, if it does."""
+    mask = vector.config.get("mask")
+    return key_padding(torch.tensor(mask["lengths"]), tokens) if isinstance(mask, Mapping) else None
+
+
+def attention(vector: Vector) -> Built:
+    module = attention_module(vector)
+    causal = vector.config.get("mask") == "causal"
+
+    def outputs(x: Tensor, memory: Tensor | None = None) -> dict[str, Tensor]:
+        visible = padding(vector, (x if memory is None else memory).shape[1])
+        return {"out": module(x, memory, visible=visible, causal=causal)}
+
+    return Built(module, outputs, attention_slot)
+
+
+def listening(module: nn.Module, offered: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The module's output, and what it offers beside it."""
+    heard: dict[str, Tensor] = {}
+    module.listener = heard.__setitem__
+
+    def call(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        out = module(*inputs)
+        return out, heard[offered]
+
+    return call
+
+
+def horizontal(vector: Vector) -> Built:
+    module = mechanisms(vector)["horizontal"]
+    call = listening(module, "alpha")
+
+    def outputs(heads: Tensor, x: Tensor) -> dict[str, Tensor]:
+        weighed, alpha = call(heads, x)
+        return {"heads": weighed, "alpha": alpha}
+
+    return Built(module, outputs, lambda key: Slot(key.removeprefix("horizontal.")))
+
+
+def vertical(vector: Vector) -> Built:
+    module = mechanisms(vector)["vertical"]
+    call = listening(module, "beta")
+
+    def outputs(merged: Tensor, x: Tensor) -> dict[str, Tensor]:
+        out, beta = call(merged, x)
+        return {"out": out, "beta": beta}
+
+    return Built(module, outputs, lambda key: Slot(key.removeprefix("vertical.")))
+
+
+def block_slot(key: str) -> Slot:
+    return Slot(re.sub(r"^attn\.(horizontal|vertical)\.", r"attn.grafts.\1.", key))
+
+
+def vit_block(vector: Vector) -> Built:
+    block = hosts.vit(vector, " + ".join(vector.config["hv"])).blocks[0]
+    return Built(block, lambda x: {"out": block(x)}, block_slot)
+
+
+def swin_block(vector: Vector) -> Built:
+    block = hosts.swin(vector, " + ".join(vector.config["hv"]))
+    return Built(block, lambda x: {"out": block(x)}, block_slot)
+
+
+#: names of the translation host -> ours
+TRANSLATION = (
+    (r"^slf_attn\.layer_norm\.", "attention_norm."),
+    (r"^slf_attn\.", "attention."),
+    (r"^(enc|crs|cross)_attn\.layer_norm\.", "cross_norm."),
+    (r"^(enc|crs|cross)_attn\.", "cross_attention."),
+    (r"^pos_ffn\.layer_norm\.", "feed_forward_norm."),
+    (r"^pos_ffn\.w_1\.", "expand."),
+    (r"^pos_ffn\.w_2\.", "contract."),
+)
+
+
+def translation_slot(key: str) -> Slot:
+    for pattern, ours in TRANSLATION:
+        key = re.sub(pattern, ours, key)
+    return Slot(key)
+
+
+def translation_layer(vector: Vector) -> Built:
+    """An encoder layer, or a decoder layer where there is memory: causal over itself, padding on the memory."""
+    parts = {translation_slot(key).name.split(".")[0]: key.split(".")[0] for key in vector.state_shapes}
+    hidden, dim = vector.state_shapes["pos_ffn.w_1.weight"]
+    module = TranslationLayer(
+        dim,
+        attention=attention_module(vector, f"{parts['attention']}.") if "attention" in parts else None,
+        cross_attention=attention_module(vector, f"{parts['cross_attention']}.")
+        if "cross_attention" in parts
+        else None,
+        hidden=hidden,
+        eps=vector.config["eps"],
+    )
+
+    def outputs(x: Tensor, memory: Tensor | None = None) -> dict[str, Tensor]:
+        if memory is None:
+            return {"out": module(x, visible=padding(vector, x.shape[1]))}
+        return {"out": module(x, memory, memory_visible=padding(vector, memory.shape[1]), causal=True)}
+
+    return Built(module, outputs, translation_slot)
+
+
+BUILDERS: dict[str, Builder] = {
+    "attention": attention,
+    "horizontal": horizontal,
+    "swin_block": swin_block,
+    "translation_layer": translation_layer,
+    "vertical": vertical,
+    "vit_block": vit_block,
+}
