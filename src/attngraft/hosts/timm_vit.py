@@ -10,7 +10,7 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, AttentionSite, MlpGeometry, Projected, RowBlock, Stage
+from attngraft.anatomy import STAGES, AttentionGeometry, AttentionSite, MlpGeometry, Projected, RowBlock, Stage
 from attngraft.errors import HostError
 from attngraft.hosts import timm_mlp
 from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_parameters, own_parameters, random_images
@@ -64,8 +64,7 @@ class TimmViT(HostAdapter):
         for name, block in model.blocks.named_children():
             if type(block) not in (Block, ResPostBlock):
                 continue
-            if type(block.attn) in (Attention, GraftedAttention):
-                yield self._attention_site(model, block.attn, f"blocks.{name}.attn")
+            yield self._attention_site(model, block.attn, f"blocks.{name}.attn")
             path, mlp = f"blocks.{name}.mlp", block.mlp
             width = mlp.fc2.in_features if isinstance(getattr(mlp, "fc2", None), nn.Linear) else 0
             site = timm_mlp.mlp_site(mlp, path, MlpGeometry(hidden=width, **self._tokens(model)))
@@ -73,6 +72,12 @@ class TimmViT(HostAdapter):
                 yield site
 
     def _attention_site(self, model: Any, module: Any, path: str) -> Site:
+        if type(module) not in (Attention, GraftedAttention):
+            why = f"its attention is {type(module).__name__}, which this adapter does not read"
+            heads = getattr(module, "num_heads", 1)
+            unread = AttentionGeometry(**self._tokens(model), heads=heads, key_width=0, value_width=0)
+            missing = dict.fromkeys(STAGES, why)
+            return Site(path=path, kind="attention", geometry=unread, carriers={}, missing=missing)
         check_known(
             module,
             path,
