@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import numpy as np
@@ -64,6 +66,16 @@ def test_only_what_there_is_data_for(study, names):
 @pytest.mark.parametrize("name", ["with_hostile_names", "with_failed_runs"])
 def test_odd_studies_are_drawn(name):
     assert all(len(content) > 4000 for content in plot_files(studies.ALL[name]()).values())
+
+
+def test_twenty_variants_have_room_for_their_names():
+    study = studies.usual()
+    many = [study.variants[0], *(replace(study.variants[1 + i % 4], name=f"variant {i}") for i in range(19))]
+    drawing = study_figures(replace(study, variants=many))[1].drawings[0]
+    texts = ElementTree.fromstring(panel_svg(replace(study, variants=many), drawing, LIGHT)).iter(f"{SVG}text")
+    heights = sorted(float(each.get("y")) for each in texts if (each.text or "").startswith("variant"))
+    assert len(heights) == 19
+    assert min(b - a for a, b in pairwise(heights)) > 12
 
 
 def test_descriptions_hold_the_numbers():

@@ -11,7 +11,7 @@ from attngraft.report import wording
 from attngraft.report.curves import Band, curve_bands, difference_bands, draw_bands
 from attngraft.report.forest import draw_forest
 from attngraft.report.scene import NAME_WIDTH, Scene, names_margin
-from attngraft.report.sheet import Panel, drawing, png, sheet, svg
+from attngraft.report.sheet import LINE_HEIGHT, Panel, drawing, png, sheet, svg
 from attngraft.report.theme import THEMES, Theme
 from attngraft.report.tradeoff import COST_AXES, cost_points, draw_cost
 from attngraft.study.result import StudyResult
@@ -104,7 +104,7 @@ def _curves(result: StudyResult) -> list[Drawing]:
         ("difference", gap, difference_bands(result, validation), style.scale, True),
         ("train-loss", "training loss", curve_bands(result, "train/loss"), 1.0, False),
     ]
-    place = Panel(width=4.1 + names_margin(result), height=3.3, right=names_margin(result))
+    place = Panel(width=4.1 + names_margin(result), height=_height(result), right=names_margin(result))
     return [
         Drawing(
             name=name,
@@ -115,6 +115,11 @@ def _curves(result: StudyResult) -> list[Drawing]:
         for name, title, bands, scale, zero in parts
         if any(bands)
     ]
+
+
+def _height(result: StudyResult) -> float:
+    """Inches: enough for every variant's name in the margin."""
+    return max(3.3, 0.95 + len(result.variants) * LINE_HEIGHT / 72)
 
 
 def _ends(result: StudyResult, bands: Sequence[Band | None], scale: float) -> str:
@@ -142,7 +147,9 @@ def _costs(result: StudyResult, names: Sequence[str]) -> list[Drawing]:
             Drawing(
                 name=f"cost-{name.replace('_', '-')}",
                 alt=f"{style.title} against {axis.title} (ratio to the baseline): {'; '.join(said)}.",
-                panel=Panel(width=2.65 + names_margin(result), height=3.3, right=names_margin(result), bottom=0.55),
+                panel=Panel(
+                    width=2.65 + names_margin(result), height=_height(result), right=names_margin(result), bottom=0.55
+                ),
                 draw=partial(draw_cost, points=points, axis=axis),
             )
         )
