@@ -1,0 +1,97 @@
+"""The commands under `bench/`: their gates catch what is wrong, and (slow) each runs from end to end."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from attngraft.anatomy import GraftedModule
+from attngraft.bench.gate import GateError
+from attngraft.bench.result import read_result
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+COMMANDS = {
+    "loop_overhead": ["--depth", "1"],
+    "graft_cost": ["--batch", "1"],
+    "import_time": [],
+}
+
+
+def command(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCH / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def tiny() -> nn.Module:
+    torch.manual_seed(0)
+    return timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=24, num_heads=3, num_classes=5)
+
+
+def test_there_is_a_test_for_every_command():
+    assert {path.stem for path in BENCH.glob("*.py")} == set(COMMANDS)
+
+
+def test_the_gate_of_graft_cost_passes_ours_and_catches_a_change():
+    graft_cost, host, images = command("graft_cost"), tiny(), torch.randn(2, 3, 32, 32)
+    models = {name: graft_cost.grafted(host, name) for name in graft_cost.BARS if name != graft_cost.PLAIN}
+    models[graft_cost.PLAIN] = graft_cost.enriched(host)
+    assert sum(isinstance(module, GraftedModule) for module in models[graft_cost.PLAIN].modules()) >= 4
+    graft_cost.check(host, models, images)
+    with torch.no_grad():
+        models[graft_cost.PLAIN].head.bias[0] += 1e-3
+    with pytest.raises(GateError, match="richer"):
+        graft_cost.check(host, models, images)
+
+
+def test_a_step_of_graft_cost_trains():
+    graft_cost, host = command("graft_cost"), tiny()
+    before = host.head.weight.detach().clone()
+    graft_cost.training_step(host, torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))()
+    assert not torch.equal(host.head.weight, before)
+
+
+def test_laps_count_from_the_first_update_to_the_last(monkeypatch: pytest.MonkeyPatch):
+    loop_overhead = command("loop_overhead")
+    laps, times = loop_overhead.Laps(), iter([10.0, 11.0, 13.0, 50.0, 54.0])
+    monkeypatch.setattr(loop_overhead.time, "perf_counter", lambda: next(times))
+    for losses in ([3.0, 2.0, 1.0], [3.0, 2.0]):
+        laps.start()
+        for loss in losses:
+            laps.update(loss)
+    assert laps() == 3.0 + 4.0
+    assert laps.losses == [3.0, 2.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_runs(name: str, tmp_path: Path):
+    out = tmp_path / "result.json"
+    arguments = [
+        sys.executable,
+        str(BENCH / f"{name}.py"),
+        "--pairs",
+        "1",
+        "--json",
+        "--out",
+        str(out),
+        *COMMANDS[name],
+    ]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode in (0, 1), done.stderr  # with one pair a bar may be missed by chance
+    result = read_result(out)
+    assert json.loads(done.stdout)["title"] == result.title
+    assert result.measurements
+    assert all(line.bar is not None for line in result.measurements)

@@ -1,0 +1,56 @@
+"""Run folders as a paper's table reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attngraft.errors import UsageError
+from attngraft.papers import load_paper
+from attngraft.papers.compute import compute_table
+from attngraft.papers.runs import find_runs
+from attngraft.training.recipe import recipe_from_dict, recipe_to_yaml
+
+
+def a_run(folder: Path, *, graft: str | None, top1: list[float], finished: bool = True) -> None:
+    recipe = recipe_from_dict(
+        {
+            "host": {"name": "swin_tiny_patch4_window7_224", "args": {"drop_path_rate": 0.2}},
+            "graft": graft,
+            "task": {"name": "classification", "data": {"source": "imagenet100"}},
+        }
+    )
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(recipe_to_yaml(recipe))
+    rows = [{"epoch": epoch, "seconds": 1.0, "val/top1": value} for epoch, value in enumerate(top1, start=1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if finished:
+        (folder / "finished.json").write_text("{}")
+
+
+def test_a_studys_folder_fills_its_table(tmp_path: Path):
+    a_run(tmp_path / "runs" / "none" / "seed0", graft=None, top1=[0.5, 0.87])
+    a_run(tmp_path / "runs" / "vertical" / "seed0", graft="vertical", top1=[0.89])
+    a_run(tmp_path / "runs" / "vertical" / "seed1", graft="vertical@all", top1=[0.90])
+    a_run(tmp_path / "runs" / "both" / "seed0", graft="horizontal + vertical", top1=[0.9], finished=False)
+    runs = find_runs(tmp_path)
+    assert len(runs) == 3
+    paper = load_paper("hv")
+    rows = {row.label: row.cells["top1"] for row in compute_table(paper, paper.table("table3"), runs=runs).rows}
+    assert rows["Swin-T"].ours == pytest.approx(87)
+    assert (rows["Swin-T + Ver."].ours, rows["Swin-T + Ver."].runs) == (pytest.approx(89.5), 2)
+    assert rows["Swin-T + Hor. + Ver."].verdict == "printed"
+
+
+def test_a_single_runs_folder(tmp_path: Path):
+    a_run(tmp_path / "run", graft="horizontal", top1=[0.1])
+    (run,) = find_runs(tmp_path / "run")
+    assert (run.host, run.spec, run.data) == ("swin_tiny_patch4_window7_224", "horizontal", "imagenet100")
+
+
+def test_nothing_finished(tmp_path: Path):
+    a_run(tmp_path / "run", graft=None, top1=[0.1], finished=False)
+    with pytest.raises(UsageError, match="no finished run"):
+        find_runs(tmp_path)
