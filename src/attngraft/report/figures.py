@@ -132,7 +132,7 @@ def _ends(result: StudyResult, bands: Sequence[Band | None], scale: float) -> st
 
 
 def _costs(result: StudyResult, names: Sequence[str]) -> list[Drawing]:
-    style, drawings = wording.metric_format(result), []
+    style, drawings, margin = wording.metric_format(result), [], names_margin(result)
     for name in names:
         axis = COST_AXES[name]
         points = cost_points(result, axis)
