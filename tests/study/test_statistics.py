@@ -54,7 +54,7 @@ class TestCrossedBootstrap:
         interval = crossed_bootstrap(np.repeat(by_seed[:, None], 40, axis=1), resamples=20_000)
         student = t_interval(by_seed)
         assert student is not None
-        assert interval.high - interval.low == pytest.approx(student.high - student.low, rel=0.02)
+        assert interval.high - interval.low == pytest.approx(student.high - student.low, rel=0.05)
 
     def test_many_seeds_and_examples_is_close_to_the_plain_percentiles(self) -> None:
         generator = np.random.default_rng(3)

@@ -84,10 +84,11 @@ class LiveStudy:
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
         )
-        self._bar = self._bars.add_task("starting", total=None, note="")
+        self._bar = self._bars.add_task("", total=None, note="")
         self._runs: Sequence[PlannedRun] = ()
         self._cells: dict[str, Text] = {}
         self._clock = _Clock()
+        self._stage = ""  #: what is done while no run is at work
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
 
     def __enter__(self) -> LiveStudy:
@@ -100,7 +101,7 @@ class LiveStudy:
         self._live.stop()
 
     def on_stage(self, text: str) -> None:
-        self._bars.reset(self._bar, total=None, description=text, note="")
+        self._stage = text
 
     def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None) -> None:
         self._runs = runs
@@ -111,6 +112,7 @@ class LiveStudy:
         self._live.console.print(plan_in_words(runs, seconds=seconds), markup=False, highlight=False)
 
     def on_run(self, run: PlannedRun) -> Progress:
+        self._stage = ""
         return _RunRow(self, run)
 
     def on_run_end(self, run: PlannedRun, outcome: Outcome, message: str) -> None:
@@ -120,6 +122,7 @@ class LiveStudy:
             self._live.console.print(f"{run.label}: failed, {message}", style="red", markup=False, highlight=False)
 
     def on_end(self) -> None:
+        self._stage = ""
         self._bars.update(self._bar, visible=False)
         self._live.refresh()
 
@@ -137,8 +140,9 @@ class LiveStudy:
         self._bars.update(self._bar, description=run.label, completed=step, total=total, note=f"{note}{rest}")
 
     def _draw(self) -> Group:
+        below = Text(f"{self._stage} ...", style="dim") if self._stage else self._bars
         if not self._runs:
-            return Group(self._bars)
+            return Group(below)
         seeds = list(dict.fromkeys(run.seed for run in self._runs))
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("variant", overflow="fold")
@@ -149,7 +153,7 @@ class LiveStudy:
             rows.setdefault(run.variant.name, {})[run.seed] = self._cells[run.label]
         for name, cells in rows.items():
             table.add_row(Text(name), *(cells.get(seed, Text("")) for seed in seeds))
-        return Group(table, self._bars)
+        return Group(table, below)
 
 
 class _RunRow:

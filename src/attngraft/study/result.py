@@ -57,8 +57,8 @@ class Difference:
 
     mean: float
     bootstrap: Interval  #: crossed over seeds and examples
-    t: Interval | None  #: over seeds; None with one seed
-    p_value: float | None  #: paired t over seeds; McNemar's with one seed
+    t: Interval | None  #: over seeds; None with one seed, and where all seeds agree exactly on a difference
+    p_value: float | None  #: paired t over seeds, None where t is; McNemar's with one seed
     p_holm: float | None  #: corrected over the study's variants
     p_source: Literal["paired t over seeds", "exact McNemar"]
     mcnemar: list[McNemar]

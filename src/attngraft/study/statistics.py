@@ -27,15 +27,15 @@ def crossed_bootstrap(
 
     Resample r draws S seeds and N examples with replacement; with their counts a (S,) and b (N,) its mean is
     a' D b / (S N) (the pigeonhole bootstrap: Owen 2007, "The pigeonhole bootstrap", section 3, which is conservative for
-    noise that belongs to one seed and one example). The interval is the percentile interval of these means, stretched
-    about the observed mean where seeds are few: percentiles of S resampled seeds are too narrow by sqrt((S - 1) / S) and
-    by the normal quantile that they imply in place of Student's. So its half width is at least
+    noise that belongs to one seed and one example). Percentiles of these means would be too narrow where seeds are few:
+    resampling S seeds gives only (S - 1) / S of the variance V = s^2 / S of their mean, and percentiles imply the normal
+    quantile z where Student's t at S - 1 degrees of freedom is due. So each side's length l of the percentile interval
+    becomes
 
-        sqrt(t^2 V + z^2 (B - V (S - 1) / S)),    V = s^2 / S,
+        sqrt(l^2 + V (t^2 - z^2 (S - 1) / S)).
 
-    with B the variance of the resampled means, s the deviation of the seeds' means, t Student's quantile at S - 1 degrees
-    of freedom and z the normal one. Where only seeds vary this is the t-interval; with many seeds, or with one, it is the
-    plain percentile interval. With one seed only examples are resampled, and seed noise is not in it.
+    Where only seeds vary this is close to the t-interval; with many seeds it is the plain percentile interval, and also
+    with one, where only examples are resampled and seed noise is not in it.
 
     Args:
         differences: (S, N), finite.
@@ -52,13 +52,14 @@ def crossed_bootstrap(
     point = float(differences.mean())
     tail = (1 - confidence) / 2
     low, high = (float(value) for value in np.quantile(means, [tail, 1 - tail]))
-    if seeds > 1 and high > low:
+    if seeds > 1:
         seed_variance = float(differences.mean(axis=1).var(ddof=1)) / seeds
-        other = max(float(means.var()) - seed_variance * (seeds - 1) / seeds, 0.0)
-        student, normal = stats.t.isf(tail, seeds - 1), stats.norm.isf(tail)
-        half = np.sqrt(student**2 * seed_variance + normal**2 * other)
-        stretch = max(1.0, float(2 * half / (high - low)))
-        low, high = point + stretch * (low - point), point + stretch * (high - point)
+        student, normal = float(stats.t.isf(tail, seeds - 1)), float(stats.norm.isf(tail))
+        lacking = seed_variance * (student**2 - normal**2 * (seeds - 1) / seeds)
+        low, high = (
+            point - float(np.hypot(point - low, lacking**0.5)),
+            point + float(np.hypot(high - point, lacking**0.5)),
+        )
     return Interval(point=point, low=min(low, point), high=max(high, point))
 
 
