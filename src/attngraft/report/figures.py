@@ -147,9 +147,7 @@ def _costs(result: StudyResult, names: Sequence[str]) -> list[Drawing]:
             Drawing(
                 name=f"cost-{name.replace('_', '-')}",
                 alt=f"{style.title} against {axis.title} (ratio to the baseline): {'; '.join(said)}.",
-                panel=Panel(
-                    width=2.65 + names_margin(result), height=_height(result), right=names_margin(result), bottom=0.55
-                ),
+                panel=Panel(width=2.65 + margin, height=_height(result), right=margin, bottom=0.55),
                 draw=partial(draw_cost, points=points, axis=axis),
             )
         )
