@@ -119,7 +119,8 @@ def squeeze_excitation(
 
 def uniform_share(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows that share their weight among the keys they may see, in the shape of `visible`; zeros where they see none."""
-    return (visible / visible.sum(-1, keepdim=True).clamp_min(1)).to(dtype)
+    seen = visible.to(torch.promote_types(dtype, torch.float32))
+    return (seen / seen.sum(-1, keepdim=True).clamp_min(1)).to(dtype)
 
 
 def uniform_weights(weights: Tensor, visible: Tensor | None, *, count: int, keep_half: bool = False) -> Tensor:

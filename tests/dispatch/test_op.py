@@ -1,0 +1,131 @@
+"""Choosing a backend: order, reasons, names, the environment."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attngraft.dispatch import BACKENDS, ENVIRONMENT, Backend, Op, op, registered_ops, triton_obstacle
+from attngraft.errors import BackendError
+from attngraft.mechanisms.registry import graft_types
+
+
+def only_short(x: Tensor) -> str | None:
+    return None if x.numel() < 4 else "it takes fewer than 4 numbers"
+
+
+@pytest.fixture
+def doubling(monkeypatch: pytest.MonkeyPatch) -> Op:
+    """An op whose backends can be told apart, forgotten afterwards."""
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    monkeypatch.setattr(op, "_registered", dict(op._registered))
+    return Op(
+        "doubling",
+        "2 x",
+        backends={
+            "reference": Backend(lambda x: ("reference", 2 * x)),
+            "eager": Backend(lambda x: ("eager", x + x), only_short),
+        },
+    )
+
+
+def test_auto_takes_the_first_that_can(doubling: Op) -> None:
+    assert doubling(torch.ones(2))[0] == "eager"
+    assert doubling(torch.ones(9))[0] == "reference"
+
+
+def test_a_name_takes_that_one_or_says_why_not(doubling: Op) -> None:
+    assert doubling(torch.ones(2), backend="reference")[0] == "reference"
+    with pytest.raises(BackendError, match=r"doubling: backend 'eager' cannot be used here: it takes fewer than 4"):
+        doubling(torch.ones(9), backend="eager")
+    with pytest.raises(BackendError, match="doubling has no backend 'triton'; it has eager, reference and auto"):
+        doubling(torch.ones(2), backend="triton")
+
+
+def test_the_environment_stands_for_the_argument(doubling: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "reference")
+    assert doubling(torch.ones(2))[0] == "reference"
+    assert doubling(torch.ones(2), backend="eager")[0] == "eager"
+    monkeypatch.setenv(ENVIRONMENT, "eager")
+    with pytest.raises(BackendError, match="fewer than 4"):
+        doubling(torch.ones(9))
+    monkeypatch.setenv(ENVIRONMENT, "triton")  # this op has none: it chooses as under auto
+    assert doubling(torch.ones(9))[0] == "reference"
+    monkeypatch.setenv(ENVIRONMENT, "fast")
+    with pytest.raises(BackendError, match="ATTNGRAFT_BACKEND=fast names no backend; it is one of auto, triton"):
+        doubling(torch.ones(2))
+
+
+def test_explain_lists_every_backend(doubling: Op) -> None:
+    explained = doubling.explain(torch.ones(9))
+    assert explained.chosen == "reference"
+    assert explained.verdicts == {"eager": "it takes fewer than 4 numbers", "reference": "chosen"}
+    assert str(explained) == "doubling\n  eager: it takes fewer than 4 numbers\n  reference: chosen"
+    assert doubling.explain(torch.ones(2), backend="reference").verdicts["eager"] == "could be used"
+    with pytest.raises(BackendError, match="cannot be used here"):
+        doubling.explain(torch.ones(9), backend="eager")
+
+
+def test_what_cannot_be_an_op(doubling: Op) -> None:
+    with pytest.raises(ValueError, match="reference among them"):
+        Op("halving", "x / 2", backends={"eager": Backend(lambda x: x / 2)})
+    with pytest.raises(ValueError, match="are some of triton, eager, reference"):
+        Op("halving", "x / 2", backends={"reference": Backend(lambda x: x / 2), "cuda": Backend(lambda x: x / 2)})
+    with pytest.raises(ValueError, match="registered already"):
+        Op("doubling", "2 x", backends={"reference": Backend(lambda x: 2 * x)})
+
+
+def test_copies_are_the_op_itself(doubling: Op) -> None:
+    assert copy.deepcopy(doubling) is doubling
+    assert pickle.loads(pickle.dumps(doubling)) is doubling
+
+
+class Doubled(nn.Module):
+    def __init__(self, doubling: Op) -> None:
+        super().__init__()
+        self.doubling = doubling
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.doubling(x)[1]
+
+
+def test_the_choice_vanishes_in_an_exported_graph(doubling: Op) -> None:
+    exported = torch.export.export(Doubled(doubling), (torch.ones(2),))
+    calls = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert calls == ["aten.add.Tensor"]
+
+
+@pytest.mark.slow
+def test_the_choice_compiles_whole(doubling: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile(Doubled(doubling), fullgraph=True)
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    monkeypatch.setenv(ENVIRONMENT, "reference")
+    torch._dynamo.reset()
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_built_in_ops_are_known_and_can_be_explained() -> None:
+    graft_types()
+    known = registered_ops()
+    assert {"context_broadcast", "scaled_context_broadcast", "horizontal_attention", "vertical_attention"} <= set(known)
+    for one in known.values():
+        assert set(one.backends) <= set(BACKENDS)
+        assert one.summary
+    verdicts = known["context_broadcast"].explain(torch.ones(1, 2, 3, dtype=torch.float64)).verdicts
+    assert verdicts["eager"] == "chosen"
+    assert "cuda" in verdicts["triton"]
+
+
+def test_reasons_against_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert triton_obstacle(torch.ones(1)) == "the tensors are on cpu, and Triton kernels need cuda"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", True)
+    assert triton_obstacle(torch.ones(1)) is None
+    assert "not float64" in str(triton_obstacle(torch.ones(1, dtype=torch.float64)))
+    monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", False)
+    assert "not installed" in str(triton_obstacle(torch.ones(1)))

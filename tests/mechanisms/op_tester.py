@@ -1,0 +1,200 @@
+"""What every op promises, in one class. A subclass says how to build a call; each of its tests then holds for it.
+
+All backends that can serve a call are compared with the reference, in outputs and gradients: on odd sizes, axes of size 1
+and non-contiguous tensors; in half precision by the error that plain PyTorch itself makes; under grad-of-grad, function
+transforms, fake tensors and autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from attngraft.dispatch import Op
+
+DTYPES_AND_TOLERANCES = ((torch.float64, 1e-10), (torch.float32, 1e-4))
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a call; tensors may be None."""
+
+    arguments: tuple[Tensor | None, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Call:
+        """The same call with `function` applied to its floating-point tensors."""
+        return Call(
+            tuple(_apply(function, value) for value in self.arguments),
+            {name: _apply(function, value) for name, value in self.options.items()},
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """The floating-point tensors, which gradients are taken to."""
+        values = [*self.arguments, *self.options.values()]
+        return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Call:
+        """The same call with other floating-point tensors, in the order of `tensors()`."""
+        left = iter(tensors)
+        return self.map(lambda _: next(left))
+
+
+def _apply(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    return function(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def strided(tensor: Tensor) -> Tensor:
+    """The same values at other strides: last axis outermost in memory."""
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+class OpTester:
+    """Subclass with `op`, `sizes`, `build`, and, if need be, the flags below."""
+
+    op: ClassVar[Op]
+    #: hypothesis strategies for the keywords of `build`
+    sizes: ClassVar[dict[str, st.SearchStrategy[Any]]]
+    #: keywords of `build` for a handful of numbers (numerical derivatives) and for a few thousand (rounding errors)
+    small: ClassVar[dict[str, Any]]
+    large: ClassVar[dict[str, Any]]
+    #: maxima have no second derivative, ties have several first ones
+    differentiable_twice: ClassVar[bool] = True
+    #: multiply-adds that torch's flop counter must find for `small`
+    macs: ClassVar[int] = 0
+
+    def build(self, **sizes: Any) -> Call:
+        """A call in float64 with random values; the generator is seeded."""
+        raise NotImplementedError
+
+    def backends(self, call: Call) -> list[str]:
+        """The backends that can serve `call`, besides the reference."""
+        verdicts = self.op.explain(*call.arguments, **call.options).verdicts
+        return [
+            name for name, verdict in verdicts.items() if verdict in ("chosen", "could be used") and name != "reference"
+        ]
+
+    def outputs(self, call: Call, backend: str) -> tuple[Tensor, ...]:
+        found = self.op(*call.arguments, backend=backend, **call.options)
+        return found if isinstance(found, tuple) else (found,)
+
+    def outputs_and_gradients(self, call: Call, backend: str) -> list[Tensor]:
+        """Outputs, then the gradients of their products with fixed random cotangents."""
+        call = call.map(lambda tensor: tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_())
+        outputs = self.outputs(call, backend)
+        generator = torch.Generator().manual_seed(5)
+        cotangents = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) for out in outputs]
+        gradients = torch.autograd.grad(outputs, call.tensors(), cotangents, allow_unused=True)
+        missing = [
+            torch.zeros_like(tensor) if g is None else g for tensor, g in zip(call.tensors(), gradients, strict=True)
+        ]
+        return [*(out.detach() for out in outputs), *missing]
+
+    # -- promises ------------------------------------------------------------------------------------------------------
+
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @given(data=st.data())
+    def test_backends_agree_with_the_reference(self, data: st.DataObject) -> None:
+        sizes = data.draw(st.fixed_dictionaries(self.sizes))
+        noncontiguous = data.draw(st.booleans())
+        torch.manual_seed(data.draw(st.integers(0, 99)))
+        built = self.build(**sizes)
+        for dtype, tolerance in DTYPES_AND_TOLERANCES:
+            call = built.map(lambda tensor: (strided(tensor) if noncontiguous else tensor).to(dtype))  # noqa: B023
+            expected = self.outputs_and_gradients(call, "reference")
+            for backend in self.backends(call):
+                for ours, theirs in zip(self.outputs_and_gradients(call, backend), expected, strict=True):
+                    assert ours.dtype == theirs.dtype
+                    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+    def test_derivatives(self) -> None:
+        call = self.build(**self.small).map(Tensor.requires_grad_)
+        for backend in ["reference", *self.backends(call)]:
+
+            def function(*tensors: Tensor, name: str = backend) -> tuple[Tensor, ...]:
+                return self.outputs(call.with_tensors(tensors), name)
+
+            assert torch.autograd.gradcheck(function, call.tensors())
+            if self.differentiable_twice:
+                assert torch.autograd.gradgradcheck(function, call.tensors())
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_precision_is_as_good_as_plain_pytorch(self, dtype: torch.dtype) -> None:
+        call = self.build(**self.large).map(lambda tensor: tensor.to(dtype))
+        exact = self.outputs_and_gradients(call.map(Tensor.double), "reference")
+        plain = self.outputs_and_gradients(call, "reference")
+        for backend in self.backends(call):
+            for ours, theirs, truth in zip(self.outputs_and_gradients(call, backend), plain, exact, strict=True):
+                assert ours.dtype == theirs.dtype
+                floor = torch.finfo(dtype).eps * truth.norm() / 4  # where plain PyTorch happens to be exact
+                assert (ours - truth).norm() <= 2 * (theirs - truth).norm() + floor, backend
+
+    def test_function_transforms(self) -> None:
+        call = self.build(**self.small)
+        expected = self.outputs_and_gradients(call, "reference")
+        count = len(self.outputs(call, "reference"))
+        generator = torch.Generator().manual_seed(5)
+        cotangents = [torch.randn(out.shape, generator=generator, dtype=torch.float64) for out in expected[:count]]
+
+        def loss(tensors: list[Tensor]) -> Tensor:
+            outputs = self.outputs(call.with_tensors(tensors), "auto")
+            return sum((out * cotangent).sum() for out, cotangent in zip(outputs, cotangents, strict=True))
+
+        tensors = call.tensors()
+        for ours, theirs in zip(torch.func.grad(loss)(tensors), expected[count:], strict=True):
+            torch.testing.assert_close(ours, theirs)
+        twice = [torch.stack([tensor, 2 * tensor]) for tensor in tensors]
+        stacked = torch.func.vmap(lambda tensors: self.outputs(call.with_tensors(tensors), "auto"))(twice)
+        for ours, theirs in zip(
+            stacked, self.outputs(call.with_tensors([2 * t for t in tensors]), "reference"), strict=True
+        ):
+            torch.testing.assert_close(ours[1], theirs)
+
+    def test_shapes_and_costs_without_values(self) -> None:
+        call = self.build(**self.small)
+        expected = [(out.shape, out.dtype) for out in self.outputs(call, "reference")]
+        on_meta = self.outputs(call.map(lambda tensor: tensor.to("meta")), "auto") if self.all_floating(call) else None
+        assert on_meta is None or [(out.shape, out.dtype) for out in on_meta] == expected
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = call.map(mode.from_tensor)
+            assert [(out.shape, out.dtype) for out in self.outputs(fake, "auto")] == expected
+        with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+            self.outputs(call, "auto")
+        assert counter.get_total_flops() == 2 * self.macs
+
+    def all_floating(self, call: Call) -> bool:
+        return all(value.is_floating_point() for value in call.arguments if value is not None)
+
+    def test_autocast_and_inference(self) -> None:
+        call = self.build(**self.large).map(Tensor.float)
+        expected = self.outputs(call, "reference")
+        with torch.inference_mode():
+            for ours, theirs in zip(self.outputs(call, "auto"), expected, strict=True):
+                torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found, plain = self.outputs_and_gradients(call, "auto"), self.outputs_and_gradients(call, "reference")
+        floor = torch.finfo(torch.bfloat16).eps
+        for ours, theirs, truth in zip(found, plain, self.outputs_and_gradients(call, "reference"), strict=True):
+            assert (ours - truth).norm() <= 2 * (theirs - truth).norm() + floor * truth.norm()
+
+    @pytest.mark.slow
+    def test_compiles_whole(self) -> None:
+        call = self.build(**self.small).map(Tensor.float)
+        torch._dynamo.reset()
+        expected = self.outputs_and_gradients(call, "auto")
+        compiled = torch.compile(lambda *tensors: self.outputs(call.with_tensors(tensors), "auto"), fullgraph=True)
+        tensors = [tensor.clone().requires_grad_() for tensor in call.tensors()]
+        outputs = compiled(*tensors)
+        generator = torch.Generator().manual_seed(5)
+        cotangents = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype) for out in outputs]
+        gradients = torch.autograd.grad(outputs, tensors, cotangents, materialize_grads=True)
+        for ours, theirs in zip([*outputs, *gradients], expected, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)

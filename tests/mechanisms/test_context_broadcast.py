@@ -1,0 +1,270 @@
+"""Context broadcasting's layers, grafts and measures."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timm.layers import Attention
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+import attngraft
+from attngraft.anatomy import AttentionGeometry, MlpGeometry
+from attngraft.errors import UsageError
+from attngraft.mechanisms import context_broadcast as package
+from attngraft.mechanisms.context_broadcast import analysis
+from attngraft.mechanisms.registry import graft_types
+
+MLP = MlpGeometry(dim=32, hidden=128, tokens=17, prefix_tokens=1, class_token=True, grid=(4, 4))
+MAP = MlpGeometry(dim=32, hidden=128, tokens=16, grid=(4, 4))
+
+
+def built(name: str, stage: str, geometry: MlpGeometry | AttentionGeometry = MLP, **options: object) -> nn.Module:
+    graft_type = graft_types()[name]
+    return graft_type.build(geometry, stage, graft_type.Options(**options))
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+# -- grafts ------------------------------------------------------------------------------------------------------------
+
+
+def test_where_the_forms_stand() -> None:
+    cb = graft_types()["cb"]
+    assert cb.stages(cb.Options()) == ("mlp.end",)
+    assert cb.stages(cb.Options(position="mid")) == ("mlp.mid",)
+    assert cb.stages(cb.Options(at="attention")) == ("attn.end",)
+    assert cb.stages(cb.Options(at="both", position="front", scope="window")) == ("attn.window", "mlp.front")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"at": "attention", "position": "mid"}, "position=mid is a place in the MLP"),
+        ({"scope": "window"}, "scope=window"),
+    ],
+)
+def test_options_that_contradict_each_other(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        graft_types()["cb"].Options(**options)
+
+
+@pytest.mark.parametrize("name", ["cb", "cb_gate", "cb_hybrid"])
+def test_no_parameters(name: str) -> None:
+    assert parameters(built(name, "mlp.end")) == 0
+
+
+def test_scale_has_the_width_of_its_place() -> None:
+    assert parameters(built("cb_s", "mlp.end")) == 32
+    assert parameters(built("cb_s", "mlp.mid")) == 128
+
+
+def test_squeeze_excitation_counts() -> None:
+    """ViT-S: 221,184 in 12 blocks, 226,080 with biases."""
+    site = MlpGeometry(dim=384, hidden=1536)
+    assert 12 * parameters(built("se", "mlp.end", site)) == 221_184
+    assert 12 * parameters(built("se", "mlp.end", site, bias=True)) == 226_080
+
+
+@pytest.mark.parametrize(("name", "options"), [("cb", {"context": "class"}), ("cb_gate", {}), ("cb_hybrid", {})])
+def test_a_class_token_is_needed(name: str, options: dict[str, str]) -> None:
+    graft_type = graft_types()[name]
+    assert "no class token" in graft_type.refusal(MAP, "mlp.end", graft_type.Options(**options))
+    assert graft_type.refusal(MLP, "mlp.end", graft_type.Options(**options)) is None
+
+
+@pytest.mark.parametrize("name", ["cb", "cb_s", "cb_gate", "cb_hybrid", "se"])
+@pytest.mark.parametrize("kind", ["causal", "padded"])
+def test_causal_and_padded_hosts_are_refused(name: str, kind: str) -> None:
+    site = MlpGeometry(dim=32, hidden=128, class_token=True, **{kind: True})
+    graft_type = graft_types()[name]
+    assert "horizontal and vertical mix no tokens" in graft_type.refusal(site, "mlp.end", graft_type.Options())
+
+
+def test_tokens_option_leaves_the_prefix_alone() -> None:
+    x = torch.randn(2, 17, 32)
+    assert torch.equal(built("cb", "mlp.end", tokens="patches")(x)[:, 0], x[:, 0])
+    assert not torch.equal(built("cb", "mlp.end")(x)[:, 0], x[:, 0])
+
+
+def test_identity_at_start() -> None:
+    cb_s = graft_types()["cb_s"]
+    assert cb_s.starts_as_identity(cb_s.Options())
+    assert not cb_s.starts_as_identity(cb_s.Options(init=1.0))
+    assert not graft_types()["cb"].starts_as_identity(graft_types()["cb"].Options())
+    x = torch.randn(2, 17, 32)
+    assert torch.equal(built("cb_s", "mlp.end")(x), x)
+    torch.testing.assert_close(built("cb_s", "mlp.end", init=1.0)(x), 2 * built("cb", "mlp.end")(x))
+
+
+def test_uniform_heads_name_their_rows_and_the_tables_count() -> None:
+    model = VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=1, num_heads=4, num_classes=3)
+    report = attngraft.plan(model, "uniform_heads(count=2)")
+    (entry,) = report.entries
+    assert set(entry.unused.rows) == {
+        ("qkv.weight", 16, 32), ("qkv.bias", 16, 32), ("qkv.weight", 48, 64), ("qkv.bias", 48, 64),
+    }  # fmt: skip
+    assert not entry.unused.parameters
+    assert f"{2 * 16 * 33:,} parameters fewer" in entry.notes[0]
+    with pytest.raises(attngraft.HostError, match="it has 4 heads; use count=4 or less"):
+        attngraft.graft(model, "uniform_heads(count=5)")
+
+
+def test_all_heads_uniform_leave_qk_norms_unused() -> None:
+    model = VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=1, num_heads=4, qk_norm=True)
+    attngraft.graft(model, "uniform_heads(count=4)")
+    assert not any(p.requires_grad for name, p in model.named_parameters() if "q_norm" in name or "k_norm" in name)
+
+
+def test_mid_and_end_are_the_same_function_for_linear_forms() -> None:
+    """fc2 is affine, so it commutes with averaging (class context too), and not with maxima, gates or Lambda."""
+    torch.manual_seed(1)
+    x, mlps = torch.randn(2, 9, 8, dtype=torch.float64), {}
+    for same, module in (
+        (True, package.ContextBroadcast()),
+        (True, package.ContextBroadcast(context="class")),
+        (False, package.ContextBroadcast(context="max")),
+        (False, package.ContextGate()),
+    ):
+        mlps = {place: package.ContextMlp(8, 32, context=module, position=place).double() for place in ("mid", "end")}
+        mlps["mid"].load_state_dict(mlps["end"].state_dict())
+        assert torch.allclose(mlps["mid"](x), mlps["end"](x), atol=1e-12) == same, module
+
+
+def test_halving_folds_into_fc2() -> None:
+    mlp = package.ContextMlp(8, 32, context=nn.Identity())
+    x = torch.randn(2, 9, 8)
+    expected = package.ContextBroadcast()(mlp(x))
+    with torch.no_grad():
+        mlp.fc2.weight /= 2
+        mlp.fc2.bias /= 2
+    torch.testing.assert_close(mlp(x) + mlp(x).mean(1, keepdim=True), expected)
+
+
+# -- attention with uniform heads -----------------------------------------------------------------------------------------
+
+
+def vit(**changes: object) -> VisionTransformer:
+    """ViT-S on the meta device, or what a change makes of it."""
+    with torch.device("meta"):
+        return VisionTransformer(
+            **{"embed_dim": 384, "num_heads": 6, "attn_layer": package.UniformHeadAttention, **changes}
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({"attn_layer": Attention}, 22_050_664),
+        ({}, 21_459_304),  # Replc.
+        ({"mlp_ratio": 1600 / 384}, 22_049_896),  # Comp.
+        ({"embed_dim": 448, "num_heads": 7}, 29_164_712),  # Att.
+    ],
+)
+def test_models_of_table_one(changes: dict[str, object], count: int) -> None:
+    assert parameters(vit(**changes)) == count
+
+
+def same_attention(uniform: package.UniformHeadAttention, plain: Attention) -> None:
+    """Give `uniform` the rows of `plain` that it has."""
+    width, kept = plain.attn_dim, uniform.attending * uniform.head_dim
+    q, k, v = plain.qkv.weight.split(width)
+    q_bias, k_bias, v_bias = plain.qkv.bias.split(width)
+    with torch.no_grad():
+        uniform.qkv.weight.copy_(torch.cat([q[:kept], k[:kept], v]))
+        uniform.qkv.bias.copy_(torch.cat([q_bias[:kept], k_bias[:kept], v_bias]))
+    uniform.proj.load_state_dict(plain.proj.state_dict())
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "boolean", "float", "per head"])
+@pytest.mark.parametrize(("count", "value"), [(1, "average"), (2, "cb"), (4, "average")])
+def test_the_layer_is_the_graft(mask: str, count: int, value: str) -> None:
+    """Built without the rows, or grafted on a host that has them: the same function."""
+    host = (
+        VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=1, num_heads=4, num_classes=0).double().eval()
+    )
+    attngraft.graft(host, "uniform_heads", count=count, value=value)
+    plain = host.blocks[0].attn
+    uniform = package.UniformHeadAttention(32, 4, qkv_bias=True, uniform_heads=count, uniform_value=value).double()
+    same_attention(uniform, plain)
+    x, seen = torch.randn(2, 5, 32, dtype=torch.float64), torch.rand(2, 1, 5, 5) > 0.4
+    seen |= torch.eye(5, dtype=torch.bool)
+    masks: dict[str, dict[str, object]] = {
+        "none": {},
+        "causal": {"is_causal": True},
+        "boolean": {"attn_mask": seen},
+        "float": {"attn_mask": torch.zeros(2, 1, 5, 5, dtype=torch.float64).masked_fill(~seen, float("-inf"))},
+        "per head": {"attn_mask": torch.cat([seen, seen | seen.mT, seen, seen | seen.mT], dim=1)},
+    }
+    torch.testing.assert_close(uniform(x, **masks[mask]), plain(x, **masks[mask]))
+
+
+def test_the_layer_takes_timms_arguments() -> None:
+    model = VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=32, depth=2, num_heads=4, num_classes=3, qk_norm=True, scale_attn_norm=True,
+        norm_layer=partial(nn.LayerNorm, eps=1e-6), proj_drop_rate=0.1, attn_drop_rate=0.1,
+        attn_layer=package.UniformHeadAttention,
+    )  # fmt: skip
+    model(torch.randn(2, 3, 16, 16)).square().sum().backward()
+    missing = [name for name, p in model.named_parameters() if p.grad is None]
+    assert missing == []
+    with pytest.raises(UsageError, match="uniform_heads is 5, and there are 4 heads"):
+        package.UniformHeadAttention(32, 4, uniform_heads=5)
+    with pytest.raises(UsageError, match="3 heads do not divide"):
+        package.UniformHeadAttention(32, 3)
+
+
+# -- measures ------------------------------------------------------------------------------------------------------------
+
+
+def test_uniform_attention_has_the_largest_entropy_and_steepness() -> None:
+    uniform = torch.full((2, 3, 196, 196), 1 / 196, dtype=torch.float64)
+    assert math.isclose(analysis.entropy(uniform).item(), math.log(196))
+    scores = torch.zeros(5, 196, dtype=torch.float64)
+    expected = torch.full((5,), 2 * (1 - 1 / 196), dtype=torch.float64)
+    torch.testing.assert_close(analysis.steepness(scores, temperature=2.0), expected)
+    assert analysis.steepness(torch.randn(196), temperature=1.0) < 1 - 1 / 196
+
+
+def test_steepness_is_the_nuclear_norm_of_the_jacobian() -> None:
+    scores = torch.randn(7, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(lambda s: torch.softmax(1.5 * s, -1), scores)
+    expected = torch.linalg.matrix_norm(jacobian, ord="nuc")
+    torch.testing.assert_close(analysis.steepness(scores, temperature=1.5), expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 4), columns=st.integers(2, 4), seed=st.integers(0, 99))
+def test_distance_by_the_definition(rows: int, columns: int, seed: int) -> None:
+    tokens = rows * columns
+    torch.manual_seed(seed)
+    weights = torch.rand(2, tokens, tokens, dtype=torch.float64).softmax(-1)
+    total = 0.0
+    for i in range(tokens):
+        for j in range(tokens):
+            far = abs(i // columns - j // columns) / rows + abs(i % columns - j % columns) / columns
+            total += weights[:, i, j].mean().item() * far
+    pair = analysis.relative_distance(weights, (rows, columns), normalize="pair_mean").item()
+    assert math.isclose(pair, total / (tokens * (tokens - 1)))
+    assert math.isclose(analysis.relative_distance(weights, (rows, columns)).item(), total / tokens)
+
+
+def test_distance_refuses_a_map_with_prefix_tokens() -> None:
+    weights = torch.rand(2, 17, 17).softmax(-1)
+    with pytest.raises(UsageError, match="does not fit a grid of 4 x 4"):
+        analysis.relative_distance(weights, (4, 4))
+    spatial: Tensor = analysis.without_prefix(weights)
+    torch.testing.assert_close(spatial.sum(-1), torch.ones(2, 16))
+    assert analysis.relative_distance(spatial, (4, 4)) > 0
+
+
+def test_scale_statistics() -> None:
+    ratio, mean = analysis.scale_statistics(torch.arange(-5.0, 6.0))
+    assert (round(ratio.item(), 5), mean.item()) == (1.0, 0.0)
