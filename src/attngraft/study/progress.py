@@ -110,6 +110,7 @@ class LiveStudy:
             done = run.state == "finished"
             self._cells[run.label] = Text("finished before" if done else "waiting", style="green" if done else "dim")
         self._live.console.print(plan_in_words(runs, seconds=seconds), markup=False, highlight=False)
+        self._live.refresh()
 
     def on_run(self, run: PlannedRun) -> Progress:
         self._stage = ""
@@ -120,6 +121,7 @@ class LiveStudy:
         self._cells[run.label] = Text(message if outcome == "finished" and message else outcome, style=style)
         if outcome == "failed":
             self._live.console.print(f"{run.label}: failed, {message}", style="red", markup=False, highlight=False)
+        self._live.refresh()
 
     def on_end(self) -> None:
         self._stage = ""
