@@ -1,6 +1,5 @@
-"""`python -m attngraft`, which `torchrun -m` and `accelerate launch -m` use."""
+"""`python -m attngraft`, for launchers that start modules (`accelerate launch -m attngraft train ...`)."""
 
 from attngraft.cli import main
 
-if __name__ == "__main__":
-    main()
+main()
