@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -29,6 +31,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
+    """`verb`, its errors said on one line and turned into exit codes: 1 failed, 2 usage, 130 interrupted."""
+
+    @functools.wraps(verb)
+    def told(*args: Any, **kwargs: Any) -> None:
+        try:
+            verb(*args, **kwargs)
+        except AttngraftError as error:
+            if logging.getLogger("attngraft").isEnabledFor(logging.DEBUG):
+                traceback.print_exc()
+            typer.echo(f"attngraft: {error}", err=True)
+            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+        except KeyboardInterrupt as stop:
+            typer.echo(f"attngraft: interrupted{f': {stop}' if str(stop) else ''}", err=True)
+            raise typer.Exit(130) from None
+
+    return told
+
+
 _VERBS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "train": train,
@@ -39,7 +62,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
 }
 for _verb, _function in _VERBS.items():
-    app.command(_verb)(_function)
+    app.command(_verb)(_with_exit_codes(_function))
 
 
 def _show_version(wanted: bool) -> None:
@@ -50,14 +73,13 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, tracebacks of errors too.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
     """Options that every verb has."""
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("attngraft").setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("matplotlib", "PIL", "timm", "accelerate"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -65,17 +87,4 @@ def options(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exit codes: 0, 1 failed, 2 usage, 130 interrupted."""
-    given = sys.argv[1:] if arguments is None else arguments
-    try:
-        code: Any = app(args=given, standalone_mode=True)
-    except AttngraftError as error:
-        if "--debug" in given:
-            raise
-        typer.echo(f"attngraft: {error}", err=True)
-        code = 2 if isinstance(error, UsageError) else 1
-    except KeyboardInterrupt as stop:
-        typer.echo(f"attngraft: interrupted{f': {stop}' if str(stop) else ''}", err=True)
-        code = 130
-    except BrokenPipeError:
-        code = 1
-    sys.exit(code or 0)
+    app(args=arguments)

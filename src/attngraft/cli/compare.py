@@ -142,11 +142,7 @@ def compare(
     if dry_run:
         _dry_run(config, as_json=as_json)
         return
-    try:
-        result = _carry_out(config, report_only=report_only)
-    except KeyboardInterrupt as stop:  # typer would end here with the right code, and without the message
-        typer.echo(f"attngraft: interrupted{f': {stop}' if str(stop) else ''}", err=True)
-        raise typer.Exit(130) from None
+    result = _carry_out(config, report_only=report_only)
     _print_result(result, config, as_json=as_json)
     _exit_if_incomplete(result, config)
 

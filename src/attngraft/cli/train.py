@@ -58,21 +58,27 @@ def train(
     """
     from attngraft.training.loop import train as run
     from attngraft.training.recipe import load_recipe
+    from attngraft.training.stopping import Interrupted
 
-    given = {"host.name": host, "graft": graft, "task.data.source": data, "schedule.epochs": epochs, "seed": seed}
-    given["train.save_every"] = save_every
+    given: dict[str, Any] = {"graft": graft, "schedule.epochs": epochs, "seed": seed, "train.save_every": save_every}
+    given["host"] = host and {"name": host}  # arguments of the recipe's host, and options of its data, fit no other
+    given["task.data"] = data and {"source": data}
     overrides = [f"{field}={_quoted(value)}" for field, value in given.items() if value is not None]
     overrides += [f"host.args.{text}" for text in host_arg or []]
     resolved = load_recipe(recipe, [*overrides, *(set_ or [])])
-    with _display() as progress:
-        record = run(resolved, out, resume=resume, progress=progress)
+    try:
+        with _display() as progress:
+            record = run(resolved, out, resume=resume, progress=progress)
+    except Interrupted as stop:
+        typer.echo(f"attngraft: interrupted: {stop}", err=True)
+        raise typer.Exit(130) from None
     first = _leave_processes()
     if as_json and first:
         _print_json(record)
 
 
 def _quoted(value: object) -> str:
-    """`value` so that YAML reads it back: names and paths may look like numbers."""
+    """`value` as YAML: names and paths may look like numbers."""
     import json
 
     return json.dumps(value, ensure_ascii=False)
