@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,36 @@ def finish(process: BaseProcess, *, within: float = 120.0) -> int | None:
 
 def start_together(recipe: Mapping[str, Any], folder: Path, *, processes: int) -> list[BaseProcess]:
     """Processes of one distributed run, as torchrun would start them."""
+    return [start(recipe, folder, environment) for environment in _ranks(processes)]
+
+
+def run_together(function: Callable[[str], None], argument: str, *, processes: int) -> list[BaseProcess]:
+    """`function(argument)` in processes that form one group."""
+    group = [_context.Process(target=_run, args=(function, argument, ranks)) for ranks in _ranks(processes)]
+    for process in group:
+        process.start()
+    return group
+
+
+def _ranks(processes: int) -> list[dict[str, str]]:
+    """The environment of each process of a group."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)} for rank in range(processes)]
-    return [start(recipe, folder, common | rank) for rank in ranks]
+    own = [
+        {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)} for rank in range(processes)
+    ]
+    return [common | each for each in own]
+
+
+def _run(function: Callable[[str], None], argument: str, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    function(argument)
+
+    import torch
+
+    torch.distributed.destroy_process_group()
 
 
 def _train(recipe: dict[str, Any], folder: str, environment: dict[str, str]) -> None:
@@ -56,6 +80,10 @@ def _train(recipe: dict[str, Any], folder: str, environment: dict[str, str]) -> 
     from attngraft.training.recipe import recipe_from_dict
 
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # for loading processes; else they would inherit forkserver
+    torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = (
+        0.1  # orphans of a killed run leave sooner: the test waits
+    )
     try:
         train(recipe_from_dict(recipe), folder, progress=Silent())
     except KeyboardInterrupt:

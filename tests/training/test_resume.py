@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("workers", "most"), [(0, 8), (2, 4)])
-def test_killed_at_random_moments(undisturbed: Path, tmp_path: Path, workers: int, most: int) -> None:
+@pytest.mark.parametrize(("workers", "saves"), [(0, 12), (2, 24)])
+def test_killed_at_random_moments(undisturbed: Path, tmp_path: Path, workers: int, saves: int) -> None:
+    """Killed again and again, after 1 to `saves` more checkpoints and a moment: in a step, a write, an evaluation."""
     moments = random.Random(workers)
     kills = 0
-    for _ in range(most + 1):
+    while True:
         process = start(disturbed_recipe(workers), tmp_path)
-        process.join(moments.uniform(0.05, 0.7) if kills < most else 120)
-        if process.is_alive():
-            process.kill()
-            kills += 1
+        _watch(tmp_path / "checkpoints" / "last.pt", process, changes=moments.randint(1, saves))
+        time.sleep(moments.uniform(0, 0.02))
+        process.kill()
         if finish(process) == 0:
             break
         assert process.exitcode == -signal.SIGKILL
+        kills += 1
     assert kills >= 2
     assert_same_outcome(undisturbed, tmp_path)
     assert not list(tmp_path.rglob("*.tmp"))
@@ -122,7 +124,9 @@ def test_two_damaged_checkpoints_are_an_error_that_says_what_to_do(tmp_path: Pat
     train(toy_recipe(train={"save_every": 1}), tmp_path, progress=StopAfter(epochs=1))
     for name in ("last.pt", "previous.pt"):
         _harm(tmp_path / "checkpoints" / name, "truncated")
-    with pytest.raises(TrainingError, match=r"last\.pt.*damaged.*previous\.pt.*delete .*checkpoints to start this run again"):
+    with pytest.raises(
+        TrainingError, match=r"last\.pt.*damaged.*previous\.pt.*delete .*checkpoints to start this run again"
+    ):
         train(toy_recipe(), tmp_path)
 
 
@@ -150,6 +154,15 @@ def _stops_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
         return None
 
     monkeypatch.setitem(globals(), "train", tolerant)
+
+
+def _watch(path: Path, process: BaseProcess, *, changes: int) -> None:
+    """Until `path` has been replaced so often, or the process has ended."""
+    seen = None
+    while process.is_alive() and changes >= 0:
+        now = path.stat().st_mtime_ns if path.exists() else None
+        changes, seen = changes - (now != seen), now
+        time.sleep(0.001)
 
 
 def _wait_for(path: Path) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import timm
 import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
 import attngraft
-from attngraft.errors import AttngraftError, ConfigError
+from attngraft.errors import ConfigError
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
 from attngraft.training.recipe import Recipe
@@ -48,8 +47,8 @@ def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool 
     not depend on the graft. `weights=False` skips pretrained weights, for a model that is filled otherwise.
 
     Raises:
-        ConfigError: the host is unknown or does not take its arguments.
-        AttngraftError: the graft cannot be read, or does not fit the host.
+        UsageError: there is no such host, or the graft cannot be read.
+        HostError: the host does not take its arguments, or not the graft.
     """
     with seeded("host", recipe.seed):
         model = _create_host(recipe, model_args, pretrained=recipe.host.pretrained and weights)
@@ -70,14 +69,4 @@ def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: b
     arguments = {**model_args, **host.args}
     if recipe.train.drop_path is not None:
         arguments["drop_path_rate"] = recipe.train.drop_path
-    try:
-        return attngraft.create_model(host.name, pretrained=pretrained, **arguments)
-    except AttngraftError:
-        raise
-    except TypeError as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise ConfigError(f"host {host.name} does not take its arguments ({given}): {error}") from None
-    except RuntimeError as error:
-        if timm.is_model(host.name.partition(".")[0]):
-            raise
-        raise ConfigError(f"host.name: {error}") from None
+    return attngraft.create_model(host.name, pretrained=pretrained, **arguments)

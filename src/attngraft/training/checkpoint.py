@@ -149,7 +149,9 @@ def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """`weights` as safetensors, with `facts` as JSON in the file's metadata."""
-    metadata = {"attngraft": json.dumps(dict(facts))}  # one entry: safetensors keeps no order, and equal runs give equal files
+    metadata = {
+        "attngraft": json.dumps(dict(facts))
+    }  # one entry: safetensors keeps no order, and equal runs give equal files
     write_atomically(path, safetensors.torch.save(_apart(weights), metadata))
 
 

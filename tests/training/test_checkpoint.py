@@ -1,0 +1,91 @@
+"""Checkpoints of whole, tied and sharded weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from attngraft.errors import TrainingError
+from attngraft.training.checkpoint import load_weights, save_weights
+from tests.training.processes import finish, run_together
+
+
+def test_weights_with_facts(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), {"epoch": 3, "metric": "val/top1"})
+    other = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    assert load_weights(tmp_path / "w.safetensors", other) == {"epoch": 3, "metric": "val/top1"}
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def test_tied_weights_are_written_apart(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    save_weights(tmp_path / "w.safetensors", model.state_dict(), {})
+    other = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    load_weights(tmp_path / "w.safetensors", other)
+    assert torch.equal(other[0].weight, model[0].weight)
+    assert torch.equal(other[1].weight, model[0].weight)
+
+
+def test_wrong_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    with pytest.raises(TrainingError, match="cannot be read"):
+        load_weights(path, nn.Linear(2, 2))
+    save_weights(path, nn.Linear(2, 3).state_dict(), {})
+    with pytest.raises(TrainingError, match="of another model"):
+        load_weights(path, nn.Linear(2, 2))
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(TrainingError, match="cannot be read"):
+        load_weights(path, nn.Linear(2, 3))
+
+
+def shard_save_and_restore(folder: str) -> None:
+    """In each of two processes: an FSDP model is saved whole, and a fresh one gets the same shards back."""
+    from accelerate import Accelerator
+    from torch.distributed.fsdp import fully_shard
+
+    from attngraft.training.checkpoint import Counters, Learner, restore, save
+    from attngraft.training.run_folder import RunFolder
+
+    def learner(seed: int) -> Learner:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        optimizer = accelerator.prepare_optimizer(torch.optim.AdamW(model.parameters(), lr=0.1))
+        return Learner(
+            accelerator=accelerator, model=model, optimizer=optimizer, ema=None, counters=Counters(epoch=seed)
+        )
+
+    accelerator = Accelerator(cpu=True)
+    run = RunFolder(Path(folder))
+    first = learner(1)
+    first.model(torch.ones(2, 5)).sum().backward()
+    first.optimizer.step()
+    first.optimizer.zero_grad()
+    first.counters.sums = {"loss": float(accelerator.process_index)}
+    save(run, first)
+    accelerator.wait_for_everyone()
+
+    second = learner(2)
+    assert restore(run, second)
+    assert second.counters == first.counters
+    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one.to_local(), other.to_local())
+        left, right = (each.optimizer.state[p] for each, p in ((first, one), (second, other)))
+        assert torch.equal(left["exp_avg"].to_local(), right["exp_avg"].to_local())
+    if accelerator.is_main_process:
+        state = torch.load(run.last, weights_only=True)
+        assert state["model"]["0.weight"].shape == (7, 5)
+        assert state["optimizer"]["state"]["1.bias"]["exp_avg"].shape == (3,)
+
+
+def test_sharded_weights_are_saved_whole_and_restored(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    processes = run_together(shard_save_and_restore, str(tmp_path), processes=2)
+    assert [finish(process) for process in processes] == [0, 0]

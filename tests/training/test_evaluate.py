@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attngraft.errors import DataError, TrainingError
+from attngraft.training.build import build_model, build_task, model_data_config
+from attngraft.training.evaluate import SplitEvaluator, evaluate_run
+from attngraft.training.loop import train
+from attngraft.training.progress import Silent
+from attngraft.training.setup import create_accelerator
+from tests.training.toys import toy_recipe
+
+
+def test_an_evaluation_can_be_stopped_between_batches() -> None:
+    recipe = toy_recipe(train={"eval_batch_size": 4})
+    task = build_task(recipe)
+    data = task.load(model_data_config=model_data_config(recipe))
+    evaluate = SplitEvaluator(task, data.val, recipe, create_accelerator(recipe))
+    model = build_model(recipe, data.model_args)
+    asked = iter([False, True])
+    assert evaluate(model, stopped=lambda: next(asked)) is None
+    whole = evaluate(model)
+    assert whole is not None
+    assert len(whole.predictions.names) == 10
+
+
+def test_batch_size_and_workers_do_not_matter() -> None:
+    results = []
+    for size, workers in ((1, 0), (4, 2), (64, 0)):
+        recipe = toy_recipe(train={"eval_batch_size": size, "workers": workers})
+        task = build_task(recipe)
+        data = task.load(model_data_config=model_data_config(recipe))
+        evaluation = SplitEvaluator(task, data.val, recipe, create_accelerator(recipe))(
+            build_model(recipe, data.model_args)
+        )
+        assert evaluation is not None
+        results.append(evaluation.metrics["nll"])
+    assert results[1:] == pytest.approx(results[:1] * 2, abs=1e-6)
+
+
+def test_runs_that_cannot_be_evaluated(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no run here"):
+        evaluate_run(tmp_path)
+    train(toy_recipe(), tmp_path, progress=Silent())
+    with pytest.raises(TrainingError, match="no moving average"):
+        evaluate_run(tmp_path, weights="ema")
+    with pytest.raises(TrainingError, match=r"best-ema\.safetensors: these weights cannot be read"):
+        evaluate_run(tmp_path, weights="best-ema")
+    data = tmp_path / "data.json"
+    data.write_text(data.read_text().replace('"num_classes": 3', '"num_classes": 4'))
+    with pytest.raises(DataError, match="built for .*4.* asks for .*3"):
+        evaluate_run(tmp_path)
+
+
+def test_img_size_and_channels_decide_the_input() -> None:
+    recipe = toy_recipe(host={"name": "vit_tiny_patch16_224", "args": {"img_size": [32, 48], "in_chans": 1}})
+    config = model_data_config(recipe)
+    assert config["input_size"] == (1, 32, 48)
+    overlay = {"pretrained_cfg_overlay": {"crop_pct": 0.875}}
+    assert model_data_config(toy_recipe(host={"name": "deit_tiny_patch16_224", "args": overlay}))["crop_pct"] == 0.875

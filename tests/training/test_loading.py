@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attngraft.errors import ConfigError
+from attngraft.training.loading import EvalOrder, TrainOrder, train_batches
+from tests.training.toys import ToyConfig, ToySplit
+
+
+def split(length: int) -> ToySplit:
+    return ToySplit(length, ToyConfig(), seed=0, first=0)
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(0, 3), st.integers(0, 99)
+)
+def test_processes_share_the_global_batch(
+    length: int, share: int, accumulate: int, world: int, epoch: int, seed: int
+) -> None:
+    batch = share * accumulate * world
+    if batch > length:
+        return
+    one = TrainOrder(split=split(length), seed=seed, batch_size=batch)
+    many = [
+        TrainOrder(split=split(length), seed=seed, batch_size=batch, accumulate=accumulate, rank=rank, world=world)
+        for rank in range(world)
+    ]
+    assert one.steps == length // batch
+    seen = []
+    for step in range(one.steps):
+        [whole] = one.micro_batches(epoch, step)
+        parts = [key for order in many for keys in order.micro_batches(epoch, step) for key in keys]
+        assert parts == whole
+        seen += [index for _, index in whole]
+    assert len(set(seen)) == len(seen)
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    orders = {
+        (seed, epoch): TrainOrder(split=split(32), seed=seed, batch_size=8).order(epoch).tolist()
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
+    assert len({tuple(order) for order in orders.values()}) == 4
+    assert all(sorted(order) == list(range(32)) for order in orders.values())
+    assert TrainOrder(split=split(32), seed=1, batch_size=8).order(1).tolist() == orders[1, 1]
+
+
+def test_a_stream_can_start_anywhere() -> None:
+    order = TrainOrder(split=split(20), seed=0, batch_size=4, accumulate=2)
+    whole = list(order.stream(epoch=0, step=0, epochs=3))
+    assert len(whole) == 3 * 5 * 2
+    assert list(order.stream(epoch=1, step=2, epochs=3)) == whole[(5 + 2) * 2 :]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_do_not_depend_on_workers_or_start(workers: int) -> None:
+    order = TrainOrder(split=split(12), seed=0, batch_size=4)
+    whole = list(train_batches(order, epoch=0, step=0, epochs=2, workers=0, pin=False))
+    late = list(train_batches(order, epoch=1, step=1, epochs=2, workers=workers, pin=False))
+    assert len(whole) == 6
+    assert len(late) == 2
+    for batch, same in zip(late, whole[4:], strict=True):
+        assert torch.equal(batch["image"], same["image"])
+
+
+def test_a_split_may_give_its_own_order() -> None:
+    class Repeated(ToySplit):
+        def order(self, *, seed: int, epoch: int):
+            import numpy as np
+
+            return np.repeat(np.arange(4), 3)
+
+    order = TrainOrder(split=Repeated(12, ToyConfig(), seed=0, first=0), seed=0, batch_size=6)
+    assert order.steps == 2
+    assert [index for _, index in order.micro_batches(0, 1)[0]] == [2, 2, 2, 3, 3, 3]
+
+
+def test_batches_that_cannot_be_made_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"batch_size 8 is more than .* 5 .*--set train.batch_size=5"):
+        TrainOrder(split=split(5), seed=0, batch_size=8)
+    with pytest.raises(ConfigError, match="cannot be shared by 3 processes .* a multiple of 6"):
+        TrainOrder(split=split(50), seed=0, batch_size=8, accumulate=2, world=3)
+
+
+@given(st.integers(1, 60), st.integers(1, 16), st.integers(1, 4))
+def test_evaluation_sees_every_example_and_repeats_only_what_it_must(length: int, batch: int, world: int) -> None:
+    ranks = [list(EvalOrder(length=length, batch_size=batch, rank=rank, world=world)) for rank in range(world)]
+    assert len({tuple(map(len, batches)) for batches in ranks}) == 1
+    seen = [index for batches in ranks for keys in batches for _, index in keys]
+    assert set(seen) == set(range(length))
+    assert len(seen) - length < world
+    assert [len(keys) for keys in ranks[0]][:-1] == [max(batch // world, 1)] * (len(ranks[0]) - 1)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attngraft.errors import ConfigError
+from attngraft.tasks.classification.task import Classification
+from attngraft.training.config import parse_yaml
+from attngraft.training.recipe import (
+    Recipe,
+    load_recipe,
+    packaged_recipes,
+    recipe_from_dict,
+    recipe_to_dict,
+    recipe_to_yaml,
+)
+
+
+@pytest.mark.parametrize("name", packaged_recipes())
+def test_packaged_recipes_load_and_their_task_reads_its_section(name: str) -> None:
+    recipe = load_recipe(name)
+    section = {**recipe.task, "data": recipe.task.get("data", {"source": "digits"})}
+    Classification.from_config(section, seed=0)
+    assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
+
+
+def test_the_default_recipe_is_the_defaults() -> None:
+    assert load_recipe("default") == Recipe()
+
+
+def test_the_papers_recipes_say_what_the_papers_say() -> None:
+    deit, cb, hv = (load_recipe(name) for name in ("deit", "cb-imagenet", "hv-swin-imagenet100"))
+    assert deit.lr == 1e-3
+    assert load_recipe("deit", ["train.batch_size=256"]).lr == 2.5e-4
+    assert (deit.task["augment"]["repeats"], cb.task["augment"]["repeats"]) == (3, 1)
+    assert cb.task["augment"]["mixup"] == 0.8
+    assert hv.optimizer.lr == pytest.approx(5e-4 * 128 / 512)
+    assert (hv.schedule.epochs, hv.schedule.warmup, hv.train.clip_grad) == (200, 20, 5.0)
+
+
+shares = st.floats(0, 1)
+names = st.text(st.characters(categories=["L", "N"], codec="utf-8"), min_size=1, max_size=8)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "seed": st.integers(),
+            "graft": st.none() | names,
+            "host": st.fixed_dictionaries({"args": st.dictionaries(names, st.integers() | names | st.booleans())}),
+            "optimizer": st.fixed_dictionaries({"lr": shares, "betas": st.tuples(shares, shares)}),
+            "train": st.fixed_dictionaries({"batch_size": st.integers(1, 9), "amp": st.sampled_from(["no", "bf16"])}),
+            "task": st.fixed_dictionaries({"name": names, "x": st.lists(st.floats(allow_nan=False))}),
+        },
+    )
+)
+def test_round_trip_through_dictionary_and_yaml(sections: dict[str, Any]) -> None:
+    recipe = recipe_from_dict(sections)
+    assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
+    assert recipe_from_dict(parse_yaml(recipe_to_yaml(recipe), source="test")) == recipe
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lrr=1", r"optimizer\.lrr: unknown field.*did you mean lr\?.*allowed: name, lr"),
+        ("optimiser.lr=1", r"optimiser: unknown field.*did you mean optimizer\?"),
+        ("train.batch_size=many", r"train\.batch_size: expected a whole number, found 'many'"),
+        ("train.batch_size=0", r"train\.batch_size: must be at least 1, is 0"),
+        ("train.accumulate=3", r"train\.accumulate: must divide train\.batch_size \(128\), is 3"),
+        ("train.amp=bf61", r"train\.amp: 'bf61' is not a choice.*did you mean bf16\?"),
+        ("schedule.epochs=2.5", r"schedule\.epochs: expected a whole number"),
+        ("schedule.warmup_epochs=30", r"schedule\.warmup_epochs: must be less than the 30 epochs"),
+        ("schedule.name=cosin", r"did you mean cosine\?"),
+        ("task.name=null", r"task\.name: must say which task it is"),
+        ("optimizer.lr=.nan", r"optimizer\.lr: expected a number"),
+    ],
+)
+def test_mistakes_are_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_recipe("default", [override])
+    assert str(caught.value).startswith(f"recipe default with --set {override}: ")
+
+
+def test_a_file_stands_on_another(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("base: deit\ntrain: {batch_size: 256}\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "longer.yaml").write_text("base: ../mine.yaml\nschedule: {epochs: 600}\n")
+    recipe = load_recipe(tmp_path / "sub" / "longer.yaml", ["seed=3"])
+    assert (recipe.schedule.epochs, recipe.train.batch_size, recipe.train.drop_path, recipe.seed) == (600, 256, 0.1, 3)
+
+
+def test_recipes_that_cannot_be_found(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no such recipe \(did you mean digits\?\); there are .*deit"):
+        load_recipe("digit")
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_recipe(tmp_path / "absent.yaml")
+    (tmp_path / "a.yaml").write_text("base: b.yaml")
+    (tmp_path / "b.yaml").write_text("base: a.yaml")
+    with pytest.raises(ConfigError, match="stands on itself"):
+        load_recipe(tmp_path / "a.yaml")
+
+
+def test_no_graft_has_one_spelling() -> None:
+    assert recipe_from_dict({"graft": "none"}) == recipe_from_dict({"graft": None}) == Recipe()
+
+
+def test_short_runs_have_a_short_warmup() -> None:
+    assert recipe_from_dict({"schedule": {"epochs": 3}}).schedule.warmup == pytest.approx(0.3)
+    assert recipe_from_dict({"schedule": {"epochs": 300}}).schedule.warmup == 5

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attngraft.errors import ConfigError, TrainingError
+from attngraft.tasks.task import Predictions
+from attngraft.training.environment import environment
+from attngraft.training.lock import locked
+from attngraft.training.run_folder import RunFolder, read_run
+from tests.training.toys import toy_recipe
+
+
+def test_a_run_that_has_just_begun_can_be_read(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="there is no run here"):
+        read_run(tmp_path)
+    run = RunFolder(tmp_path)
+    run.write_recipe(toy_recipe())
+    record = read_run(tmp_path)
+    assert record.recipe == toy_recipe()
+    assert (record.epochs, record.finished, record.predictions, record.seconds) == ([], False, None, 0)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_recipe(toy_recipe())
+    run.metrics.write_text('{"epoch": 1}\n{"epo')
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl: cannot be read.*made again when the run is resumed"):
+        read_run(tmp_path)
+    run.metrics.unlink()
+    run.environment.write_text("{")
+    with pytest.raises(TrainingError, match=r"environment\.json: cannot be read"):
+        read_run(tmp_path)
+    run.recipe.write_text("sead: 1")
+    with pytest.raises(ConfigError, match=r"recipe\.yaml: sead: unknown field \(did you mean seed"):
+        read_run(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="the run folder cannot be made: Not a directory"):
+        RunFolder(tmp_path / "file" / "run").create()
+
+
+def test_predictions_hold_plain_arrays(tmp_path: Path) -> None:
+    names = ["a/é.png", "b, c.png"]
+    arrays = {"logits": np.zeros((2, 3), np.float32)}
+    RunFolder(tmp_path).write_predictions(
+        Predictions(names=names, score=np.array([0.5, 1]), binary=False, arrays=arrays)
+    )
+    with np.load(tmp_path / "predictions.npz", allow_pickle=False) as found:
+        assert found["name"].tolist() == names
+        assert found["score"].tolist() == [0.5, 1]
+        assert not found["binary"]
+        assert found["logits"].shape == (2, 3)
+
+
+def test_a_lock_keeps_others_of_this_process_out_and_is_given_back(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        with pytest.raises(TrainingError, match="another run is at work"), locked(tmp_path / "." / "x" / ".."):
+            pass
+        (tmp_path / "other").mkdir()
+        with locked(tmp_path / "other"):
+            pass
+    with locked(tmp_path):
+        pass
+    with pytest.raises(RuntimeError), locked(tmp_path):
+        raise RuntimeError
+    with locked(tmp_path):
+        pass
+
+
+def test_the_environment_says_what_a_run_stood_on() -> None:
+    import torch
+
+    found = environment(torch.device("cpu"), processes=2)
+    assert found["processes"] == 2
+    assert found["device"] == "cpu"
+    assert found["device_name"]
+    assert found["packages"]["timm"]
+    assert found["commit"] is None or len(found["commit"].rstrip("+")) == 40
