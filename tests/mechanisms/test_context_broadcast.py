@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import attngraft
 from attngraft.anatomy import AttentionGeometry, MlpGeometry
+from attngraft.bench.macs import activation_bytes
 from attngraft.errors import UsageError
 from attngraft.mechanisms import context_broadcast as package
 from attngraft.mechanisms.context_broadcast import analysis
@@ -268,3 +269,13 @@ def test_distance_refuses_a_map_with_prefix_tokens() -> None:
 def test_scale_statistics() -> None:
     ratio, mean = analysis.scale_statistics(torch.arange(-5.0, 6.0))
     assert (round(ratio.item(), 5), mean.item()) == (1.0, 0.0)
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_for_the_backward_pass() -> None:
+    """CB keeps nothing, CB_S the mean token: never the tokens."""
+    x = torch.randn(2, 50, 32, requires_grad=True)
+    assert activation_bytes(package.ContextBroadcast(), x) == 0
+    assert activation_bytes(package.ScaledContextBroadcast(32), x) == 4 * 2 * 32

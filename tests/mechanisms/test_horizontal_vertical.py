@@ -8,6 +8,7 @@ from torch import nn
 
 import attngraft
 from attngraft.anatomy import AttentionGeometry
+from attngraft.bench.macs import activation_bytes
 from attngraft.errors import UsageError
 from attngraft.mechanisms.horizontal_vertical import (
     Attention,
@@ -179,3 +180,17 @@ def test_decoder_layer_looks_back_and_at_memory() -> None:
     torch.testing.assert_close(layer(x, padding, memory_visible=visible, causal=True), out)
     with pytest.raises(UsageError, match="a decoder layer takes memory"):
         layer(x)
+
+
+def test_no_more_is_kept_for_the_backward_pass_than_plain_pytorch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, x = torch.randn(2, 50, 4, 8).transpose(1, 2).requires_grad_(), torch.randn(2, 50, 32, requires_grad=True)
+    merged = torch.randn(2, 50, 32, requires_grad=True)
+    kept = {}
+    for backend in ("eager", "reference"):
+        monkeypatch.setenv("ATTNGRAFT_BACKEND", backend)
+        kept[backend] = [
+            activation_bytes(HorizontalAttention(32, 8), heads, x),
+            activation_bytes(VerticalAttention(32), merged, x),
+        ]
+    assert kept["eager"][0] <= kept["reference"][0]
+    assert kept["eager"][1] <= kept["reference"][1]

@@ -2,8 +2,9 @@
 
 Both work token by token, on rows (B * N): the heads are read as (B, N, H, dv), which is how fused attention leaves them
 and how the output projection wants them, so nothing is transposed. The backward passes are written out: what is kept is
-relu's output and alpha (or beta), products accumulate in place, the context x W is computed once for all heads, and the
-score bias b^B, which a softmax over heads cannot feel, is never added; its gradient is zero.
+relu's output and alpha (or beta), buffers are used again (a fresh one costs as much as a product with it), the context
+x W is computed once for all heads, and the score bias b^B, which a softmax over heads cannot feel, is never added; its
+gradient is zero.
 
 Where a compiler or a function transform needs to see the formula, and where gradients are differentiated again, the
 equations themselves run.
@@ -82,18 +83,20 @@ class _Horizontal(torch.autograd.Function):
         heads, x, head, context, score, score_bias = inputs
         count, width = heads.shape[1], heads.shape[3]
         by_token = heads.transpose(1, 2).contiguous().view(-1, count, width)
-        to_alpha = (
-            torch.zeros_like(alpha) if alpha_gradient is None else alpha_gradient.reshape(alpha.shape).to(alpha.dtype)
-        )
-        to_heads = torch.zeros_like(by_token)
-        if gradient is not None:
+        if gradient is None:
+            buffer, to_heads, to_alpha = torch.empty_like(by_token), torch.zeros_like(by_token), torch.zeros_like(alpha)
+        else:
             gradient = gradient.transpose(1, 2).contiguous().view(by_token.shape)
-            weight = (gradient * by_token).sum(-1, dtype=alpha.dtype)
-            to_alpha = to_alpha + (count * weight if ctx.identity else weight)
+            buffer = gradient * by_token
+            to_alpha = buffer.sum(-1, dtype=alpha.dtype)
+            to_alpha = to_alpha.mul_(count) if ctx.identity else to_alpha
             to_heads = gradient * _factor(alpha, ctx.identity, heads.dtype)
+        if alpha_gradient is not None:
+            to_alpha = to_alpha + alpha_gradient.reshape(alpha.shape)
         to_scores = alpha * (to_alpha - (alpha * to_alpha).sum(-1, keepdim=True))
         to_scores = to_scores.to(heads.dtype).view(-1, 1)
-        to_hidden = torch.ops.aten.threshold_backward(to_scores * score, hidden, 0)
+        to_hidden = torch.mul(to_scores, score, out=buffer.view(-1, width))
+        to_hidden = torch.ops.aten.threshold_backward.grad_input(to_hidden, hidden, 0, grad_input=to_hidden)
         to_shared = to_hidden.view(-1, count, width).sum(1)
         torch.addmm(to_heads.view(-1, width), to_hidden, head, out=to_heads.view(-1, width))
         batch, tokens = x.shape[:2]
@@ -132,14 +135,15 @@ class _Vertical(torch.autograd.Function):
             return *_differentiable(_plain_vertical, inputs, (gradient, beta_gradient), ctx.identity), None
         merged, x, context, merged_weight, gate, _ = inputs
         rows, x_rows = merged.reshape(beta.shape), x.reshape(beta.shape)
-        to_gate = torch.zeros_like(beta) if beta_gradient is None else beta_gradient.reshape(beta.shape)
-        to_merged = torch.zeros_like(beta)
-        if gradient is not None:
+        if gradient is None:
+            to_gate, to_merged = torch.zeros_like(beta), torch.zeros_like(beta)
+        else:
             gradient = gradient.reshape(beta.shape)
             gradient = 2 * gradient if ctx.identity else gradient
-            to_gate = gradient * rows if beta_gradient is None else torch.addcmul(to_gate, gradient, rows)
-            to_merged = gradient * beta
-        to_gate = torch.ops.aten.sigmoid_backward(to_gate, beta)
+            to_gate, to_merged = gradient * rows, gradient * beta
+        if beta_gradient is not None:
+            to_gate = to_gate.add_(beta_gradient.reshape(beta.shape))
+        to_gate = torch.ops.aten.sigmoid_backward.grad_input(to_gate, beta, grad_input=to_gate)
         to_hidden = torch.ops.aten.threshold_backward(torch.mm(to_gate, gate), hidden, 0)
         torch.addmm(to_merged, to_hidden, merged_weight, out=to_merged)
         return (
