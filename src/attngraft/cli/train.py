@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,8 +73,8 @@ def train(
     except Interrupted as stop:
         typer.echo(f"attngraft: interrupted: {stop}", err=True)
         raise typer.Exit(130) from None
-    first = _leave_processes()
-    if as_json and first:
+    _leave_processes()
+    if as_json and _first_process():
         _print_json(record)
 
 
@@ -84,24 +85,28 @@ def _quoted(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _first_process() -> bool:
+    """Whether this is the first of the processes that a launcher started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _display() -> Any:
-    """Bars on a terminal, log lines elsewhere."""
+    """Bars on a terminal, log lines elsewhere; of several processes only the first one shows anything."""
     from rich.console import Console
 
-    from attngraft.training.progress import LiveBars, LogLines
+    from attngraft.training.progress import LiveBars, LogLines, Silent
 
     console = Console(stderr=True)
+    if not _first_process():
+        return nullcontext(Silent())
     return LiveBars(console) if console.is_terminal else nullcontext(LogLines())
 
 
-def _leave_processes() -> bool:
-    """Say good-bye to the other processes of this run; whether this is the first of them."""
+def _leave_processes() -> None:
+    """Say good-bye to the other processes of this run."""
     from accelerate import PartialState
 
-    state = PartialState()
-    first: bool = state.is_main_process
-    state.destroy_process_group()
-    return first
+    PartialState().destroy_process_group()
 
 
 def _print_json(record: RunRecord) -> None:

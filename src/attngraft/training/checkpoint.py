@@ -59,7 +59,7 @@ class Learner:
 
     accelerator: Accelerator
     model: nn.Module  #: as prepared by accelerate
-    optimizer: torch.optim.Optimizer  #: timm's, inside accelerate's
+    optimizer: torch.optim.Optimizer  #: as prepared by accelerate
     ema: ModelEmaV3 | None
     counters: Counters
 

@@ -142,7 +142,8 @@ class Trainer:
         epoch, step = learner.counters.epoch, learner.counters.step
         number = epoch * job.order.steps + step
         job.schedule.step_update(number)
-        reseed(stream_seed(job.recipe.seed, "step", epoch, step, job.accelerator.process_index))
+        seed = stream_seed(job.recipe.seed, "step", epoch, step, job.accelerator.process_index)
+        reseed(seed, job.accelerator.device)
         for micro in range(train.accumulate):
             last = micro == train.accumulate - 1
             with nullcontext() if last else job.accelerator.no_sync(learner.model):

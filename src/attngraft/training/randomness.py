@@ -19,11 +19,16 @@ def stream_seed(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def reseed(seed: int) -> None:
-    """Start python's, numpy's and torch's global generators (of every device in use) afresh."""
+def reseed(seed: int, device: torch.device) -> None:
+    """Start python's, numpy's and torch's global generators, the CPU's and that of `device`, afresh.
+
+    `torch.manual_seed` would do for torch, but where CUDA is not in use yet it formats a traceback at every call.
+    """
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
 
 
 def epoch_order(seed: int, epoch: int, length: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from attngraft.errors import ConfigError
+from attngraft.grafting.unused import unused_rows
 from attngraft.tasks.task import Task, TaskData
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.checkpoint import Counters, Learner
@@ -78,14 +79,18 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
     core = build_model(recipe, data.model_args).to(accelerator.device)
     if recipe.train.channels_last:
         core = core.to(memory_format=torch.channels_last)
-    if recipe.train.ema is not None and accelerator.distributed_type == DistributedType.FSDP:
-        raise ConfigError("train.ema: a moving average of sharded weights is not possible; set it to null under FSDP")
+    if accelerator.distributed_type == DistributedType.FSDP:
+        _refuse_what_shards_cannot(recipe, core)
     ema = create_ema(core, recipe)
     optimizer = create_optimizer(core, recipe)
     schedule = create_schedule(optimizer, recipe, steps=order.steps)
     if recipe.train.compile:
         core.compile()
     model, prepared = accelerator.prepare(core, optimizer)
+    if accelerator.scaler is None:
+        prepared = (
+            prepared.optimizer
+        )  # without a scaler accelerate's wrapper adds nothing but a look for packages, per step
     if accelerator.is_main_process:
         _write_facts(recipe, run, accelerator, data)
     return Job(
@@ -99,6 +104,16 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         schedule=schedule,
         core=core,
     )
+
+
+def _refuse_what_shards_cannot(recipe: Recipe, core: nn.Module) -> None:
+    if recipe.train.ema is not None:
+        raise ConfigError("train.ema: a moving average of sharded weights is not possible; set it to null under FSDP")
+    if recipe.optimizer.weight_decay and unused_rows(core):
+        raise ConfigError(
+            f"graft {recipe.graft}: leaves rows of the host's weights unused, and sharded weights cannot be kept from "
+            "decaying by rows; set optimizer.weight_decay to 0 under FSDP, or use DDP"
+        )
 
 
 def _write_facts(recipe: Recipe, run: RunFolder, accelerator: Accelerator, data: TaskData) -> None:
