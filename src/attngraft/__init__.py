@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from attngraft.grafting.plan import plan
     from attngraft.grafting.record import record
     from attngraft.grafting.report import GraftReport
-    from attngraft.grafting.unused import pin_unused_rows
+    from attngraft.grafting.unused import pin_unused
     from attngraft.hosts.adapter import HostAdapter
     from attngraft.hosts.registry import register_host
     from attngraft.mechanisms.registry import register_graft
@@ -44,7 +44,7 @@ _HOMES = {
     "list_grafts": "grafting.catalog",
     "list_hosts": "grafting.catalog",
     "load_grafts": "grafting.io",
-    "pin_unused_rows": "grafting.unused",
+    "pin_unused": "grafting.unused",
     "plan": "grafting.plan",
     "record": "grafting.record",
     "register_graft": "mechanisms.registry",
@@ -68,7 +68,7 @@ __all__ = [
     "list_grafts",
     "list_hosts",
     "load_grafts",
-    "pin_unused_rows",
+    "pin_unused",
     "plan",
     "record",
     "register_graft",

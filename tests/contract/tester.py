@@ -177,6 +177,8 @@ class HostContract:
             module = found.module(site.carriers[entry.stage])
             for name, start, stop in entry.unused.rows:
                 assert not module.get_parameter(name).grad[start:stop].any(), f"{entry.site} {name}"
+            for name, start, stop in entry.unused.columns:
+                assert not module.get_parameter(name).grad[..., start:stop].any(), f"{entry.site} {name}"
             for name in entry.unused.parameters:
                 assert not module.get_parameter(name).requires_grad
 

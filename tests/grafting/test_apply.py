@@ -182,7 +182,7 @@ def test_pinned_rows_do_not_move(optimizer) -> None:
     model = tiny_vit()
     attngraft.graft(model, "uniform_heads")
     stepper = optimizer(model.parameters(), lr=0.1, weight_decay=0.5)
-    attngraft.pin_unused_rows(stepper, model)
+    attngraft.pin_unused(stepper, model)
     before = model.blocks[0].attn.qkv.weight.detach().clone()
     for _ in range(2):
         model(torch.randn(2, 3, 16, 16)).square().sum().backward()
@@ -192,6 +192,19 @@ def test_pinned_rows_do_not_move(optimizer) -> None:
     unused = torch.zeros(72, dtype=torch.bool)
     unused[16:24] = unused[40:48] = True  # q and k rows of the last of 3 heads of 8
     assert torch.equal(moved, ~unused)
+
+
+def test_pinned_columns_of_a_bias_table_do_not_move() -> None:
+    model = tiny_swin()
+    attngraft.graft(model, "uniform_heads")
+    stepper = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    attngraft.pin_unused(stepper, model)
+    table = model.layers[0].blocks[0].attn.relative_position_bias_table
+    before = table.detach().clone()
+    model(torch.randn(2, 3, 28, 28)).square().sum().backward()
+    stepper.step()
+    assert torch.equal(table[:, 1], before[:, 1])
+    assert not torch.equal(table[:, 0], before[:, 0])
 
 
 def test_create_model_gives_every_variant_the_same_host() -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attngraft.environment import environment
 from attngraft.errors import ConfigError, TrainingError
 from attngraft.tasks.task import Predictions
-from attngraft.training.environment import environment
 from attngraft.training.lock import locked
 from attngraft.training.run_folder import RunFolder, read_run
 from tests.training.toys import toy_recipe

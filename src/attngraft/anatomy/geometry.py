@@ -59,9 +59,8 @@ class AttentionGeometry(Geometry):
     window: tuple[int, int] | None = None  #: (rows, columns) of a window; None where attention is global
     cross: bool = False  #: keys and values come from other tokens than the queries
     rows: Mapping[str, RowBlock] = field(default_factory=dict)  #: "q", "k", "v" -> rows of the host's projection
-    query_key_parameters: tuple[
-        str, ...
-    ] = ()  #: parameters beside `rows` that serve only q and k (qk-norm, bias tables)
+    query_key_parameters: tuple[str, ...] = ()  #: beside `rows`, what serves only the scores (qk-norm, bias tables)
+    score_columns: tuple[str, ...] = ()  #: those of them whose last axis counts heads (bias tables)
 
     def shape(self, stage: Stage) -> tuple[int, ...] | None:
         if self.tokens is None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from attngraft.anatomy.geometry import Geometry
 from attngraft.anatomy.stages import Stage
@@ -18,14 +18,25 @@ class Unused:
     """What a graft leaves of the host without use. Names are relative to the site's module.
 
     Whole `parameters` get `requires_grad=False` until undo. Of partly used ones `rows` gives (name, start, stop) along the
-    first axis: their gradient is zero, and `attngraft.pin_unused_rows` keeps weight decay from moving them.
+    first axis and `columns` along the last: their gradient is zero, and `attngraft.pin_unused` keeps weight decay from
+    moving them.
     """
 
     parameters: tuple[str, ...] = ()
     rows: tuple[tuple[str, int, int], ...] = ()
+    columns: tuple[tuple[str, int, int], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.parameters or self.rows)
+        return bool(self.parameters or self.rows or self.columns)
+
+    def parts(self, module: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
+        """(parameter, the unused part of its values) for every partly used one; the part shares the parameter's storage."""
+        found = []
+        for spans, axis in ((self.rows, 0), (self.columns, -1)):
+            for name, start, stop in spans:
+                parameter = module.get_parameter(name)
+                found.append((parameter, parameter.detach().narrow(axis, start, stop - start)))
+        return found
 
 
 class Graft(TapPoint, nn.Module):

@@ -94,7 +94,7 @@ def here(device: str = "cpu") -> Setting:
     """This machine, now."""
     import torch
 
-    from attngraft.training.environment import environment
+    from attngraft.environment import environment
 
     found = environment(torch.device(device))
     command = shlex.join(["python", *found.pop("command", sys.argv)])

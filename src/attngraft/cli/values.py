@@ -12,9 +12,9 @@ def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:
     """`["img_size=32", "depth=6"]` as a dictionary; values are read as YAML.
 
     Raises:
-        UsageError: a text without `=`, without a name, given twice, or whose value is no YAML.
+        UsageError: a text without `=`, without a name, given twice, or (ConfigError) whose value is no YAML.
     """
-    import yaml
+    from attngraft.training.config import parse_yaml
 
     found: dict[str, Any] = {}
     for text in texts:
@@ -23,8 +23,5 @@ def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:
             raise UsageError(f"{option} takes NAME=VALUE (img_size=32), not {text!r}")
         if name in found:
             raise UsageError(f"{option} {name} is given twice")
-        try:
-            found[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise UsageError(f"{option} {name}: the value {value!r} cannot be read ({error})") from None
+        found[name] = parse_yaml(value, source=f"{option} {name}")
     return found

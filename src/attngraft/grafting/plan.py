@@ -160,7 +160,7 @@ def _entry(host: Host, placement: Placement, parameters: int, macs: int | None) 
     unused = graft_type.unused(placement.site.geometry, placement.stage, term.options)
     sizes = {name: p for name, p in module.named_parameters() if not name.startswith("grafts.")}
     idle = sum(sizes[name].numel() for name in unused.parameters)
-    idle += sum((stop - start) * sizes[name][0].numel() for name, start, stop in unused.rows)
+    idle += sum(part.numel() for _, part in unused.parts(module))
     return Entry(
         site=placement.site.path,
         module=plain_class(module).__name__,

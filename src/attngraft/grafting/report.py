@@ -28,6 +28,7 @@ class Entry:
     identity: bool  #: whether it starts as the identity
     carried: int  #: parameters of the host's module that stay in use
     unused: Unused  #: what it leaves of the host without use
+    parked: tuple[str, ...] = ()  #: host parameters taken out of the model until undo, where the graft replaces them
     notes: tuple[str, ...] = ()
 
 
@@ -130,4 +131,5 @@ def _count(macs: int | None) -> str:
 
 def _unused(unused: Unused) -> str:
     rows = [f"{name}[{start}:{stop}]" for name, start, stop in unused.rows]
-    return ", ".join([*unused.parameters, *rows]) or "-"
+    columns = [f"{name}[..., {start}:{stop}]" for name, start, stop in unused.columns]
+    return ", ".join([*unused.parameters, *rows, *columns]) or "-"

@@ -1,4 +1,4 @@
-"""Rows of host parameters that a graft leaves unused: no optimizer step may move them."""
+"""Parts of host parameters that a graft leaves unused: no optimizer step may move them."""
 
 from __future__ import annotations
 
@@ -10,33 +10,29 @@ from torch import Tensor, nn
 from attngraft.grafting.apply import grafted
 
 
-def unused_rows(model: nn.Module) -> list[tuple[nn.Parameter, int, int]]:
-    """(parameter, start, stop) along the first axis, for every graft in `model`."""
-    return [
-        (module.get_parameter(name), start, stop)
-        for _, module, _, graft in grafted(model)
-        for name, start, stop in graft.unused.rows
-    ]
+def unused_parts(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
+    """(parameter, the part of its values that a graft leaves unused); the part shares the parameter's storage."""
+    return [pair for _, module, _, graft in grafted(model) for pair in graft.unused.parts(module)]
 
 
-def pin_unused_rows(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Keep weight decay (and momentum) of `optimizer` from moving rows that grafts leave unused.
+def pin_unused(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Keep weight decay (and momentum) of `optimizer` from moving what grafts leave unused (q, k rows of a uniform head).
 
-    Their gradient is zero, but decoupled weight decay shrinks them all the same, and undo would not give the host back.
-    The rows are put back after every step, by the optimizer's own step hooks. Parameters must be whole (not sharded).
+    The gradient there is zero, but decoupled weight decay shrinks the values all the same, and undo would not give the
+    host back. They are put back after every step, by the optimizer's own step hooks. Parameters must be whole (not
+    sharded).
     """
-    rows = unused_rows(model)
-    if not rows:
+    if not unused_parts(model):
         return
     saved: list[Tensor] = []
 
     def save(*_: Any) -> None:
-        saved[:] = [parameter.detach()[start:stop].clone() for parameter, start, stop in rows]
+        saved[:] = [part.clone() for _, part in unused_parts(model)]
 
     def put_back(*_: Any) -> None:
         with torch.no_grad():
-            for (parameter, start, stop), old in zip(rows, saved, strict=True):
-                parameter[start:stop] = old
+            for (_parameter, part), value in zip(unused_parts(model), saved, strict=True):
+                part.copy_(value)
 
     optimizer.register_step_pre_hook(save)
     optimizer.register_step_post_hook(put_back)

@@ -117,6 +117,7 @@ class TimmSwin(HostAdapter):
             value_width=width // module.num_heads,
             rows={name: RowBlock(parameters, i * width, (i + 1) * width) for i, name in enumerate(("q", "k", "v"))},
             query_key_parameters=("relative_position_bias_table",),
+            score_columns=("relative_position_bias_table",),
         )
         attn = f"{path}.attn"
         inside: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")

@@ -43,7 +43,7 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optimizer {config.name} with {extra}: {error}") from None
-    attngraft.pin_unused_rows(optimizer, model)
+    attngraft.pin_unused(optimizer, model)
     return optimizer
 
 

@@ -13,12 +13,12 @@ from accelerate.utils import DistributedType
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
+from attngraft.environment import environment
 from attngraft.errors import ConfigError
-from attngraft.grafting.unused import unused_rows
+from attngraft.grafting.unused import unused_parts
 from attngraft.tasks.task import Task, TaskData
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.checkpoint import Counters, Learner
-from attngraft.training.environment import environment
 from attngraft.training.loading import TrainOrder
 from attngraft.training.optimizer import create_ema, create_optimizer, create_schedule
 from attngraft.training.recipe import Recipe
@@ -109,7 +109,7 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
 def _refuse_what_shards_cannot(recipe: Recipe, core: nn.Module) -> None:
     if recipe.train.ema is not None:
         raise ConfigError("train.ema: a moving average of sharded weights is not possible; set it to null under FSDP")
-    if recipe.optimizer.weight_decay and unused_rows(core):
+    if recipe.optimizer.weight_decay and unused_parts(core):
         raise ConfigError(
             f"graft {recipe.graft}: leaves rows of the host's weights unused, and sharded weights cannot be kept from "
             "decaying by rows; set optimizer.weight_decay to 0 under FSDP, or use DDP"

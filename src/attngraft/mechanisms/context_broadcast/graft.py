@@ -246,7 +246,10 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
             for block in (site.rows[role] for role in ("q", "k") if role in site.rows)
             for name in block.parameters
         )
-        return Unused(parameters=site.query_key_parameters if options.count == site.heads else (), rows=rows)
+        if options.count == site.heads:
+            return Unused(parameters=site.query_key_parameters, rows=rows)
+        columns = tuple((name, site.heads - options.count, site.heads) for name in site.score_columns)
+        return Unused(rows=rows, columns=columns)
 
     def notes(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> tuple[str, ...]:
         site, unused = _attention(geometry), self.unused(geometry, stage, options)
