@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import attngraft
 from attngraft.grafting.apply import enrich, grafted, restore
-from attngraft.grafting.plan import build, place
+from attngraft.grafting.placement import place
 from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
@@ -331,4 +331,4 @@ def graft_modules(model: nn.Module) -> Iterator[Any]:
     return (graft for _, _, _, graft in grafted(model))
 
 
-__all__ = ["GRAFTS", "HostContract", "assert_same_host", "build", "randomize", "snapshot"]
+__all__ = ["GRAFTS", "HostContract", "assert_same_host", "randomize", "snapshot"]

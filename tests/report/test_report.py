@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attngraft.errors import ConfigError
-from attngraft.report import rebuild, write_report
+from attngraft.report import write_report
 from attngraft.report.page import report_html
 from attngraft.study.storage import load_result, save_result
 from tests.report import studies
@@ -24,22 +23,11 @@ def test_the_report_is_written_and_stale_plots_go(tmp_path: Path):
     assert left == ["curves-dark.png", "curves-dark.svg", "curves.png", "curves.svg", "mine.png"]
 
 
-def test_the_report_can_be_rebuilt_from_the_result_alone(tmp_path: Path):
-    study = studies.with_hostile_names()
-    save_result(study, tmp_path)
-    assert rebuild(tmp_path).read_text(encoding="utf-8") == report_html(study)
-
-
-@pytest.mark.parametrize("name", ["one_seed", "with_failed_runs", "without_costs"])
+@pytest.mark.parametrize("name", ["one_seed", "with_failed_runs", "without_costs", "with_hostile_names"])
 def test_a_result_read_back_gives_the_same_page(tmp_path: Path, name: str):
     study = studies.ALL[name]()
     save_result(study, tmp_path)
     assert report_html(load_result(tmp_path)) == report_html(study)
-
-
-def test_without_a_result_there_is_nothing_to_rebuild(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"results\.json"):
-        rebuild(tmp_path)
 
 
 def test_importing_the_report_is_light():

@@ -11,7 +11,8 @@ from torch import nn
 
 from attngraft.anatomy import Graft, GraftedModule
 from attngraft.errors import GraftSpecError, HostError
-from attngraft.grafting.plan import Placement, build, describe, place, plain_class, with_options
+from attngraft.grafting.describe import describe, plain_class
+from attngraft.grafting.placement import Placement, build, place, with_options
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import Specification
 from attngraft.hosts import Host, find_host, richer_class

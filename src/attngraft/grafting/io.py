@@ -28,8 +28,9 @@ from attngraft._version import __version__
 from attngraft.errors import GraftFileError, GraftSpecError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted, install
+from attngraft.grafting.describe import describe
 from attngraft.grafting.options import build_options
-from attngraft.grafting.plan import Placement, describe
+from attngraft.grafting.placement import Placement, build
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import GraftSpec, Term, parse
 from attngraft.grafting.where import Where
@@ -232,8 +233,6 @@ def _placement(file: Path, host: Host, entry: Mapping[str, Any]) -> Placement:
 
 
 def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors: Mapping[str, Tensor]) -> None:
-    from attngraft.grafting.plan import build
-
     expected: dict[str, torch.Size] = {}
     for placement in placements:
         with torch.device("meta"):

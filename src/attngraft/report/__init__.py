@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from attngraft.study.result import StudyResult
 
-__all__ = ["rebuild", "write_report"]
+__all__ = ["write_report"]
 
 REPORT_FILE = "report.html"
 PLOTS_FOLDER = "plots"
@@ -39,14 +39,3 @@ def write_report(result: StudyResult, folder: Path | str) -> Path:
     for name in FILES - plots.keys():
         (place / name).unlink(missing_ok=True)
     return write_atomically(Path(folder) / REPORT_FILE, page)
-
-
-def rebuild(folder: Path | str) -> Path:
-    """Write the report of the study in `folder` again, from its results.json alone.
-
-    Raises:
-        ConfigError: there is no result in `folder`, or it cannot be read.
-    """
-    from attngraft.study import load_result
-
-    return write_report(load_result(Path(folder)), folder)

@@ -1,0 +1,86 @@
+"""What placements add to a host and leave of it: parameters, MACs, unused parts, from shapes alone."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.anatomy import Geometry, GraftedModule, Stage
+from attngraft.grafting.placement import Placement, build
+from attngraft.grafting.report import Entry, GraftReport
+from attngraft.grafting.spec import GraftSpec
+from attngraft.hosts import Host
+
+
+def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftReport:
+    """The report of `spec`, decided as `placements`, on `host`."""
+    costs: dict[str, tuple[int, int | None]] = {}  # sites of one geometry cost the same
+    entries = []
+    for placement in placements:
+        key = f"{placement.term.name} {placement.term.options} {placement.stage} {placement.site.geometry}"
+        if key not in costs:
+            costs[key] = _cost(placement)
+        entries.append(_entry(host, placement, *costs[key]))
+    return GraftReport(
+        spec=str(spec),
+        host=host.adapter.name,
+        model=type(host.core).__name__,
+        host_parameters=sum(p.numel() for name, p in host.core.named_parameters() if ".grafts." not in name),
+        entries=entries,
+    )
+
+
+def _entry(host: Host, placement: Placement, parameters: int, macs: int | None) -> Entry:
+    term, graft_type, module = placement.term, placement.graft_type, host.module(placement.carrier)
+    unused = graft_type.unused(placement.site.geometry, placement.stage, term.options)
+    sizes = {name: p for name, p in module.named_parameters() if not name.startswith("grafts.")}
+    idle = sum(sizes[name].numel() for name in unused.parameters)
+    idle += sum(part.numel() for _, part in unused.parts(module))
+    return Entry(
+        site=placement.site.path,
+        module=plain_class(module).__name__,
+        stage=placement.stage,
+        graft=term.name,
+        instance=placement.instance,
+        options={name: getattr(term.options, name) for name in vars(term.options)},
+        parameters=parameters,
+        macs=macs,
+        identity=graft_type.starts_as_identity(term.options),
+        carried=sum(p.numel() for p in sizes.values()) - idle,
+        unused=unused,
+        notes=tuple(graft_type.notes(placement.site.geometry, placement.stage, term.options)),
+    )
+
+
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """The host's own class of a module, grafted or not."""
+    if not isinstance(module, GraftedModule):
+        return type(module)
+    return next(
+        base for base in type(module).__mro__ if not issubclass(base, GraftedModule) and issubclass(base, nn.Module)
+    )
+
+
+def _cost(placement: Placement) -> tuple[int, int | None]:
+    """Parameters and MACs of one graft, by running it on tensors without storage."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    geometry, stage = placement.site.geometry, placement.stage
+    with torch.device("meta"):
+        graft = build(placement)
+    parameters = sum(parameter.numel() for parameter in graft.parameters())
+    shape = geometry.shape(stage)
+    if shape is None:
+        return parameters, None
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        graft.eval()(*_meta_inputs(geometry, stage, shape))
+    return parameters, counter.get_total_flops() // 2
+
+
+def _meta_inputs(geometry: Geometry, stage: Stage, shape: tuple[int, ...]) -> tuple[Tensor | None, ...]:
+    value = torch.empty(shape, device="meta")
+    if stage in ("heads", "tokens"):
+        return value, torch.empty(geometry.sequences, cast(int, geometry.tokens), geometry.dim, device="meta")
+    return (value, None) if stage == "weights" else (value,)

@@ -1,0 +1,123 @@
+"""Which graft goes where: every refusal happens here, before anything is touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from attngraft.anatomy import Graft, GraftedModule, GraftType, Stage
+from attngraft.errors import GraftSpecError, HostError
+from attngraft.grafting.options import build_options
+from attngraft.grafting.spec import GraftSpec, Specification, Term, parse
+from attngraft.grafting.where import near_paths
+from attngraft.hosts import Host, Site
+from attngraft.mechanisms.registry import graft_types
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One graft at one site, decided and not yet made."""
+
+    site: Site
+    stage: Stage
+    term: Term
+    instance: str
+
+    @property
+    def carrier(self) -> str:
+        """Host path of the module that will hold it."""
+        return self.site.carriers[self.stage]
+
+    @property
+    def graft_type(self) -> GraftType[Any]:
+        return graft_types()[self.term.name]
+
+
+def with_options(spec: Specification, options: dict[str, Any]) -> GraftSpec:
+    """`spec` with options given apart from it, which is possible where it is a single graft without options.
+
+    Raises:
+        GraftSpecError: there are several grafts, or options in both places.
+    """
+    parsed = parse(spec)
+    if not options:
+        return parsed
+    if len(parsed.terms) != 1 or parsed.terms[0].options != type(parsed.terms[0].options)():
+        raise GraftSpecError(
+            "options can be given apart from the specification for a single graft without options of its own; "
+            "otherwise write them inside it: name(option=value)@where + ..."
+        )
+    term = parsed.terms[0]
+    try:
+        return GraftSpec((replace(term, options=build_options(graft_types()[term.name], options)),))
+    except ValueError as error:
+        raise GraftSpecError(f"{term.name}: {error}") from None
+
+
+def place(host: Host, spec: GraftSpec) -> list[Placement]:
+    """Decide where every graft goes.
+
+    Raises:
+        GraftSpecError: a where-clause matches no site that has the stage.
+        HostError: the host has no such stage, or a site refuses the graft.
+    """
+    placements: list[Placement] = []
+    for term in spec.terms:
+        graft_type = graft_types()[term.name]
+        for stage in graft_type.stages(term.options):
+            for site in _chosen(host, term, stage):
+                refusal = graft_type.refusal(site.geometry, stage, term.options)
+                if refusal:
+                    raise HostError(f"{term} cannot stand at {site.path} ({stage}): {refusal}")
+                taken = _taken(host, site.carriers[stage], placements)
+                if stage == "mix" and "mix" in taken.values():
+                    raise HostError(
+                        f"{site.path} has a graft at stage mix already; ungraft it first, or choose other sites"
+                    )
+                placements.append(Placement(site, stage, term, _free_name(term.name, taken)))
+    return placements
+
+
+def _chosen(host: Host, term: Term, stage: Stage) -> list[Site]:
+    """The sites that `term` names among those with `stage`."""
+    able = [site for site in host.sites if stage in site.carriers]
+    if not able:
+        why = next(
+            (site.missing[stage] for site in host.sites if stage in site.missing), "no site of it has this stage"
+        )
+        raise HostError(f"{term.name} stands at stage {stage}, which {host.adapter.name} does not offer: {why}")
+    paths = [site.path for site in able]
+    for pattern in term.where.unmatched(paths):
+        others = [site for site in host.sites if term.where.select([site.path])]
+        lacking = next((site.missing[stage] for site in others if stage in site.missing), None)
+        hint = f"the sites there lack it: {lacking}" if lacking else f"near are {', '.join(near_paths(pattern, paths))}"
+        raise GraftSpecError(
+            f"{pattern!r} matches no site of {type(host.core).__name__} with stage {stage}; {hint}",
+            text=term.text,
+            position=term.position,
+        )
+    return [able[index] for index in term.where.select(paths)]
+
+
+def _taken(host: Host, carrier: str, placements: list[Placement]) -> dict[str, Stage]:
+    """Instance names in use at a module, with their stages: grafts that stand there and those already placed."""
+    module = host.module(carrier)
+    planned = {other.instance: other.stage for other in placements if other.carrier == carrier}
+    if not isinstance(module, GraftedModule):
+        return planned
+    return {**{name: cast(Graft, graft).stage for name, graft in module.grafts.items()}, **planned}
+
+
+def _free_name(name: str, taken: dict[str, Stage]) -> str:
+    if name not in taken:
+        return name
+    return next(f"{name}_{number}" for number in range(2, len(taken) + 3) if f"{name}_{number}" not in taken)
+
+
+def build(placement: Placement) -> Graft:
+    """A fresh module for a placement."""
+    term = placement.term
+    graft = placement.graft_type.build(placement.site.geometry, placement.stage, term.options)
+    graft.stage, graft.kind = placement.stage, term.name
+    graft.options = {name: getattr(term.options, name) for name in vars(term.options)}
+    return graft
