@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
+
+# a busy machine is no failure
+settings.register_profile("attngraft", deadline=None)
+settings.load_profile("attngraft")
 
 
 @pytest.fixture(scope="session")

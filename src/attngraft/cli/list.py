@@ -27,6 +27,7 @@ def list_command(
     import sys
 
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     rows = _ROWS[what]()
@@ -37,7 +38,7 @@ def list_command(
     for column in rows[0] if rows else ():
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(escape(_cell(value)) for value in row.values()))
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
@@ -54,7 +55,7 @@ def _grafts() -> list[dict[str, Any]]:
         {
             "name": graft.name,
             "stage": list(graft.stages),
-            "options": {name: f"{value}  ({graft.choices[name]})" for name, value in graft.options.items()},
+            "options": {name: f"{value}  [{graft.choices[name]}]" for name, value in graft.options.items()},
             "identity at start": "yes" if graft.identity else "no",
             "what": graft.summary,
             "source": graft.source,

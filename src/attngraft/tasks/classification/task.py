@@ -42,6 +42,11 @@ class Classification(Task):
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> Classification:
         section = {key: value for key, value in config.items() if key != "name"}
+        if not section.get("data"):
+            raise ConfigError(
+                "task.data: which data? --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe "
+                "(digits, a folder, a .tar, an .npz, timm:<name>)"
+            )
         return cls(read(ClassificationConfig, section, where="task"), seed=seed)
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
