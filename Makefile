@@ -7,7 +7,7 @@ DEMO_ARGS ?=
 # Two test processes on small tensors: one thread each is fastest, and keeps two cores from fighting.
 JOBS ?= 2
 
-.PHONY: demo test slow lint docs clean help
+.PHONY: demo test slow lint clean help
 
 help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"

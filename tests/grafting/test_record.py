@@ -100,3 +100,26 @@ def test_wrong_places_and_names_are_said() -> None:
         pass
     with pytest.raises(KeyError, match="run the model inside the with-block"):
         recording["blocks.0.attn"]
+
+
+def test_recordings_can_be_nested() -> None:
+    model = tiny_vit()
+    with attngraft.record(model, "weights") as outer:
+        with attngraft.record(model, "heads", where="blocks.0") as inner:
+            model(IMAGES)
+        model(IMAGES)
+    assert len(outer.calls("blocks.0.attn", "weights")) == 2
+    assert len(inner.calls("blocks.0.attn", "heads")) == 1
+    assert list(inner) == ["blocks.0.attn"]
+
+
+def test_grafting_while_recording_survives_the_recording() -> None:
+    model = tiny_vit()
+    before = snapshot(model)
+    with attngraft.record(model):
+        attngraft.graft(model, "cb@blocks.0")
+    assert attngraft.ungraft(model) == ["blocks.0.mlp.grafts.cb"]
+    with attngraft.record(model):
+        attngraft.graft(model, "cb")
+        attngraft.ungraft(model)
+    assert_same_host(model, before)

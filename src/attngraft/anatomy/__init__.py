@@ -12,7 +12,7 @@ from attngraft.anatomy.geometry import AttentionGeometry, Geometry, MlpGeometry,
 from attngraft.anatomy.graft import Graft, GraftType, NoOptions, Unused
 from attngraft.anatomy.sentence import AttentionSite, GraftedModule, MlpEnds, MlpSite, Projected
 from attngraft.anatomy.stages import STAGES, Stage
-from attngraft.anatomy.tap import TapPoint
+from attngraft.anatomy.tap import Listener, TapPoint
 
 __all__ = [
     "STAGES",
@@ -22,6 +22,7 @@ __all__ = [
     "Graft",
     "GraftType",
     "GraftedModule",
+    "Listener",
     "MlpEnds",
     "MlpGeometry",
     "MlpSite",

@@ -77,7 +77,7 @@ def enrich(module: nn.Module) -> Any:
     return module
 
 
-def restore(module: nn.Module) -> None:
+def restore(module: Any) -> None:
     """Give the host's own class back to a module that carries no graft."""
     del module.grafts
     module.__class__ = plain_class(module)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, TapPoint
+from attngraft.anatomy import GraftedModule, Listener, TapPoint
 from attngraft.errors import GraftSpecError
 from attngraft.grafting.apply import enrich, restore
 from attngraft.grafting.where import near_paths, parse_where
@@ -83,30 +83,46 @@ def record(
     host = find_host(model)
     recording = Recording()
     wanted = None if names is None else frozenset([names] if isinstance(names, str) else names)
-    points = list(_tap_points(host, where))
-    enriched = [module for module, _, _ in points if not isinstance(module, GraftedModule)]
+    carriers = list(_carriers(host, where))
+    enriched = [module for module, _ in carriers if not isinstance(module, GraftedModule)]
+    heard: list[tuple[Any, Listener | None]] = []
     try:
         for module in enriched:
             enrich(module)
-        for module, site, prefix in _with_grafts(points):
-            module.listener = partial(_keep, recording, wanted, detach, site, prefix)
+        for point, site, prefix in _tap_points(carriers):
+            before = point.listener
+            heard.append((point, before))
+            point.listener = partial(_keep, recording, wanted, detach, site, prefix, before)
         yield recording
     finally:
-        for module, _, _ in _with_grafts(points):
-            module.__dict__.pop("listener", None)
+        for point, before in reversed(heard):
+            point.__dict__.pop("listener", None)
+            if before is not None:
+                point.listener = before
         for module in enriched:
-            restore(module)
+            if isinstance(module, GraftedModule) and not module.grafts:  # unless somebody grafted in the meantime
+                restore(module)
 
 
 def _keep(
-    recording: Recording, wanted: frozenset[str] | None, detach: bool, site: str, prefix: str, name: str, tensor: Tensor
+    recording: Recording,
+    wanted: frozenset[str] | None,
+    detach: bool,
+    site: str,
+    prefix: str,
+    before: Listener | None,
+    name: str,
+    tensor: Tensor,
 ) -> None:
+    """Keep what was asked for, and hand it on to a recording that was under way already."""
     if wanted is None or prefix + name in wanted:
         recording.add(site, prefix + name, tensor.detach() if detach else tensor)
+    if before is not None:
+        before(name, tensor)
 
 
-def _tap_points(host: Host, where: str) -> Iterator[tuple[Any, str, str]]:
-    """(module, site, prefix) of every module that carries a stage of a chosen site."""
+def _carriers(host: Host, where: str) -> Iterator[tuple[Any, str]]:
+    """(module, site's path) of every module that carries a stage of a chosen site."""
     try:
         choice = parse_where(where)
     except ValueError as error:
@@ -117,14 +133,13 @@ def _tap_points(host: Host, where: str) -> Iterator[tuple[Any, str, str]]:
     for index in choice.select(paths):
         site = host.sites[index]
         for carrier in dict.fromkeys(site.carriers.values()):
-            yield host.module(carrier), site.path, ""
+            yield host.module(carrier), site.path
 
 
-def _with_grafts(points: list[tuple[Any, str, str]]) -> Iterator[tuple[Any, str, str]]:
-    """The modules, and the grafts that stand in them under `<instance>.`."""
-    for module, site, prefix in points:
-        yield module, site, prefix
-        if isinstance(module, GraftedModule):
-            for name, graft in module.grafts.items():
-                if isinstance(graft, TapPoint):
-                    yield graft, site, f"{name}."
+def _tap_points(carriers: list[tuple[Any, str]]) -> Iterator[tuple[Any, str, str]]:
+    """(what offers tensors, site's path, prefix of their names): the modules, and the grafts that stand in them."""
+    for module, site in carriers:
+        yield module, site, ""
+        for name, graft in module.grafts.items():
+            if isinstance(graft, TapPoint):
+                yield graft, site, f"{name}."
