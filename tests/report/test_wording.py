@@ -113,7 +113,8 @@ def test_reasons_are_true_of_the_numbers():
             assert "contain" in said
     one = studies.one_seed().variants[1].difference
     assert "one seed" in wording.reason(one, seeds=1)
-    assert "exactly the same" in wording.reason(one, seeds=3)
+    assert "Only one seed is finished" in wording.reason(one, seeds=3)
+    assert "exactly the same" in wording.reason(replace(one, p_source="paired t over seeds"), seeds=3)
 
 
 def test_epochs_that_were_not_enough():

@@ -226,6 +226,8 @@ def reason(difference: Difference, *, seeds: int) -> str:
         return f"Both intervals lie {'above' if bootstrap.low > 0 else 'below'} zero."
     if t is None and seeds == 1:
         return "With one seed, the noise between seeds is unknown; the interval is over examples only."
+    if t is None and difference.p_source == "exact McNemar":
+        return "Only one seed is finished here and at the baseline: the noise between seeds is unknown so far."
     if t is None:
         return "All seeds differ by exactly the same, which is chance and says nothing of the noise between seeds."
     names = [name for name, each in (("bootstrap", bootstrap), ("t", t)) if each.low <= 0 <= each.high]
