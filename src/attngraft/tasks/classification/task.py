@@ -42,7 +42,7 @@ class Classification(Task):
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> Classification:
         section = {key: value for key, value in config.items() if key != "name"}
-        if not section.get("data"):
+        if "data" not in section:
             raise ConfigError(
                 "task.data: which data? --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe "
                 "(digits, a folder, a .tar, an .npz, timm:<name>)"
