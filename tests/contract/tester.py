@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import attngraft
-from attngraft.grafting.apply import enrich, grafted, restore
+from attngraft.grafting.apply import enrich, restore
 from attngraft.grafting.placement import place
 from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host
@@ -55,7 +54,6 @@ class HostContract:
 
     #: grafts that this host refuses, each with a part of the reason it must give
     refused: ClassVar[dict[str, str]] = {}
-    #: attribute through which the model switches gradient checkpointing on
     layers: ClassVar[int]  #: number of attention sites
 
     def make(self) -> nn.Module:
@@ -325,10 +323,6 @@ def counted_macs(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(*inputs)
     return counter.get_total_flops() // 2
-
-
-def graft_modules(model: nn.Module) -> Iterator[Any]:
-    return (graft for _, _, _, graft in grafted(model))
 
 
 __all__ = ["GRAFTS", "HostContract", "assert_same_host", "randomize", "snapshot"]
