@@ -7,12 +7,13 @@ DEMO_ARGS ?=
 # Two test processes on small tensors: one thread each is fastest, and keeps two cores from fighting.
 JOBS ?= 2
 
-.PHONY: demo test slow lint clean help
+.PHONY: demo test slow oldest lint clean help
 
 help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
 	@echo "make test    install with the development extras, then ruff, mypy and pytest"
 	@echo "make slow    the long tests"
+	@echo "make oldest  the default tests with the oldest versions that we support (in $(VENV)-oldest)"
 	@echo "make clean   remove $(VENV), caches and $(DEMO_OUT)/"
 
 $(VENV)/installed: pyproject.toml
@@ -39,5 +40,13 @@ test: lint
 slow: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
 
+$(VENV)-oldest/installed: pyproject.toml requirements/oldest.txt
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements/oldest.txt --editable ".[dev]"
+	@touch $@
+
+oldest: $(VENV)-oldest/installed
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(JOBS)
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis $(DEMO_OUT)
+	rm -rf $(VENV) $(VENV)-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis $(DEMO_OUT)

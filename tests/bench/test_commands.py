@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import timm
 import torch
+from products import products_only
 from torch import nn
 
 from attngraft.anatomy import GraftedModule
@@ -24,6 +25,7 @@ COMMANDS = {
     "graft_cost": ["--batch", "1"],
     "import_time": [],
 }
+PARTS = {"products"}  #: modules that commands share
 
 
 def command(name: str) -> ModuleType:
@@ -41,7 +43,7 @@ def tiny() -> nn.Module:
 
 
 def test_there_is_a_test_for_every_command():
-    assert {path.stem for path in BENCH.glob("*.py")} == set(COMMANDS)
+    assert {path.stem for path in BENCH.glob("*.py")} == set(COMMANDS) | PARTS
 
 
 def test_the_gate_of_graft_cost_passes_ours_and_catches_a_change():
@@ -54,6 +56,19 @@ def test_the_gate_of_graft_cost_passes_ours_and_catches_a_change():
         models[graft_cost.PLAIN].head.bias[0] += 1e-3
     with pytest.raises(GateError, match="richer"):
         graft_cost.check(host, models, images)
+
+
+@pytest.mark.parametrize("spec", ["horizontal", "vertical"])
+def test_products_alone_change_nothing_and_reach_every_matrix(spec: str):
+    host, images = tiny(), torch.randn(2, 3, 32, 32)
+    model = products_only(command("graft_cost").grafted(host, spec))
+    output = model(images)
+    assert torch.equal(output, host(images))
+    output.sum().backward()
+    added = {name: parameter for name, parameter in model.named_parameters() if ".grafts." in name}
+    assert {name for name, parameter in added.items() if parameter.grad is None} == {
+        name for name in added if name.endswith("bias")
+    }
 
 
 def test_a_step_of_graft_cost_trains():
@@ -94,4 +109,4 @@ def test_every_command_runs(name: str, tmp_path: Path):
     result = read_result(out)
     assert json.loads(done.stdout)["title"] == result.title
     assert result.measurements
-    assert all(line.bar is not None for line in result.measurements)
+    assert all(line.bar is not None for line in result.measurements if "products" not in line.name)

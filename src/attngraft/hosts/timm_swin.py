@@ -90,12 +90,19 @@ class TimmSwin(HostAdapter):
     def _sites(self, model: Any) -> Iterator[Site]:
         for path, block in model.named_modules():
             if type(block) in (SwinTransformerBlock, GraftedSwinBlock):
-                yield self._attention_site(block, path)
-                site = timm_mlp.mlp_site(block.mlp, f"{path}.mlp", self._mlp_geometry(block))
+                grid = self._grid(model, path)
+                yield self._attention_site(block, path, grid)
+                site = timm_mlp.mlp_site(block.mlp, f"{path}.mlp", self._mlp_geometry(block, grid))
                 if site is not None:
                     yield replace(site, path=self.canonical(site.path))
 
-    def _attention_site(self, block: Any, path: str) -> Site:
+    def _grid(self, model: Any, path: str) -> tuple[int, int]:
+        """The map of the stage; the block's own `input_resolution` rounds odd maps down in older timm (1.0.26)."""
+        stage = int(self.canonical(path).split(".")[1])
+        rows, columns = (-(-side // 2**stage) for side in model.patch_embed.grid_size)
+        return rows, columns
+
+    def _attention_site(self, block: Any, path: str, grid: tuple[int, int]) -> Site:
         module = block.attn
         check_known(
             module,
@@ -103,7 +110,7 @@ class TimmSwin(HostAdapter):
             arguments=("x", "mask", "args", "kwargs"),
             children=("qkv", "attn_drop", "proj", "proj_drop", "softmax"),
         )
-        grid, window = tuple(block.input_resolution), tuple(module.window_size)
+        window = tuple(module.window_size)
         width = module.qkv.out_features // 3
         parameters = own_parameters(module, "qkv")
         geometry = AttentionGeometry(
@@ -129,10 +136,9 @@ class TimmSwin(HostAdapter):
         )
 
     @staticmethod
-    def _mlp_geometry(block: Any) -> MlpGeometry:
-        rows, columns = block.input_resolution
+    def _mlp_geometry(block: Any, grid: tuple[int, int]) -> MlpGeometry:
         hidden = block.mlp.fc1.out_features
-        return MlpGeometry(dim=block.dim, tokens=rows * columns, grid=(rows, columns), hidden=hidden)
+        return MlpGeometry(dim=block.dim, tokens=grid[0] * grid[1], grid=grid, hidden=hidden)
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         channels = model.patch_embed.proj.in_channels
