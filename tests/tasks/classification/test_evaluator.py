@@ -15,11 +15,11 @@ from torchmetrics.functional.classification import multiclass_accuracy
 
 from attngraft.errors import TrainingError
 from attngraft.tasks.classification.evaluator import ClassificationEvaluator, balanced_accuracy
-from attngraft.tasks.classification.inputs import HostInput
-from attngraft.tasks.classification.sources import ArrayImages
-from attngraft.tasks.classification.splits import LabelledSplit
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.sources import ArrayImages
+from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.task import Evaluation
-from tests.tasks.classification.making import host_config, make_task
+from tests.tasks.images.making import host_config, make_task
 
 
 def _task(classes: int, **sections: Any) -> Any:

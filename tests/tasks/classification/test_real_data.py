@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tasks.classification.making import load
+from tests.tasks.images.making import load
 
 CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 SETS: dict[str, tuple[str, int, dict[str, int], list[str]]] = {

@@ -12,7 +12,7 @@ import torch
 
 from attngraft.errors import ConfigError, TrainingError
 from attngraft.tasks import Split
-from tests.tasks.classification.making import host_config, make_folder, make_task
+from tests.tasks.images.making import host_config, make_folder, make_task
 
 
 def _batch(split: Any, size: int = 8, epoch: int = 0) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
-"""Image classification with one label per image: sources, views, mixing, losses, metrics.
+"""Image classification with one label per image.
 
-`config.py` is the recipe's section; `sources/` find and open images; `views.py` says what the model sees of them;
-`splits.py` serves them to the engine; `mixing.py`, `losses.py` and `evaluator.py` are what their names say.
+`config.py` is the recipe's section, `mixing.py`, `losses.py` and `evaluator.py` are what their names say; images, their
+sources and views are `tasks/images`.
 """
 
 from attngraft.tasks.classification.task import Classification

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_recall
 
 from attngraft.errors import TrainingError
-from attngraft.tasks.classification.splits import LabelledSplit
+from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.task import Evaluation, Evaluator, Predictions
 
 

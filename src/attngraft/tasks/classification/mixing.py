@@ -6,7 +6,7 @@ import torch
 from timm.data.mixup import Mixup, mixup_target
 from torch import Tensor
 
-from attngraft.tasks.classification.config import AugmentConfig
+from attngraft.tasks.images.config import AugmentConfig
 from attngraft.tasks.seeding import seeded
 
 

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from attngraft.errors import ConfigError
 from attngraft.strict import read
-from attngraft.tasks.classification.checks import check_amount, check_split, class_counts
 from attngraft.tasks.classification.config import ClassificationConfig
 from attngraft.tasks.classification.evaluator import ClassificationEvaluator
-from attngraft.tasks.classification.inputs import HostInput
 from attngraft.tasks.classification.losses import example_losses, heads_of, training_loss
 from attngraft.tasks.classification.mixing import Mixing
-from attngraft.tasks.classification.sources import Images, Parts, decoded, open_source, restrict, with_validation
-from attngraft.tasks.classification.splits import ImageSplit, LabelledSplit, PixelSplit
-from attngraft.tasks.classification.views import View, ViewPlan, fixed_view, only_moves, random_view
+from attngraft.tasks.images.checks import check_amount, check_split, class_counts
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.sources import Images, Parts, decoded, open_source, restrict, with_validation
+from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, PixelSplit
+from attngraft.tasks.images.views import View, ViewPlan, fixed_view, only_moves, random_view
 from attngraft.tasks.task import Batch, Evaluator, Split, Task, TaskData
 
 VIEWS_LIMIT = 2**29  #: bytes of fixed views of a split that are held in memory unasked

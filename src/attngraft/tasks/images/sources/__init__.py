@@ -10,10 +10,10 @@ from pathlib import Path
 
 from attngraft.errors import DataError
 from attngraft.suggest import did_you_mean
-from attngraft.tasks.classification.config import DataConfig
-from attngraft.tasks.classification.sources.array import ArrayImages, decoded
-from attngraft.tasks.classification.sources.images import Images, in_mode
-from attngraft.tasks.classification.sources.parts import Parts, restrict, with_validation
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.array import ArrayImages, decoded
+from attngraft.tasks.images.sources.images import Images, in_mode
+from attngraft.tasks.images.sources.parts import Parts, restrict, with_validation
 
 __all__ = ["ArrayImages", "Images", "Parts", "decoded", "in_mode", "open_source", "restrict", "with_validation"]
 
@@ -24,7 +24,7 @@ def open_source(config: DataConfig) -> Parts:
     Raises:
         DataError: there is nothing of that name, or it cannot be used; each kind's file says what it refuses.
     """
-    from attngraft.tasks.classification.sources import digits, folder, npz, tar, timm_dataset
+    from attngraft.tasks.images.sources import digits, folder, npz, tar, timm_dataset
 
     source = config.source.strip()
     path = Path(source).expanduser()

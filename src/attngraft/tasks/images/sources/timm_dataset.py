@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 
 from attngraft.errors import DataError
-from attngraft.tasks.classification.config import DataConfig
-from attngraft.tasks.classification.sources.images import Images, decode
-from attngraft.tasks.classification.sources.parts import Parts
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.images import Images, decode
+from attngraft.tasks.images.sources.parts import Parts
 
 #: names of timm's that need no `timm:` in front
 PREFIXES = ("hfds/", "torch/")

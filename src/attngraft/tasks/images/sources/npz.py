@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.tasks.classification.config import DataConfig
-from attngraft.tasks.classification.sources.array import ArrayImages
-from attngraft.tasks.classification.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts, find_name, missing_validation
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.array import ArrayImages
+from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts, find_name, missing_validation
 
 
 def open_npz(path: Path, config: DataConfig) -> Parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.tasks.classification.sources import Images, Parts
+from attngraft.tasks.images.sources import Images, Parts
 
 
 def class_counts(images: Images, classes: int) -> np.ndarray:

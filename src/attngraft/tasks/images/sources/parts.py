@@ -9,8 +9,8 @@ import numpy as np
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.suggest import did_you_mean
-from attngraft.tasks.classification.config import DataConfig
-from attngraft.tasks.classification.sources.images import Images
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.images import Images
 
 DEFAULT_FRACTION = 0.2  #: of each class, drawn for validation where the data have no parts
 

@@ -11,8 +11,8 @@ from timm.data import create_transform
 from torch import Tensor
 from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 
-from attngraft.tasks.classification.config import AugmentConfig
-from attngraft.tasks.classification.inputs import HostInput
+from attngraft.tasks.images.config import AugmentConfig
+from attngraft.tasks.images.inputs import HostInput
 
 View = Callable[[Image.Image], Tensor]  #: (C, H, W): bytes, still to be normalized, or float32 ready for the model
 

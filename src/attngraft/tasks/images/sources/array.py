@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from attngraft.tasks.classification.sources.images import Images, in_mode
+from attngraft.tasks.images.sources.images import Images, in_mode
 
 
 class ArrayImages(Images):

@@ -10,10 +10,10 @@ import numpy as np
 from PIL import Image
 
 from attngraft.errors import DataError
-from attngraft.tasks.classification.config import DataConfig
-from attngraft.tasks.classification.sources.images import Images, decode
-from attngraft.tasks.classification.sources.listing import Listing, divide, is_image, is_junk
-from attngraft.tasks.classification.sources.parts import Parts
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.images import Images, decode
+from attngraft.tasks.images.sources.listing import Listing, divide, is_image, is_junk
+from attngraft.tasks.images.sources.parts import Parts
 
 
 class FolderImages(Images):

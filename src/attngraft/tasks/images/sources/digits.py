@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.tasks.classification.config import DataConfig
-from attngraft.tasks.classification.sources.array import ArrayImages
-from attngraft.tasks.classification.sources.parts import Parts
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.array import ArrayImages
+from attngraft.tasks.images.sources.parts import Parts
 
 
 def open_digits(config: DataConfig) -> Parts:

@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 
 from attngraft.errors import DataError
-from attngraft.tasks.classification.config import DataConfig
-from attngraft.tasks.classification.sources.images import Images, decode
-from attngraft.tasks.classification.sources.listing import (
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.images import Images, decode
+from attngraft.tasks.images.sources.listing import (
     Listing,
     by_class,
     divide,
@@ -27,7 +27,7 @@ from attngraft.tasks.classification.sources.listing import (
     together,
     wrapper,
 )
-from attngraft.tasks.classification.sources.parts import (
+from attngraft.tasks.images.sources.parts import (
     TRAIN_NAMES,
     VAL_NAMES,
     Parts,

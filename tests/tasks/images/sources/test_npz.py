@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attngraft.errors import DataError
-from tests.tasks.classification.making import host_config, load, make_task
+from tests.tasks.images.making import host_config, load, make_task
 
 
 def _arrays(**changes: Any) -> dict[str, np.ndarray]:

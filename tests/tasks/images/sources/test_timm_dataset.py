@@ -13,7 +13,7 @@ from timm.data import ImageDataset
 from torch.utils.data import IterableDataset
 
 from attngraft.errors import DataError
-from tests.tasks.classification.making import load, make_folder, picture
+from tests.tasks.images.making import load, make_folder, picture
 
 
 @pytest.fixture

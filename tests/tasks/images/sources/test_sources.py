@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from attngraft.errors import DataError
-from tests.tasks.classification.making import host_config, load, make_folder, make_task
+from tests.tasks.images.making import host_config, load, make_folder, make_task
 
 
 def test_digits() -> None:

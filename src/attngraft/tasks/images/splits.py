@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attngraft.tasks.classification.inputs import HostInput
-from attngraft.tasks.classification.sources import Images, in_mode
-from attngraft.tasks.classification.views import View, ViewPlan
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.sources import Images, in_mode
+from attngraft.tasks.images.views import View, ViewPlan
 from attngraft.tasks.seeding import generator, seeded
 from attngraft.tasks.task import Split
 

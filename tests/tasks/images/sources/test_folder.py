@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from attngraft.errors import ConfigError, DataError
-from tests.tasks.classification.making import load, make_folder, picture
+from tests.tasks.images.making import load, make_folder, picture
 
 
 def test_parts_and_classes_come_from_folders(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from attngraft.tasks.classification.splits import ImageSplit, LabelledSplit, PixelSplit
+from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, PixelSplit
 from attngraft.tasks.task import TaskData
-from tests.tasks.classification.making import load, make_folder
+from tests.tasks.images.making import load, make_folder
 
 AUGMENTS: list[dict[str, Any]] = [
     {},

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.tasks.classification.config import DataConfig
-from attngraft.tasks.classification.sources.images import Images
-from attngraft.tasks.classification.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts, find_name, missing_validation
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.images import Images
+from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts, find_name, missing_validation
 
 #: what counts as an image file
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})

@@ -10,11 +10,11 @@ import torch
 from timm.data import create_transform
 
 from attngraft.errors import ConfigError
-from attngraft.tasks.classification.config import AugmentConfig
-from attngraft.tasks.classification.inputs import HostInput
-from attngraft.tasks.classification.views import ViewPlan, fixed_view, only_moves, random_view
+from attngraft.tasks.images.config import AugmentConfig
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.views import ViewPlan, fixed_view, only_moves, random_view
 from attngraft.tasks.seeding import seeded
-from tests.tasks.classification.making import host_config, picture
+from tests.tasks.images.making import host_config, picture
 
 HOST = HostInput.from_model(host_config(32))
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from attngraft.errors import DataError
-from tests.tasks.classification.making import load, make_folder, make_tar
+from tests.tasks.images.making import load, make_folder, make_tar
 
 PARTS = {"train": {"a": 5, "b": 4}, "val": {"a": 2, "b": 2}}
 

@@ -1,0 +1,158 @@
+"""Where images come from and what training does to them: the parts of a recipe that tasks on images share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from attngraft.strict import FieldError
+
+Crop = Literal["auto", "resized", "pad", "center"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the images are and how they are split.
+
+    Without `val_split` and `val_fraction` the data's own validation part is used where it has one; where it has no parts
+    at all (class folders, a tar of class folders, `digits`), a fifth of each class is drawn.
+    """
+
+    source: str  #: `digits`, a folder, a .tar, an .npz, or what timm's create_dataset reads (`timm:hfds/...`)
+    root: str | None = None  #: only for timm sources: where they keep or look for their files
+    train_split: str | None = None  #: name of the training part (folder, `<name>.tar`, `x_<name>`)
+    val_split: str | None = None  #: name of the validation part
+    val_fraction: float | None = None  #: draw this share of each training class for validation
+    split_seed: int = 0  #: of that draw; apart from the run's seed, so that all runs see one split
+    classes: tuple[str, ...] | None = None  #: use only these classes, in this order
+    cache: bool | None = None  #: keep decoded images in memory; null: fixed views up to half a gigabyte
+
+    def __post_init__(self) -> None:
+        if not self.source.strip():
+            raise FieldError("source", "must name the data (digits, a folder, a .tar, an .npz, timm:<name>)")
+        if self.val_fraction is not None and not 0 < self.val_fraction < 1:
+            raise FieldError("val_fraction", f"must lie between 0 and 1, is {self.val_fraction}")
+        if self.val_fraction is not None and self.val_split is not None:
+            raise FieldError("val_fraction", "draws the validation part, val_split names it; give only one of them")
+        if self.split_seed < 0:
+            raise FieldError("split_seed", f"must not be negative, is {self.split_seed}")
+        if self.classes is not None and len(set(self.classes)) != len(self.classes):
+            raise FieldError("classes", "names a class twice")
+        if self.classes is not None and len(self.classes) < 2:
+            raise FieldError("classes", "must name at least two classes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """What training does to images. Everything is timm's or torchvision's; the fields' order is that of the work.
+
+    `crop`: `resized` a random part of the area, `scale` and `ratio`, resized to the host's input; `pad` the image at the
+    host's input size, shifted by up to `padding` pixels; `center` no randomness; `auto` `pad` where images are no larger
+    than the host's input, else `resized`.
+    """
+
+    crop: Crop = "auto"
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    padding: int | None = None  #: null: an eighth of the input's shorter side
+    interpolation: str | None = None  #: null: the host's; `random`: bilinear or bicubic, with `crop: resized`
+    hflip: float | None = None  #: probability; null: 0.5, and 0 for digits, which have no mirror images
+    vflip: float = 0.0
+    auto_augment: str | None = (
+        None  #: timm's notation: `rand-m9-mstd0.5-inc1`, `3a` (3-Augment), `original`, `augmix-m5-w4-d2`
+    )
+    color_jitter: float | tuple[float, ...] | None = None  #: strength; ignored beside auto_augment, `3a` excepted
+    color_jitter_prob: float | None = None
+    grayscale: float = 0.0  #: probability
+    blur: float = 0.0  #: probability
+    erasing: float = 0.0  #: probability of random erasing
+    erasing_mode: Literal["const", "rand", "pixel"] = "pixel"
+    erasing_count: int = 1
+    repeats: int = 1  #: repeated augmentation: an epoch takes one in `repeats` images, each so many times in a row
+    mixup: float = 0.0  #: alpha; 0: off
+    cutmix: float = 0.0  #: alpha; 0: off
+    cutmix_minmax: tuple[float, float] | None = None
+    mix_prob: float = 1.0
+    mix_switch_prob: float = 0.5  #: probability of cutmix where both are on
+    mix_mode: Literal["batch", "pair", "elem"] = "batch"
+    mix_off_epoch: int | None = None  #: first epoch (0-based) without mixing
+
+    def __post_init__(self) -> None:
+        for name in (
+            "hflip",
+            "vflip",
+            "color_jitter_prob",
+            "grayscale",
+            "blur",
+            "erasing",
+            "mix_prob",
+            "mix_switch_prob",
+        ):
+            _probability(self, name)
+        for name in ("mixup", "cutmix"):
+            if getattr(self, name) < 0:
+                raise FieldError(name, f"is a strength and must not be negative, is {getattr(self, name)}")
+        for name in ("erasing_count", "repeats"):
+            if getattr(self, name) < 1:
+                raise FieldError(name, f"must be at least 1, is {getattr(self, name)}")
+        _interval(self, "scale", upper=1.0)
+        _interval(self, "ratio")
+        _interval(self, "cutmix_minmax", upper=1.0)
+        if self.padding is not None and self.padding < 0:
+            raise FieldError("padding", f"must not be negative, is {self.padding}")
+        if self.mix_off_epoch is not None and self.mix_off_epoch < 0:
+            raise FieldError("mix_off_epoch", f"must not be negative, is {self.mix_off_epoch}")
+        if isinstance(self.color_jitter, tuple) and len(self.color_jitter) not in (3, 4):
+            raise FieldError(
+                "color_jitter", "is one strength, or three or four (brightness, contrast, saturation, hue)"
+            )
+        if self.interpolation is not None:
+            _interpolation(self.interpolation, crop=self.crop)
+        if self.auto_augment is not None:
+            _auto_augment(self.auto_augment)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether batches are mixed at all."""
+        return self.mixup > 0 or self.cutmix > 0 or self.cutmix_minmax is not None
+
+
+def _probability(config: AugmentConfig, name: str) -> None:
+    value = getattr(config, name)
+    if value is not None and not 0 <= value <= 1:
+        raise FieldError(name, f"is a probability and must lie between 0 and 1, is {value}")
+
+
+def _interval(config: AugmentConfig, name: str, *, upper: float = float("inf")) -> None:
+    value = getattr(config, name)
+    if value is not None and not 0 < value[0] <= value[1] <= upper:
+        raise FieldError(
+            name, f"must be two rising positive numbers{'' if upper > 1 else ' up to 1'}, is {list(value)}"
+        )
+
+
+def _interpolation(name: str, *, crop: Crop) -> None:
+    known = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+    if name == "random" and crop in ("pad", "center"):
+        raise FieldError("interpolation", f"random needs crop: resized, not {crop}")
+    if name != "random" and name not in known:
+        raise FieldError("interpolation", f"{name!r} is not known; allowed: random, {', '.join(known)}")
+
+
+def _auto_augment(text: str) -> None:
+    """Let timm read it now: a mistake should not wait for the first image."""
+    from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
+
+    if text.startswith("rand"):
+        build = rand_augment_transform
+    elif text.startswith("augmix"):
+        build = augment_and_mix_transform
+    else:
+        build = auto_augment_transform
+    try:
+        build(text, {"translate_const": 10, "img_mean": (128, 128, 128)})
+    except (AssertionError, KeyError, ValueError, IndexError) as error:
+        reason = f" ({error})" if str(error) else ""
+        raise FieldError(
+            "auto_augment", f"timm cannot read {text!r}{reason}; try rand-m9-mstd0.5-inc1, 3a, original"
+        ) from None
