@@ -66,6 +66,15 @@ def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: int
     assert_same_outcome(undisturbed, tmp_path)
 
 
+def test_a_run_may_stop_after_an_epoch_and_go_on(undisturbed: Path, tmp_path: Path) -> None:
+    recipe = recipe_from_dict(disturbed_recipe(0))
+    for until in (1, 1, 3):
+        record = train(recipe, tmp_path, progress=Silent(), stop_after_epoch=until)
+        assert (len(record.epochs), record.finished, record.predictions) == (until, False, None)
+    assert train(recipe, tmp_path, progress=Silent()).finished
+    assert_same_outcome(undisturbed, tmp_path)
+
+
 def test_a_second_run_in_the_folder_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe = disturbed_recipe(0)
     first = start(recipe, tmp_path)

@@ -9,6 +9,11 @@ from pathlib import Path
 
 from attngraft.errors import TrainingError
 
+
+class FolderBusy(TrainingError):
+    """Somebody else is at work in the folder."""
+
+
 _held: set[Path] = set()  # a record lock does not keep its own process out; this does
 
 
@@ -17,7 +22,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder`, a file named `.lock` in it.
 
     Raises:
-        TrainingError: another process, or another run of this process, holds it; names its process id.
+        FolderBusy: another process, or another run of this process, holds it; names its process id.
     """
     path = folder.resolve() / ".lock"
     descriptor = None if path in _held else os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -25,7 +30,7 @@ def locked(folder: Path) -> Iterator[None]:
         holder = path.read_text(errors="replace").strip() if path not in _held else str(os.getpid())
         if descriptor is not None:
             os.close(descriptor)
-        raise TrainingError(
+        raise FolderBusy(
             f"{folder}: another run is at work in this folder (process {holder or 'unknown'}); "
             "wait for it, stop it, or choose another folder"
         )

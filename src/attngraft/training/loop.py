@@ -37,7 +37,14 @@ from attngraft.training.stopping import Interrupted, StopSignal
 T = TypeVar("T")
 
 
-def train(recipe: Recipe, folder: Path | str, *, resume: bool = True, progress: Progress | None = None) -> RunRecord:
+def train(
+    recipe: Recipe,
+    folder: Path | str,
+    *,
+    resume: bool = True,
+    progress: Progress | None = None,
+    stop_after_epoch: int | None = None,
+) -> RunRecord:
     """Train the run in `folder`: begin it, go on with it, or return at once where it is finished.
 
     Args:
@@ -45,6 +52,8 @@ def train(recipe: Recipe, folder: Path | str, *, resume: bool = True, progress: 
         folder: the run's folder; made if need be.
         resume: go on with a run that is there; False refuses such a folder.
         progress: who is told; None logs plain lines.
+        stop_after_epoch: leave the run unfinished after this epoch (from 1), its schedule untouched; the same call with
+            a later epoch, or without one, goes on.
 
     Raises:
         ConfigError: the recipe cannot be carried out; nothing was written but an empty folder.
@@ -64,7 +73,7 @@ def train(recipe: Recipe, folder: Path | str, *, resume: bool = True, progress: 
         if not _from_first(run.finished.exists()):
             job = prepare(recipe, run, accelerator)
             restore(run, job.learner)
-            _fit(job, (progress or LogLines()) if first else Silent())
+            _fit(job, (progress or LogLines()) if first else Silent(), stop_after_epoch=stop_after_epoch)
         return cast(RunRecord, _from_first(read_run(run.path) if first else None))
 
 
@@ -76,21 +85,24 @@ def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> None:
     run.refuse_other_recipe(recipe)
 
 
-def _fit(job: Job, progress: Progress) -> None:
-    """All updates and evaluations that are left."""
+def _fit(job: Job, progress: Progress, *, stop_after_epoch: int | None = None) -> None:
+    """All updates and evaluations that are left, or those up to the end of an epoch."""
     counters, epochs = job.learner.counters, job.recipe.schedule.epochs
     steps = job.order.steps
     done = counters.epoch * steps + counters.step
     progress.on_start(epochs * steps, done_steps=done, epochs=epochs, steps_per_epoch=steps)
     with StopSignal(job.accelerator) as stop, _journal(job) as journal:
         trainer = Trainer(job, progress, stop)
-        while counters.epoch < epochs:
+        while counters.epoch < min(epochs, epochs if stop_after_epoch is None else stop_after_epoch):
             trainer.train_epoch()
             row = trainer.end_epoch()
             if journal is not None:
                 journal.add(row)
             save(job.run, job.learner)
             progress.on_epoch(row)
+    if counters.epoch < epochs:
+        progress.on_end(finished=False)
+        return
     if job.accelerator.is_main_process:
         seconds = sum(row["seconds"] for row in counters.rows)
         write_json(job.run.finished, {"epochs": epochs, "seconds": seconds, "metrics": counters.rows[-1]})

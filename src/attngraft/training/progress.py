@@ -56,10 +56,11 @@ class Silent:
 
 
 class LogLines:
-    """One log line per epoch, and one every `every` seconds within long ones."""
+    """One log line per epoch, and one every `every` seconds within long ones; `label` stands before each."""
 
-    def __init__(self, *, every: float = 30.0) -> None:
+    def __init__(self, *, every: float = 30.0, label: str = "") -> None:
         self._every = every
+        self._label = f"{label}: " if label else ""
         self._total = self._epochs = 0
         self._next = 0.0
 
@@ -67,21 +68,23 @@ class LogLines:
         self._total, self._epochs = total_steps, epochs
         self._next = time.monotonic() + self._every
         begin = f"going on after step {done_steps} of" if done_steps else "training for"
-        log.info("%s %d steps: %d epochs of %d", begin, total_steps, epochs, steps_per_epoch)
+        log.info("%s%s %d steps: %d epochs of %d", self._label, begin, total_steps, epochs, steps_per_epoch)
 
     def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every
-            log.info("epoch %d/%d  step %d/%d  loss %.4f  lr %.2e", epoch, self._epochs, step, self._total, loss, lr)
+            line = "%sepoch %d/%d  step %d/%d  loss %.4f  lr %.2e"
+            log.info(line, self._label, epoch, self._epochs, step, self._total, loss, lr)
 
     def on_epoch(self, metrics: Mapping[str, float]) -> None:
         self._next = time.monotonic() + self._every
-        log.info("epoch %d/%d  %s  %.1f s", metrics["epoch"], self._epochs, in_words(metrics), metrics["seconds"])
+        line = "%sepoch %d/%d  %s  %.1f s"
+        log.info(line, self._label, metrics["epoch"], self._epochs, in_words(metrics), metrics["seconds"])
 
     def on_end(self, *, finished: bool) -> None:
         if finished:
-            log.info("finished")
+            log.info("%sfinished", self._label)
 
 
 class LiveBars:
