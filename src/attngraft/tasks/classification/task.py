@@ -14,9 +14,10 @@ from attngraft.tasks.classification.config import ClassificationConfig
 from attngraft.tasks.classification.evaluator import ClassificationEvaluator
 from attngraft.tasks.classification.losses import example_losses, heads_of, training_loss
 from attngraft.tasks.classification.mixing import Mixing
-from attngraft.tasks.images.checks import check_amount, check_split, class_counts
+from attngraft.tasks.images.checks import class_counts
 from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.images.sources import Images, Parts, decoded, open_source, restrict, with_validation
+from attngraft.tasks.images.opening import open_images
+from attngraft.tasks.images.sources import Images, Parts, decoded
 from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, PixelSplit
 from attngraft.tasks.images.views import View, ViewPlan, fixed_view, only_moves, random_view
 from attngraft.tasks.task import Batch, Evaluator, Split, Task, TaskData
@@ -51,10 +52,8 @@ class Classification(Task):
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         host, config = HostInput.from_model(model_data_config), self.config
-        parts = restrict(open_source(config.data), config.data.classes)
-        check_amount(parts)
-        parts, val = with_validation(parts, config.data)
-        check_split(parts, val)
+        opened = open_images(config.data)
+        parts, val = opened.parts, opened.val
         first = parts.train.open(0)
         plan = ViewPlan.decide(config.augment, host, image_size=first.size, mirrored=parts.mirrored)
         self._classes = len(parts.classes)
@@ -65,7 +64,8 @@ class Classification(Task):
             train=self._training_split(parts, plan, host),
             val=self._evaluation_split(val, parts, plan, host),
             model_args={"num_classes": self._classes},
-            facts=_facts(parts, val, plan, host, source=config.data.source, image=(first.size, first.mode)),
+            facts=_facts(parts, val, plan, host, source=config.data.source, image=(first.size, first.mode))
+            | opened.facts,
         )
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

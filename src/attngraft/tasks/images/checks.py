@@ -10,6 +10,8 @@ from attngraft.tasks.images.sources import Images, Parts
 
 def class_counts(images: Images, classes: int) -> np.ndarray:
     """How many images each class has; (classes,)."""
+    if images.labels.ndim == 2:
+        return np.asarray(images.labels.sum(axis=0, dtype=np.int64))
     return np.bincount(images.labels, minlength=classes)
 
 

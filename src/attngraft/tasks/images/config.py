@@ -8,6 +8,7 @@ from typing import Literal
 from attngraft.strict import FieldError
 
 Crop = Literal["auto", "resized", "pad", "center"]
+Check = Literal["auto", "full", "fast", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,18 +19,32 @@ class DataConfig:
     at all (class folders, a tar of class folders, `digits`), a fifth of each class is drawn.
     """
 
-    source: str  #: `digits`, a folder, a .tar, an .npz, or what timm's create_dataset reads (`timm:hfds/...`)
-    root: str | None = None  #: only for timm sources: where they keep or look for their files
+    source: (
+        str  #: `digits`, a folder, .tar, .npz, .csv, .parquet, shards (`x-{000..009}.tar`), `hf:<path>`, `timm:<name>`
+    )
+    root: str | None = None  #: timm: where it keeps its files; .csv and .parquet: where their relative paths begin
     train_split: str | None = None  #: name of the training part (folder, `<name>.tar`, `x_<name>`)
     val_split: str | None = None  #: name of the validation part
     val_fraction: float | None = None  #: draw this share of each training class for validation
     split_seed: int = 0  #: of that draw; apart from the run's seed, so that all runs see one split
     classes: tuple[str, ...] | None = None  #: use only these classes, in this order
     cache: bool | None = None  #: keep decoded images in memory; null: fixed views up to half a gigabyte
+    path_column: str | None = None  #: tables: the column of paths (hf: of images); null: told by its name
+    label_column: str | None = None  #: tables: the column of labels, or of lists of labels; null: told by its name
+    label_columns: tuple[str, ...] | None = None  #: tables: a column of 0 and 1 for each class, instead of label_column
+    label_separator: str | None = (
+        None  #: between the labels of a list; `none`: one label, whatever it holds; null: found
+    )
+    split_column: str | None = None  #: tables: the column that says train or val; null: told by its name
+    split_file: str | None = None  #: a split that `attngraft data check --save-split` wrote, instead of drawing one
+    check: Check = "auto"  #: before training, `full`: decode each image once; `fast`: read its ends only; `off`
+    max_corrupt: float = (
+        0.01  #: unreadable images to leave out: a share (below 1, and at most 100), or a number (from 1)
+    )
 
     def __post_init__(self) -> None:
         if not self.source.strip():
-            raise FieldError("source", "must name the data (digits, a folder, a .tar, an .npz, timm:<name>)")
+            raise FieldError("source", "must name the data (digits, a folder, .tar, .npz, .csv, .parquet, timm:<name>)")
         if self.val_fraction is not None and not 0 < self.val_fraction < 1:
             raise FieldError("val_fraction", f"must lie between 0 and 1, is {self.val_fraction}")
         if self.val_fraction is not None and self.val_split is not None:
@@ -40,6 +55,14 @@ class DataConfig:
             raise FieldError("classes", "names a class twice")
         if self.classes is not None and len(self.classes) < 2:
             raise FieldError("classes", "must name at least two classes")
+        if self.label_columns is not None and self.label_column is not None:
+            raise FieldError("label_columns", "are a column for each class, label_column is one; give only one of them")
+        if self.label_columns is not None and len(set(self.label_columns)) != len(self.label_columns):
+            raise FieldError("label_columns", "names a column twice")
+        if self.split_file is not None and (self.val_split is not None or self.val_fraction is not None):
+            raise FieldError("split_file", "says what is validation; give it without val_split and val_fraction")
+        if self.max_corrupt < 0:
+            raise FieldError("max_corrupt", f"must not be negative, is {self.max_corrupt}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBo
 class Images(ABC):
     """Images with labels and names, in a fixed order. Picklable; holds no open file across processes.
 
-    `labels` (N,) int64 are positions in the data set's list of classes; `names` is what a user would call each image.
+    `labels` (N,) int64 are positions in the data set's list of classes; where an image may have several or no labels,
+    they are (N, K) uint8, 1 for each of the K classes it has. `names` is what a user would call each image.
     """
 
     names: Sequence[str]

@@ -9,10 +9,7 @@ import numpy as np
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.suggest import did_you_mean
-from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.images import Images
-
-DEFAULT_FRACTION = 0.2  #: of each class, drawn for validation where the data have no parts
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "eval", "dev", "test", "testing")  #: in order of preference
@@ -29,7 +26,8 @@ class Parts:
     val: Images | None  #: None: to be drawn from `train`
     origin: str  #: how the parts came about, for the report
     mirrored: bool = True  #: whether a mirror image is an image of the same class
-    notes: tuple[str, ...] = ()
+    multilabel: bool = False  #: labels are (N, K) uint8, see `Images`
+    notes: tuple[str, ...] = ()  #: what a reader of the report should know of how the data were read
 
 
 def find_name(there: Sequence[str], wanted: str | None, usual: Sequence[str], *, field: str, where: str) -> str | None:
@@ -61,6 +59,9 @@ def missing_validation(where: str, train: str, there: Sequence[str]) -> DataErro
 def restrict(parts: Parts, classes: tuple[str, ...] | None) -> Parts:
     """Only the images of `classes`, labelled in that order; None leaves everything.
 
+    Where images may have several labels, all images stay (one without any of `classes` is an example of none), and the
+    other labels are forgotten.
+
     Raises:
         ConfigError: a class that is not there.
     """
@@ -71,43 +72,15 @@ def restrict(parts: Parts, classes: tuple[str, ...] | None) -> Parts:
             near = did_you_mean(name, parts.classes)
             listed = ", ".join(parts.classes[:20]) + (", ..." if len(parts.classes) > 20 else "")
             raise ConfigError(f"task.data.classes: {parts.where} has no class {name!r}{near}; there are: {listed}")
+    columns = [parts.classes.index(name) for name in classes]
     new_label = np.full(len(parts.classes), -1, dtype=np.int64)
-    new_label[[parts.classes.index(name) for name in classes]] = np.arange(len(classes))
+    new_label[columns] = np.arange(len(classes))
 
     def chosen(images: Images) -> Images:
+        if parts.multilabel:
+            return images.take(np.arange(len(images)), images.labels[:, columns])
         labels = new_label[images.labels]
         indices = np.flatnonzero(labels >= 0)
         return images.take(indices, labels[indices])
 
     return replace(parts, classes=classes, train=chosen(parts.train), val=parts.val and chosen(parts.val))
-
-
-def with_validation(parts: Parts, config: DataConfig) -> tuple[Parts, Images]:
-    """Parts whose validation part, drawn from the training part where the source has none, stands beside them.
-
-    The draw takes the same share of every class, at least one image, and leaves at least one; it depends on the images'
-    order, the share and `split_seed` alone.
-
-    Raises:
-        DataError: a class with a single image cannot be divided.
-    """
-    if parts.val is not None and config.val_fraction is None:
-        return parts, parts.val
-    fraction = DEFAULT_FRACTION if config.val_fraction is None else config.val_fraction
-    labels = parts.train.labels
-    drawn = np.zeros(len(labels), dtype=bool)
-    stream = np.random.RandomState(config.split_seed)  # its streams never change between numpy versions
-    for label, name in enumerate(parts.classes):
-        members = np.flatnonzero(labels == label)
-        if len(members) == 1:
-            raise DataError(
-                f"{parts.where}: class {name!r} has a single image, which cannot be divided into training and validation; "
-                "add images or leave the class out with task.data.classes"
-            )
-        count = min(max(1, round(len(members) * fraction)), len(members) - 1)
-        drawn[stream.permutation(members)[: max(count, 0)]] = True
-    train, val = np.flatnonzero(~drawn), np.flatnonzero(drawn)
-    origin = f"{fraction:g} of each class of {parts.origin} drawn for validation with split_seed {config.split_seed}"
-    return replace(parts, train=parts.train.take(train, labels[train]), origin=origin), parts.train.take(
-        val, labels[val]
-    )

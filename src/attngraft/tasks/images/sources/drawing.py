@@ -1,0 +1,81 @@
+"""A validation part drawn from the training part, class by class, as a function of the images' order and a seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from attngraft.errors import DataError
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.images import Images
+from attngraft.tasks.images.sources.parts import Parts
+
+DEFAULT_FRACTION = 0.2  #: of each class, drawn for validation where the data have no parts
+
+
+def with_validation(parts: Parts, config: DataConfig) -> tuple[Parts, Images]:
+    """Parts whose validation part, drawn from the training part where the source has none, stands beside them.
+
+    The draw takes the same share of every class, at least one image, and leaves at least one; it depends on the images'
+    order, the share and `split_seed` alone. Images with several labels are drawn by iterative stratification.
+
+    Raises:
+        DataError: a class with a single image cannot be divided.
+    """
+    if parts.val is not None and config.val_fraction is None:
+        return parts, parts.val
+    fraction = DEFAULT_FRACTION if config.val_fraction is None else config.val_fraction
+    labels = parts.train.labels
+    stream = np.random.RandomState(config.split_seed)  # its streams never change between numpy versions
+    drawn = (_by_rarest_label if parts.multilabel else _by_class)(labels, fraction, stream, parts)
+    train, val = np.flatnonzero(~drawn), np.flatnonzero(drawn)
+    origin = f"{fraction:g} of each class of {parts.origin} drawn for validation with split_seed {config.split_seed}"
+    rest = replace(parts, train=parts.train.take(train, labels[train]), origin=origin)
+    return rest, parts.train.take(val, labels[val])
+
+
+def _by_class(labels: np.ndarray, fraction: float, stream: np.random.RandomState, parts: Parts) -> np.ndarray:
+    drawn = np.zeros(len(labels), dtype=bool)
+    for label, name in enumerate(parts.classes):
+        members = np.flatnonzero(labels == label)
+        if len(members) == 1:
+            raise _indivisible(parts, name)
+        count = min(max(1, round(len(members) * fraction)), len(members) - 1)
+        drawn[stream.permutation(members)[: max(count, 0)]] = True
+    return drawn
+
+
+def _by_rarest_label(labels: np.ndarray, fraction: float, stream: np.random.RandomState, parts: Parts) -> np.ndarray:
+    """Iterative stratification (Sechidis et al. 2011) into two parts: the label with the fewest images left is served
+    first, each of its images goes where more images of that label are still wanted; images without a label come last.
+    """
+    order = stream.permutation(len(labels))
+    counts = labels.sum(axis=0, dtype=np.int64)
+    for label in np.flatnonzero(counts == 1):
+        raise _indivisible(parts, parts.classes[label])
+    wanted = np.where(counts > 0, np.clip(np.rint(counts * fraction), 1, np.maximum(counts - 1, 1)), 0)
+    room = np.stack([counts - wanted, wanted]).astype(np.float64)  #: still to be placed: train, val; by label
+    space = np.array([len(labels) * (1 - fraction), len(labels) * fraction])
+    side = np.full(len(labels), -1)
+    left = counts.copy()
+    while (left > 0).any():
+        label = int(np.argmin(np.where(left > 0, left, np.iinfo(np.int64).max)))
+        for image in order[(labels[order, label] > 0) & (side[order] < 0)]:
+            share = room[:, label]
+            place = int(share[1] > share[0] or (share[1] == share[0] and space[1] > space[0]))
+            side[image] = place
+            room[place] -= labels[image]
+            space[place] -= 1
+            left -= labels[image]
+    bare = order[side[order] < 0]
+    side[bare] = 0
+    side[bare[: round(len(bare) * fraction)]] = 1
+    return side == 1
+
+
+def _indivisible(parts: Parts, name: str) -> DataError:
+    return DataError(
+        f"{parts.where}: class {name!r} has a single image, which cannot be divided into training and validation; "
+        "add images or leave the class out with task.data.classes"
+    )
