@@ -11,6 +11,7 @@ from attngraft.anatomy import GraftType
 BUILT_IN = (
     "attngraft.mechanisms.context_broadcast.graft",
     "attngraft.mechanisms.horizontal_vertical.graft",
+    "attngraft.mechanisms.identity.graft",
 )
 _types: dict[str, GraftType[Any]] = {}
 

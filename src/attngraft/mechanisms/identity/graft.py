@@ -1,0 +1,54 @@
+"""The graft that does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from attngraft.anatomy import Geometry, Graft, GraftType, Stage
+from attngraft.mechanisms.registry import register_graft
+
+
+class IdentityGraft(Graft):
+    """Hands on what stands at its stage: the same tensor, not a copy."""
+
+    def forward(self, value: Tensor, context: Tensor | None = None) -> Tensor:
+        return value
+
+
+@dataclass(frozen=True)
+class IdentityOptions:
+    """`stage`: where it stands. Not `mix` or `space`: a graft there is the attention itself, and has to compute it."""
+
+    stage: Literal["weights", "heads", "tokens", "attn.end", "attn.window", "mlp.front", "mlp.mid", "mlp.end"] = (
+        "tokens"
+    )
+
+
+class IdentityType(GraftType[IdentityOptions]):
+    """`identity`."""
+
+    name = "identity"
+    summary = "does nothing, without parameters: the control of a comparison, whose difference must be exactly 0"
+    source = "a control; no paper"
+    Options = IdentityOptions
+
+    def stages(self, options: IdentityOptions) -> tuple[Stage, ...]:
+        return (options.stage,)
+
+    def build(self, geometry: Geometry, stage: Stage, options: IdentityOptions) -> Graft:
+        return IdentityGraft()
+
+    def starts_as_identity(self, options: IdentityOptions) -> bool:
+        """At `weights` only up to rounding: to have a map at all, scores and softmax are computed one by one."""
+        return options.stage != "weights"
+
+    def notes(self, geometry: Geometry, stage: Stage, options: IdentityOptions) -> tuple[str, ...]:
+        if stage != "weights":
+            return ()
+        return ("takes the host's explicit path, so outputs are a fused host's up to rounding, not bit for bit",)
+
+
+IDENTITY = register_graft(IdentityType())
