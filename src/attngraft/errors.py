@@ -39,6 +39,10 @@ class TrainingError(AttngraftError):
     """A run had to stop (loss not finite, checkpoint of another recipe, ...); what was saved stays usable."""
 
 
+class ExportError(AttngraftError):
+    """A model cannot be exported, or an exported folder cannot be used; the message names the file and the remedy."""
+
+
 class BackendError(AttngraftError):
     """A backend was asked for by name and cannot be used here; the message says why."""
 

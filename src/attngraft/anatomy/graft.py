@@ -57,6 +57,21 @@ class Graft(TapPoint, nn.Module):
     options: dict[str, Any]
     unused: Unused
     frozen: tuple[str, ...]  #: parameters of the module that it froze, to be unfrozen on undo
+    folded: str | None = None  #: what of it stands in the host's weights; then it cannot be taken out again
+
+    def fold(self, *, before: nn.Linear | None, after: nn.Linear | None) -> Graft | str:
+        """For inference: move what is exact to rounding into the host's linear layers next to this graft.
+
+        Args:
+            before: the layer whose output is this graft's input, with nothing but (idle) dropout between; None if there
+                is no such layer.
+            after: the layer whose input is this graft's output.
+
+        Returns:
+            The graft that stays in this one's place, with its own `kind` and `options` set and the layers changed; or the
+            reason why nothing can move, with the layers as they were.
+        """
+        return "it holds no constant factor that a linear layer could take"
 
 
 @dataclass(frozen=True)

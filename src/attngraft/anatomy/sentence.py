@@ -25,6 +25,14 @@ class GraftedModule(TapPoint):
         """The grafts that stand at `stage`, oldest first."""
         return [graft for graft in self.grafts.values() if graft.stage == stage]
 
+    def linear_before(self, stage: Stage) -> nn.Linear | None:
+        """The layer whose output, but for dropout, is what the first graft at `stage` gets; for folding."""
+        return None
+
+    def linear_after(self, stage: Stage) -> nn.Linear | None:
+        """The layer whose input is what the last graft at `stage` puts out; for folding."""
+        return None
+
     def run(self, stage: Stage, value: Tensor, *context: Tensor | None) -> Tensor:
         """Send `value` through the grafts at `stage`, each with the same context, and offer what comes out."""
         for graft in self.grafts_at(stage):

@@ -101,6 +101,7 @@ def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[
 
     Raises:
         GraftSpecError: a name that no graft of this model has; nothing was taken out.
+        HostError: a graft was folded into the host's weights; nothing was taken out.
     """
     wanted = None if names is None else {names} if isinstance(names, str) else set(names)
     present = list(grafted(model))
@@ -108,6 +109,12 @@ def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[
     if wanted is not None and not wanted <= known:
         missing = sorted(wanted - known)
         raise GraftSpecError(f"no graft is called {missing[0]!r} here; there are {', '.join(sorted(known)) or 'none'}")
+    for path, _, name, made in present:
+        if made.folded and (wanted is None or name in wanted):
+            raise HostError(
+                f"{path}.grafts.{name} cannot be taken out: this model was folded for inference, and {made.folded}. "
+                "Load the model as it was exported without folding"
+            )
     removed = []
     for path, module, name, _ in present:
         if wanted is None or name in wanted:

@@ -52,9 +52,24 @@ def save_grafts(
         fingerprint: also store a hash of the host's weights, so that the file loads on these weights only.
 
     Raises:
-        GraftSpecError: the model has no grafts, or `include` names a part that there is not.
+        GraftSpecError: the model has no grafts, one that was folded, or `include` names a part that there is not.
     """
     host = find_host(model)
+    folded = next((name for _, _, name, made in grafted(host.core) if made.folded), None)
+    if folded is not None:
+        raise GraftSpecError(
+            f"the graft {folded} was folded into the host's weights, so it fits no other host; save the grafts of the model "
+            "as it was exported without folding"
+        )
+    return write_atomically(Path(path), graft_bytes(host, include=include, fingerprint=fingerprint))
+
+
+def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = False) -> bytes:
+    """What `save_grafts` writes, folded grafts as what is left of them.
+
+    Raises:
+        GraftSpecError: as `save_grafts`.
+    """
     entries, tensors = _entries(host)
     if not entries:
         raise GraftSpecError(
@@ -75,7 +90,7 @@ def save_grafts(
         "include": chosen,
     }
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return write_atomically(Path(path), save(contiguous, metadata={KEY: json.dumps(manifest)}))
+    return save(contiguous, metadata={KEY: json.dumps(manifest)})
 
 
 def _entries(host: Host) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:

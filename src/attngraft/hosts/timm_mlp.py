@@ -21,6 +21,13 @@ class GraftedMlp(MlpSite, Mlp):
     def out(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.drop2(self.fc2(x)))
 
+    def linear_before(self, stage: Stage) -> nn.Linear | None:
+        return self.fc2 if stage == "mlp.end" and isinstance(self.fc2, nn.Linear) else None
+
+    def linear_after(self, stage: Stage) -> nn.Linear | None:
+        layer = {"mlp.front": self.fc1, "mlp.mid": self.fc2}.get(stage)
+        return layer if isinstance(layer, nn.Linear) else None
+
 
 class GraftedGluMlp(MlpEnds, GluMlp):
     """`timm.layers.GluMlp` (packed SwiGLU too)."""

@@ -10,7 +10,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -82,6 +82,16 @@ class Evaluation:
     predictions: Predictions
 
 
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How a trained model is used away from its task and data: what it takes, and what its outputs mean. JSON-ready."""
+
+    kind: Literal["images"]  #: what `attngraft predict` can feed it
+    input: Mapping[str, Any]  #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode
+    activation: Literal["softmax", "sigmoid"]  #: what turns the outputs (B, classes) into probabilities
+    classes: tuple[str, ...]
+
+
 class Evaluator(ABC):
     """Collects what `Task.predict` gave, over batches and processes, and turns it into an `Evaluation`."""
 
@@ -138,6 +148,18 @@ class Task(ABC):
     @abstractmethod
     def evaluator(self, split: Split) -> Evaluator:
         """A fresh evaluator for `split`."""
+
+    def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
+        """How a model of this task is used without its data.
+
+        Args:
+            facts: what `load` found, as the run folder keeps it.
+            model_data_config: as in `load`.
+
+        Raises:
+            ConfigError: the task does not say.
+        """
+        raise ConfigError(f"task {self.name}: does not say how its models are used outside of it (Task.serving)")
 
 
 def load_task(name: str) -> type[Task]:

@@ -19,7 +19,7 @@ from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.checkpoint import load_weights, read_checkpoint
 from attngraft.training.loading import EvalOrder, eval_batches, indices_of
 from attngraft.training.recipe import Recipe
-from attngraft.training.run_folder import RunFolder, read_run
+from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 from attngraft.training.setup import create_accelerator
 
 Weights = Literal["last", "best", "ema", "best-ema"]
@@ -97,13 +97,23 @@ def evaluate_run(
             f"but the data asks for {dict(found.model_args)}: evaluate it on data of the same kind"
         )
     accelerator = create_accelerator(recipe)
-    model = build_model(recipe, record.model_args, weights=False)
-    _fill(model, RunFolder(record.folder), weights)
+    model = trained_model(record, weights)
     model = accelerator.prepare_model(model, evaluation_mode=True)
     evaluation = SplitEvaluator(task, found.val, recipe, accelerator)(model)
     if evaluation is None:
         raise TrainingError(f"{record.folder}: the evaluation was stopped")
     return evaluation
+
+
+def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
+    """The grafted host with the weights of a run, on the CPU.
+
+    Raises:
+        TrainingError: no such weights in it.
+    """
+    model = build_model(record.recipe, record.model_args, weights=False)
+    _fill(model, RunFolder(record.folder), weights)
+    return model
 
 
 def _with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:

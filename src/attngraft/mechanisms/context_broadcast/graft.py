@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, Stage, Unused
 from attngraft.mechanisms.context_broadcast import layer, ops
@@ -15,6 +16,26 @@ from attngraft.mechanisms.registry import register_graft
 
 class ContextBroadcastGraft(layer.ContextBroadcast, Graft):
     """`ContextBroadcast` at a site."""
+
+    def fold(self, *, before: nn.Linear | None, after: nn.Linear | None) -> Graft | str:
+        """(x + context) / 2 is y + context of y with y = x / 2, so the half can go into the layer before, weight and bias;
+        into the layer after it goes as a factor of the weight alone. x + context is left: CB_S with Lambda = 1."""
+        if self.prefix_tokens:
+            return "it leaves the prefix tokens as they are, and a factor in a linear layer would halve those too"
+        layer = before or after
+        if layer is None:
+            return "no linear layer stands next to it"
+        with torch.no_grad():
+            layer.weight.mul_(0.5)
+            if before is not None and before.bias is not None:
+                before.bias.mul_(0.5)
+        width = before.out_features if before is not None else layer.in_features
+        like = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+        left = ScaledContextBroadcastGraft(width, init=1.0, context=self.context, **like)
+        left.scale.requires_grad_(False)
+        left.kind, left.options = "cb_s", {**self.options, "init": 1.0}
+        left.folded = f"the half of {self.kind} stands in the weights of the linear layer {'before' if before else 'after'} it"
+        return left
 
 
 class ScaledContextBroadcastGraft(layer.ScaledContextBroadcast, Graft):

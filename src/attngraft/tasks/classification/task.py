@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attngraft.errors import ConfigError
-from attngraft.strict import read
+from attngraft.sections import Section
 from attngraft.tasks.classification.config import ClassificationConfig
 from attngraft.tasks.classification.evaluator import ClassificationEvaluator
-from attngraft.tasks.classification.losses import example_losses, heads_of, training_loss
+from attngraft.tasks.classification.losses import class_weights, example_losses, training_loss
 from attngraft.tasks.classification.mixing import Mixing
-from attngraft.tasks.images.checks import class_counts
+from attngraft.tasks.classification.sections import sections
+from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.images.opening import open_images
-from attngraft.tasks.images.sources import Images, Parts, decoded
-from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, PixelSplit
-from attngraft.tasks.images.views import View, ViewPlan, fixed_view, only_moves, random_view
+from attngraft.tasks.images.loading import load_images, read_task
+from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.task import Batch, Evaluator, Split, Task, TaskData
 
-VIEWS_LIMIT = 2**29  #: bytes of fixed views of a split that are held in memory unasked
 LOGITS_LIMIT = 1000  #: classes up to which predictions keep all logits
 TOP = 5
 
@@ -42,30 +41,26 @@ class Classification(Task):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> Classification:
-        section = {key: value for key, value in config.items() if key != "name"}
-        if "data" not in section:
-            raise ConfigError(
-                "task.data: which data? --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe "
-                "(digits, a folder, a .tar, an .npz, timm:<name>)"
-            )
-        return cls(read(ClassificationConfig, section, where="task"), seed=seed)
+        return cls(read_task(ClassificationConfig, config), seed=seed)
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
-        host, config = HostInput.from_model(model_data_config), self.config
-        opened = open_images(config.data)
-        parts, val = opened.parts, opened.val
-        first = parts.train.open(0)
-        plan = ViewPlan.decide(config.augment, host, image_size=first.size, mirrored=parts.mirrored)
-        self._classes = len(parts.classes)
+        config = self.config
+        found = load_images(
+            config.data,
+            config.augment,
+            host=HostInput.from_model(model_data_config),
+            seed=self.seed,
+            task=self.name,
+            multilabel=False,
+            sampling=config.sampling,
+        )
+        self._classes = len(found.classes)
+        self._loss = training_loss(config.loss, class_weights(config.loss, found.counts, found.classes))
         if config.augment.mixes:
             smoothing = config.loss.smoothing
             self._mixing = Mixing(config.augment, classes=self._classes, smoothing=smoothing, seed=self.seed)
         return TaskData(
-            train=self._training_split(parts, plan, host),
-            val=self._evaluation_split(val, parts, plan, host),
-            model_args={"num_classes": self._classes},
-            facts=_facts(parts, val, plan, host, source=config.data.source, image=(first.size, first.mode))
-            | opened.facts,
+            train=found.train, val=found.val, model_args={"num_classes": self._classes}, facts=found.facts
         )
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -85,7 +80,7 @@ class Classification(Task):
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """`target` (B,), `top` (B, up to 5) best classes, `loss` (B,), and `logits` (B, classes) where they are kept."""
-        logits = torch.stack([head.float() for head in heads_of(outputs, classes=self._classes)]).mean(0)
+        logits = mean_logits(outputs, classes=self._classes)
         target = batch["target"]
         found = {
             "target": target,
@@ -102,64 +97,8 @@ class Classification(Task):
             raise ConfigError(f"task: classification evaluates its own splits, not a {type(split).__name__}")
         return ClassificationEvaluator(split)
 
-    def _training_split(self, parts: Parts, plan: ViewPlan, host: HostInput) -> LabelledSplit:
-        augment = self.config.augment
-        images = self._cached(parts.train, host)
-        view: View
-        if only_moves(augment, plan) and self._fits(images, host):
-            view = fixed_view(host, crop_pct=1.0, interpolation=augment.interpolation)
-            return PixelSplit(
-                images, view, plan, classes=parts.classes, host=host, seed=self.seed, repeats=augment.repeats
-            )
-        view = random_view(augment, plan, host)
-        return ImageSplit(images, view, classes=parts.classes, host=host, seed=self.seed, repeats=augment.repeats)
-
-    def _evaluation_split(self, val: Images, parts: Parts, plan: ViewPlan, host: HostInput) -> LabelledSplit:
-        view = fixed_view(host, crop_pct=plan.eval_crop_pct)
-        if self._fits(val, host):
-            return PixelSplit(val, view, None, classes=parts.classes, host=host, seed=self.seed)
-        return ImageSplit(val, view, classes=parts.classes, host=host, seed=self.seed)
-
-    def _cached(self, images: Images, host: HostInput) -> Images:
-        return decoded(images, host.mode) if self.config.data.cache and not images.in_memory else images
-
-    def _fits(self, images: Images, host: HostInput) -> bool:
-        """Whether fixed views are made once and held: where asked for, or where they are few and small."""
-        if self.config.data.cache is None:
-            return len(images) * host.channels * host.height * host.width <= VIEWS_LIMIT
-        return self.config.data.cache
-
-
-def _facts(
-    parts: Parts,
-    val: Images,
-    plan: ViewPlan,
-    host: HostInput,
-    *,
-    source: str,
-    image: tuple[tuple[int, int], str],
-) -> dict[str, Any]:
-    """What was found and decided, for the run folder and the report."""
-
-    def counts(images: Images) -> dict[str, int]:
-        return dict(zip(parts.classes, class_counts(images, len(parts.classes)).tolist(), strict=True))
-
-    return {
-        "task": "classification",
-        "source": source,
-        "kind": parts.kind,
-        "where": parts.where,
-        "split": parts.origin,
-        "classes": list(parts.classes),
-        "sizes": {"train": len(parts.train), "val": len(val)},
-        "counts": {"train": counts(parts.train), "val": counts(val)},
-        "image": {"first_size": list(image[0]), "first_mode": image[1]},
-        "input": {
-            "size": [host.channels, host.height, host.width],
-            "mean": list(host.mean),
-            "std": list(host.std),
-            "interpolation": host.interpolation,
-            "eval_crop_pct": plan.eval_crop_pct,
-        },
-        "augment": {"crop": plan.crop, "padding": plan.padding, "hflip": plan.hflip, "vflip": plan.vflip},
-    }
+    def sections(
+        self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]
+    ) -> list[Section]:
+        """Each class's share found and F1, which classes are taken for which, and how far confidence can be believed."""
+        return sections(predictions, classes=facts["classes"], sigmoid=self.config.loss.name == "bce")
