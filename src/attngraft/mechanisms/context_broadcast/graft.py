@@ -30,11 +30,13 @@ class ContextBroadcastGraft(layer.ContextBroadcast, Graft):
             if before is not None and before.bias is not None:
                 before.bias.mul_(0.5)
         width = before.out_features if before is not None else layer.in_features
-        like = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-        left = ScaledContextBroadcastGraft(width, init=1.0, context=self.context, **like)
+        left = ScaledContextBroadcastGraft(
+            width, init=1.0, context=self.context, device=layer.weight.device, dtype=layer.weight.dtype
+        )
         left.scale.requires_grad_(False)
         left.kind, left.options = "cb_s", {**self.options, "init": 1.0}
-        left.folded = f"the half of {self.kind} stands in the weights of the linear layer {'before' if before else 'after'} it"
+        side = "before" if before is not None else "after"
+        left.folded = f"the half of {self.kind} stands in the weights of the linear layer {side} it"
         return left
 
 

@@ -19,8 +19,9 @@ from attngraft.tasks.classification.sections import sections
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.loading import load_images, read_task
+from attngraft.tasks.images.serving import image_serving
 from attngraft.tasks.images.splits import LabelledSplit
-from attngraft.tasks.task import Batch, Evaluator, Split, Task, TaskData
+from attngraft.tasks.task import Batch, Evaluator, Serving, Split, Task, TaskData
 
 LOGITS_LIMIT = 1000  #: classes up to which predictions keep all logits
 TOP = 5
@@ -91,6 +92,12 @@ class Classification(Task):
         if wanted == "logits" or (wanted == "auto" and self._classes <= LOGITS_LIMIT):
             found["logits"] = logits
         return found
+
+    def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
+        sigmoid = self.config.loss.name not in ("cross_entropy", "focal")
+        return image_serving(
+            facts, model_data_config=model_data_config, activation="sigmoid" if sigmoid else "softmax"
+        )
 
     def evaluator(self, split: Split) -> Evaluator:
         if not isinstance(split, LabelledSplit):
