@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -94,10 +94,8 @@ class Classification(Task):
         return found
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
-        sigmoid = self.config.loss.name not in ("cross_entropy", "focal")
-        return image_serving(
-            facts, model_data_config=model_data_config, activation="sigmoid" if sigmoid else "softmax"
-        )
+        activation: Literal["softmax", "sigmoid"] = "sigmoid" if self.config.loss.name == "bce" else "softmax"
+        return image_serving(facts, model_data_config=model_data_config, activation=activation)
 
     def evaluator(self, split: Split) -> Evaluator:
         if not isinstance(split, LabelledSplit):
