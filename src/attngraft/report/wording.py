@@ -193,7 +193,11 @@ def headline(result: StudyResult) -> str:
         return "No variant could be compared with the baseline."
     if not seed_deviation_known(result):
         return "One seed: the noise between seeds is unknown, so no graft is called better or worse."
-    if len(compared) == 1:
+    if all(variant.difference is None or no_difference(variant.difference) for variant in grafted):
+        sentence = (
+            f"{'The graft makes' if len(compared) == 1 else f'All {len(compared)} grafts make'} no difference at all."
+        )
+    elif len(compared) == 1:
         sentence = f"The graft is {_standing(compared[0])}."
     elif len(set(compared)) == 1:
         sentence = f"All {len(compared)} grafts are {_standing(compared[0])}."
@@ -222,6 +226,8 @@ def reason(difference: Difference, *, seeds: int) -> str:
     """Why the verdict is what it is, from the intervals alone. (`Difference.why` says it with the stored numbers, which
     are not those of a report that writes shares in percent.)"""
     bootstrap, t = difference.bootstrap, difference.t
+    if no_difference(difference):
+        return "No difference at all: every example is scored exactly alike in every seed."
     if difference.verdict != "inside the noise":
         return f"Both intervals lie {'above' if bootstrap.low > 0 else 'below'} zero."
     if t is None and seeds == 1:
@@ -234,6 +240,12 @@ def reason(difference: Difference, *, seeds: int) -> str:
     if len(names) == 1:
         return f"The {names[0]} interval contains zero, though the other does not."
     return "Both intervals contain zero."
+
+
+def no_difference(difference: Difference) -> bool:
+    """Whether the two scored every example of every seed alike: only then has the bootstrap no width around 0."""
+    bootstrap = difference.bootstrap
+    return bootstrap.point == bootstrap.low == bootstrap.high == 0
 
 
 def spread_text(mean: float | None, deviation: float | None, style: MetricFormat) -> str:

@@ -57,7 +57,7 @@ def compare_scores(
         p_source="paired t over seeds" if len(seeds) > 1 else "exact McNemar",
         mcnemar=tests,
         verdict=verdict,
-        why=_why(verdict, bootstrap, t, tests, seeds=len(seeds)),
+        why=_why(verdict, bootstrap, t, tests, seeds=len(seeds)) if differences.any() else _nothing(len(seeds)),
     )
 
 
@@ -99,6 +99,11 @@ def _why(verdict: Verdict, bootstrap: Interval, t: Interval | None, tests: list[
     if _excludes_zero(t):
         return f"{first} contains zero, though {second}, does not"
     return f"{second}, contains zero, though {first} does not"
+
+
+def _nothing(seeds: int) -> str:
+    where = "in the one seed" if seeds == 1 else f"in all {seeds} seeds"
+    return f"no difference at all: {where} every example is scored exactly alike with the graft and without it"
 
 
 def _shown(interval: Interval) -> str:
