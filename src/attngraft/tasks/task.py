@@ -16,11 +16,15 @@ import numpy as np
 from torch import Tensor
 
 from attngraft.errors import ConfigError
+from attngraft.sections import Section
 
 Batch = Any  #: nested dicts, lists and tuples of tensors (and of plain values, which stay where they are)
 
 #: task name -> "module:class"; a task is imported when first asked for
-TASKS = {"classification": "attngraft.tasks.classification:Classification"}
+TASKS = {
+    "classification": "attngraft.tasks.classification:Classification",
+    "multilabel": "attngraft.tasks.multilabel:MultiLabel",
+}
 
 
 class Split(ABC):
@@ -148,6 +152,15 @@ class Task(ABC):
     @abstractmethod
     def evaluator(self, split: Split) -> Evaluator:
         """A fresh evaluator for `split`."""
+
+    def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
+        """What a report should say of one variant beside its metrics; nothing where a task does not say.
+
+        Args:
+            predictions: the arrays of `predictions.npz` (`Predictions.arrays`), one mapping per seed.
+            facts: what `load` said of the data.
+        """
+        return []
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         """How a model of this task is used without its data.

@@ -32,11 +32,19 @@ def test_policies_of_timm_are_taken(policy: str) -> None:
     [
         ({"data": {}}, r"task\.data\.source: missing"),
         ({"data": None}, r"task\.data: expected a section"),
-        ({"dta": {}}, r"task\.dta: unknown field \(did you mean data\?\); allowed: data, augment, loss, metrics"),
+        (
+            {"dta": {}},
+            r"task\.dta: unknown field \(did you mean data\?\); allowed: data, augment, loss, metrics, sampling",
+        ),
         (
             {"data": {"source": "x", "val_fractoin": 1}},
             r"task\.data\.val_fractoin: unknown field \(did you mean val_fr",
         ),
+        ({"loss": {"class_weights": "balnced"}}, r"task\.loss\.class_weights: 'balnced' is not a choice"),
+        ({"loss": {"class_weights": {"a": -1}}}, r"task\.loss\.class_weights: must not be negative, and 'a' is"),
+        ({"loss": {"class_weights": {}}}, r"task\.loss\.class_weights: names no class"),
+        ({"loss": {"effective_beta": 1.0}}, r"task\.loss\.effective_beta: must lie between 0 and 1"),
+        ({"sampling": "even"}, r"task\.sampling: 'even' is not a choice.*balanced, sqrt"),
         ({"data": {"source": 3}}, r"task\.data\.source: expected text, found 3"),
         ({"data": {"source": " "}}, r"task\.data\.source: must name the data"),
         ({"data": {"source": "x", "val_fraction": 1.0}}, r"task\.data\.val_fraction: must lie between 0 and 1"),

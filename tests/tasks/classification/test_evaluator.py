@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import balanced_accuracy_score, log_loss, top_k_accuracy_score
+from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss, top_k_accuracy_score
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from attngraft.errors import TrainingError
-from attngraft.tasks.classification.evaluator import ClassificationEvaluator, balanced_accuracy
+from attngraft.tasks.classification.evaluator import ClassificationEvaluator, balanced_accuracy, macro_f1
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sources import ArrayImages
 from attngraft.tasks.images.splits import LabelledSplit
@@ -70,6 +70,7 @@ def test_metrics_are_scikit_learns() -> None:
             "top1": (predicted == labels).mean(),
             "top5": top_k_accuracy_score(labels, share, k=5),
             "balanced_accuracy": balanced_accuracy_score(labels, predicted),
+            "macro_f1": f1_score(labels, predicted, average="macro"),
             "loss": log_loss(labels, share),
         },
         rel=1e-6,
@@ -90,7 +91,7 @@ def test_metrics_are_scikit_learns() -> None:
 
 @given(st.integers(1, 30), st.integers(2, 12), st.integers(0, 1000))
 @settings(deadline=None, max_examples=40)
-def test_balanced_accuracy_is_scikit_learns(size: int, classes: int, seed: int) -> None:
+def test_balanced_accuracy_and_macro_f1_are_scikit_learns(size: int, classes: int, seed: int) -> None:
     rng = np.random.RandomState(seed)
     predicted, target = rng.randint(0, classes, size), rng.randint(0, classes, size)
     with warnings.catch_warnings():
@@ -98,7 +99,9 @@ def test_balanced_accuracy_is_scikit_learns(size: int, classes: int, seed: int) 
             "ignore"
         )  # scikit-learn warns of classes that are only predicted, and leaves them out too
         expected = balanced_accuracy_score(target, predicted)
+        f1 = f1_score(target, predicted, labels=np.unique(target), average="macro", zero_division=0)
     assert balanced_accuracy(predicted, target, classes=classes) == pytest.approx(expected, rel=1e-6)
+    assert macro_f1(predicted, target, classes=classes) == pytest.approx(f1, rel=1e-6)
 
 
 def test_few_classes_have_no_top5_and_many_keep_no_logits() -> None:

@@ -1,42 +1,24 @@
-"""Top-1, top-5, balanced accuracy and loss over a split, each example counted once."""
+"""Top-1, top-5, balanced accuracy, macro F1 and loss over a split, each example counted once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
-from torch import Tensor
-from torchmetrics.functional.classification import multiclass_recall
+from torchmetrics.functional.classification import multiclass_f1_score, multiclass_recall
 
-from attngraft.errors import TrainingError
+from attngraft.tasks.collecting import CollectingEvaluator
 from attngraft.tasks.images.splits import LabelledSplit
-from attngraft.tasks.task import Evaluation, Evaluator, Predictions
+from attngraft.tasks.task import Evaluation, Predictions
 
 
-class ClassificationEvaluator(Evaluator):
-    """Metrics are shares (0 to 1): `top1`, `top5` (of more than five classes), `balanced_accuracy` (the mean over the
-    classes that occur of the share found of each), and `loss` (training's, without smoothing)."""
+class ClassificationEvaluator(CollectingEvaluator):
+    """Metrics are shares (0 to 1): `top1`, `top5` (of more than five classes), `balanced_accuracy` and `macro_f1` (means
+    over the classes that occur, of the share found of each, and of each one's F1), and `loss` (training's, without
+    smoothing and class weights)."""
 
     def __init__(self, split: LabelledSplit) -> None:
-        self.split = split
-        self.seen = np.zeros(len(split), dtype=bool)
-        self.kept: dict[str, np.ndarray] = {}
-
-    def update(self, outputs: Mapping[str, Tensor], indices: Tensor) -> None:
-        positions = indices.cpu().numpy()
-        if len(positions) and not 0 <= positions.min() <= positions.max() < len(self.split):
-            raise TrainingError(
-                f"evaluation: indices {positions.min()} to {positions.max()} of {len(self.split)} examples"
-            )
-        first, rows = np.unique(positions, return_index=True)
-        rows, first = rows[~self.seen[first]], first[~self.seen[first]]
-        for name, tensor in outputs.items():
-            values = tensor.detach().cpu().numpy()
-            if name not in self.kept:
-                self.kept[name] = np.zeros((len(self.split), *values.shape[1:]), dtype=values.dtype)
-            self.kept[name][first] = values[rows]
-        self.seen[first] = True
+        super().__init__(split)
+        self.names, self.classes = split.names, len(split.classes)
 
     def result(self) -> Evaluation:
         """The metrics and predictions.
@@ -44,30 +26,38 @@ class ClassificationEvaluator(Evaluator):
         Raises:
             TrainingError: some examples were never evaluated.
         """
-        if not self.seen.all():
-            missing = np.flatnonzero(~self.seen)
-            names = ", ".join(self.split.name(int(index)) for index in missing[:3])
-            raise TrainingError(f"evaluation: {len(missing)} of {len(self.split)} examples are missing ({names}, ...)")
-        target, top = self.kept["target"], self.kept["top"]
+        kept = self.collected()
+        target, top = kept["target"], kept["top"]
         hit = top == target[:, None]
         metrics = {"top1": float(hit[:, 0].mean())}
-        if len(self.split.classes) > 5:
+        if self.classes > 5:
             metrics["top5"] = float(hit.any(axis=1).mean())
-        metrics["balanced_accuracy"] = balanced_accuracy(top[:, 0], target, classes=len(self.split.classes))
-        metrics["loss"] = float(self.kept["loss"].mean(dtype=np.float64))
+        metrics["balanced_accuracy"] = balanced_accuracy(top[:, 0], target, classes=self.classes)
+        metrics["macro_f1"] = macro_f1(top[:, 0], target, classes=self.classes)
+        metrics["loss"] = float(kept["loss"].mean(dtype=np.float64))
         arrays = {"target": target, "predicted": top[:, 0]}
-        arrays |= {"logits": self.kept["logits"]} if "logits" in self.kept else {"top5": top}
+        arrays |= {"logits": kept["logits"]} if "logits" in kept else {"top5": top}
         score = hit[:, 0].astype(np.float64)
         return Evaluation(
             metrics=metrics,
-            predictions=Predictions(names=list(self.split.names), score=score, binary=True, arrays=arrays),
+            predictions=Predictions(names=list(self.names), score=score, binary=True, arrays=arrays),
         )
+
+
+# torchmetrics' own macro averages would also count classes that are only predicted
 
 
 def balanced_accuracy(predicted: np.ndarray, target: np.ndarray, *, classes: int) -> float:
     """Mean recall of the classes that occur in `target`."""
-    # torchmetrics' own macro average would also count classes that are only predicted
     recall = multiclass_recall(
         torch.from_numpy(predicted.copy()), torch.from_numpy(target.copy()), num_classes=classes, average="none"
     )
     return float(recall[np.unique(target)].double().mean())
+
+
+def macro_f1(predicted: np.ndarray, target: np.ndarray, *, classes: int) -> float:
+    """Mean F1 = 2 precision recall / (precision + recall) of the classes that occur in `target`."""
+    f1 = multiclass_f1_score(
+        torch.from_numpy(predicted.copy()), torch.from_numpy(target.copy()), num_classes=classes, average="none"
+    )
+    return float(f1[np.unique(target)].double().mean())

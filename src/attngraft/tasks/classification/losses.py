@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.loss import BinaryCrossEntropy
 from torch import Tensor
 
-from attngraft.errors import TrainingError
+from attngraft.errors import ConfigError
+from attngraft.suggest import did_you_mean
 from attngraft.tasks.classification.config import LossConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def training_loss(config: LossConfig) -> Loss:
-    """Mean over the batch. Hard labels are smoothed here; soft ones come smoothed from mixing."""
+def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss:
+    """Mean over the batch. Hard labels are smoothed here; soft ones come smoothed from mixing.
+
+    With `weights` (classes,) each example's loss is multiplied by its class's weight, a mixed one's by the mixture of
+    both. The mean stays over examples, so that it does not depend on how a batch is cut.
+    """
+    if weights is not None:
+        return _Weighted(config, weights)
     if config.name == "bce":
         bce = BinaryCrossEntropy(config.smoothing, config.target_threshold, sum_classes=config.sum_classes)
         return lambda logits, target: bce(logits, target if target.ndim == 1 else target.to(logits.dtype))
@@ -30,7 +38,7 @@ def training_loss(config: LossConfig) -> Loss:
 
 
 def example_losses(config: LossConfig, logits: Tensor, target: Tensor) -> Tensor:
-    """The same loss per example (B,), without smoothing; `target` hard."""
+    """The same loss per example (B,), without smoothing and class weights; `target` hard."""
     if config.name == "bce":
         hot = F.one_hot(target, logits.shape[-1]).to(logits.dtype)
         losses = F.binary_cross_entropy_with_logits(logits, hot, reduction="none")
@@ -38,29 +46,52 @@ def example_losses(config: LossConfig, logits: Tensor, target: Tensor) -> Tensor
     return F.cross_entropy(logits, target, reduction="none")
 
 
-def heads_of(outputs: object, *, classes: int) -> tuple[Tensor, ...]:
-    """The logits of each of the model's heads (B, classes): one, or two of a distilled host in training.
+def class_weights(config: LossConfig, counts: np.ndarray, classes: Sequence[str]) -> np.ndarray | None:
+    """The weight of each class (classes,), from how many training images it has.
 
-    Half precision becomes float32, because losses lose digits there.
+    `balanced` is 1 / n, `effective` (1 - beta) / (1 - beta^n) (Cui et al. 2019, equation 12), both scaled so that the mean
+    over training images is 1. Weights by name are taken as they are; classes that are not named have 1.
 
     Raises:
-        TrainingError: no tensor, or one of another shape.
+        ConfigError: a weight for a class that is not there.
     """
-    heads = outputs if isinstance(outputs, tuple | list) else (outputs,)
-    if len(heads) not in (1, 2) or not all(isinstance(head, Tensor) for head in heads):
-        raise TrainingError(
-            f"the host returned {_describe(outputs)}; classification needs a tensor of logits, or two from a distilled host"
-        )
-    for head in heads:
-        if head.ndim != 2 or head.shape[1] != classes:
-            raise TrainingError(
-                f"the host returned logits of shape {tuple(head.shape)}; the data have {classes} classes, so they must be "
-                f"(batch, {classes}): leave num_classes to the data"
-            )
-    return tuple(head.float() if head.dtype in (torch.float16, torch.bfloat16) else head for head in heads)
+    wanted = config.class_weights
+    if wanted is None:
+        return None
+    if isinstance(wanted, Mapping):
+        for name in wanted:
+            if name not in classes:
+                raise ConfigError(f"task.loss.class_weights: there is no class {name!r}{did_you_mean(name, classes)}")
+        return np.array([wanted.get(name, 1.0) for name in classes])
+    beta = config.effective_beta
+    weights = 1 / counts if wanted == "balanced" else (1 - beta) / (1 - beta**counts)
+    scaled: np.ndarray = weights * counts.sum() / (weights * counts).sum()
+    return scaled
 
 
-def _describe(outputs: object) -> str:
-    if isinstance(outputs, tuple | list):
-        return f"{type(outputs).__name__} of {len(outputs)} ({', '.join(type(part).__name__ for part in outputs[:4])})"
-    return type(outputs).__name__
+class _Weighted:
+    """`training_loss` with weights."""
+
+    def __init__(self, config: LossConfig, weights: np.ndarray) -> None:
+        self.config, self.weights = config, torch.from_numpy(weights)
+        self.bce = BinaryCrossEntropy(config.smoothing, config.target_threshold, reduction="none")
+
+    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
+        if (self.weights.device, self.weights.dtype) != (logits.device, logits.dtype):
+            self.weights = self.weights.to(logits)  # once, not at every step
+        return (self._of_examples(target) * self._losses(logits, target)).mean()
+
+    def _of_examples(self, target: Tensor) -> Tensor:
+        if target.ndim == 1:
+            return self.weights[target]
+        smoothing = self.config.smoothing
+        unsmoothed = (target.to(self.weights.dtype) - smoothing / target.shape[1]) / (1 - smoothing)
+        return unsmoothed @ self.weights
+
+    def _losses(self, logits: Tensor, target: Tensor) -> Tensor:
+        soft = target if target.ndim == 1 else target.to(logits.dtype)
+        if self.config.name == "bce":
+            losses: Tensor = self.bce(logits, soft)
+            return losses.sum(-1) if self.config.sum_classes else losses.mean(-1)
+        smoothing = self.config.smoothing if target.ndim == 1 else 0.0
+        return F.cross_entropy(logits, soft, label_smoothing=smoothing, reduction="none")

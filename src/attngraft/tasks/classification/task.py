@@ -60,9 +60,7 @@ class Classification(Task):
         if config.augment.mixes:
             smoothing = config.loss.smoothing
             self._mixing = Mixing(config.augment, classes=self._classes, smoothing=smoothing, seed=self.seed)
-        return TaskData(
-            train=found.train, val=found.val, model_args={"num_classes": self._classes}, facts=found.facts
-        )
+        return TaskData(train=found.train, val=found.val, model_args={"num_classes": self._classes}, facts=found.facts)
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return (batch["image"],), {}
@@ -102,8 +100,6 @@ class Classification(Task):
             raise ConfigError(f"task: classification evaluates its own splits, not a {type(split).__name__}")
         return ClassificationEvaluator(split)
 
-    def sections(
-        self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]
-    ) -> list[Section]:
+    def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Each class's share found and F1, which classes are taken for which, and how far confidence can be believed."""
         return sections(predictions, classes=facts["classes"], sigmoid=self.config.loss.name == "bce")

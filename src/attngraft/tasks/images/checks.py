@@ -42,7 +42,21 @@ def check_split(parts: Parts, val: Images) -> None:
     val.open(0)
 
 
+def classes_without_images(parts: Parts, val: Images) -> list[str]:
+    """Notes on classes that one part of multi-label data has no image of. They are not refused: labels come together,
+    and one that is rare cannot be left out without its images' other labels."""
+    notes = []
+    for what, images in (("training", parts.train), ("validation", val)):
+        counts = class_counts(images, len(parts.classes))
+        empty = [name for name, count in zip(parts.classes, counts, strict=True) if count == 0]
+        if parts.multilabel and empty:
+            notes.append(f"classes without {what} images: {', '.join(empty)}")
+    return notes
+
+
 def _refuse_empty(parts: Parts, counts: np.ndarray, what: str) -> None:
+    if parts.multilabel:
+        return
     empty = [name for name, count in zip(parts.classes, counts, strict=True) if count == 0]
     if not empty:
         return

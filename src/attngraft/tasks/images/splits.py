@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.sampling import Sampling, draw_by_class
 from attngraft.tasks.images.sources import Images, in_mode
 from attngraft.tasks.images.views import View, ViewPlan
 from attngraft.tasks.seeding import generator, seeded
 from attngraft.tasks.task import Split
 
-Example = tuple[Tensor, int]  #: image, label
+Example = tuple[Tensor, Any]  #: image; a class (whole number), or a row of 0 and 1, one per class
 
 
 class LabelledSplit(Split):
-    """Examples are (image, label); a batch has `image` (B, C, H, W) float32 and `target` (B,).
+    """Examples are (image, label); a batch has `image` (B, C, H, W) float32 and `target`: (B,) int64, or (B, classes)
+    uint8 where images have several labels.
 
     With `repeats` R above 1 (repeated augmentation: Hoffer et al. 2020) an epoch takes one R-th of the examples, drawn
     anew each epoch, R times in a row with views of their own, and is as long as without. Repeat r of an example has the
-    index `r * len + example`.
+    index `r * len + example`. With `sampling` an epoch, still as long, takes classes in other shares than they have; an
+    example that is taken again is a further repeat. Both go together.
     """
 
-    def __init__(self, images: Images, *, classes: Sequence[str], host: HostInput, seed: int, repeats: int = 1) -> None:
+    def __init__(
+        self,
+        images: Images,
+        *,
+        classes: Sequence[str],
+        host: HostInput,
+        seed: int,
+        repeats: int = 1,
+        sampling: Sampling | None = None,
+    ) -> None:
         self.images, self.names, self.labels, self.classes = images, images.names, images.labels, tuple(classes)
-        self.host, self.seed, self.repeats = host, seed, repeats
+        self.host, self.seed, self.repeats, self.sampling = host, seed, repeats, sampling
 
     def __len__(self) -> int:
         return len(self.names)
@@ -36,18 +49,23 @@ class LabelledSplit(Split):
         return self.names[index % len(self)]
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
-        if self.repeats == 1:
+        if self.repeats == 1 and self.sampling is None:
             return None
-        length = len(self)
-        chosen = generator(seed, epoch, -1).permutation(length)[: -(-length // self.repeats)]
-        return (chosen[:, None] + length * np.arange(self.repeats)).reshape(-1)[:length]
+        length, stream = len(self), generator(seed, epoch, -1)
+        size = -(-length // self.repeats)
+        if self.sampling is None:
+            first = stream.permutation(length)[:size]
+        else:
+            chosen, turns = draw_by_class(self.labels, size=size, sampling=self.sampling, stream=stream)
+            first = chosen + length * self.repeats * turns
+        return (first[:, None] + length * np.arange(self.repeats)).reshape(-1)[:length]
 
     def collate(self, examples: list[Example]) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
         image = torch.stack(images)
         return {
             "image": self.host.normalize(image) if image.dtype == torch.uint8 else image,
-            "target": torch.tensor(labels),
+            "target": torch.from_numpy(np.stack(labels)),
         }
 
 
@@ -55,9 +73,17 @@ class ImageSplit(LabelledSplit):
     """Images opened one at a time, each through `view` with generators seeded by (seed, epoch, index)."""
 
     def __init__(
-        self, images: Images, view: View, *, classes: Sequence[str], host: HostInput, seed: int, repeats: int = 1
+        self,
+        images: Images,
+        view: View,
+        *,
+        classes: Sequence[str],
+        host: HostInput,
+        seed: int,
+        repeats: int = 1,
+        sampling: Sampling | None = None,
     ) -> None:
-        super().__init__(images, classes=classes, host=host, seed=seed, repeats=repeats)
+        super().__init__(images, classes=classes, host=host, seed=seed, repeats=repeats, sampling=sampling)
         self.view = view
 
     def __getitem__(self, key: tuple[int, int]) -> Example:
@@ -65,7 +91,7 @@ class ImageSplit(LabelledSplit):
         place = index % len(self)
         image = in_mode(self.images.open(place), self.host.mode)
         with seeded("augment", self.seed, epoch, index):
-            return self.view(image), int(self.labels[place])
+            return self.view(image), self.labels[place]
 
 
 class PixelSplit(LabelledSplit):
@@ -85,8 +111,9 @@ class PixelSplit(LabelledSplit):
         host: HostInput,
         seed: int,
         repeats: int = 1,
+        sampling: Sampling | None = None,
     ) -> None:
-        super().__init__(images, classes=classes, host=host, seed=seed, repeats=repeats)
+        super().__init__(images, classes=classes, host=host, seed=seed, repeats=repeats, sampling=sampling)
         margin = plan.padding if plan else 0
         shape = (len(images), host.channels, host.height + 2 * margin, host.width + 2 * margin)
         self.plan, self.pixels = plan, np.zeros(shape, dtype=np.uint8)
@@ -103,7 +130,7 @@ class PixelSplit(LabelledSplit):
         pixels = self.pixels[place]
         if self.plan is not None:
             pixels = self._moved(pixels, self.plan, generator(self.seed, epoch, index).random(4))
-        return torch.from_numpy(np.ascontiguousarray(pixels)), int(self.labels[place])
+        return torch.from_numpy(np.ascontiguousarray(pixels)), self.labels[place]
 
     def _make(self, index: int) -> None:
         margin = self.plan.padding if self.plan else 0

@@ -1,0 +1,85 @@
+"""Training losses over labels (B, classes) that are 0, 1, or between after mixing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from timm.loss import AsymmetricLossMultiLabel
+from torch import Tensor
+
+from attngraft.errors import ConfigError
+from attngraft.suggest import did_you_mean
+from attngraft.tasks.multilabel.config import LossConfig
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+LARGEST_WEIGHT = 100.0  #: of `balanced`, so that a class of one image in thousands does not drown all others
+
+
+def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss:
+    """Mean over images and classes; `weights` (classes,) are those of present labels."""
+    return _Bce(config, weights) if config.name == "bce" else _Asymmetric(config)
+
+
+def example_losses(logits: Tensor, target: Tensor) -> Tensor:
+    """Plain binary cross entropy, mean over classes, whatever training's loss is; (B,)."""
+    losses = F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
+    return losses.mean(-1)
+
+
+def positive_weights(
+    config: LossConfig, counts: np.ndarray, *, images: int, classes: Sequence[str]
+) -> np.ndarray | None:
+    """The weight of each class's present labels (classes,), from how many of the training images have it.
+
+    `balanced` is (images - n) / n, at most `LARGEST_WEIGHT`; 1 for a class that no image has.
+
+    Raises:
+        ConfigError: a weight for a class that is not there.
+    """
+    wanted = config.pos_weight
+    if wanted is None:
+        return None
+    if isinstance(wanted, Mapping):
+        for name in wanted:
+            if name not in classes:
+                raise ConfigError(f"task.loss.pos_weight: there is no class {name!r}{did_you_mean(name, classes)}")
+        return np.array([wanted.get(name, 1.0) for name in classes])
+    if wanted == "balanced":
+        ratio = (images - counts) / np.maximum(counts, 1)
+        return np.where(counts > 0, np.clip(ratio, 1 / LARGEST_WEIGHT, LARGEST_WEIGHT), 1.0)
+    return np.full(len(counts), float(wanted))
+
+
+def _smoothed(target: Tensor, smoothing: float) -> Tensor:
+    return target * (1 - smoothing) + 0.5 * smoothing if smoothing else target
+
+
+class _Bce:
+    def __init__(self, config: LossConfig, weights: np.ndarray | None) -> None:
+        self.smoothing = config.smoothing
+        self.weights = None if weights is None else torch.from_numpy(weights)
+
+    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
+        if self.weights is not None and (self.weights.device, self.weights.dtype) != (logits.device, logits.dtype):
+            self.weights = self.weights.to(logits)  # once, not at every step
+        soft = _smoothed(target.to(logits.dtype), self.smoothing)
+        return F.binary_cross_entropy_with_logits(logits, soft, pos_weight=self.weights)
+
+
+class _Asymmetric:
+    def __init__(self, config: LossConfig) -> None:
+        self.smoothing = config.smoothing
+        # timm first knew the sum alone; later versions take the mean over the batch unless they are told
+        known = inspect.signature(AsymmetricLossMultiLabel).parameters
+        kind = {"reduction": "sum"} if "reduction" in known else {}
+        self.summed = AsymmetricLossMultiLabel(config.gamma_neg, config.gamma_pos, config.clip, **kind)
+
+    def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
+        soft = _smoothed(target.to(logits.dtype), self.smoothing)
+        total: Tensor = self.summed(logits, soft)
+        return total / logits.numel()

@@ -1,0 +1,94 @@
+"""Image classification with any number of labels per image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attngraft.errors import ConfigError, DataError
+from attngraft.sections import Section
+from attngraft.tasks.images.heads import heads_of, mean_logits
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.loading import load_images, read_task
+from attngraft.tasks.images.splits import LabelledSplit
+from attngraft.tasks.multilabel.config import MultiLabelConfig
+from attngraft.tasks.multilabel.evaluator import MultiLabelEvaluator
+from attngraft.tasks.multilabel.losses import example_losses, positive_weights, training_loss
+from attngraft.tasks.multilabel.mixing import LabelMixing
+from attngraft.tasks.multilabel.sections import sections
+from attngraft.tasks.task import Batch, Evaluator, Split, Task, TaskData
+
+
+class MultiLabel(Task):
+    """A batch is `{"image": (B, C, H, W) float32, "target": (B, classes)}`: uint8 0 or 1, floats after mixing."""
+
+    name = "multilabel"
+    primary = "image_ap"
+
+    def __init__(self, config: MultiLabelConfig, *, seed: int) -> None:
+        self.config, self.seed = config, seed
+        self._loss = training_loss(config.loss)
+        self._classes = 0  # known when the data are
+        self._mixing = LabelMixing(config.augment, seed=seed) if config.augment.mixes else None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], *, seed: int) -> MultiLabel:
+        return cls(read_task(MultiLabelConfig, config), seed=seed)
+
+    def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
+        config = self.config
+        found = load_images(
+            config.data,
+            config.augment,
+            host=HostInput.from_model(model_data_config),
+            seed=self.seed,
+            task=self.name,
+            multilabel=True,
+        )
+        for part, split in (("training", found.train), ("validation", found.val)):
+            if not split.labels.any():
+                raise DataError(f"{config.data.source}: no {part} image has a label; look at its column of labels")
+        self._classes = len(found.classes)
+        weights = positive_weights(config.loss, found.counts, images=len(found.train), classes=found.classes)
+        self._loss = training_loss(config.loss, weights)
+        labels = {
+            part: float(split.labels.sum(1).mean()) for part, split in (("train", found.train), ("val", found.val))
+        }
+        return TaskData(
+            train=found.train,
+            val=found.val,
+            model_args={"num_classes": self._classes},
+            facts=found.facts | {"labels_per_image": {part: round(mean, 3) for part, mean in labels.items()}},
+        )
+
+    def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        return (batch["image"],), {}
+
+    def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
+        if self._mixing is None:
+            return batch
+        image, target = self._mixing(batch["image"], batch["target"], epoch=epoch, step=step)
+        return {**batch, "image": image, "target": target}
+
+    def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        """`loss`: the mean over images and classes, and over both heads of a distilled host."""
+        losses = [self._loss(head, batch["target"]) for head in heads_of(outputs, classes=self._classes)]
+        return {"loss": torch.stack(losses).mean()}
+
+    def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        """`target` and `logits` (B, classes), `loss` (B,)."""
+        logits = mean_logits(outputs, classes=self._classes)
+        return {"target": batch["target"], "logits": logits, "loss": example_losses(logits, batch["target"])}
+
+    def evaluator(self, split: Split) -> Evaluator:
+        if not isinstance(split, LabelledSplit):
+            raise ConfigError(f"task: multilabel evaluates its own splits, not a {type(split).__name__}")
+        return MultiLabelEvaluator(split, threshold=self.config.metrics.threshold)
+
+    def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
+        """Each class's average precision and F1, and how far probabilities can be believed."""
+        return sections(predictions, classes=facts["classes"], threshold=self.config.metrics.threshold)

@@ -1,0 +1,88 @@
+"""What a report is told of a classifier, against scikit-learn."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from attngraft.sections import Section
+from attngraft.strict import read
+from tests.tasks.images.making import make_task
+
+
+def _predictions(seed: int, *, classes: int = 4, size: int = 200) -> dict[str, np.ndarray]:
+    target = np.random.RandomState(0).randint(0, classes - 1, size)  # the last class does not occur
+    logits = np.random.RandomState(seed + 1).randn(size, classes).astype(np.float32)
+    logits[np.arange(size), target] += 1
+    return {"target": target, "predicted": logits.argmax(1), "logits": logits}
+
+
+def _sections(seeds: list[dict[str, np.ndarray]], classes: int = 4, **task: object) -> dict[str, Section]:
+    facts = {"classes": [f"c{i}" for i in range(classes)]}
+    return {each.name: each for each in make_task("digits", **task).sections(seeds, facts=facts)}
+
+
+def test_the_table_by_class_is_scikit_learns() -> None:
+    seeds = [_predictions(0), _predictions(1)]
+    table = _sections(seeds)["classes"].table
+    assert table is not None
+    by_seed = [
+        precision_recall_fscore_support(s["target"], s["predicted"], labels=range(4), zero_division=0) for s in seeds
+    ]
+    for i, row in enumerate(table.rows[:3]):
+        assert row[:2] == [f"c{i}", int((seeds[0]["target"] == i).sum())]
+        for place, metric in ((2, 1), (3, 0), (4, 2)):
+            assert row[place] == pytest.approx(np.mean([found[metric][i] for found in by_seed]))
+    assert table.rows[3] == ["c3", 0, None, 0.0, None]
+
+
+def test_confusions_are_summed_over_seeds() -> None:
+    seeds = [_predictions(0), _predictions(1)]
+    matrix = _sections(seeds)["confusion"].matrix
+    assert matrix is not None
+    expected = sum(confusion_matrix(s["target"], s["predicted"], labels=range(4)) for s in seeds)
+    assert matrix.counts == expected.tolist()
+
+
+def test_many_classes_have_a_list_of_confusions() -> None:
+    seeds = [_predictions(0, classes=60, size=600)]
+    section = _sections(seeds, classes=60)["confusion"]
+    assert section.matrix is None
+    assert section.table is not None
+    assert len(section.table.rows) == 20
+    counts = confusion_matrix(seeds[0]["target"], seeds[0]["predicted"], labels=range(60))
+    np.fill_diagonal(counts, 0)
+    assert section.table.rows[0][2] == counts.max()
+    true, taken, times, share = section.table.rows[0]
+    assert counts[int(str(true)[1:]), int(str(taken)[1:])] == times
+    assert share == pytest.approx(times / (seeds[0]["target"] == int(str(true)[1:])).sum())
+
+
+def test_confidence_is_a_softmax_or_the_losss_own_sigmoid() -> None:
+    seeds = [_predictions(0)]
+    best = seeds[0]["logits"].max(1)
+    hit = float((seeds[0]["predicted"] == seeds[0]["target"]).mean())
+    for loss, shares in (
+        ("cross_entropy", np.exp(best) / np.exp(seeds[0]["logits"]).sum(1)),
+        ("bce", 1 / (1 + np.exp(-best))),
+    ):
+        found = _sections(seeds, loss={"name": loss})["reliability"].reliability
+        assert found is not None
+        pairs = zip(found.counts, found.stated, found.observed, strict=True)
+        known = [(n, p, q) for n, p, q in pairs if p is not None and q is not None]
+        assert sum(n * p for n, p, _ in known) / 200 == pytest.approx(shares.mean(), rel=1e-5)
+        assert sum(n * q for n, _, q in known) / 200 == pytest.approx(hit)
+
+
+def test_sections_are_plain_data_and_need_logits_for_reliability() -> None:
+    seeds = [{k: v for k, v in _predictions(0).items() if k != "logits"}]
+    assert set(_sections(seeds)) == {"classes", "confusion"}
+    for section in _sections([_predictions(0)]).values():
+        assert read(Section, json.loads(json.dumps(asdict(section), allow_nan=False)), where="section") == section
+    broken = _predictions(0)
+    broken["logits"][0, 0] = np.nan
+    assert "reliability" not in _sections([broken])
