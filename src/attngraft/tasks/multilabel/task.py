@@ -14,13 +14,14 @@ from attngraft.sections import Section
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.loading import load_images, read_task
+from attngraft.tasks.images.serving import image_serving
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.multilabel.config import MultiLabelConfig
 from attngraft.tasks.multilabel.evaluator import MultiLabelEvaluator
 from attngraft.tasks.multilabel.losses import example_losses, positive_weights, training_loss
 from attngraft.tasks.multilabel.mixing import LabelMixing
 from attngraft.tasks.multilabel.sections import sections
-from attngraft.tasks.task import Batch, Evaluator, Split, Task, TaskData
+from attngraft.tasks.task import Batch, Evaluator, Serving, Split, Task, TaskData
 
 
 class MultiLabel(Task):
@@ -83,6 +84,9 @@ class MultiLabel(Task):
         """`target` and `logits` (B, classes), `loss` (B,)."""
         logits = mean_logits(outputs, classes=self._classes)
         return {"target": batch["target"], "logits": logits, "loss": example_losses(logits, batch["target"])}
+
+    def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
+        return image_serving(facts, model_data_config=model_data_config, activation="sigmoid")
 
     def evaluator(self, split: Split) -> Evaluator:
         if not isinstance(split, LabelledSplit):
