@@ -27,6 +27,10 @@ def _context(x: Tensor, context: Context) -> Tensor:
     return _mean(x) if context == "mean" else x.amax(tuple(range(1, x.ndim - 1)), keepdim=True)
 
 
+def _halfway(x: Tensor) -> Tensor:
+    return torch.lerp(x, _mean(x).to(x.dtype), 0.5)
+
+
 class _Halfway(torch.autograd.Function):
     """(x_i + mean x) / 2, a symmetric linear map."""
 
@@ -34,7 +38,7 @@ class _Halfway(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return torch.lerp(x, _mean(x).to(x.dtype), 0.5)
+        return _halfway(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -42,7 +46,7 @@ class _Halfway(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _Halfway.apply(gradient)
+        return _Halfway.apply(gradient) if torch.is_grad_enabled() else _halfway(gradient)
 
 
 class _Scaled(torch.autograd.Function):
