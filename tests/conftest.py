@@ -23,6 +23,12 @@ def shared() -> Path:
     return path
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is remembered of images goes to a folder of the tests' own, not to the user's."""
+    os.environ["ATTNGRAFT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

@@ -19,9 +19,7 @@ class DataConfig:
     at all (class folders, a tar of class folders, `digits`), a fifth of each class is drawn.
     """
 
-    source: (
-        str  #: `digits`, a folder, .tar, .npz, .csv, .parquet, shards (`x-{000..009}.tar`), `hf:<path>`, `timm:<name>`
-    )
+    source: str  #: `digits`, a folder, .tar, .npz, .csv, .parquet, shards (`x-{0..9}.tar`), `hf:<path>`, `timm:<name>`
     root: str | None = None  #: timm: where it keeps its files; .csv and .parquet: where their relative paths begin
     train_split: str | None = None  #: name of the training part (folder, `<name>.tar`, `x_<name>`)
     val_split: str | None = None  #: name of the validation part
@@ -32,15 +30,11 @@ class DataConfig:
     path_column: str | None = None  #: tables: the column of paths (hf: of images); null: told by its name
     label_column: str | None = None  #: tables: the column of labels, or of lists of labels; null: told by its name
     label_columns: tuple[str, ...] | None = None  #: tables: a column of 0 and 1 for each class, instead of label_column
-    label_separator: str | None = (
-        None  #: between the labels of a list; `none`: one label, whatever it holds; null: found
-    )
+    label_separator: str | None = None  #: between labels; `none`: a single label, whatever it holds; null: found
     split_column: str | None = None  #: tables: the column that says train or val; null: told by its name
     split_file: str | None = None  #: a split that `attngraft data check --save-split` wrote, instead of drawing one
-    check: Check = "auto"  #: before training, `full`: decode each image once; `fast`: read its ends only; `off`
-    max_corrupt: float = (
-        0.01  #: unreadable images to leave out: a share (below 1, and at most 100), or a number (from 1)
-    )
+    check: Check = "auto"  #: before training, `full`: decode every image; `fast`: read its two ends; `off`
+    max_corrupt: float = 0.01  #: unreadable images to leave out: a share (below 1; 100 at most), or a number (from 1)
 
     def __post_init__(self) -> None:
         if not self.source.strip():

@@ -12,8 +12,9 @@ from attngraft.errors import DataError
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.array import ArrayImages, decoded
+from attngraft.tasks.images.sources.decoding import in_mode
 from attngraft.tasks.images.sources.drawing import with_validation
-from attngraft.tasks.images.sources.images import Images, in_mode
+from attngraft.tasks.images.sources.images import Images
 from attngraft.tasks.images.sources.parts import Parts, restrict
 
 __all__ = ["ArrayImages", "Images", "Parts", "decoded", "in_mode", "open_source", "restrict", "with_validation"]

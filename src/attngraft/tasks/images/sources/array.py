@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from attngraft.tasks.images.sources.images import Images, in_mode
+from attngraft.tasks.images.sources.decoding import in_mode
+from attngraft.tasks.images.sources.images import Images
 
 
 class ArrayImages(Images):

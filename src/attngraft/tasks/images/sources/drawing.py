@@ -40,21 +40,23 @@ def _by_class(labels: np.ndarray, fraction: float, stream: np.random.RandomState
     for label, name in enumerate(parts.classes):
         members = np.flatnonzero(labels == label)
         if len(members) == 1:
-            raise _indivisible(parts, name)
+            raise DataError(
+                f"{parts.where}: class {name!r} has a single image, which cannot be divided into training and validation; "
+                "add images or leave the class out with task.data.classes"
+            )
         count = min(max(1, round(len(members) * fraction)), len(members) - 1)
         drawn[stream.permutation(members)[: max(count, 0)]] = True
     return drawn
 
 
-def _by_rarest_label(labels: np.ndarray, fraction: float, stream: np.random.RandomState, parts: Parts) -> np.ndarray:
+def _by_rarest_label(labels: np.ndarray, fraction: float, stream: np.random.RandomState, _: Parts) -> np.ndarray:
     """Iterative stratification (Sechidis et al. 2011) into two parts: the label with the fewest images left is served
     first, each of its images goes where more images of that label are still wanted; images without a label come last.
+    The only image of a label is for training.
     """
     order = stream.permutation(len(labels))
     counts = labels.sum(axis=0, dtype=np.int64)
-    for label in np.flatnonzero(counts == 1):
-        raise _indivisible(parts, parts.classes[label])
-    wanted = np.where(counts > 0, np.clip(np.rint(counts * fraction), 1, np.maximum(counts - 1, 1)), 0)
+    wanted = np.where(counts > 1, np.clip(np.rint(counts * fraction), 1, np.maximum(counts - 1, 1)), 0)
     room = np.stack([counts - wanted, wanted]).astype(np.float64)  #: still to be placed: train, val; by label
     space = np.array([len(labels) * (1 - fraction), len(labels) * fraction])
     side = np.full(len(labels), -1)
@@ -72,10 +74,3 @@ def _by_rarest_label(labels: np.ndarray, fraction: float, stream: np.random.Rand
     side[bare] = 0
     side[bare[: round(len(bare) * fraction)]] = 1
     return side == 1
-
-
-def _indivisible(parts: Parts, name: str) -> DataError:
-    return DataError(
-        f"{parts.where}: class {name!r} has a single image, which cannot be divided into training and validation; "
-        "add images or leave the class out with task.data.classes"
-    )

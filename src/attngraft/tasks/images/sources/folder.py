@@ -5,32 +5,41 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
-from PIL import Image
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.images import Images, decode
+from attngraft.tasks.images.sources.images import FileImages, Stamp
 from attngraft.tasks.images.sources.listing import Listing, divide, is_image, is_junk
 from attngraft.tasks.images.sources.parts import Parts
 
 
-class FolderImages(Images):
+class FolderImages(FileImages):
     """Image files below `root`; each is opened when it is asked for, and closed."""
 
     def __init__(self, root: Path, *, names: Sequence[str], labels: np.ndarray) -> None:
         self.root, self.names, self.labels = root, names, labels
 
-    def open(self, index: int) -> Image.Image:
+    def where(self, index: int) -> str:
+        return str(self.root / self.names[index])
+
+    def raw(self, index: int) -> IO[bytes]:
         path = self.root / self.names[index]
         try:
-            with path.open("rb") as stream:
-                return decode(stream, where=str(path))
+            return path.open("rb")
         except OSError as error:
             raise DataError(
                 f"{path}: cannot be opened ({error.strerror}); it was there when the data were listed"
             ) from None
+
+    def stamp(self, index: int) -> Stamp | None:
+        try:
+            found = os.stat(self.root / self.names[index])
+        except OSError:
+            return None
+        return found.st_size, found.st_mtime_ns
 
     def take(self, indices: np.ndarray, labels: np.ndarray) -> FolderImages:
         return FolderImages(self.root, names=[self.names[i] for i in indices], labels=labels)
@@ -67,9 +76,16 @@ def list_folder(path: Path) -> Listing:
             relative = f"{inside}/{entry.name}" if inside else entry.name
             if is_junk(entry.name):
                 continue
-            if entry.is_dir():
+            if _is_folder(entry):
                 folders.append(relative)
                 waiting.append((relative, above | {real}))
-            elif is_image(relative):
+            elif is_image(relative) and (entry.is_symlink() or entry.is_file()):  # no pipes; a broken link is told of
                 files.append(relative)
     return Listing(str(path), tuple(files), tuple(folders))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False

@@ -9,10 +9,9 @@ from typing import IO
 import numpy as np
 from PIL import Image
 
-from attngraft.errors import DataError
+from attngraft.tasks.images.sources.decoding import decode
 
-#: what Pillow raises on damaged or hostile files, beside OSError
-_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+Stamp = tuple[int, int]  #: a file's bytes, and when it was last changed (ns)
 
 
 class Images(ABC):
@@ -41,28 +40,26 @@ class Images(ABC):
     def take(self, indices: np.ndarray, labels: np.ndarray) -> Images:
         """The images at `indices`, in that order, with new labels."""
 
+    def where(self, index: int) -> str:
+        """The image at `index` as messages name it: a path where it has one."""
+        return self.names[index]
 
-def decode(stream: IO[bytes], *, where: str) -> Image.Image:
-    """A decoded image from an open file.
-
-    Raises:
-        DataError: no image, or a damaged one; names `where`.
-    """
-    try:
-        image = Image.open(stream)
-        image.load()
-    except _UNREADABLE as error:
-        reason = str(error) if str(error) and "BytesIO" not in str(error) else type(error).__name__
-        raise DataError(f"{where}: cannot be read as an image ({reason}); replace or remove it") from None
-    return image
+    def stamp(self, index: int) -> Stamp | None:
+        """What changes when the file of this image does; None where there is no such file, or it is not there."""
+        return None
 
 
-def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """`image` as RGB or L. Deep gray images are scaled to 8 bits (Pillow alone would clip them)."""
-    if image.mode == mode:
-        return image
-    if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return image.convert(mode)
+class FileImages(Images):
+    """Images that lie as encoded files, on disk or inside other files."""
+
+    @abstractmethod
+    def raw(self, index: int) -> IO[bytes]:
+        """The encoded image at `index`, open for reading.
+
+        Raises:
+            DataError: it cannot be read; names the file.
+        """
+
+    def open(self, index: int) -> Image.Image:
+        with self.raw(index) as stream:
+            return decode(stream, where=self.where(index))

@@ -10,14 +10,13 @@ import os
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
-from PIL import Image
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.images import Images, decode
+from attngraft.tasks.images.sources.images import FileImages, Images, Stamp
 from attngraft.tasks.images.sources.listing import (
     Listing,
     by_class,
@@ -38,7 +37,7 @@ from attngraft.tasks.images.sources.parts import (
 Places = dict[str, tuple[int, int]]  #: member -> (offset of its bytes, how many)
 
 
-class TarImages(Images):
+class TarImages(FileImages):
     """Members of an uncompressed tar. Every process opens the file for itself (a forked one would share its position)."""
 
     def __init__(
@@ -49,8 +48,11 @@ class TarImages(Images):
         self._file: BinaryIO | None = None
         self._owner = -1
 
-    def open(self, index: int) -> Image.Image:
-        where = f"{self.path}: {self.members[index]}"
+    def where(self, index: int) -> str:
+        return f"{self.path}: {self.members[index]}"
+
+    def raw(self, index: int) -> IO[bytes]:
+        where = self.where(index)
         offset, size = (int(number) for number in self.places[index])
         try:
             stream = self._stream()
@@ -60,7 +62,14 @@ class TarImages(Images):
             raise DataError(f"{where}: cannot be read ({error.strerror})") from None
         if len(data) < size:
             raise DataError(f"{where}: the tar ends before this image does; it was changed or cut off")
-        return decode(io.BytesIO(data), where=where)
+        return io.BytesIO(data)
+
+    def stamp(self, index: int) -> Stamp | None:
+        try:
+            changed = os.stat(self.path).st_mtime_ns
+        except OSError:
+            return None
+        return int(self.places[index, 1]), changed
 
     def take(self, indices: np.ndarray, labels: np.ndarray) -> TarImages:
         members = [self.members[i] for i in indices]

@@ -11,7 +11,8 @@ from PIL import Image
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.images import Images, decode
+from attngraft.tasks.images.sources.decoding import decode
+from attngraft.tasks.images.sources.images import Images
 from attngraft.tasks.images.sources.parts import Parts
 
 #: names of timm's that need no `timm:` in front

@@ -1,0 +1,118 @@
+"""Reading a table of text: a .csv or .tsv by the standard library, a .parquet through pyarrow."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attngraft.errors import ConfigError, DataError
+from attngraft.suggest import did_you_mean
+
+TEXT = (".csv", ".tsv")
+KINDS = (*TEXT, ".parquet")
+
+#: how a missing entry is written
+MISSING = frozenset({"", "nan", "none", "null", "na", "n/a"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Columns of equal length. Entries of a .csv are text; those of a .parquet are what it holds (None: missing)."""
+
+    where: str
+    columns: dict[str, list[Any]]
+    numbers: list[int]  #: of each row: of a .csv from 1, the header's, else from 0
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), []))
+
+    def column(self, name: str, *, field: str) -> list[Any]:
+        """The column called `name`, which the user gave as `task.data.<field>`.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if name not in self.columns:
+            listed = ", ".join(self.columns)
+            raise ConfigError(
+                f"task.data.{field}: {self.where} has no column {name!r}{did_you_mean(name, self.columns)}; "
+                f"there are: {listed}"
+            )
+        return self.columns[name]
+
+    def line(self, row: int) -> str:
+        """Where a row stands, for messages."""
+        return f"{self.where}: row {self.numbers[row]}"
+
+
+def read_table(path: Path) -> Table:
+    """The table at `path`.
+
+    Raises:
+        DataError: not readable, no rows, a column without or with a repeated name, rows of differing length.
+    """
+    table = _parquet(path) if path.suffix.lower() == ".parquet" else _text(path)
+    if not len(table):
+        raise DataError(f"{path}: has no rows below its header")
+    return table
+
+
+def _text(path: Path) -> Table:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be opened ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    separator = "\t" if path.suffix.lower() == ".tsv" else _separator(text)
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{path}: cannot be read as a table ({error})") from None
+    if not rows:
+        raise DataError(f"{path}: is empty; its first line must name the columns (path,label)")
+    header = [name.strip() for name in rows[0]]
+    if len(set(header)) != len(header) or not all(header):
+        raise DataError(
+            f"{path}: its first line must name every column once; it reads: {separator.join(rows[0])[:100]}"
+        )
+    columns: dict[str, list[Any]] = {name: [] for name in header}
+    numbers = []
+    for number, row in enumerate(rows[1:], start=2):
+        if not row:  # an empty line
+            continue
+        if len(row) != len(header):
+            raise DataError(
+                f"{path}: row {number} has {len(row)} entries, the header {len(header)}; put entries that hold "
+                f"{separator!r} into double quotes"
+            )
+        numbers.append(number)
+        for name, entry in zip(header, row, strict=True):
+            columns[name].append(entry.strip())
+    return Table(where=str(path), columns=columns, numbers=numbers)
+
+
+def _separator(text: str) -> str:
+    """Of the header's commas, semicolons and tabs, what there is most of."""
+    header = text.partition("\n")[0]
+    return max(",;\t", key=header.count)
+
+
+def _parquet(path: Path) -> Table:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(f"{path}: .parquet needs pyarrow: pip install 'attngraft[data]'") from None
+    try:
+        table = parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as .parquet ({error})") from None
+    return Table(
+        where=str(path),
+        columns={name: table[name].to_pylist() for name in table.column_names},
+        numbers=list(range(len(table))),
+    )
