@@ -50,6 +50,7 @@ def shard_save_and_restore(folder: str) -> None:
 
     from attngraft.training.checkpoint import Counters, Learner, restore, save
     from attngraft.training.run_folder import RunFolder
+    from attngraft.training.stages import Stages
 
     def learner(seed: int) -> Learner:
         torch.manual_seed(seed)
@@ -59,7 +60,12 @@ def shard_save_and_restore(folder: str) -> None:
         fully_shard(model)
         optimizer = accelerator.prepare_optimizer(torch.optim.AdamW(model.parameters(), lr=0.1))
         return Learner(
-            accelerator=accelerator, model=model, optimizer=optimizer, ema=None, counters=Counters(epoch=seed)
+            accelerator=accelerator,
+            model=model,
+            optimizer=optimizer,
+            ema=None,
+            counters=Counters(epoch=seed),
+            stages=Stages(model, None),
         )
 
     accelerator = Accelerator(cpu=True)

@@ -84,6 +84,24 @@ def compare(
     pretrained: Annotated[
         bool, typer.Option("--pretrained", help="Start from timm's weights.", rich_help_panel=_STUDY)
     ] = False,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            metavar="FILE",
+            help="Start from a file: .safetensors, .pth, a run's checkpoint.",
+            rich_help_panel=_STUDY,
+        ),
+    ] = None,
+    parameters: Annotated[
+        str | None,
+        typer.Option(
+            "--train",
+            metavar="WHAT",
+            help="What is trained: all, grafts+head, or head; the baseline then trains its head alone.",
+            rich_help_panel=_RUNS,
+        ),
+    ] = None,
     study: Annotated[
         Path | None,
         typer.Option(
@@ -122,10 +140,15 @@ def compare(
 
         attngraft compare --study flowers.yaml --set optimizer.lr=5e-4 --out flowers-lr
 
+        attngraft compare --recipe finetune --host vit_small_patch16_224 --pretrained --graft "cb_s" --data ./flowers
+        --out tuned
+
         attngraft compare --report-only --out study
     """
     from attngraft.cli.values import assignments
 
+    if parameters is not None:
+        set_ = [f"train.parameters={parameters}", *(set_ or [])]
     given = {
         "title": title,
         "grafts": graft,
@@ -137,7 +160,8 @@ def compare(
         "time_budget": time_budget,
         "out": out,
     }
-    given_host = {"name": host, "args": assignments(host_arg or [], option="--host-arg"), "pretrained": pretrained}
+    given_host: dict[str, Any] = {"name": host, "args": assignments(host_arg or [], option="--host-arg")}
+    given_host |= {"pretrained": pretrained, "weights": weights}
     config = _config(given, given_host, study, report_only=report_only)
     if dry_run:
         _dry_run(config, as_json=as_json)
@@ -169,6 +193,8 @@ def _config(given: dict[str, Any], host: dict[str, Any], study: Path | None, *, 
     host = {key: value for key, value in host.items() if value not in (None, {}, False)}
     if host:
         old = {"name": base["host"]} if isinstance(base.get("host"), str) else base.get("host", {})
+        if {"pretrained", "weights"} & host.keys():  # one takes the place of the other
+            old = {key: value for key, value in old.items() if key not in ("pretrained", "weights")}
         options["host"] = (
             host if "name" in host else {**old, **host, "args": {**old.get("args", {}), **host.get("args", {})}}
         )

@@ -22,12 +22,21 @@ def train(
     host_arg: Annotated[
         list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.")
     ] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from timm's weights of the host.")] = False,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", help="Start from a file: .safetensors, .pth, a run's checkpoint.", metavar="FILE"),
+    ] = None,
     graft: Annotated[
         str | None, typer.Option("--graft", help="A graft specification; none: the host as it is.", metavar="SPEC")
     ] = None,
     data: Annotated[
         str | None,
         typer.Option("--data", help="digits, a folder, a .tar, an .npz, or what timm reads.", metavar="DATA"),
+    ] = None,
+    parameters: Annotated[
+        str | None,
+        typer.Option("--train", help="What is trained: all, grafts, grafts+head, or head.", metavar="WHAT"),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe; repeatable.")
@@ -56,6 +65,11 @@ def train(
 
         attngraft train --host vit_small_patch16_224 --host-arg img_size=64 --host-arg patch_size=8 --data ./birds
         --set optimizer.lr=5e-4 --set task.augment.mixup=0.2 --out runs/birds
+
+        attngraft train --recipe finetune --host vit_small_patch16_224 --pretrained --data ./birds --out runs/tuned
+
+        attngraft train --recipe graft-only --host vit_small_patch16_224 --weights vit_small.safetensors --graft cb_s
+        --data ./birds --out runs/grafts
     """
     from attngraft.training.loop import train as run
     from attngraft.training.recipe import load_recipe
@@ -64,6 +78,8 @@ def train(
     given: dict[str, Any] = {"graft": graft, "schedule.epochs": epochs, "seed": seed, "train.save_every": save_every}
     given["host"] = host and {"name": host}  # arguments of the recipe's host, and options of its data, fit no other
     given["task.data"] = data and {"source": data}
+    given["host.pretrained"], given["host.weights"] = _start(pretrained, weights)
+    given["train.parameters"] = parameters
     overrides = [f"{field}={_quoted(value)}" for field, value in given.items() if value is not None]
     overrides += [f"host.args.{text}" for text in host_arg or []]
     resolved = load_recipe(recipe, [*overrides, *(set_ or [])])
@@ -76,6 +92,11 @@ def train(
     _leave_processes()
     if as_json and _first_process():
         _print_json(record)
+
+
+def _start(pretrained: bool, weights: str | None) -> tuple[bool | None, str | None]:
+    """`host.pretrained` and `host.weights`; one given on the command line takes the place of the recipe's other."""
+    return (True, weights) if pretrained else (None if weights is None else False, weights)
 
 
 def _quoted(value: object) -> str:

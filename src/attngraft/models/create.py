@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from typing import Any, cast
 
 import timm
@@ -11,9 +12,18 @@ from torch import nn
 from attngraft.errors import HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.grafting.spec import Specification, parse
+from attngraft.models.pretrained import why_no_weights
+from attngraft.models.weights import read_weights
 
 
-def create_model(name: str, graft: Specification = None, pretrained: bool = False, **timm_kwargs: Any) -> nn.Module:
+def create_model(
+    name: str,
+    graft: Specification = None,
+    pretrained: bool = False,
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    **timm_kwargs: Any,
+) -> nn.Module:
     """`timm.create_model`, then `attngraft.graft`.
 
         model = attngraft.create_model("vit_tiny_patch16_224", graft="cb_s@blocks.6-11 + horizontal", num_classes=10)
@@ -24,23 +34,45 @@ def create_model(name: str, graft: Specification = None, pretrained: bool = Fals
         name: any timm model, ours included (importing this package registers them).
         graft: a specification; None or "none" for the host as it is.
         pretrained: load timm's weights for the host; grafts are always fresh (`load_grafts` loads them).
+        weights: load this file instead (`models.weights` says which), the grafts' values too where it has them. The
+            head stays new where the file's has another number of classes.
         timm_kwargs: for `timm.create_model`.
 
     Raises:
-        UsageError: there is no model of this name; says which are near.
+        UsageError: there is no model of this name (says which are near) or no such file; or `pretrained` and `weights`.
         GraftSpecError, HostError: as `graft` does, before any weights are fetched where the text cannot be read; or timm
-            cannot make the model with these arguments.
+            cannot make the model with these arguments, its weights cannot be had, or the file does not fit.
     """
     spec = parse(graft)
-    _check_name(name)
-    try:
-        model = cast(nn.Module, timm.create_model(name, pretrained=pretrained, **timm_kwargs))
-    except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in timm_kwargs.items()) or "no arguments"
-        raise HostError(f"timm cannot make {name} with {given}: {error}") from error
+    if pretrained and weights is not None:
+        raise UsageError("pretrained and weights both say what the host starts from; give one of them")
+    file = read_weights(weights) if weights is not None else None
+    model = create_host(name, pretrained=pretrained, **timm_kwargs)
+    if file is not None:
+        file.fill_host(model)
     if spec:
         apply_graft(model, spec)
+    if file is not None:
+        file.fill_grafts(model)
     return model
+
+
+def create_host(name: str, *, pretrained: bool = False, **timm_kwargs: Any) -> nn.Module:
+    """`timm.create_model`, with errors that say what to do.
+
+    Raises:
+        UsageError, HostError: as `create_model`.
+    """
+    _check_name(name)
+    try:
+        return cast(nn.Module, timm.create_model(name, pretrained=pretrained, **timm_kwargs))
+    except Exception as error:  # timm, the Hub's client and the HTTP client below it raise what they like
+        if reason := why_no_weights(name, error):
+            raise HostError(reason) from error
+        if not isinstance(error, TypeError | ValueError | AssertionError | RuntimeError | OSError):
+            raise
+        given = ", ".join(f"{key}={value!r}" for key, value in timm_kwargs.items()) or "no arguments"
+        raise HostError(f"timm cannot make {name} with {given}: {error}") from error
 
 
 def _check_name(name: str) -> None:

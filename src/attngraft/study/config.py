@@ -1,7 +1,7 @@
 """What a study compares, as a YAML file or from the command line.
 
     title: Broadcasting on flowers          # optional
-    host: {name: vit_tiny_patch16_224, args: {img_size: 64, depth: 6}, pretrained: false}
+    host: {name: vit_tiny_patch16_224, args: {img_size: 64, depth: 6}, pretrained: false}   # or weights: FILE
     grafts:                                 # the host as it is (none) always takes part
       - cb_s@blocks.6-11
       - {name: both directions, spec: horizontal + vertical}
@@ -11,6 +11,7 @@
     seeds: 3                                # 0, 1, 2; or a list of seeds
     epochs: 30
     time_budget: 10m                        # instead of epochs, or with them as the most
+    halving: 3                              # optional, for many grafts: at each rung of epochs the best third goes on
     out: runs/flowers
 
 What is left out comes from the recipe.
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attngraft.errors import ConfigError, UsageError
-from attngraft.study.values import parse_duration, parse_seeds
+from attngraft.study.values import Halving, parse_duration, parse_halving, parse_seeds
 from attngraft.study.variants import Variant, read_variants
 
 if TYPE_CHECKING:
@@ -41,12 +42,21 @@ class StudyHost:
     name: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
     pretrained: bool | None = None
+    weights: str | None = None  #: a file of weights that all variants start from
 
     def over(self, host: Mapping[str, Any]) -> dict[str, Any]:
         """The recipe's `host` section with what is given here."""
-        base: Mapping[str, Any] = host if self.name is None else {"name": self.name, "args": {}, "pretrained": False}
-        pretrained = base["pretrained"] if self.pretrained is None else self.pretrained
-        return {"name": base["name"], "args": {**base["args"], **self.args}, "pretrained": pretrained}
+        base = dict(host)
+        if self.name is not None:
+            base = {"name": self.name, "args": {}, "pretrained": False, "weights": None}
+        given = {"pretrained": self.pretrained, "weights": self.weights}
+        if None not in given.values():  # the recipe refuses both of them
+            base = {**base, **given}
+        elif self.weights is not None:
+            base = {**base, "pretrained": False, "weights": self.weights}
+        elif self.pretrained is not None:
+            base = {**base, "pretrained": self.pretrained, "weights": None if self.pretrained else base["weights"]}
+        return {**base, "args": {**base["args"], **self.args}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +73,7 @@ class StudyConfig:
     epochs: int | None = None  #: None: the recipe's
     time_budget: float | None = None  #: seconds for the whole study; `epochs` is then the most
     fitted_epochs: int | None = None  #: what the budget was found to allow, so that continuing does not change it
+    halving: Halving | None = None  #: asynchronous successive halving; None: every run goes to its end
     title: str = ""
     command: str = ""  #: what was typed, for the report
 
@@ -100,6 +111,7 @@ class StudyConfig:
         plain["data"] = self.data if isinstance(self.data, str | None) else dict(self.data)
         plain |= {"recipe": self.recipe, "set": list(self.overrides), "seeds": list(self.seeds), "epochs": self.epochs}
         plain["time_budget"] = None if self.time_budget is None else f"{self.time_budget:g}s"
+        plain["halving"] = None if self.halving is None else str(self.halving)
         plain |= {"fitted_epochs": self.fitted_epochs, "out": str(self.out), "command": self.command or None}
         return {key: value for key, value in plain.items() if value not in (None, [])}
 
@@ -119,6 +131,7 @@ class _StudyFile:
     epochs: int | None = None
     time_budget: str | None = None
     fitted_epochs: int | None = None
+    halving: int | str | None = None
     command: str | None = None
 
 
@@ -168,6 +181,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         epochs=file.epochs,
         time_budget=None if file.time_budget is None else parse_duration(file.time_budget),
         fitted_epochs=file.fitted_epochs,
+        halving=None if file.halving is None else parse_halving(file.halving),
         title=file.title or "",
         command=file.command or "",
     )

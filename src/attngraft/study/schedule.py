@@ -97,19 +97,21 @@ def refuse_other_recipes(runs: Sequence[PlannedRun]) -> None:
 
 
 def check_variants(config: StudyConfig) -> None:
-    """Plan every variant on the host, without weights, before anything trains.
+    """Plan every variant on the host, and look at the weights that it starts from, before anything trains.
 
     Raises:
         UsageError: a variant does not fit the host (a GraftSpecError where its text is wrong); names the variant.
         ConfigError: the host is unknown or does not take its arguments.
+        HostError: the weights that it starts from cannot be had, or do not fit.
     """
     import torch
 
     from attngraft.grafting.plan import plan
-    from attngraft.training.build import build_model
+    from attngraft.training.build import build_model, check_start
 
+    recipe = config.recipe_of(config.baseline, config.seeds[0])
     with torch.device("meta"):
-        host = build_model(config.recipe_of(config.baseline, config.seeds[0]), {}, weights=False)
+        host = build_model(recipe, {}, weights=False)
     for variant in config.variants[1:]:
         try:
             plan(host, variant.spec)
@@ -117,3 +119,4 @@ def check_variants(config: StudyConfig) -> None:
             raise
         except AttngraftError as error:
             raise UsageError(f"the variant {variant.name} does not fit the host: {error}") from error
+    check_start(recipe)

@@ -1,9 +1,10 @@
-"""Values that a study takes as text: seeds and durations."""
+"""Values that a study takes as text: seeds, durations, and how to halve."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from attngraft.errors import UsageError
 
@@ -38,6 +39,34 @@ def parse_seeds(value: str | int | Sequence[int]) -> tuple[int, ...]:
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"seeds: a seed is given twice in {value!r}")
     return seeds
+
+
+@dataclass(frozen=True)
+class Halving:
+    """Asynchronous successive halving: at each rung of epochs the best 1 / `eta` of the variants go on."""
+
+    eta: int = 3
+    first: int | None = None  #: the first rung's epoch, later ones are `eta` times as far; None: counted from the end
+
+    def __str__(self) -> str:
+        return str(self.eta) if self.first is None else f"{self.eta},{self.first}"
+
+
+def parse_halving(value: str | int) -> Halving | None:
+    """`3` lets the best third go on; `3,2` also says that the first rung is after epoch 2; `off` is none.
+
+    Raises:
+        UsageError: something else.
+    """
+    if value == "off":
+        return None
+    parts = [part.strip() for part in str(value).split(",")]
+    if len(parts) > 2 or not all(part.isdecimal() for part in parts) or int(parts[0]) < 2 or "0" in parts[1:]:
+        raise UsageError(
+            "halving: a factor from 2 on (3: the best third goes on), optionally with the first rung's epoch (3,2), or "
+            f"off is expected, not {value!r}"
+        )
+    return Halving(int(parts[0]), int(parts[1]) if parts[1:] else None)
 
 
 def parse_duration(value: str) -> float:

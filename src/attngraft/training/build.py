@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,14 @@ from torch import nn
 
 import attngraft
 from attngraft.errors import ConfigError
+from attngraft.models.create import create_host
+from attngraft.models.weights import WeightsFile, read_weights
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
+from attngraft.training.freezing import freeze
 from attngraft.training.recipe import Recipe
+
+log = logging.getLogger(__name__)
 
 
 def build_task(recipe: Recipe) -> Task:
@@ -43,19 +49,52 @@ def model_data_config(recipe: Recipe) -> dict[str, Any]:
 
 
 def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True) -> nn.Module:
-    """The grafted host. Host and grafts are initialized from streams of their own, so the host's initial weights do
-    not depend on the graft. `weights=False` skips pretrained weights, for a model that is filled otherwise.
+    """The grafted host, with what is not trained frozen. Host and grafts are initialized from streams of their own, so
+    the host's initial weights (a new head's too) do not depend on the graft. `weights=False` skips pretrained weights and
+    a file of weights, for a model that is filled otherwise.
 
     Raises:
-        UsageError: there is no such host, or the graft cannot be read.
-        HostError: the host does not take its arguments, or not the graft.
+        UsageError: there is no such host or file of weights, or the graft cannot be read.
+        HostError: the host does not take its arguments, not the weights, or not the graft; or they cannot be fetched.
+        ConfigError: there is nothing to train.
     """
-    with seeded("host", recipe.seed):
-        model = _create_host(recipe, model_args, pretrained=recipe.host.pretrained and weights)
+    model, file, start = _started_host(recipe, model_args, weights=weights)
+    if start:
+        log.info("%s", start)
     with seeded("graft", recipe.seed):
         if recipe.graft is not None:
             attngraft.graft(model, recipe.graft)
+    if file is not None:
+        file.fill_grafts(model)
+    freeze(model, recipe.train.parameters)
     return model
+
+
+def check_start(recipe: Recipe) -> None:
+    """Fetch and fit the weights that the recipe's host starts from, if any, to find out early whether that works.
+
+    Raises:
+        UsageError, HostError, ConfigError: as `build_model`.
+    """
+    if recipe.host.pretrained or recipe.host.weights is not None:
+        _started_host(recipe, {}, weights=True)
+
+
+def _started_host(
+    recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool
+) -> tuple[nn.Module, WeightsFile | None, str]:
+    """The host without grafts, the file that it was filled from, and a line on what it starts from."""
+    file = read_weights(recipe.host.weights) if weights and recipe.host.weights is not None else None
+    pretrained = weights and recipe.host.pretrained
+    with seeded("host", recipe.seed):
+        model = _create_host(recipe, model_args, pretrained=pretrained)
+    if file is not None:
+        return model, file, str(file.fill_host(model))
+    if not pretrained:
+        return model, None, ""
+    there, here = getattr(model, "pretrained_cfg", {}).get("num_classes"), getattr(model, "num_classes", None)
+    new = f" (new: the head, for {here} classes instead of {there})" if there != here else ""
+    return model, None, f"timm's weights of {recipe.host.name}{new}"
 
 
 def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
@@ -69,4 +108,4 @@ def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: b
     arguments = {**model_args, **host.args}
     if recipe.train.drop_path is not None:
         arguments["drop_path_rate"] = recipe.train.drop_path
-    return attngraft.create_model(host.name, pretrained=pretrained, **arguments)
+    return create_host(host.name, pretrained=pretrained, **arguments)

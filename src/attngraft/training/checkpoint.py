@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.state_dict import (
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
 from attngraft.training.run_folder import Metrics, RunFolder
+from attngraft.training.stages import Stages
 
 FORMAT = 1
 _DAMAGE = (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile)
@@ -62,6 +63,7 @@ class Learner:
     optimizer: torch.optim.Optimizer  #: as prepared by accelerate
     ema: ModelEmaV3 | None
     counters: Counters
+    stages: Stages
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
@@ -97,18 +99,21 @@ def save(run: RunFolder, learner: Learner) -> None:
 def restore(run: RunFolder, learner: Learner) -> bool:
     """Set `learner` to what `last.pt` says; False where there is no checkpoint yet.
 
-    A damaged `last.pt` gives way to `previous.pt`, with a warning: the run only repeats a little.
+    A damaged `last.pt` gives way to `previous.pt`, with a warning: the run only repeats a little. It is put aside as
+    `damaged.pt`, so that the next checkpoint does not make it the previous one.
 
     Raises:
         TrainingError: no checkpoint can be read; names the file and the remedy.
     """
     accelerator = learner.accelerator
-    state = read_checkpoint(run) if accelerator.is_main_process else None
+    state = _read_and_mend(run) if accelerator.is_main_process else None
     plain = _broadcast({name: state[name] for name in ("sums", "counters", "scaler")} if state else None)
     if plain is None:
         return False
     state = state or {"model": {}, "optimizer": {}, "ema": {}}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=accelerator.num_processes > 1)
+    counters = plain["counters"]
+    learner.stages.enter_last(epoch=counters["epoch"], step=counters["step"])
     # the optimizer first: to have a state to fill, torch makes an empty step
     set_optimizer_state_dict(learner.model, learner.optimizer, state["optimizer"], options=options)
     set_model_state_dict(learner.model, state["model"], options=options)
@@ -116,10 +121,20 @@ def restore(run: RunFolder, learner: Learner) -> bool:
         set_model_state_dict(learner.ema.module, state["ema"], options=options)
     if accelerator.scaler:
         accelerator.scaler.load_state_dict(plain["scaler"])
-    for name, value in plain["counters"].items():
+    for name, value in counters.items():
         setattr(learner.counters, name, value)
     learner.counters.sums = _own_sums(plain["sums"], accelerator)
     return True
+
+
+def _read_and_mend(run: RunFolder) -> dict[str, Any] | None:
+    """`read_checkpoint`, after which `last.pt` is the one that was read."""
+    path, state = _newest(run)
+    if path == run.previous:
+        if run.last.exists():
+            os.replace(run.last, run.checkpoints / "damaged.pt")
+        os.replace(run.previous, run.last)
+    return state
 
 
 def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
@@ -128,6 +143,11 @@ def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
     Raises:
         TrainingError: none can be read; names the files and the remedy.
     """
+    return _newest(run)[1]
+
+
+def _newest(run: RunFolder) -> tuple[Path | None, dict[str, Any] | None]:
+    """The newest checkpoint that can be read, and what it holds."""
     problems = []
     for path in (run.last, run.previous):
         if not path.exists():
@@ -139,12 +159,12 @@ def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
             continue
         if problems:
             log.warning("%s; going on from %s", problems[0], path.name)
-        return state
+        return path, state
     if problems:
         raise TrainingError(
             f"{'; '.join(problems)}. Put a good copy there, or delete {run.checkpoints} to start this run again"
         )
-    return None
+    return None, None
 
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

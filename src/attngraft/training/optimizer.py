@@ -13,15 +13,15 @@ from torch import nn
 
 from attngraft.errors import ConfigError
 from attngraft.suggest import did_you_mean
+from attngraft.training.groups import parameter_groups
 from attngraft.training.recipe import Recipe
 
 
 def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over the parameters of `model` that need a gradient.
 
-    Parameters with one axis, graft parameters among them, and those that the host exempts are not decayed. With
-    `layer_decay` the host's own grouping of its layers decides, where it has one. Rows of a host's parameters that a
-    graft left without use are pinned, so that decay does not move them.
+    `parameter_groups` says which rate and decay each of them has. Rows of a host's parameters that a graft left without
+    use are pinned, so that decay does not move them.
 
     Raises:
         ConfigError: an optimizer or an argument that timm does not know.
@@ -34,17 +34,22 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     _check_name(config.name)
     try:
         optimizer = timm.optim.create_optimizer_v2(
-            model,
+            parameter_groups(model, config),
             opt=config.name,
             lr=recipe.lr,
-            weight_decay=config.weight_decay,
-            layer_decay=config.layer_decay,
+            weight_decay=0.0,  # every group has its own
             **extra,
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optimizer {config.name} with {extra}: {error}") from None
     attngraft.pin_unused(optimizer, model)
     return optimizer
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float:
+    """The rate that the schedule sets now, before what single groups scale it by."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"]) / float(group.get("lr_scale", 1.0))
 
 
 def _check_name(name: str) -> None:

@@ -19,16 +19,34 @@ from attngraft.training.config import apply_overrides, dump_yaml, from_mapping, 
 RECIPES = Path(__file__).parent / "recipes"
 
 #: fields that change how a run is carried out and not what comes out, so that a resumed run may change them
-HARMLESS = ("train.workers", "train.save_every")
+HARMLESS = ("train.workers", "train.save_every", "train.auto_batch")
+
+#: fields that a run with train.auto_batch sets by itself, and keeps where it goes on
+CHOSEN_BY_MEMORY = ("train.accumulate", "train.eval_batch_size")
+
+#: which parameters are trained; the others keep their values, and so do statistics of frozen batch norms
+Parameters = Literal["all", "grafts", "grafts+head", "head"]
+TRAINED: dict[str, set[str]] = {
+    "all": {"host", "grafts", "head"},
+    "grafts": {"grafts"},
+    "grafts+head": {"grafts", "head"},
+    "head": {"head"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig:
-    """Which model is trained: a name that timm knows, and arguments of its factory."""
+    """Which model is trained: a name that timm knows, arguments of its factory, and the values that it starts from."""
 
     name: str = "vit_tiny_patch16_224"
     args: Mapping[str, Any] = field(default_factory=dict)  #: img_size, depth, embed_dim, ...
-    pretrained: bool = False
+    pretrained: bool = False  #: start from timm's weights of that name (name.tag: of that tag)
+    weights: str | None = None  #: start from this file: .safetensors, .pth, .pt, .bin; also a run's own checkpoint
+
+    def __post_init__(self) -> None:
+        both = self.pretrained and self.weights is not None
+        _require(self, "weights", not both, "excludes pretrained: true, take one of them")
+        _require(self, "weights", self.weights != "", "must be the path of a file, or null")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +57,9 @@ class OptimizerConfig:
     lr: float = 1e-3
     lr_batch: int | None = None  #: batch size that `lr` is given for: lr * batch_size / lr_batch is used; null: lr is
     weight_decay: float = 0.05
-    layer_decay: float | None = None  #: factor on lr per layer from the head down
+    layer_decay: float | None = None  #: factor on lr per layer from the head down; a graft has its place's layer
+    graft_lr_scale: float = 1.0  #: factor on lr for what grafts added
+    graft_weight_decay: float | None = None  #: for what grafts added; null: weight_decay
     betas: tuple[float, ...] | None = None  #: null: the optimizer's own
     eps: float | None = None
     momentum: float | None = None
@@ -50,6 +70,9 @@ class OptimizerConfig:
         _require(self, "lr_batch", self.lr_batch is None or self.lr_batch > 0, "must be positive")
         _require(self, "weight_decay", self.weight_decay >= 0, "must not be negative")
         _require(self, "layer_decay", self.layer_decay is None or 0 < self.layer_decay <= 1, "must lie in (0, 1]")
+        _require(self, "graft_lr_scale", self.graft_lr_scale > 0, "must be positive")
+        decay = self.graft_weight_decay
+        _require(self, "graft_weight_decay", decay is None or decay >= 0, "must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +108,26 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """How the updates are made."""
+class FirstStage:
+    """A first stage of a run, in which fewer parameters are trained, under the one schedule of the whole run."""
 
+    parameters: Literal["grafts", "grafts+head", "head"] = "grafts+head"
+    epochs: int = 1  #: part of schedule.epochs
+
+    def __post_init__(self) -> None:
+        _require(self, "epochs", self.epochs >= 1, "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How the updates are made, and of what."""
+
+    parameters: Parameters = "all"  #: what is trained; `head` is linear probing
+    first: FirstStage | None = None  #: train fewer of them first: {parameters: grafts+head, epochs: 2}
     batch_size: int = 128  #: examples per update, over all processes and micro-batches
     eval_batch_size: int | None = None  #: over all processes; null: batch_size / accumulate
     accumulate: int = 1  #: micro-batches into which an update's batch is cut (less memory, same update)
+    auto_batch: bool = False  #: where memory runs short, raise accumulate (or lower eval_batch_size) until it fits
     clip_grad: float | None = None  #: largest total norm of the gradients
     ema: float | None = None  #: decay of an exponential moving average of the weights, evaluated beside them
     ema_warmup: bool = False  #: let the decay rise to `ema` (short runs)
@@ -112,6 +149,16 @@ class TrainConfig:
         _require(self, "ema", self.ema is None or 0 < self.ema < 1, "must lie between 0 and 1, or be null")
         _require(self, "drop_path", self.drop_path is None or 0 <= self.drop_path < 1, "must lie in [0, 1)")
         _require(self, "workers", self.workers >= 0, "must not be negative")
+        fewer = self.first is None or TRAINED[self.first.parameters] < TRAINED[self.parameters]
+        if not fewer and self.first is not None:
+            rule = f"must be fewer than train.parameters ({self.parameters}), is {self.first.parameters}"
+            raise FieldError("first.parameters", rule)
+
+
+_NO_GRAFT = (
+    "is grafts, and there is no graft to train. Name one, or take grafts+head: the host as it is (a study's baseline) "
+    "then trains its head alone"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +178,13 @@ class Recipe:
             raise FieldError("task.name", f"must say which task it is, is {self.task.get('name')!r}")
         if self.graft in ("none", "", []):
             object.__setattr__(self, "graft", None)  # one spelling, so that equal recipes compare equal
+        first = self.train.first
+        if first is not None and first.epochs >= self.schedule.epochs:
+            rule = f"must be less than schedule.epochs ({self.schedule.epochs}), is {first.epochs}"
+            raise FieldError("train.first.epochs", rule)
+        for name, trained in (("parameters", self.train.parameters), ("first.parameters", first and first.parameters)):
+            if trained == "grafts" and self.graft is None:
+                raise FieldError(f"train.{name}", _NO_GRAFT)
 
     @property
     def lr(self) -> float:

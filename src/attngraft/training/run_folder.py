@@ -24,7 +24,14 @@ from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
 from attngraft.tasks.task import Predictions
 from attngraft.training.config import differing_fields, read_yaml
-from attngraft.training.recipe import HARMLESS, Recipe, recipe_from_dict, recipe_to_dict, recipe_to_yaml
+from attngraft.training.recipe import (
+    CHOSEN_BY_MEMORY,
+    HARMLESS,
+    Recipe,
+    recipe_from_dict,
+    recipe_to_dict,
+    recipe_to_yaml,
+)
 
 Metrics = dict[str, float]
 
@@ -79,6 +86,12 @@ class RunFolder:
     def finished(self) -> Path:
         return self.path / "finished.json"
 
+    @property
+    def has_saved(self) -> bool:
+        """Whether there is anything of this run that would be lost with the folder."""
+        there = self.metrics.is_file() and self.metrics.stat().st_size > 0
+        return there or any(path.exists() for path in (self.last, self.previous, self.finished))
+
     def create(self) -> None:
         """Make the folders.
 
@@ -118,10 +131,15 @@ class RunFolder:
     def refuse_other_recipe(self, recipe: Recipe) -> None:
         """Check that a run in this folder was started with `recipe`, but for fields that change no outcome.
 
+        A run that has saved nothing yet may change: what it failed for may be what is put right now.
+
         Raises:
             TrainingError: names the fields that differ.
         """
-        here, given = (_without_harmless(recipe_to_dict(r)) for r in (self.read_recipe(), recipe))
+        if not self.has_saved:
+            return
+        free = HARMLESS + (CHOSEN_BY_MEMORY if recipe.train.auto_batch else ())
+        here, given = (_without(recipe_to_dict(r), free) for r in (self.read_recipe(), recipe))
         if different := differing_fields(here, given):
             raise TrainingError(
                 f"{self.path}: the run in this folder has another recipe: {'; '.join(different)}. "
@@ -189,8 +207,8 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _without_harmless(recipe: dict[str, Any]) -> dict[str, Any]:
-    for field_name in HARMLESS:
+def _without(recipe: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
+    for field_name in fields:
         section, _, name = field_name.partition(".")
         recipe[section].pop(name)
     return recipe

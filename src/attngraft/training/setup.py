@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, KwargsHandler
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
@@ -23,6 +23,7 @@ from attngraft.training.loading import TrainOrder
 from attngraft.training.optimizer import create_ema, create_optimizer, create_schedule
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, write_json
+from attngraft.training.stages import Stages
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,10 @@ def create_accelerator(recipe: Recipe) -> Accelerator:
         raise ConfigError("train.amp: fp16 needs a GPU; use bf16, or no")
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != recipe.train.amp:
         AcceleratorState._reset_state()  # one precision per process is accelerate's rule; runs of one process may differ
-    return Accelerator(mixed_precision=recipe.train.amp, cpu=cpu)
+    handlers: list[KwargsHandler] = []
+    if recipe.train.first is not None:  # DDP then has to look which parameters have a gradient in this stage
+        handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
+    return Accelerator(mixed_precision=recipe.train.amp, cpu=cpu, kwargs_handlers=handlers)
 
 
 def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
@@ -76,7 +80,8 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         rank=accelerator.process_index,
         world=accelerator.num_processes,
     )
-    core = build_model(recipe, data.model_args).to(accelerator.device)
+    begun = run.last.exists() or run.previous.exists()  # then the checkpoint fills the model, whatever it started from
+    core = build_model(recipe, data.model_args, weights=not begun).to(accelerator.device)
     if recipe.train.channels_last:
         core = core.to(memory_format=torch.channels_last)
     if accelerator.distributed_type == DistributedType.FSDP:
@@ -84,6 +89,7 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
     ema = create_ema(core, recipe)
     optimizer = create_optimizer(core, recipe)
     schedule = create_schedule(optimizer, recipe, steps=order.steps)
+    stages = Stages(core, recipe.train.first)
     if recipe.train.compile:
         core.compile()
     model, prepared = accelerator.prepare(core, optimizer)
@@ -100,7 +106,9 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         task=task,
         data=data,
         order=order,
-        learner=Learner(accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters()),
+        learner=Learner(
+            accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters(), stages=stages
+        ),
         schedule=schedule,
         core=core,
     )
@@ -109,6 +117,10 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
 def _refuse_what_shards_cannot(recipe: Recipe, core: nn.Module) -> None:
     if recipe.train.ema is not None:
         raise ConfigError("train.ema: a moving average of sharded weights is not possible; set it to null under FSDP")
+    if recipe.train.first is not None:
+        raise ConfigError(
+            "train.first: sharded weights cannot be frozen for a while; set it to null under FSDP, or use DDP"
+        )
     if recipe.optimizer.weight_decay and unused_parts(core):
         raise ConfigError(
             f"graft {recipe.graft}: leaves rows of the host's weights unused, and sharded weights cannot be kept from "

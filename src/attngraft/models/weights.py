@@ -1,0 +1,229 @@
+"""A file of weights put into a host: read without running code, made to fit as timm does, and checked name by name."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from timm.models import adapt_input_conv, load_state_dict
+from torch import Tensor, nn
+
+from attngraft.errors import HostError, UsageError
+
+SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".tar")
+_SHOWN = 8  #: names in a message
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsFile:
+    """What a file holds: a host's tensors, and those of grafts where a grafted model was saved."""
+
+    path: Path
+    host: Mapping[str, Tensor]
+    grafts: Mapping[str, Tensor]
+
+    def fill_host(self, model: nn.Module) -> Fitted:
+        """Put the host's tensors into `model`, which has no grafts yet.
+
+        Position embeddings, patch embeddings and names are made to fit by timm's own filter of the model's family, the
+        first convolution takes another number of channels, and a head of another number of classes stays new.
+
+        Raises:
+            HostError: tensors are missing, left over or of another shape; lists them. The model was left as it was.
+        """
+        own = model.state_dict()
+        values = self._filtered(model)
+        resized = [name for name, value in values.items() if name in self.host and self.host[name].shape != value.shape]
+        resized += _adapt_first_convolution(model, values, own)
+        new = _drop_other_head(model, values, own)
+        self._refuse_misfits(model, values, own, new)
+        model.load_state_dict(values, strict=False)
+        return Fitted(path=self.path, new=tuple(new), resized=tuple(resized))
+
+    def fill_grafts(self, model: nn.Module) -> None:
+        """Put the grafts' tensors, if the file has any, into the grafted `model`.
+
+        Raises:
+            HostError: the model's grafts are others than the file's; says what to do.
+        """
+        if not self.grafts:
+            return
+        own = {name: value for name, value in model.state_dict().items() if _is_graft(name)}
+        problems = _misfits(self.grafts, own, missing=set(own) - set(self.grafts))
+        if problems:
+            raise HostError(
+                f"{self.path} holds weights that were trained with grafts, and the grafts here are others: "
+                f"{'; '.join(problems)}. Give the graft that the file was trained with, or weights of a host without grafts"
+            )
+        model.load_state_dict(dict(self.grafts), strict=False)
+
+    def _filtered(self, model: nn.Module) -> dict[str, Tensor]:
+        """As timm's filter of the model's family makes it: other layouts renamed, embeddings resampled."""
+        adapt = _family_filter(model)
+        if adapt is None:
+            return dict(self.host)
+        try:
+            return dict(adapt(dict(self.host), model))
+        except (KeyError, AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise HostError(
+                f"{self.path}: timm cannot read this as weights of {type(model).__name__} "
+                f"({type(error).__name__}: {error}); give the host that the weights are of"
+            ) from error
+
+    def _refuse_misfits(
+        self, model: nn.Module, values: Mapping[str, Tensor], own: Mapping[str, Tensor], new: Iterable[str]
+    ) -> None:
+        missing = {name for name in own if name not in values and not name.endswith("num_batches_tracked")} - set(new)
+        problems = _misfits(values, own, missing=missing)
+        if problems:
+            raise HostError(
+                f"{self.path} does not fit this {type(model).__name__}: {'; '.join(problems)}. "
+                "Give the host and the arguments (--host, --host-arg) that the weights are of"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What became of a file's tensors."""
+
+    path: Path
+    new: tuple[str, ...] = field(default=())  #: the head's tensors that keep their fresh values
+    resized: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        parts = [f"new: {_some(self.new)}"] if self.new else []
+        parts += [f"resized: {_some(self.resized)}"] if self.resized else []
+        return f"weights of {self.path}" + (f" ({'; '.join(parts)})" if parts else "")
+
+
+def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
+    """The tensors in a safetensors file, or in a torch file that is read with `weights_only=True`.
+
+    Checkpoints that keep their weights under `model`, `state_dict`, `model_ema` or `state_dict_ema` are understood (the
+    average is preferred), and prefixes of wrappers are taken off.
+
+    Raises:
+        UsageError: there is no such file, or it is of another kind.
+        HostError: the file is damaged, holds more than plain tensors, or no weights of a host.
+    """
+    file = Path(path)
+    if file.is_dir():
+        raise UsageError(f"{file} is a folder; give a file of weights{_hint_in(file)}")
+    if not file.is_file():
+        raise UsageError(
+            f"{file}: there is no such file of weights; give the path of a .safetensors, .pth, .pt or .bin"
+        )
+    if file.suffix not in SUFFIXES:
+        raise UsageError(
+            f"{file}: weights are read from {', '.join(SUFFIXES)} files, not from {file.suffix or 'others'}"
+        )
+    try:
+        values: Any = load_state_dict(str(file), weights_only=True)
+    except SafetensorError as error:
+        raise HostError(f"{file} is damaged, or no safetensors file ({error}); fetch or save it again") from error
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
+        if "weights_only" in str(error):
+            raise HostError(
+                f"{file} holds Python objects besides tensors, and reading those could run anything, so it is not read. "
+                "Where you trust it: load it with torch and save its state dict alone "
+                "(torch.save(model.state_dict(), FILE), or safetensors)"
+            ) from error
+        raise HostError(
+            f"{file} is damaged, or no torch file ({_first_line(error)}); fetch or save it again"
+        ) from error
+    return _split(file, values)
+
+
+def _split(file: Path, values: Any) -> WeightsFile:
+    tensors = {name: value for name, value in dict(values).items() if isinstance(value, Tensor)}
+    host = {name: value for name, value in tensors.items() if not _is_graft(name)}
+    grafts = {name: value for name, value in tensors.items() if _is_graft(name)}
+    if not host:
+        what = "only grafts (attngraft.load_grafts reads such a file)" if grafts else "no tensors under names"
+        raise HostError(f"{file} holds {what}, not the weights of a host")
+    return WeightsFile(path=file, host=host, grafts=grafts)
+
+
+def _is_graft(name: str) -> bool:
+    return ".grafts." in f".{name}"
+
+
+def _family_filter(model: nn.Module) -> Callable[[dict[str, Tensor], nn.Module], Mapping[str, Tensor]] | None:
+    """The `checkpoint_filter_fn` that timm keeps beside the model's class, or beside the class it derives from."""
+    for base in type(model).__mro__:
+        found = getattr(sys.modules.get(base.__module__), "checkpoint_filter_fn", None)
+        if callable(found):
+            return found
+    return None
+
+
+def _adapt_first_convolution(model: nn.Module, values: dict[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """Weights for RGB images made to take as many channels as the model does; the names of what was changed."""
+    changed = []
+    for layer in _names(model, "first_conv"):
+        name = f"{layer}.weight"
+        if name not in values or name not in own or values[name].shape == own[name].shape or values[name].ndim != 4:
+            continue
+        try:
+            adapted = adapt_input_conv(own[name].shape[1], values[name])
+        except NotImplementedError:
+            continue  # named among the misfits
+        if adapted.shape == own[name].shape:
+            values[name] = adapted
+            changed.append(name)
+    return changed
+
+
+def _drop_other_head(model: nn.Module, values: dict[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """Leave out a head of another number of classes, or note that there is none; the names that stay new."""
+    new = []
+    for layer in _names(model, "classifier"):
+        here = {name for name in own if name.startswith(f"{layer}.")}
+        there = {name for name in values if name.startswith(f"{layer}.")}
+        if here != there or any(values[name].shape != own[name].shape for name in here):
+            for name in there:
+                del values[name]
+            new += sorted(here)
+    return new
+
+
+def _names(model: nn.Module, entry: str) -> tuple[str, ...]:
+    """Layers that timm's configuration of the model names under `entry`."""
+    value = (getattr(model, "pretrained_cfg", None) or {}).get(entry) or ()
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _misfits(values: Mapping[str, Tensor], own: Mapping[str, Tensor], *, missing: Iterable[str]) -> list[str]:
+    shapes = [
+        f"{name} {tuple(value.shape)} where {tuple(own[name].shape)} fits"
+        for name, value in values.items()
+        if name in own and value.shape != own[name].shape
+    ]
+    found = {
+        "it lacks": sorted(missing),
+        "nothing takes its": sorted(name for name in values if name not in own),
+        "other shapes:": shapes,
+    }
+    return [f"{what} {_some(names)}" for what, names in found.items() if names]
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return ", ".join(listed[:_SHOWN]) + more
+
+
+def _hint_in(folder: Path) -> str:
+    """Weights that lie in a run's folder."""
+    found = sorted((*folder.glob("checkpoints/best*.safetensors"), *folder.glob("*.safetensors")))
+    return f", such as {found[0]}" if found else " in it"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,21 @@
+"""One micro-batch through the model: what an update repeats, and what is tried out where memory ran short."""
+
+from __future__ import annotations
+
+from accelerate.utils import send_to_device
+from torch import Tensor
+
+from attngraft.tasks.task import Batch
+from attngraft.training.evaluate import model_inputs
+from attngraft.training.setup import Job
+
+
+def losses_of(job: Job, batch: Batch, *, epoch: int, step: int) -> dict[str, Tensor]:
+    """The losses of a training micro-batch, ready for the backward pass; `step` counts micro-batches."""
+    if job.accelerator.device.type != "cpu":
+        batch = send_to_device(batch, job.accelerator.device, non_blocking=True)
+    batch = job.task.prepare(batch, epoch=epoch, step=step)
+    args, kwargs = model_inputs(job.task, batch, channels_last=job.recipe.train.channels_last)
+    outputs = job.learner.model(*args, **kwargs)
+    with job.accelerator.autocast():
+        return job.task.loss(outputs, batch)
