@@ -18,6 +18,8 @@ from attngraft._version import __version__
 if TYPE_CHECKING:
     from attngraft.anatomy import Graft, GraftType
     from attngraft.errors import AttngraftError, GraftFileError, GraftSpecError, HostError
+    from attngraft.export.folder import load
+    from attngraft.export.hub import push_to_hub
     from attngraft.grafting.apply import graft, ungraft
     from attngraft.grafting.catalog import list_grafts, list_hosts
     from attngraft.grafting.io import load_grafts, save_grafts
@@ -43,9 +45,11 @@ _HOMES = {
     "graft": "grafting.apply",
     "list_grafts": "grafting.catalog",
     "list_hosts": "grafting.catalog",
+    "load": "export.folder",
     "load_grafts": "grafting.io",
     "pin_unused": "grafting.unused",
     "plan": "grafting.plan",
+    "push_to_hub": "export.hub",
     "record": "grafting.record",
     "register_graft": "mechanisms.registry",
     "register_host": "hosts.registry",
@@ -67,9 +71,11 @@ __all__ = [
     "graft",
     "list_grafts",
     "list_hosts",
+    "load",
     "load_grafts",
     "pin_unused",
     "plan",
+    "push_to_hub",
     "record",
     "register_graft",
     "register_host",

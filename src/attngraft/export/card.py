@@ -1,0 +1,165 @@
+"""The model card: README.md of an exported folder, in the form that model hubs read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from attngraft.export.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest
+from attngraft.files import write_atomically
+from attngraft.report import facts as described
+from attngraft.report import wording
+from attngraft.study.result import StudyResult, VariantResult
+from attngraft.study.storage import RESULT_FILE, load_result
+from attngraft.training.config import dump_yaml
+from attngraft.training.recipe import recipe_to_dict
+from attngraft.training.run_folder import RunRecord
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+FILE = "README.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InStudy:
+    """The study that a run belongs to, and which of its variants the run is one of."""
+
+    result: StudyResult
+    variant: VariantResult
+
+    @property
+    def style(self) -> wording.MetricFormat:
+        return wording.metric_format(self.result)
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        """The baseline and this variant, as the cells of a table."""
+        shown = [variant for variant in self.result.variants if variant.is_baseline or variant is self.variant]
+        return [self._row(variant) for variant in shown]
+
+    def _row(self, variant: VariantResult) -> dict[str, str]:
+        spread = variant.last.get(self.result.metric)
+        found = variant.difference
+        return {
+            "name": variant.name,
+            "value": wording.spread_text(spread.mean, spread.deviation, self.style) if spread else wording.ABSENT,
+            "difference": wording.difference_sentence(found, self.style) if found else "",
+            "verdict": found.verdict if found else ("" if not variant.is_baseline else "baseline"),
+        }
+
+    @property
+    def reason(self) -> str:
+        found = self.variant.difference
+        return wording.reason(found, seeds=len(self.result.seeds)) if found else ""
+
+
+def write_card(
+    manifest: Manifest, record: RunRecord, folder: Path, *, parameters: int, plain_difference: float | None
+) -> None:
+    """Write README.md.
+
+    Args:
+        record: the run that the model comes from.
+        parameters: how many the model has.
+        plain_difference: where the folder holds timm's configuration, by how much the outputs of plain timm differ from the
+            model's, which has grafts besides.
+    """
+    write_atomically(
+        folder / FILE,
+        card_text(manifest, record, parameters=parameters, plain_difference=plain_difference),
+    )
+
+
+def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_difference: float | None = None) -> str:
+    """The card. What is not known of licences is said to be unknown; paths of this machine are left out."""
+    from huggingface_hub import ModelCardData
+
+    header = ModelCardData(
+        license="unknown",
+        library_name="attngraft" if manifest.graft else "timm",
+        pipeline_tag="image-classification",
+        tags=["attngraft", "timm", "image-classification"],
+    )
+    recipe = _without_paths(recipe_to_dict(record.recipe))
+    study = study_of(record.folder)
+    return (
+        _environment()
+        .get_template("README.md.j2")
+        .render(
+            header=header.to_yaml(),
+            manifest=manifest,
+            study=study,
+            style=study.style if study else None,
+            metrics=manifest.origin.metrics,
+            parameters=parameters,
+            plain_difference=plain_difference,
+            facts=described.facts(_facts(record)),
+            recipe=dump_yaml(recipe).rstrip(),
+            pretrained=recipe["host"].get("pretrained"),
+            files={"manifest": MANIFEST, "weights": WEIGHTS, "grafts": GRAFTS},
+        )
+    )
+
+
+def study_of(run: Path) -> InStudy | None:
+    """The study whose folder holds this run, if it has a result and the run is part of it."""
+    run = run.resolve()
+    if len(run.parents) < 3 or not (run.parents[2] / RESULT_FILE).is_file():
+        return None
+    result = load_result(run.parents[2])
+    inside = run.relative_to(run.parents[2]).as_posix()
+    variant = next((each for each in result.variants if any(one.folder == inside for one in each.runs)), None)
+    return None if variant is None else InStudy(result=result, variant=variant)
+
+
+def _facts(record: RunRecord) -> dict[str, Any]:
+    """What was found in the data, without paths and without what stands elsewhere in the card."""
+    left_out = ("task", "where", "input", "augment", "classes")
+    found = {name: value for name, value in record.facts.items() if name not in left_out}
+    if "source" in found:
+        found["source"] = _last(found["source"])
+    return found
+
+
+def _without_paths(recipe: dict[str, Any]) -> dict[str, Any]:
+    data = recipe.get("task", {}).get("data")
+    if isinstance(data, Mapping):
+        kept = {name: _last(value) if name in ("source", "root") else value for name, value in data.items()}
+        recipe = {**recipe, "task": {**recipe["task"], "data": kept}}
+    return recipe
+
+
+def _last(value: Any) -> Any:
+    """The last part of a path; a name as it is."""
+    return PurePath(value).name if isinstance(value, str) and ("/" in value or "\\" in value) else value
+
+
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("attngraft.export"),
+        autoescape=False,  # Markdown: what users named stands in code spans
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(code=code, number=_number)
+    return environment
+
+
+def code(value: Any) -> str:
+    """`value` as a code span on one line, whatever backticks and bars it has."""
+    text = wording.shown(value).replace("|", "¦")
+    fence = "`"
+    while fence in text:
+        fence += "`"
+    pad = " " if text.startswith("`") or text.endswith("`") or not text else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"

@@ -1,0 +1,49 @@
+"""Whether what was written is still the model that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.errors import ExportError
+from attngraft.export.manifest import Check, Manifest
+from attngraft.tasks.seeding import seeded
+
+Forward = Callable[[Tensor], Tensor]  #: normalized images (B, C, H, W) to outputs (B, classes)
+
+
+def example_images(manifest: Manifest, *, batch: int) -> Tensor:
+    """The same standard-normal images every time, (B, C, H, W), in the model's precision."""
+    with seeded("export", batch):
+        return torch.randn(batch, *manifest.input_size).to(getattr(torch, manifest.dtype))
+
+
+@torch.no_grad()
+def check_outputs(
+    found: Forward, model: nn.Module, manifest: Manifest, *, file: str, batches: tuple[int, ...], tolerance: float
+) -> Check:
+    """Run both on batches of each size and compare.
+
+    Raises:
+        ExportError: outputs of another shape, not finite, or further apart than `tolerance` times the largest output (or 1).
+    """
+    worst = 0.0
+    for size in batches:
+        images = example_images(manifest, batch=size)
+        expected, got = model(images), found(images)
+        if not isinstance(expected, Tensor) or expected.shape != (size, len(manifest.serving.classes)):
+            shape = tuple(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
+            classes = len(manifest.serving.classes)
+            raise ExportError(f"the model returns {shape} for {size} images, and its data have {classes} classes")
+        if got.shape != expected.shape:
+            raise ExportError(f"{file} returns {tuple(got.shape)} where the model returns {tuple(expected.shape)}")
+        difference = (got.double() - expected.double()).abs().max() / expected.double().abs().max().clamp_min(1)
+        if not difference <= tolerance:  # also where it is not a number
+            raise ExportError(
+                f"{file} differs from the model by {float(difference):.2g} with {size} images, more than {tolerance:g}; "
+                "nothing was kept. Please report this with the host and the graft"
+            )
+        worst = max(worst, float(difference))
+    return Check(file=file, batches=batches, difference=worst, tolerance=tolerance)

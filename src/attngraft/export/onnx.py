@@ -1,0 +1,110 @@
+"""A model as ONNX: input `image` (B, C, H, W) float32 and normalized, output `logits` (B, classes), any batch size."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.errors import ExportError
+from attngraft.export.check import Forward, check_outputs, example_images
+from attngraft.export.manifest import Check, Manifest
+from attngraft.export.torch_export import EXAMPLE, export_program
+
+FILE = "model.onnx"
+TOLERANCE = 1e-4
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+def require_packages() -> None:
+    """Check that what ONNX needs is installed.
+
+    Raises:
+        ExportError: a package is missing; says how to get it.
+    """
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ExportError(f"ONNX needs {', '.join(missing)}: pip install 'attngraft[export]'")
+
+
+def write_onnx(model: nn.Module, manifest: Manifest, folder: Path) -> Check:
+    """Write model.onnx and compare what onnxruntime makes of it with the model, at batches of 1, 2 and 5.
+
+    Weights of more than 2 GB go into a file of their own beside it, as ONNX demands.
+
+    Raises:
+        ExportError: a package is missing, the model cannot be translated, or the outputs differ.
+    """
+    require_packages()
+    path = folder / FILE
+    program = export_program(model, manifest)
+    try:
+        with _quiet():
+            made = torch.onnx.export(
+                program,
+                (example_images(manifest, batch=EXAMPLE),),
+                input_names=["image"],
+                output_names=["logits"],
+                dynamo=True,
+                verbose=False,
+            )
+            if made is None:
+                raise ExportError("torch.onnx.export returned no program")
+            made.save(path)
+    except ExportError:
+        raise
+    except Exception as error:  # an operation without a translation, whichever package finds it
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise ExportError(
+            f"the model cannot be translated to ONNX ({reason}); export it --to pt2 or --to torch"
+        ) from error
+    return check_outputs(open_onnx(path), model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE)
+
+
+def open_onnx(path: Path) -> Forward:
+    """An ONNX file as a function, run by onnxruntime on the CPU with as many threads as torch has.
+
+    Raises:
+        ExportError: onnxruntime is missing, or cannot read the file.
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise ExportError("ONNX needs onnxruntime: pip install 'attngraft[export]'")
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors only
+    try:
+        session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own classes, one per status code
+        reason = str(error).strip().splitlines()[0][:300]
+        raise ExportError(f"{path}: onnxruntime cannot read it ({reason}); export the model again") from None
+    name = session.get_inputs()[0].name
+
+    def forward(images: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(None, {name: images.contiguous().numpy()})[0])
+
+    return forward
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' remarks on their own internals."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

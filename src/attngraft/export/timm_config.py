@@ -1,0 +1,56 @@
+"""config.json of timm's hub format: plain timm loads the host, `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import timm
+import torch
+from timm.models._hub import save_config_for_hf  # what timm.models.save_for_hf writes beside the weights
+from torch import nn
+
+from attngraft.errors import ExportError
+from attngraft.export.check import example_images
+from attngraft.export.manifest import Manifest
+
+FILE = "config.json"
+
+
+def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:
+    """Write config.json: architecture, its arguments, classes, and what evaluation feeds it.
+
+    Raises:
+        ExportError: the host is none of timm's registered models.
+    """
+    if not getattr(model, "pretrained_cfg", None):
+        raise ExportError(
+            f"{manifest.host.name} has no timm configuration, so plain timm cannot load it; use --to torch"
+        )
+    given = manifest.serving.input
+    inputs = {name: given[name] for name in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
+    classes = list(manifest.serving.classes)
+    save_config_for_hf(
+        model,
+        str(folder / FILE),
+        model_config={
+            "num_classes": len(classes),
+            "label_names": classes,
+            "pretrained_cfg": {**inputs, "input_size": list(manifest.input_size), "num_classes": len(classes)},
+        },
+        model_args={name: value for name, value in manifest.host.args.items() if name != "num_classes"},
+    )
+
+
+@torch.no_grad()
+def host_difference(model: nn.Module, manifest: Manifest, folder: Path) -> float:
+    """Load the folder by plain timm, without grafts; the largest difference of its outputs from the model's.
+
+    Raises:
+        ExportError: timm cannot load the folder.
+    """
+    try:
+        plain = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    except (RuntimeError, ValueError, TypeError, OSError, KeyError) as error:
+        raise ExportError(f"plain timm cannot load what was written for it: {error}") from error
+    images = example_images(manifest, batch=2).float()
+    return float((plain(images) - model.float()(images)).abs().max())

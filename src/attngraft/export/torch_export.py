@@ -1,0 +1,68 @@
+"""A model as one `torch.export` program (.pt2): it runs without attngraft and without timm, at any batch size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.errors import ExportError
+from attngraft.export.check import Forward, check_outputs, example_images
+from attngraft.export.manifest import Check, Manifest
+
+FILE = "model.pt2"
+TOLERANCE = 1e-5
+EXAMPLE = 2  #: a batch of one would be taken for a constant
+
+
+def export_program(model: nn.Module, manifest: Manifest) -> torch.export.ExportedProgram:
+    """`model` on the CPU as a program whose batch is free.
+
+    Raises:
+        ExportError: torch cannot trace the model, or only for one batch size.
+    """
+    images = example_images(manifest, batch=EXAMPLE)
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                model.eval(), (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=False
+            )
+    except Exception as error:  # whatever a host's own code raises while it is traced
+        raise ExportError(
+            f"torch.export cannot take this model ({_first_line(error)}); export it --to torch, which every model can"
+        ) from error
+
+
+def write_program(model: nn.Module, manifest: Manifest, folder: Path) -> Check:
+    """Write model.pt2, load it again, and compare its outputs with the model's at several batch sizes.
+
+    Raises:
+        ExportError: as `export_program`, or the program differs.
+    """
+    path = folder / FILE
+    torch.export.save(export_program(model, manifest), path)
+    return check_outputs(open_program(path), model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE)
+
+
+def open_program(path: Path) -> Forward:
+    """A saved program as a function.
+
+    Raises:
+        ExportError: it cannot be read.
+    """
+    try:
+        module = torch.export.load(path).module()
+    except Exception as error:  # damaged archives raise whatever their readers do
+        raise ExportError(f"{path}: cannot be read as a torch.export program ({_first_line(error)})") from None
+
+    def forward(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return cast(Tensor, module(images))
+
+    return forward
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:200]}"

@@ -1,0 +1,55 @@
+"""Runs in folders, as training leaves them, without the training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attngraft.training.build import build_model
+from attngraft.training.checkpoint import FORMAT, save_weights
+from attngraft.training.recipe import recipe_from_dict
+from attngraft.training.run_folder import RunFolder, write_json
+
+VIT = {
+    "name": "vit_tiny_patch16_224",
+    "args": {"img_size": 16, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2},
+}
+SWIN = {
+    "name": "swin_tiny_patch4_window7_224",
+    "args": {"img_size": 32, "window_size": 4, "depths": [2, 2], "embed_dim": 12, "num_heads": [2, 4]},
+}
+CLASSES = ["ant", "bee", "café | crème", "`x`", "<b>bold</b>"]
+
+
+def make_run(folder: Path, graft: str | None = None, *, host: dict[str, Any] = VIT, **recipe: Any) -> Path:
+    """A finished run of one epoch whose weights are random, grafts' too."""
+    run = RunFolder(folder)
+    run.create()
+    task = recipe.pop("task", {"name": "classification", "data": {"source": "/secret/place/flowers"}})
+    described = recipe_from_dict({"host": host, "graft": graft, "task": task, **recipe})
+    size = host["args"]["img_size"]
+    facts = {
+        "task": task["name"],
+        "source": task["data"]["source"],
+        "where": task["data"]["source"],
+        "classes": CLASSES,
+        "sizes": {"train": 40, "val": 10},
+        "input": {"size": [3, size, size], "eval_crop_pct": 0.9},
+    }
+    run.write_recipe(described)
+    run.write_data(model_args={"num_classes": len(CLASSES)}, facts=facts)
+    metric = "image_ap" if task["name"] == "multilabel" else "top1"
+    row = {"epoch": 1, "seconds": 1.0, "train/loss": 2.0, f"val/{metric}": 0.5, "val/loss": 1.5}
+    run.metrics.write_text(json.dumps(row) + "\n")
+    torch.manual_seed(3)
+    model = build_model(described, {"num_classes": len(CLASSES)}, weights=False)
+    for name, parameter in model.named_parameters():
+        if ".grafts." in name or name.startswith("head"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    torch.save({"format": FORMAT, "model": model.state_dict(), "ema": None}, run.last)
+    save_weights(run.best(), model.state_dict(), {"epoch": 1})
+    write_json(run.finished, {"epochs": 1})
+    return folder

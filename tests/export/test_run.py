@@ -1,0 +1,72 @@
+"""From a run to a folder: every format, each compared with the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import attngraft
+from attngraft.errors import ExportError, UsageError
+from attngraft.export.run import export_run
+from attngraft.training.evaluate import trained_model
+from attngraft.training.run_folder import read_run
+from tests.export.runs import CLASSES, make_run
+
+
+def test_a_folder_loads_as_the_model_that_was_trained(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "cb_s + horizontal")
+    manifest = export_run(run, tmp_path / "out")
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    model = attngraft.load(tmp_path / "out")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not model.training
+    assert manifest.serving.classes == tuple(CLASSES)
+    trained = trained_model(read_run(run), "last").eval()
+    assert model.state_dict().keys() == trained.state_dict().keys()
+    images = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(model(images), trained(images))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "README.md",
+        "attngraft.json",
+        "grafts.safetensors",
+        "model.safetensors",
+    ]
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_a_loaded_model_can_be_ungrafted_and_saved_as_any_other(tmp_path: Path) -> None:
+    export_run(make_run(tmp_path / "run", "cb"), tmp_path / "out")
+    model = attngraft.load(tmp_path / "out")
+    attngraft.save_grafts(model, tmp_path / "cb.safetensors")
+    assert attngraft.ungraft(model) == ["blocks.0.mlp.grafts.cb", "blocks.1.mlp.grafts.cb"]
+
+
+@pytest.mark.parametrize("content", ["other", "model"])
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, content: str) -> None:
+    run, out = make_run(tmp_path / "run"), tmp_path / "out"
+    if content == "model":
+        export_run(run, out)
+    else:
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(UsageError, match="holds"):
+        export_run(run, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    if content == "model":
+        export_run(run, out, overwrite=True)
+        assert attngraft.load(out) is not None
+
+
+def test_runs_without_a_model_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(attngraft.AttngraftError, match="no run here"):
+        export_run(tmp_path / "nothing", tmp_path / "out")
+    run = make_run(tmp_path / "run")
+    (run / "data.json").unlink()
+    with pytest.raises(ExportError, match="before its data were read"):
+        export_run(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
