@@ -1,4 +1,4 @@
-"""What a task says of a variant beside its metrics, as plain data: tables, matrices, reliability.
+"""What a task says in plain data: what its metrics are called, and of a variant beside them tables, matrices, reliability.
 
 A task makes sections from saved predictions (`Task.sections`), a study keeps them in its result, a report draws them. None
 of the three knows the others: a new kind of task says what it has to say in these words.
@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Cell = str | int | float | None  #: None where there is no such value
+Cell = int | float | str | None  #: None where there is no such value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """What a metric is called, and its unit."""
+
+    label: str  #: in prose: "top-1 accuracy"
+    column: str = ""  #: over a column of numbers; empty: the label
+    share: bool = False  #: a share of 1, written in percent
 
 
 @dataclass(frozen=True, kw_only=True)

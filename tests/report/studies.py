@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from attngraft.sections import Metric
 from attngraft.study.result import (
     Cost,
     Difference,
@@ -20,6 +21,7 @@ from attngraft.study.result import (
     VariantResult,
     Verdict,
 )
+from attngraft.tasks.classification import Classification
 
 FLIP = 40.0  #: perplexity that a share of 1 is worth in the translation study
 HOSTILE = """<script>alert("x")</script> & 'cb' $\\frac{1}{0}$ "quoted" `|` [b]"""
@@ -46,6 +48,7 @@ def usual(*, seeds: int = 3, epochs: int = 12, names: tuple[str, ...] = tuple(US
         command="attngraft compare --host vit_tiny_patch16_224 --graft none --graft cb --data ./cifar10 --seeds 3",
         task="classification",
         metric="top1",
+        metrics=dict(Classification.metrics),
         higher_is_better=True,
         host={"name": "vit_tiny_patch16_224", "args": {"img_size": 32, "depth": 6}, "pretrained": False},
         data={
@@ -171,6 +174,7 @@ def translation() -> StudyResult:
         title="Multi30k, small encoder-decoder",
         task="translation",
         metric="perplexity",
+        metrics={"bleu": Metric(label="BLEU")},
         higher_is_better=False,
         host={"name": "translation_base", "args": {}, "pretrained": False},
         data={"pairs": {"train": 29000, "val": 1014}, "languages": ["de", "en"], "vocabulary": 8000},

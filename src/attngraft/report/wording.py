@@ -10,26 +10,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from attngraft.sections import Metric
 from attngraft.study.result import Difference, Interval, StudyResult, VariantResult, Verdict
 
 ABSENT = "n/a"
 _MINUS = re.compile(r"(?<![\w.)-])-(?=[\d.])")
 
-#: what well-known metrics are called in prose; any other metric goes by its own name
-LABELS = {
-    "top1": "top-1 accuracy",
-    "top5": "top-5 accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "accuracy": "accuracy",
-    "loss": "loss",
-    "miou": "mean IoU",
-    "bleu": "BLEU",
-    "perplexity": "perplexity",
-}
-#: what they are called over a column
-SHORT = {"top1": "top-1", "top5": "top-5", "balanced_accuracy": "balanced", "miou": "mIoU", "bleu": "BLEU"}
-#: metrics that are shares of 1 and are written in percent
-SHARES = frozenset({"top1", "top5", "balanced_accuracy", "accuracy", "miou"})
 EMA = "ema/"  #: prefix of the moving average's metrics
 
 
@@ -74,11 +60,10 @@ def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
     name = name or result.metric
     base = name.removeprefix(EMA)
     largest = max((abs(v) for v in _values(result, name) if math.isfinite(v)), default=1.0)
-    share = base in SHARES
+    said = result.metrics.get(base) or Metric(label=base.replace("_", " "))
+    share, label = said.share, shown(said.label)
     scale = 100.0 if share and largest <= 1.0 else 1.0
-    plain = shown(base).replace("_", " ")
-    column = f"{SHORT.get(base, plain)}{' %' if share else ''}"
-    label = LABELS.get(base, plain)
+    column = f"{shown(said.column or said.label)}{' %' if share else ''}"
     return MetricFormat(
         name=name,
         label=label if base == name else f"{label} of the moving average",

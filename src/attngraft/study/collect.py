@@ -27,10 +27,12 @@ from attngraft.study.result import (
     VariantResult,
 )
 from attngraft.study.schedule import run_folder
+from attngraft.study.sections import variant_sections
 from attngraft.study.variants import Variant
 from attngraft.study.verdict import compare_scores, corrected
 
 if TYPE_CHECKING:
+    from attngraft.sections import Section
     from attngraft.training.run_folder import RunRecord
 
 Records = dict[str, dict[int, "RunRecord"]]  #: finished runs, by variant name and seed
@@ -89,6 +91,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             (costs or {}).get(v.spec),
             differences[v.name],
             _reached(runs[v.name], baseline_runs, metric),
+            variant_sections(task, list(records[v.name].values())),
         )
         for v in config.variants
     ]
@@ -99,6 +102,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         command=config.command or f"attngraft compare --study {config.out / 'study.yaml'}",
         task=task.name,
         metric=metric.name,
+        metrics=dict(task.metrics),
         higher_is_better=metric.higher_is_better,
         host=recipe_to_dict(first.recipe)["host"],
         data=dict(first.facts),
@@ -160,6 +164,7 @@ def _variant(
     cost: Cost | None,
     difference: Difference | None,
     reached: EpochsToBaseline | None,
+    sections: list[Section],
 ) -> VariantResult:
     return VariantResult(
         name=variant.name,
@@ -171,6 +176,7 @@ def _variant(
         cost=cost,
         difference=difference,
         epochs_to_baseline=reached,
+        sections=sections,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from attngraft.sections import Metric, Section
+
 FORMAT = 1
 
 Verdict = Literal["better", "worse", "inside the noise"]
@@ -102,6 +104,39 @@ class VariantResult:
     cost: Cost | None
     difference: Difference | None  #: None for the baseline
     epochs_to_baseline: EpochsToBaseline | None
+    sections: list[Section] = field(default_factory=list)  #: what the task says beside its metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A variant at a rung of successive halving."""
+
+    variant: str
+    epoch: int  #: the rung
+    score: float | None  #: mean over seeds of the primary metric after that epoch; None where it is not a number
+    promoted: bool  #: whether it went on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """A variant with a run that failed, for which successive halving did not wait."""
+
+    variant: str
+    arrivals: int  #: how many standings there were then
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalvingResult:
+    """What successive halving decided, and all that it decided by."""
+
+    eta: int
+    rungs: list[int]  #: epochs after which variants were compared
+    epochs: int  #: of a run that goes to its end
+    metric: str
+    higher_is_better: bool
+    standings: list[Standing] = field(default_factory=list)  #: in the order in which variants came to the rungs
+    lost: list[Lost] = field(default_factory=list)
+    stopped: dict[str, int] = field(default_factory=dict)  #: variants that were left at a rung: its epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,4 +156,6 @@ class StudyResult:
     epochs: int
     variants: list[VariantResult]
     notes: list[str] = field(default_factory=list)  #: what a reader must know (one seed, runs missing, ...)
+    metrics: dict[str, Metric] = field(default_factory=dict)  #: what metrics are called; others go by their names
+    halving: HalvingResult | None = None  #: None: every run was to go to its end
     format: int = FORMAT

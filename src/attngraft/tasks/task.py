@@ -10,13 +10,13 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
 from attngraft.errors import ConfigError
-from attngraft.sections import Section
+from attngraft.sections import Metric, Section
 
 Batch = Any  #: nested dicts, lists and tuples of tensors (and of plain values, which stay where they are)
 
@@ -111,8 +111,11 @@ class Task(ABC):
     """One kind of work. Built from the recipe's `task` section (strict keys)."""
 
     name: str
-    primary: str  #: the metric by which runs are compared, at the last epoch ("top1")
-    higher_is_better: bool = True
+    primary: str  #: the metric by which runs are compared, at the last epoch ("top1"): the mean of `Predictions.score`
+    higher_is_better: bool = True  #: of the primary metric
+    metrics: ClassVar[
+        Mapping[str, Metric]
+    ] = {}  #: what reports call the metrics; one that is not here goes by its name
 
     @classmethod
     @abstractmethod
@@ -157,7 +160,8 @@ class Task(ABC):
         """What a report should say of one variant beside its metrics; nothing where a task does not say.
 
         Args:
-            predictions: the arrays of `predictions.npz` (`Predictions.arrays`), one mapping per seed.
+            predictions: the arrays of `predictions.npz` (`Predictions.arrays`), one mapping per seed, each array read from
+                the file when it is asked for.
             facts: what `load` said of the data.
         """
         return []

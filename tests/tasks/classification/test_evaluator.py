@@ -146,3 +146,25 @@ def test_the_loss_is_trainings_kind() -> None:
     hot = torch.eye(6)[torch.from_numpy(labels)]
     bce = torch.nn.functional.binary_cross_entropy_with_logits(logits, hot)
     assert _evaluate(logits, labels, loss={"name": "bce"}).metrics["loss"] == pytest.approx(bce.item(), rel=1e-6)
+
+
+def test_confidence_is_a_softmax_or_the_losss_own_sigmoid() -> None:
+    logits, labels = _random(30, 6)
+    best = logits.max(dim=-1).values
+    softmax = _evaluate(logits, labels).predictions.arrays["confidence"]
+    assert np.allclose(softmax, (best.exp() / logits.exp().sum(-1)).numpy())
+    sigmoid = _evaluate(logits, labels, loss={"name": "bce"}).predictions.arrays["confidence"]
+    assert np.allclose(sigmoid, best.sigmoid().numpy())
+
+
+@pytest.mark.parametrize("primary", ["top1", "top5", "balanced_accuracy", "loss"])
+def test_the_mean_score_is_the_primary_metric(primary: str) -> None:
+    logits, labels = _random(83, 9)
+    labels[labels > 6] = 0  # classes of unequal size, and two that do not occur
+    task = _task(9, metrics={"primary": primary})
+    found = _evaluate(logits, labels, metrics={"primary": primary})
+    assert task.primary == primary
+    assert task.higher_is_better == (primary != "loss")
+    assert found.metrics[primary] == pytest.approx(found.predictions.score.mean(), rel=1e-6)
+    assert found.predictions.binary == (primary in ("top1", "top5"))
+    assert found.metrics.keys() <= task.metrics.keys()

@@ -18,12 +18,13 @@ def _predictions(seed: int, *, classes: int = 4, size: int = 200) -> dict[str, n
     target = np.random.RandomState(0).randint(0, classes - 1, size)  # the last class does not occur
     logits = np.random.RandomState(seed + 1).randn(size, classes).astype(np.float32)
     logits[np.arange(size), target] += 1
-    return {"target": target, "predicted": logits.argmax(1), "logits": logits}
+    confidence = (np.exp(logits) / np.exp(logits).sum(1, keepdims=True)).max(1)
+    return {"target": target, "predicted": logits.argmax(1), "confidence": confidence}
 
 
-def _sections(seeds: list[dict[str, np.ndarray]], classes: int = 4, **task: object) -> dict[str, Section]:
+def _sections(seeds: list[dict[str, np.ndarray]], classes: int = 4) -> dict[str, Section]:
     facts = {"classes": [f"c{i}" for i in range(classes)]}
-    return {each.name: each for each in make_task("digits", **task).sections(seeds, facts=facts)}
+    return {each.name: each for each in make_task("digits").sections(seeds, facts=facts)}
 
 
 def test_the_table_by_class_is_scikit_learns() -> None:
@@ -62,27 +63,26 @@ def test_many_classes_have_a_list_of_confusions() -> None:
     assert share == pytest.approx(times / (seeds[0]["target"] == int(str(true)[1:])).sum())
 
 
-def test_confidence_is_a_softmax_or_the_losss_own_sigmoid() -> None:
-    seeds = [_predictions(0)]
-    best = seeds[0]["logits"].max(1)
-    hit = float((seeds[0]["predicted"] == seeds[0]["target"]).mean())
-    for loss, shares in (
-        ("cross_entropy", np.exp(best) / np.exp(seeds[0]["logits"]).sum(1)),
-        ("bce", 1 / (1 + np.exp(-best))),
-    ):
-        found = _sections(seeds, loss={"name": loss})["reliability"].reliability
-        assert found is not None
-        pairs = zip(found.counts, found.stated, found.observed, strict=True)
-        known = [(n, p, q) for n, p, q in pairs if p is not None and q is not None]
-        assert sum(n * p for n, p, _ in known) / 200 == pytest.approx(shares.mean(), rel=1e-5)
-        assert sum(n * q for n, _, q in known) / 200 == pytest.approx(hit)
+def test_reliability_is_of_the_confidence_in_what_is_predicted() -> None:
+    seeds = [_predictions(0), _predictions(1)]
+    section = _sections(seeds)["reliability"]
+    found = section.reliability
+    assert found is not None
+    known = [
+        (n, p, q)
+        for n, p, q in zip(found.counts, found.stated, found.observed, strict=True)
+        if p is not None and q is not None
+    ]
+    confidence = np.mean([each["confidence"] for each in seeds])
+    hit = np.mean([each["predicted"] == each["target"] for each in seeds])
+    assert sum(n * p for n, p, _ in known) / 400 == pytest.approx(confidence, rel=1e-5)
+    assert sum(n * q for n, _, q in known) / 400 == pytest.approx(hit)
+    assert section.numbers == {"ECE": np.mean(found.error_by_seed)}
 
 
-def test_sections_are_plain_data_and_need_logits_for_reliability() -> None:
-    seeds = [{k: v for k, v in _predictions(0).items() if k != "logits"}]
-    assert set(_sections(seeds)) == {"classes", "confusion"}
+def test_sections_are_plain_data_and_reliability_needs_numbers() -> None:
     for section in _sections([_predictions(0)]).values():
         assert read(Section, json.loads(json.dumps(asdict(section), allow_nan=False)), where="section") == section
     broken = _predictions(0)
-    broken["logits"][0, 0] = np.nan
-    assert "reliability" not in _sections([broken])
+    broken["confidence"][0] = np.nan
+    assert set(_sections([broken])) == {"classes", "confusion"}

@@ -129,6 +129,7 @@ def test_metrics_are_scikit_learns_and_the_primary_is_the_mean_score() -> None:
         rel=1e-5,
     )
     assert found.metrics[task.primary] == found.predictions.score.mean()
+    assert found.metrics.keys() == task.metrics.keys()
     assert not found.predictions.binary
     sections = task.sections([found.predictions.arrays], facts={"classes": list(TRAITS)})
     assert [section.name for section in sections] == ["classes", "reliability"]
@@ -145,13 +146,26 @@ def test_metrics_are_scikit_learns_and_the_primary_is_the_mean_score() -> None:
 
 
 @pytest.mark.usefixtures("traits")
+def test_runs_may_be_compared_by_their_loss() -> None:
+    task = _task(metrics={"primary": "loss"})
+    assert (task.primary, task.higher_is_better) == ("loss", False)
+    split = task.load(model_data_config=host_config(8)).val
+    logits = torch.randn(len(split), 4, generator=torch.Generator().manual_seed(0))
+    evaluator = task.evaluator(split)
+    target = torch.from_numpy(split.labels)
+    evaluator.update(task.predict(logits, {"target": target}), torch.arange(len(split)))
+    found = evaluator.result()
+    assert found.metrics["loss"] == pytest.approx(found.predictions.score.mean(), rel=1e-6)
+
+
+@pytest.mark.usefixtures("traits")
 def test_classification_refuses_several_labels() -> None:
-    with pytest.raises(DataError, match=r"several labels each.*use --task multilabel"):
+    with pytest.raises(DataError, match=r"several labels each.*--recipe multilabel"):
         make_task("digits").load(model_data_config=host_config(8))
 
 
 def test_single_labels_are_refused() -> None:
-    with pytest.raises(DataError, match=r"one label each.*use --task classification"):
+    with pytest.raises(DataError, match=r"one label each.*without --recipe multilabel"):
         _task().load(model_data_config=host_config(8))
 
 
@@ -164,6 +178,7 @@ def test_single_labels_are_refused() -> None:
         ({"loss": {"clip": 1}}, r"task\.loss\.clip: must lie in"),
         ({"loss": {"gamma_neg": -1}}, r"task\.loss\.gamma_neg: must not be negative"),
         ({"loss": {"smoothing": 1.0}}, r"task\.loss\.smoothing: must lie in"),
+        ({"metrics": {"primary": "map"}}, r"task\.metrics\.primary: 'map' is not a choice.*image_ap, loss"),
         ({"metrics": {"threshold": 0}}, r"task\.metrics\.threshold: must lie between 0 and 1"),
         ({"sampling": "balanced"}, r"task\.sampling: unknown field"),
     ],

@@ -15,7 +15,7 @@ from attngraft.tasks.images.sampling import Sampling
 class LossConfig:
     """`cross_entropy` over softmax, or `bce`: one binary cross entropy per class over sigmoids."""
 
-    name: Literal["cross_entropy", "bce"] = "cross_entropy"
+    name: Literal["cross_entropy", "bce"] = "cross_entropy"  #: which loss
     smoothing: float = 0.1  #: share of the label that is spread over all classes; training only
     target_threshold: float | None = None  #: bce: make mixed targets 0 or 1 at this value
     sum_classes: bool = False  #: bce: sum over classes instead of the mean
@@ -41,8 +41,11 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
-    """What is kept of each prediction."""
+    """By which metric runs are compared, and what is kept of each prediction."""
 
+    #: a comparison needs a score of every image, which is why macro F1 is none of these; for classes of unequal size take
+    #: balanced_accuracy
+    primary: Literal["top1", "top5", "balanced_accuracy", "loss"] = "top1"
     predictions: Literal["auto", "logits", "top5"] = "auto"  #: auto: logits up to 1000 classes, else the five best
 
 

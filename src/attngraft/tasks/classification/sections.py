@@ -15,14 +15,15 @@ PAIRS = 20  #: confusions that are listed where there are more classes
 Predictions = Mapping[str, np.ndarray]
 
 
-def sections(predictions: Sequence[Predictions], *, classes: Sequence[str], sigmoid: bool) -> list[Section]:
-    """Of the seeds' predictions: `target` and `predicted` (N,), `logits` (N, classes) where they were kept.
+def sections(predictions: Sequence[Predictions], *, classes: Sequence[str]) -> list[Section]:
+    """Of the seeds' predictions: `target`, `predicted`, and the `confidence` in what is predicted; (N,) each.
 
-    `sigmoid` says that the loss made each class's probability by itself, so that confidence is a sigmoid, not a softmax.
+    There is no reliability where a confidence is not a number.
     """
-    found = [_by_class(predictions, classes), _confusion(predictions, classes)]
-    if all("logits" in each and np.isfinite(each["logits"]).all() for each in predictions):
-        found.append(_reliability(predictions, sigmoid=sigmoid))
+    kept = [{name: each[name] for name in ("target", "predicted", "confidence")} for each in predictions]
+    found = [_by_class(kept, classes), _confusion(kept, classes)]
+    if all(np.isfinite(each["confidence"]).all() for each in kept):
+        found.append(_reliability(kept))
     return found
 
 
@@ -93,8 +94,8 @@ def _confusion(predictions: Sequence[Predictions], classes: Sequence[str]) -> Se
     )
 
 
-def _reliability(predictions: Sequence[Predictions], *, sigmoid: bool) -> Section:
-    stated = [_confidence(each["logits"], each["predicted"], sigmoid=sigmoid) for each in predictions]
+def _reliability(predictions: Sequence[Predictions]) -> Section:
+    stated = [each["confidence"] for each in predictions]
     found = reliability(stated, [each["predicted"] == each["target"] for each in predictions])
     return Section(
         name="reliability",
@@ -105,13 +106,3 @@ def _reliability(predictions: Sequence[Predictions], *, sigmoid: bool) -> Sectio
         numbers={"ECE": float(np.mean(found.error_by_seed))},
         reliability=found,
     )
-
-
-def _confidence(logits: np.ndarray, predicted: np.ndarray, *, sigmoid: bool) -> np.ndarray:
-    """The probability of the predicted class; (N,) float64."""
-    chosen = np.take_along_axis(logits, predicted[:, None].astype(np.int64), axis=1)[:, 0].astype(np.float64)
-    if sigmoid:
-        return np.asarray(1 / (1 + np.exp(-chosen)))
-    largest = logits.max(axis=1).astype(np.float64)
-    total = np.exp(logits.astype(np.float64) - largest[:, None]).sum(axis=1)
-    return np.asarray(np.exp(chosen - largest) / total)

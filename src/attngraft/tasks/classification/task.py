@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attngraft.errors import ConfigError
-from attngraft.sections import Section
+from attngraft.sections import Metric, Section
 from attngraft.tasks.classification.config import ClassificationConfig
 from attngraft.tasks.classification.evaluator import ClassificationEvaluator
 from attngraft.tasks.classification.losses import class_weights, example_losses, training_loss
@@ -32,10 +32,18 @@ class Classification(Task):
     is (B, classes)."""
 
     name = "classification"
-    primary = "top1"
+    primary = "top1"  # unless the recipe says otherwise
+    metrics: ClassVar = {
+        "top1": Metric(label="top-1 accuracy", column="top-1", share=True),
+        "top5": Metric(label="top-5 accuracy", column="top-5", share=True),
+        "balanced_accuracy": Metric(label="balanced accuracy", column="balanced", share=True),
+        "macro_f1": Metric(label="macro F1", share=True),
+        "loss": Metric(label="loss"),
+    }
 
     def __init__(self, config: ClassificationConfig, *, seed: int) -> None:
         self.config, self.seed = config, seed
+        self.primary, self.higher_is_better = config.metrics.primary, config.metrics.primary != "loss"
         self._loss = training_loss(config.loss)
         self._classes = 0  # known when the data are
         self._mixing: Mixing | None = None
@@ -56,6 +64,8 @@ class Classification(Task):
             sampling=config.sampling,
         )
         self._classes = len(found.classes)
+        if self.primary == "top5" and self._classes <= TOP:
+            raise ConfigError(f"task.metrics.primary: top5 needs more than five classes, the data have {self._classes}")
         self._loss = training_loss(config.loss, class_weights(config.loss, found.counts, found.classes))
         if config.augment.mixes:
             smoothing = config.loss.smoothing
@@ -78,12 +88,15 @@ class Classification(Task):
         return {"loss": torch.stack(losses).mean() if len(losses) > 1 else losses[0]}
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """`target` (B,), `top` (B, up to 5) best classes, `loss` (B,), and `logits` (B, classes) where they are kept."""
+        """`target` (B,), `top` (B, up to 5) best classes, `confidence` (B,) in the first of them, `loss` (B,), and `logits`
+        (B, classes) where they are kept."""
         logits = mean_logits(outputs, classes=self._classes)
-        target = batch["target"]
+        target, top = batch["target"], logits.topk(min(TOP, self._classes), dim=-1).indices
+        probabilities = logits.sigmoid() if self._sigmoid else logits.softmax(dim=-1)
         found = {
             "target": target,
-            "top": logits.topk(min(TOP, self._classes), dim=-1).indices,
+            "top": top,
+            "confidence": probabilities.gather(1, top[:, :1])[:, 0],
             "loss": example_losses(self.config.loss, logits, target),
         }
         wanted = self.config.metrics.predictions
@@ -92,14 +105,19 @@ class Classification(Task):
         return found
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
-        activation: Literal["softmax", "sigmoid"] = "sigmoid" if self.config.loss.name == "bce" else "softmax"
+        activation: Literal["softmax", "sigmoid"] = "sigmoid" if self._sigmoid else "softmax"
         return image_serving(facts, model_data_config=model_data_config, activation=activation)
 
     def evaluator(self, split: Split) -> Evaluator:
         if not isinstance(split, LabelledSplit):
             raise ConfigError(f"task: classification evaluates its own splits, not a {type(split).__name__}")
-        return ClassificationEvaluator(split)
+        return ClassificationEvaluator(split, primary=self.primary)
 
     def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Each class's share found and F1, which classes are taken for which, and how far confidence can be believed."""
-        return sections(predictions, classes=facts["classes"], sigmoid=self.config.loss.name == "bce")
+        return sections(predictions, classes=facts["classes"])
+
+    @property
+    def _sigmoid(self) -> bool:
+        """Whether the loss makes each class's probability by itself."""
+        return self.config.loss.name == "bce"

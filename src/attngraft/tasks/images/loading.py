@@ -92,12 +92,13 @@ def _refuse_other_labels(parts: Parts, *, task: str, multilabel: bool) -> None:
     if parts.multilabel and not multilabel:
         raise DataError(
             f"{parts.where}: its images have several labels each, and the task {task} takes one; "
-            "use --task multilabel (task.name: multilabel in a recipe)"
+            "use --recipe multilabel (in a recipe of your own: base: multilabel, or task.name: multilabel)"
         )
     if multilabel and not parts.multilabel:
         raise DataError(
             f"{parts.where}: its images have one label each, and the task {task} takes several; "
-            "use --task classification (task.name: classification in a recipe), or a .csv with a column of label lists"
+            "do without --recipe multilabel (in a recipe of your own: task.name: classification), or give a table with a "
+            "column of label lists, as in cat|dog"
         )
 
 

@@ -15,7 +15,7 @@ class LossConfig:
     """`bce`: one binary cross entropy per class, mean over classes; `asymmetric`: the same with easy negatives weighed
     down (Ridnik et al. 2021, equations 4 to 7), for many classes of which an image has few."""
 
-    name: Literal["bce", "asymmetric"] = "bce"
+    name: Literal["bce", "asymmetric"] = "bce"  #: which loss
     smoothing: float = 0.0  #: labels become smoothing / 2 and 1 - smoothing / 2; training only
     #: bce: weight of present labels against absent ones: `balanced` by absent / present, a number, or by class name
     pos_weight: Literal["balanced"] | float | Mapping[str, float] | None = None
@@ -40,8 +40,10 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
-    """How metrics are taken."""
+    """How metrics are taken, and by which runs are compared."""
 
+    #: a comparison needs a score of every image, which is why mAP, a mean over classes, is none of these
+    primary: Literal["image_ap", "loss"] = "image_ap"
     threshold: float = 0.5  #: probability from which a label counts as given, for F1
 
     def __post_init__(self) -> None:

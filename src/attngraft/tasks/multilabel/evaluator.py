@@ -19,15 +19,15 @@ from attngraft.tasks.task import Evaluation, Predictions
 class MultiLabelEvaluator(CollectingEvaluator):
     """Metrics are shares (0 to 1).
 
-    `image_ap`, the primary one, is the mean over images of each image's average precision: a mean over examples, so that
-    paired statistics over examples apply to it. Beside it `map` (mean over classes of the average precision), `macro_f1`
-    (mean over classes) and `micro_f1` (of all decisions together) at `threshold`; means over classes take those that occur.
-    `loss` is the binary cross entropy, mean over classes.
+    `image_ap`, usually the primary one, is the mean over images of each image's average precision: a mean over examples,
+    so that paired statistics over examples apply to it (as to `loss`). Beside it `map` (mean over classes of the average
+    precision), `macro_f1` (mean over classes) and `micro_f1` (of all decisions together) at `threshold`; means over classes
+    take those that occur. `loss` is the binary cross entropy, mean over classes.
     """
 
-    def __init__(self, split: LabelledSplit, *, threshold: float) -> None:
+    def __init__(self, split: LabelledSplit, *, threshold: float, primary: str = "image_ap") -> None:
         super().__init__(split)
-        self.names, self.threshold = split.names, threshold
+        self.names, self.threshold, self.primary = split.names, threshold, primary
 
     def result(self) -> Evaluation:
         """The metrics and predictions.
@@ -37,18 +37,19 @@ class MultiLabelEvaluator(CollectingEvaluator):
         """
         kept = self.collected()
         logits, target = kept["logits"], kept["target"]
-        score = image_average_precision(logits, target)
+        precision = image_average_precision(logits, target)
         counts = label_counts(logits, target, threshold=self.threshold)
         there, both = counts["there"], counts["there"] + counts["given"]
         f1 = [value if n else None for value, n in zip(share_or_none(2 * counts["right"], both), there, strict=True)]
         metrics = {
-            "image_ap": float(score.mean()),
+            "image_ap": float(precision.mean()),
             "map": mean_of_known(class_average_precision(logits, target)),
             "macro_f1": mean_of_known(f1),
             "micro_f1": float(2 * counts["right"].sum() / both.sum()),
             "loss": float(kept["loss"].mean(dtype=np.float64)),
         }
         arrays = {"target": target, "logits": logits}
+        score = precision if self.primary == "image_ap" else kept["loss"].astype(np.float64)
         return Evaluation(
             metrics=metrics,
             predictions=Predictions(names=list(self.names), score=score, binary=False, arrays=arrays),

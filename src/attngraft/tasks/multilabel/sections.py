@@ -14,10 +14,11 @@ Predictions = Mapping[str, np.ndarray]
 
 
 def sections(predictions: Sequence[Predictions], *, classes: Sequence[str], threshold: float) -> list[Section]:
-    """Of the seeds' predictions: `target` and `logits` (N, classes)."""
-    found = [_by_class(predictions, classes, threshold)]
-    if all(np.isfinite(each["logits"]).all() for each in predictions):
-        found.append(_reliability(predictions))
+    """Of the seeds' predictions: `target` and `logits` (N, classes). There is no reliability where a logit is no number."""
+    kept = [{name: each[name] for name in ("target", "logits")} for each in predictions]
+    found = [_by_class(kept, classes, threshold)]
+    if all(np.isfinite(each["logits"]).all() for each in kept):
+        found.append(_reliability(kept))
     return found
 
 
@@ -36,7 +37,7 @@ def _by_class(predictions: Sequence[Predictions], classes: Sequence[str], thresh
         Column(name="average precision", kind="share", role="compared"),
         Column(name="recall", kind="share"),
         Column(name="precision", kind="share"),
-        Column(name="F1", kind="share"),
+        Column(name="F1", kind="share", role="compared"),
     ]
     support = predictions[0]["target"].sum(axis=0, dtype=np.int64).tolist()
     means = (mean_over_seeds(values) for values in (averages, recalls, precisions, f1s))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.sections import Section
+from attngraft.sections import Metric, Section
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.loading import load_images, read_task
@@ -28,10 +28,18 @@ class MultiLabel(Task):
     """A batch is `{"image": (B, C, H, W) float32, "target": (B, classes)}`: uint8 0 or 1, floats after mixing."""
 
     name = "multilabel"
-    primary = "image_ap"
+    primary = "image_ap"  # unless the recipe says otherwise
+    metrics: ClassVar = {
+        "image_ap": Metric(label="average precision by image", column="image AP", share=True),
+        "map": Metric(label="mean average precision", column="mAP", share=True),
+        "macro_f1": Metric(label="macro F1", share=True),
+        "micro_f1": Metric(label="micro F1", share=True),
+        "loss": Metric(label="loss"),
+    }
 
     def __init__(self, config: MultiLabelConfig, *, seed: int) -> None:
         self.config, self.seed = config, seed
+        self.primary, self.higher_is_better = config.metrics.primary, config.metrics.primary != "loss"
         self._loss = training_loss(config.loss)
         self._classes = 0  # known when the data are
         self._mixing = LabelMixing(config.augment, seed=seed) if config.augment.mixes else None
@@ -91,7 +99,7 @@ class MultiLabel(Task):
     def evaluator(self, split: Split) -> Evaluator:
         if not isinstance(split, LabelledSplit):
             raise ConfigError(f"task: multilabel evaluates its own splits, not a {type(split).__name__}")
-        return MultiLabelEvaluator(split, threshold=self.config.metrics.threshold)
+        return MultiLabelEvaluator(split, threshold=self.config.metrics.threshold, primary=self.primary)
 
     def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Each class's average precision and F1, and how far probabilities can be believed."""
