@@ -7,13 +7,15 @@ DEMO_ARGS ?=
 # Two test processes on small tensors: one thread each is fastest, and keeps two cores from fighting.
 JOBS ?= 2
 
-.PHONY: demo test slow oldest lint clean help
+.PHONY: demo test slow oldest lint docs notebooks clean help
 
 help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
 	@echo "make test    install with the development extras, then ruff, mypy and pytest"
 	@echo "make slow    the long tests"
 	@echo "make oldest  the default tests with the oldest versions that we support (in $(VENV)-oldest)"
+	@echo "make docs    the documentation, links checked, in site/"
+	@echo "make notebooks  run the notebooks; make docs shows what they put out"
 	@echo "make clean   remove $(VENV), caches and $(DEMO_OUT)/"
 
 $(VENV)/installed: pyproject.toml
@@ -48,5 +50,12 @@ $(VENV)-oldest/installed: pyproject.toml requirements/oldest.txt
 oldest: $(VENV)-oldest/installed
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(JOBS)
 
+# NO_MKDOCS_2_WARNING: mkdocs-material's notice about its successor
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+notebooks: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python notebooks/run.py
+
 clean:
-	rm -rf $(VENV) $(VENV)-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis $(DEMO_OUT)
+	rm -rf $(VENV) $(VENV)-oldest site build .pytest_cache .mypy_cache .ruff_cache .hypothesis $(DEMO_OUT)

@@ -38,7 +38,7 @@ TRAINED: dict[str, set[str]] = {
 class HostConfig:
     """Which model is trained: a name that timm knows, arguments of its factory, and the values that it starts from."""
 
-    name: str = "vit_tiny_patch16_224"
+    name: str = "vit_tiny_patch16_224"  #: as in timm; `name.tag` says which pretrained weights
     args: Mapping[str, Any] = field(default_factory=dict)  #: img_size, depth, embed_dim, ...
     pretrained: bool = False  #: start from timm's weights of that name (name.tag: of that tag)
     weights: str | None = None  #: start from this file: .safetensors, .pth, .pt, .bin; also a run's own checkpoint
@@ -53,16 +53,16 @@ class HostConfig:
 class OptimizerConfig:
     """An optimizer of timm's factory. Parameters with one axis (biases, norms, CB_S's scale) are never decayed."""
 
-    name: str = "adamw"
-    lr: float = 1e-3
+    name: str = "adamw"  #: as in timm
+    lr: float = 1e-3  #: the highest of the schedule
     lr_batch: int | None = None  #: batch size that `lr` is given for: lr * batch_size / lr_batch is used; null: lr is
-    weight_decay: float = 0.05
+    weight_decay: float = 0.05  #: not of biases, norms and other parameters with one axis
     layer_decay: float | None = None  #: factor on lr per layer from the head down; a graft has its place's layer
     graft_lr_scale: float = 1.0  #: factor on lr for what grafts added
     graft_weight_decay: float | None = None  #: for what grafts added; null: weight_decay
     betas: tuple[float, ...] | None = None  #: null: the optimizer's own
-    eps: float | None = None
-    momentum: float | None = None
+    eps: float | None = None  #: null: the optimizer's own
+    momentum: float | None = None  #: null: the optimizer's own
     args: Mapping[str, Any] = field(default_factory=dict)  #: anything else that the optimizer takes
 
     def __post_init__(self) -> None:
@@ -79,11 +79,11 @@ class OptimizerConfig:
 class ScheduleConfig:
     """The learning rate over `epochs`, set anew at every update; linear warm-up from `warmup_lr` first."""
 
-    name: Literal["cosine", "constant", "poly", "step", "multistep", "tanh"] = "cosine"
-    epochs: int = 30
+    name: Literal["cosine", "constant", "poly", "step", "multistep", "tanh"] = "cosine"  #: its shape
+    epochs: int = 30  #: warm-up and cool-down included
     warmup_epochs: float | None = None  #: null: a tenth of the epochs, at most 5
-    warmup_lr: float = 1e-6
-    min_lr: float = 1e-5
+    warmup_lr: float = 1e-6  #: where the warm-up starts
+    min_lr: float = 1e-5  #: where the schedule ends
     cooldown_epochs: int = 0  #: epochs at min_lr at the end, part of `epochs`
     decay_epochs: float | None = None  #: step: epochs between decays
     decay_milestones: tuple[int, ...] = ()  #: multistep: epochs of the decays
@@ -111,7 +111,7 @@ class ScheduleConfig:
 class FirstStage:
     """A first stage of a run, in which fewer parameters are trained, under the one schedule of the whole run."""
 
-    parameters: Literal["grafts", "grafts+head", "head"] = "grafts+head"
+    parameters: Literal["grafts", "grafts+head", "head"] = "grafts+head"  #: what the first stage trains
     epochs: int = 1  #: part of schedule.epochs
 
     def __post_init__(self) -> None:
@@ -167,11 +167,11 @@ class Recipe:
 
     host: HostConfig = field(default_factory=HostConfig)
     graft: str | list[Any] | None = None  #: a graft specification, or a list of mappings
-    task: Mapping[str, Any] = field(default_factory=lambda: {"name": "classification"})
+    task: Mapping[str, Any] = field(default_factory=lambda: {"name": "classification"})  #: `name`, and its fields
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    seed: int = 0
+    seed: int = 0  #: of initialization, order and augmentation
 
     def __post_init__(self) -> None:
         if not isinstance(self.task.get("name"), str):

@@ -9,14 +9,19 @@ from attngraft.strict import FieldError
 
 Crop = Literal["auto", "resized", "pad", "center"]
 Check = Literal["auto", "full", "fast", "off"]
+Order = Literal["random", "shards"]
+
+
+#: what a source may be, for messages
+SOURCES = "a folder, .tar, .npz, .csv, .parquet, shards as x-{000..009}.tar, hf:<path>, timm:<name>, digits"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where the images are and how they are split.
 
-    Without `val_split` and `val_fraction` the data's own validation part is used where it has one; where it has no parts
-    at all (class folders, a tar of class folders, `digits`), a fifth of each class is drawn.
+    Without `val_split`, `val_fraction` and `split_file` the data's own validation part is used where it has one; where it
+    has no parts at all (class folders, a tar of class folders, `digits`), a fifth of each class is drawn.
     """
 
     source: str  #: `digits`, a folder, .tar, .npz, .csv, .parquet, shards (`x-{0..9}.tar`), `hf:<path>`, `timm:<name>`
@@ -33,12 +38,14 @@ class DataConfig:
     label_separator: str | None = None  #: between labels; `none`: a single label, whatever it holds; null: found
     split_column: str | None = None  #: tables: the column that says train or val; null: told by its name
     split_file: str | None = None  #: a split that `attngraft data check --save-split` wrote, instead of drawing one
+    order: Order = "random"  #: tars: `shards` trains on one after the other, near the order in which images lie in them
+    shuffle_buffer: int = 2000  #: of `order: shards`: images move by up to so many places from that order
     check: Check = "auto"  #: before training, `full`: decode every image; `fast`: read its two ends; `off`
     max_corrupt: float = 0.01  #: unreadable images to leave out: a share (below 1; 100 at most), or a number (from 1)
 
     def __post_init__(self) -> None:
         if not self.source.strip():
-            raise FieldError("source", "must name the data (digits, a folder, .tar, .npz, .csv, .parquet, timm:<name>)")
+            raise FieldError("source", f"must name the data ({SOURCES})")
         if self.val_fraction is not None and not 0 < self.val_fraction < 1:
             raise FieldError("val_fraction", f"must lie between 0 and 1, is {self.val_fraction}")
         if self.val_fraction is not None and self.val_split is not None:
@@ -55,8 +62,15 @@ class DataConfig:
             raise FieldError("label_columns", "names a column twice")
         if self.split_file is not None and (self.val_split is not None or self.val_fraction is not None):
             raise FieldError("split_file", "says what is validation; give it without val_split and val_fraction")
+        if self.shuffle_buffer < 1:
+            raise FieldError("shuffle_buffer", f"must be at least 1, is {self.shuffle_buffer}")
         if self.max_corrupt < 0:
             raise FieldError("max_corrupt", f"must not be negative, is {self.max_corrupt}")
+
+    @property
+    def draws(self) -> bool:
+        """Whether the validation part is taken out of the training part, whatever else the data have."""
+        return self.val_fraction is not None or self.split_file is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,30 +82,30 @@ class AugmentConfig:
     than the host's input, else `resized`.
     """
 
-    crop: Crop = "auto"
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    crop: Crop = "auto"  #: which part of the image is seen
+    scale: tuple[float, float] = (0.08, 1.0)  #: `resized`: least and largest share of the area
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  #: `resized`: least and largest width over height
     padding: int | None = None  #: null: an eighth of the input's shorter side
     interpolation: str | None = None  #: null: the host's; `random`: bilinear or bicubic, with `crop: resized`
     hflip: float | None = None  #: probability; null: 0.5, and 0 for digits, which have no mirror images
-    vflip: float = 0.0
+    vflip: float = 0.0  #: probability
     auto_augment: str | None = (
         None  #: timm's notation: `rand-m9-mstd0.5-inc1`, `3a` (3-Augment), `original`, `augmix-m5-w4-d2`
     )
     color_jitter: float | tuple[float, ...] | None = None  #: strength; ignored beside auto_augment, `3a` excepted
-    color_jitter_prob: float | None = None
+    color_jitter_prob: float | None = None  #: null: always
     grayscale: float = 0.0  #: probability
     blur: float = 0.0  #: probability
     erasing: float = 0.0  #: probability of random erasing
-    erasing_mode: Literal["const", "rand", "pixel"] = "pixel"
-    erasing_count: int = 1
+    erasing_mode: Literal["const", "rand", "pixel"] = "pixel"  #: what erased parts hold: zeros, one random color, noise
+    erasing_count: int = 1  #: parts erased at most
     repeats: int = 1  #: repeated augmentation: an epoch takes one in `repeats` images, each so many times in a row
     mixup: float = 0.0  #: alpha; 0: off
     cutmix: float = 0.0  #: alpha; 0: off
-    cutmix_minmax: tuple[float, float] | None = None
-    mix_prob: float = 1.0
+    cutmix_minmax: tuple[float, float] | None = None  #: sides of the part as shares of the image; replaces alpha
+    mix_prob: float = 1.0  #: probability that a batch is mixed
     mix_switch_prob: float = 0.5  #: probability of cutmix where both are on
-    mix_mode: Literal["batch", "pair", "elem"] = "batch"
+    mix_mode: Literal["batch", "pair", "elem"] = "batch"  #: one share for a batch, a pair, or each image
     mix_off_epoch: int | None = None  #: first epoch (0-based) without mixing
 
     def __post_init__(self) -> None:

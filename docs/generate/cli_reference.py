@@ -1,0 +1,93 @@
+"""The command-line reference, read from the command objects themselves."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from attngraft.cli import app
+from docs.generate.markdown import table
+
+_OPENING = """# Command line
+
+This page is generated from the commands. Exit codes: 0 done, 1 failed, 2 a command that makes no sense, 130 interrupted.
+Errors are one sentence on standard error; `attngraft -v VERB ...` adds the traceback.
+"""
+_HEADER = ("option", "default", "what")
+
+
+def cli_reference() -> str:
+    """The page."""
+    parts = [_OPENING]
+    for path, command in verbs():
+        parts += list(_verb(path, command))
+    return "\n".join(parts)
+
+
+def verbs() -> Iterator[tuple[str, Any]]:
+    """(`data check`, its command) for every verb, groups opened."""
+    yield from _below(typer.main.get_command(app), "")
+
+
+def _below(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        path = f"{prefix} {name}".strip()
+        if command.hidden:
+            continue
+        if hasattr(command, "commands"):
+            yield from _below(command, path)
+        else:
+            yield path, command
+
+
+def _verb(path: str, command: Any) -> Iterator[str]:
+    arguments = [param for param in command.params if not _is_option(param)]
+    yield f"## {path}\n"
+    yield f"`attngraft {' '.join([path, '[OPTIONS]', *map(_argument, arguments)])}`\n"
+    yield _help(command.help or "")
+    if arguments:
+        rows = [(f"`{_argument(param)}`", _default(param), param.help or "") for param in arguments]
+        yield table(("argument", "default", "what"), rows)
+    panels: dict[str | None, list[Any]] = {}
+    for param in command.params:
+        if _is_option(param) and not param.hidden:
+            panels.setdefault(param.rich_help_panel, []).append(param)
+    for panel, params in panels.items():
+        if panel:
+            yield f"**{panel}**\n"
+        yield table(_HEADER, ((_option(param), _default(param), param.help or "") for param in params))
+
+
+def _is_option(param: Any) -> bool:
+    return bool(param.param_type_name == "option")
+
+
+def _argument(param: Any) -> str:
+    name = param.metavar or param.name.upper()
+    name = name if param.nargs == 1 else f"{name}..."
+    return name if param.required else f"[{name}]"
+
+
+def _option(param: Any) -> str:
+    names = "/".join([param.opts[0], *param.secondary_opts])
+    short = "".join(f", `{name}`" for name in param.opts[1:])
+    return f"`{names}{'' if param.is_flag else ' ' + (param.metavar or 'VALUE')}`{short}"
+
+
+def _default(param: Any) -> str:
+    if param.required:
+        return "required"
+    value = getattr(param.default, "value", param.default)
+    return "" if value in (None, False, (), []) else f"`{str(value).lower() if value is True else value}`"
+
+
+def _help(text: str) -> str:
+    """The help text, examples as blocks that can be copied; an example may go on over several lines."""
+    before, _, examples = text.partition("Examples:")
+    commands = [re.sub(r"\s*\n\s*", " ", block) for block in textwrap.dedent(examples).strip().split("\n\n") if block]
+    shown = "".join(f"$ {command}\n" for command in commands)
+    return f"{before.strip()}\n" + (f"\n```console\n{shown}```\n" if shown else "")

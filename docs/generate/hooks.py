@@ -1,0 +1,75 @@
+"""What `mkdocs build` calls: adds the generated pages to the site. Nothing is written into docs/."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+NO_FAULTS = """# Faults
+
+The table of faults and outcomes has not been made in this checkout.
+"""
+
+
+def pages() -> dict[str, Callable[[], str]]:
+    """The generated pages by their path in the site's sources."""
+    from docs.generate.cli_reference import cli_reference
+    from docs.generate.graft_reference import graft_reference
+    from docs.generate.notebook_page import notebook_page
+    from docs.generate.paper_tables import paper_tables
+    from docs.generate.recipe_reference import recipe_reference
+
+    made: dict[str, Callable[[], str]] = {
+        "reference/recipe.md": recipe_reference,
+        "reference/cli.md": cli_reference,
+        "reference/grafts.md": graft_reference,
+        "reference/papers.md": paper_tables,
+        "changelog.md": lambda: (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+    }
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        executed = ROOT / "build" / "notebooks" / path.name
+        made[f"notebooks/{path.stem}.md"] = partial(notebook_page, path, executed=executed)
+    if not (ROOT / "docs" / "faults.md").is_file():
+        made["faults.md"] = lambda: NO_FAULTS
+    return made
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """mkdocs: the files of the site."""
+    from mkdocs.structure.files import File
+
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))  # here, because mkdocs puts the path back after it has imported this file
+    for path, make in pages().items():
+        files.append(File.generated(config, path, content=make()))
+    return files
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """mkdocs: a finished page, which must load nothing from elsewhere: the site can be read without a network."""
+    from mkdocs.exceptions import PluginError
+
+    if found := external(output):
+        raise PluginError(f"{page.file.src_path} would load {', '.join(found)}; put a copy under docs/")
+    return output
+
+
+def external(html: str) -> list[str]:
+    """Addresses on other machines that a browser loads by itself when it shows the page; links are none."""
+    loading = re.findall(r"<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*>", html)
+    loading += [
+        tag
+        for tag in re.findall(r"<link\b[^>]*>", html)
+        if re.search(r"rel=\"?(?:[\w-]+ )*(?:stylesheet|icon|preload)", tag)
+    ]
+    return [
+        address
+        for tag in loading
+        for address in re.findall(r"""(?:src|href|data)=["']?((?:https?:)?//[^"'\s>]+)""", tag)
+    ]

@@ -1,0 +1,33 @@
+"""The papers' printed tables, from `papers/*.yaml`, as Markdown."""
+
+from __future__ import annotations
+
+from attngraft.papers import list_papers, load_paper
+from attngraft.papers.schema import Paper, Table
+from docs.generate.markdown import table
+
+_OPENING = """# The papers' numbers
+
+This page is generated from the tables as printed. They are claims of the papers, not measurements of ours; known
+errors in them are noted. `attngraft paper ID TABLE` puts our own counts beside them, and with `--runs DIR` your own
+accuracies.
+"""
+
+
+def paper_tables() -> str:
+    """The page."""
+    parts = [_OPENING]
+    for name in list_papers():
+        paper = load_paper(name)
+        parts += [f"## {paper.title}\n", f"{paper.source}. {paper.counting}\n"]
+        parts += [_table(paper, each) for each in paper.tables]
+    return "\n".join(parts)
+
+
+def _table(paper: Paper, printed: Table) -> str:
+    header = ["variant", *(column.title for column in printed.columns)]
+    rows = [[row.variant, *(row.printed.get(column.id, "") for column in printed.columns)] for row in printed.rows]
+    notes = [*printed.notes, *(f"{row.variant}: {row.note}" for row in printed.rows if row.note)]
+    notes += [f"{row.variant}: {why}" for row in printed.rows for why in dict.fromkeys(row.errata.values())]
+    text = "".join(f"- {note}\n" for note in dict.fromkeys(notes))
+    return f"### {paper.id} {printed.id}: {printed.title}\n\n{table(header, rows)}\n{text}"

@@ -1,0 +1,118 @@
+"""The recipe reference: every field of a recipe and of a study file, read from the dataclasses themselves."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+
+from attngraft.study import config as study_config
+from attngraft.tasks.task import TASKS, load_task
+from attngraft.training.recipe import RECIPES, HostConfig, Recipe, packaged_recipes
+from docs.generate.fields import FieldDoc, comments_of, fields_of
+from docs.generate.markdown import docstring, table
+
+_HEADER = ("field", "type", "default", "what")
+
+_OPENING = """# Recipe reference
+
+This page is generated from the source. A recipe is a YAML file; every field has a default, so a recipe holds only what
+differs. `base: deit` puts a file on top of another recipe, `--set optimizer.lr=1e-3` changes one field from the command
+line. An unknown field or a value of the wrong type is refused, with the name of the nearest field.
+"""
+
+
+def recipe_reference() -> str:
+    """The page."""
+    parts = [_OPENING, *_section(Recipe, "", depth=2)]
+    for name in TASKS:
+        parts += [f"## task: {name}\n", f"What stands under `task:` with `name: {name}`.\n"]
+        parts += _section(task_config(name), "task", depth=3)
+    parts += [_packaged(), _study_file()]
+    return "\n".join(parts)
+
+
+def recipe_fields() -> Iterator[str]:
+    """The dotted name of every field, for tests."""
+    yield from _dotted(Recipe, "")
+    for name in TASKS:
+        yield from _dotted(task_config(name), "task")
+
+
+def task_config(name: str) -> type:
+    """The dataclass that a task's section is read into: `<Task>Config` in the module `config` beside the task."""
+    task = load_task(name)
+    module = importlib.import_module(f"{task.__module__.rpartition('.')[0]}.config")
+    found: type = getattr(module, f"{task.__name__}Config")
+    return found
+
+
+def _dotted(cls: type, prefix: str) -> Iterator[str]:
+    for doc in fields_of(cls):
+        name = f"{prefix}.{doc.name}".removeprefix(".")
+        if doc.section is None:
+            yield name
+        else:
+            yield from _dotted(doc.section, name)
+
+
+def _section(cls: type, prefix: str, *, depth: int) -> Iterator[str]:
+    """The table of a dataclass's own fields, then one section for each dataclass in it."""
+    docs = list(fields_of(cls))
+    plain = [
+        doc for doc in docs if doc.section is None or doc.default == "`null`"
+    ]  # a section that may be absent has both
+    if prefix != "task":  # whose heading names the task
+        yield f"{'#' * depth} {prefix or 'The whole'}\n"
+    yield docstring(cls) + "\n"
+    if plain:
+        yield table(_HEADER, (_row(doc, prefix) for doc in plain))
+    for doc in docs:
+        if doc.section is not None:
+            yield from _section(doc.section, f"{prefix}.{doc.name}".removeprefix("."), depth=depth)
+
+
+def _row(doc: FieldDoc, prefix: str) -> tuple[str, str, str, str]:
+    name = f"{prefix}.{doc.name}".removeprefix(".")
+    return f"`{name}`", doc.kind, doc.default, doc.comment
+
+
+def _packaged() -> str:
+    """The recipes that come with the package, as they are."""
+    parts = ["## Packaged recipes\n", "`--recipe NAME` takes one of these, or the path of a file.\n"]
+    for name in packaged_recipes():
+        parts += [f"### {name}\n", f"```yaml\n{(RECIPES / f'{name}.yaml').read_text(encoding='utf-8').rstrip()}\n```\n"]
+    return "\n".join(parts)
+
+
+def _study_file() -> str:
+    """The keys of a study file; their comments stand at the configuration that is made of them."""
+    told = comments_of(study_config.StudyConfig) | {
+        "title": "stands above the report",
+        "grafts": "the variants beside the baseline: specifications, or sections with `name` and `spec`",
+        "seeds": "how many, counted from 0; or a list of them",
+        "set": "changes of the recipe: `field.of.it=value`",
+        "out": "the study's folder",
+    }
+    rows = []
+    for doc in fields_of(study_config._StudyFile):
+        rows.append(
+            (f"`{doc.name}`", doc.kind, doc.default, (doc.comment or told.get(doc.name, "")).replace("None:", "null:"))
+        )
+        if doc.section is not None:
+            of_recipe = comments_of(HostConfig)
+            rows += [
+                (f"`{doc.name}.{own.name}`", own.kind, own.default, own.comment or of_recipe.get(own.name, ""))
+                for own in fields_of(doc.section)
+            ]
+    return f"## Study files\n\n{_example()}\n{table(_HEADER, rows)}"
+
+
+def _example() -> str:
+    """The module's docstring, its example as a block of YAML."""
+    text = inspect.getdoc(study_config) or ""
+    return re.sub(
+        r"(?m)(?:^    .*\n)+", lambda found: f"```yaml\n{textwrap.dedent(found.group()).rstrip()}\n```\n", f"{text}\n"
+    )
