@@ -10,9 +10,11 @@ import typer
 if TYPE_CHECKING:
     from attngraft.study.conduct import Prepared
     from attngraft.study.config import StudyConfig
+    from attngraft.study.executors import Executor
     from attngraft.study.result import StudyResult
 
 _STUDY, _RUNS, _OUTPUT = "What is compared", "How it is run", "What comes out"
+_MANY = "Many runs"
 
 
 def compare(
@@ -102,6 +104,56 @@ def compare(
             rich_help_panel=_RUNS,
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            metavar="N",
+            help="Runs at a time on this machine, each with a device or with cores of its own; changes no result.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Make the runs on a Ray cluster: its address, auto, or local for one on this machine.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
+    cpus_per_run: Annotated[
+        float | None,
+        typer.Option("--cpus-per-run", metavar="N", help="With --ray. Default: its threads.", rich_help_panel=_MANY),
+    ] = None,
+    gpus_per_run: Annotated[
+        float | None,
+        typer.Option(
+            "--gpus-per-run",
+            metavar="N",
+            help="With --ray; parts of one are possible. Default: 1 where the cluster has any.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            "--retries",
+            metavar="N",
+            help="How often a run goes on whose process or node died. Default: 2; with --ray 3.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
+    halving: Annotated[
+        str | None,
+        typer.Option(
+            "--halving",
+            metavar="N[,E]",
+            help="For many grafts: 3 lets the best third go on at each rung of epochs, 3,2 has the first rung after "
+            "epoch 2, off continues those that were stopped.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
     study: Annotated[
         Path | None,
         typer.Option(
@@ -143,6 +195,8 @@ def compare(
         attngraft compare --recipe finetune --host vit_small_patch16_224 --pretrained --graft "cb_s" --data ./flowers
         --out tuned
 
+        attngraft compare --study flowers.yaml --set train.threads=1 --jobs 8 --halving 3
+
         attngraft compare --report-only --out study
     """
     from attngraft.cli.values import assignments
@@ -158,15 +212,17 @@ def compare(
         "seeds": seeds,
         "epochs": epochs,
         "time_budget": time_budget,
+        "halving": halving,
         "out": out,
     }
     given_host: dict[str, Any] = {"name": host, "args": assignments(host_arg or [], option="--host-arg")}
     given_host |= {"pretrained": pretrained, "weights": weights}
     config = _config(given, given_host, study, report_only=report_only)
+    executor = _executor(jobs=jobs, ray=ray, cpus=cpus_per_run, gpus=gpus_per_run, retries=retries)
     if dry_run:
-        _dry_run(config, as_json=as_json)
+        _dry_run(config, executor, as_json=as_json)
         return
-    result = _carry_out(config, report_only=report_only)
+    result = _carry_out(config, executor, report_only=report_only)
     _print_result(result, config, as_json=as_json)
     _exit_if_incomplete(result, config)
 
@@ -205,7 +261,30 @@ def _config(given: dict[str, Any], host: dict[str, Any], study: Path | None, *, 
     return study_from_dict({**base, **options}, source=str(file) if file is not None else "study")
 
 
-def _carry_out(config: StudyConfig, *, report_only: bool) -> StudyResult:
+def _executor(
+    *, jobs: int | None, ray: str | None, cpus: float | None, gpus: float | None, retries: int | None
+) -> Executor | None:
+    """Who makes the runs; None: this process, one after the other."""
+    from attngraft.errors import UsageError
+
+    if ray is None and (cpus, gpus) != (None, None):
+        raise UsageError("--cpus-per-run and --gpus-per-run say what a run takes of a Ray cluster: give --ray as well")
+    if ray is not None and jobs is not None:
+        raise UsageError("--jobs and --ray exclude each other: a Ray cluster makes as many runs at a time as fit")
+    if retries is not None and (retries < 0 or (jobs is None and ray is None)):
+        raise UsageError("--retries: a number from 0 on, together with --jobs or --ray")
+    if ray is not None:
+        from attngraft.study.executors import Ray
+
+        return Ray(address=ray, cpus=cpus, gpus=gpus, **({} if retries is None else {"retries": retries}))
+    if jobs is not None:
+        from attngraft.study.executors import Processes
+
+        return Processes(jobs=jobs, **({} if retries is None else {"retries": retries}))
+    return None
+
+
+def _carry_out(config: StudyConfig, executor: Executor | None, *, report_only: bool) -> StudyResult:
     from rich.console import Console
 
     from attngraft import study
@@ -215,18 +294,18 @@ def _carry_out(config: StudyConfig, *, report_only: bool) -> StudyResult:
         return study.report_only(config)
     console = Console(stderr=True)
     if not console.is_terminal:
-        return study.compare(config, progress=StudyLog())
+        return study.compare(config, executor=executor, progress=StudyLog())
     with LiveStudy(console) as live:
-        return study.compare(config, progress=live)
+        return study.compare(config, executor=executor, progress=live)
 
 
-def _dry_run(config: StudyConfig, *, as_json: bool) -> None:
+def _dry_run(config: StudyConfig, executor: Executor | None, *, as_json: bool) -> None:
     import json
 
     from attngraft.study.conduct import prepare
     from attngraft.study.progress import plan_in_words
 
-    prepared = prepare(config)
+    prepared = prepare(config, executor=executor)
     if as_json:
         typer.echo(json.dumps(_plan_as_dict(prepared), indent=2))
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 from attngraft._version import __version__
 from attngraft.errors import TrainingError
 from attngraft.study.config import StudyConfig
+from attngraft.study.halving_record import in_words, outcome_of
 from attngraft.study.pairing import aligned_scores, read_scores
 from attngraft.study.result import (
     Cost,
@@ -82,7 +83,10 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         name: [_summary(record, seed, metric, config.out) for seed, record in by_seed.items()]
         for name, by_seed in records.items()
     }
-    differences = _differences(config, records, metric)
+    unfinished = [name for name, by_seed in records.items() if len(by_seed) < len(config.seeds)]
+    halving = outcome_of(config.out, unfinished)
+    stopped = [name for name in ({} if halving is None else halving.stopped) if not records[name]]
+    differences = _differences(config, records, metric, stopped=len(stopped))
     baseline_runs = runs[config.baseline.name]
     variants = [
         _variant(
@@ -111,7 +115,12 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         seeds=list(config.seeds),
         epochs=first.recipe.schedule.epochs,
         variants=variants,
-        notes=[*_notes(config, records, runs, metric, measured=costs is not None), *notes],
+        notes=[
+            *([] if halving is None else in_words(halving)),
+            *_notes(config, records, runs, metric, measured=costs is not None, stopped=stopped),
+            *notes,
+        ],
+        halving=halving,
     )
 
 
@@ -190,8 +199,10 @@ def _spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     }
 
 
-def _differences(config: StudyConfig, records: Records, metric: _Metric) -> dict[str, Difference | None]:
-    """Per variant; None for the baseline, and where no seed has both runs."""
+def _differences(
+    config: StudyConfig, records: Records, metric: _Metric, *, stopped: int
+) -> dict[str, Difference | None]:
+    """Per variant; None for the baseline, and where no seed has both runs. `stopped` variants did not come to the end."""
     baseline = records[config.baseline.name]
     found: list[Difference | None] = []
     for variant in config.variants:
@@ -208,7 +219,7 @@ def _differences(config: StudyConfig, records: Records, metric: _Metric) -> dict
                 higher_is_better=metric.higher_is_better,
             )
         )
-    return dict(zip((variant.name for variant in config.variants), corrected(found), strict=True))
+    return dict(zip((variant.name for variant in config.variants), corrected(found, untested=stopped), strict=True))
 
 
 def _reached(runs: Sequence[RunSummary], baseline: Sequence[RunSummary], metric: _Metric) -> EpochsToBaseline | None:
@@ -233,7 +244,13 @@ def _title(record: RunRecord, variants: Sequence[Variant]) -> str:
 
 
 def _notes(
-    config: StudyConfig, records: Records, runs: Mapping[str, list[RunSummary]], metric: _Metric, *, measured: bool
+    config: StudyConfig,
+    records: Records,
+    runs: Mapping[str, list[RunSummary]],
+    metric: _Metric,
+    *,
+    measured: bool,
+    stopped: Collection[str],
 ) -> list[str]:
     """What a reader must know to read the numbers rightly."""
     notes = []
@@ -241,7 +258,7 @@ def _notes(
         notes.append("One seed: the noise between seeds is unknown, so nothing is called better or worse.")
     for variant in config.variants:
         missing = [seed for seed in config.seeds if seed not in records[variant.name]]
-        if missing:
+        if missing and variant.name not in stopped:
             seeds = ", ".join(map(str, missing))
             notes.append(f"{variant.name}: no finished run of seed {seeds}; its numbers are of the other seeds.")
     for name in ("device_name", "threads", "packages"):

@@ -3,15 +3,16 @@
 Everything that a study knows is in its folder, so it can be stopped at any moment and goes on with the same command:
 
     study.yaml  runs/<variant>/seed<k>/  cost.json  results.json  results.csv  plots/  report.html
+
+and halving.json, where runs are stopped early. Who carries the runs out, and how many at a time, is up to an executor and
+changes nothing that is written there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,19 +21,22 @@ from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import write_atomically
 from attngraft.study.collect import collect, finished_runs
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
+from attngraft.study.executors.serial import Serial
+from attngraft.study.ladder import expected_share, rungs
 from attngraft.study.progress import StudyLog, StudyProgress
 from attngraft.study.result import Cost, StudyResult
+from attngraft.study.running import run_all
 from attngraft.study.schedule import PlannedRun, check_variants, plan_runs, refuse_other_recipes
 from attngraft.study.storage import save_result
 
 if TYPE_CHECKING:
     from attngraft.study.estimate import Estimate
+    from attngraft.study.executors.work import Executor
     from attngraft.study.workbench import Material
     from attngraft.training.run_folder import RunRecord
 
 log = logging.getLogger(__name__)
 
-FAILURE_FILE = "failure.txt"
 COST_SHARE = 0.1  #: of a time budget, for measuring costs
 COST_SECONDS = 120.0  #: the most that measuring costs may take
 
@@ -89,7 +93,12 @@ class Prepared:
 
 
 def compare(
-    config: StudyConfig, *, progress: StudyProgress | None = None, costs: bool = True, tools: Tools | None = None
+    config: StudyConfig,
+    *,
+    executor: Executor | None = None,
+    progress: StudyProgress | None = None,
+    costs: bool = True,
+    tools: Tools | None = None,
 ) -> StudyResult:
     """Train every variant with every seed, as far as that is not done yet, and compare them.
 
@@ -98,6 +107,8 @@ def compare(
 
     Args:
         config: from `study_from_dict`.
+        executor: who carries the runs out; None: this process, one after the other. `Processes(jobs=2)` makes several at
+            a time, `Ray()` hands them to a cluster.
         progress: who is told; None logs plain lines.
         costs: measure time, memory and multiply-adds of the variants on this machine.
         tools: another trainer or report.
@@ -111,17 +122,18 @@ def compare(
         TrainingError: the folder holds runs of another recipe, another process is at work there, or all runs failed.
         KeyboardInterrupt: the study was stopped.
     """
-    progress, tools = progress or StudyLog(), tools or Tools()
+    progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
     config.out.mkdir(parents=True, exist_ok=True)
     from attngraft.training.lock import locked
 
     with locked(config.out):
         try:
-            prepared = prepare(config, progress=progress, tools=tools)
+            prepared = prepare(config, executor=executor, progress=progress, tools=tools)
             write_study(prepared.config)
-            notes = _run_all(prepared, progress, tools)
+            notes = run_all(prepared.config, prepared.runs, executor=executor, train=tools.train, progress=progress)
             if not any(finished_runs(prepared.config).values()):
-                raise TrainingError(f"every run of the study in {config.out} failed; the first: {notes[0]}")
+                first = f"; the first: {notes[0]}" if notes else ""
+                raise TrainingError(f"every run of the study in {config.out} failed{first}")
             measured = _costs(prepared, notes, progress, tools) if costs else None
             progress.on_stage("writing the report")
             return _report(prepared.config, measured, notes, tools)
@@ -137,16 +149,23 @@ def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResu
     """
     from attngraft.study.cost import load_costs
 
-    return _report(config, load_costs(config.out, config, same_recipe=False), [], tools or Tools())
+    costs = load_costs(config.out, _of_interest(config), same_recipe=False)
+    return _report(config, costs, [], tools or Tools())
 
 
-def prepare(config: StudyConfig, *, progress: StudyProgress | None = None, tools: Tools | None = None) -> Prepared:
+def prepare(
+    config: StudyConfig,
+    *,
+    executor: Executor | None = None,
+    progress: StudyProgress | None = None,
+    tools: Tools | None = None,
+) -> Prepared:
     """Check everything, estimate the time, and fit the epochs to the time budget. Trains and writes nothing.
 
     Raises:
         As `compare`, before anything is trained.
     """
-    progress, tools = progress or StudyLog(), tools or Tools()
+    progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
     config = _continued(config)
     progress.on_stage("checking the variants")
     check_variants(config)
@@ -160,12 +179,18 @@ def prepare(config: StudyConfig, *, progress: StudyProgress | None = None, tools
         material = tools.open_data(config)
         progress.on_stage("timing a few steps of every variant")
         estimate = _estimate(config, material, tools)
+        at_once = executor.at_once(runs[0].recipe)
         if fits:
-            config = _fitted(config, estimate, runs)
+            config = _fitted(config, estimate, runs, at_once=at_once)
             runs = plan_runs(config)
             refuse_other_recipes(runs)
-        seconds = None if estimate is None else estimate.seconds(runs)
-    progress.on_plan(runs, seconds=seconds)
+        seconds = None if estimate is None else estimate.seconds(_expected(config, runs)) / at_once
+    progress.on_plan(
+        runs,
+        seconds=seconds,
+        epochs=sum(run.epochs_left for run in _expected(config, runs)),
+        how=_how(config, runs),
+    )
     return Prepared(config=config, runs=runs, material=material, seconds=seconds)
 
 
@@ -180,19 +205,41 @@ def _estimate(config: StudyConfig, material: Material, tools: Tools) -> Estimate
         return None
 
 
-def _fitted(config: StudyConfig, estimate: Estimate | None, runs: Sequence[PlannedRun]) -> StudyConfig:
-    """With the epochs that the time budget allows."""
+def _fitted(config: StudyConfig, estimate: Estimate | None, runs: Sequence[PlannedRun], *, at_once: int) -> StudyConfig:
+    """With the epochs that the time budget allows, where every run goes to its end."""
     from attngraft.study.estimate import fit_epochs
 
     if estimate is None or config.time_budget is None:
         raise UsageError("--time-budget needs an estimate, and there is none: give --epochs instead")
-    budget = config.time_budget - _cost_limit(config)
+    budget = (config.time_budget - _cost_limit(config)) * at_once
     return dataclasses.replace(config, fitted_epochs=fit_epochs(estimate, runs, budget=budget, most=config.epochs))
 
 
+def _expected(config: StudyConfig, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The runs as if as many had been trained already as halving is expected to spare, evenly over the variants."""
+    if config.halving is None:
+        return list(runs)
+    schedule = runs[0].recipe.schedule
+    share = expected_share(config.halving, schedule, variants=len(config.variants) - 1)
+    spared = round(schedule.epochs * (1 - share))
+    return [
+        run if run.variant.is_baseline else dataclasses.replace(run, epochs_done=max(run.epochs_done, spared))
+        for run in runs
+    ]
+
+
+def _how(config: StudyConfig, runs: Sequence[PlannedRun]) -> str:
+    if config.halving is None:
+        return ""
+    schedule = runs[0].recipe.schedule
+    epochs = ", ".join(str(rung) for rung in rungs(config.halving, schedule))
+    return f"halving: after epoch {epochs} about one in {config.halving.eta} variants goes on"
+
+
 def incomplete(result: StudyResult) -> bool:
-    """Whether some run of the study is missing from its result."""
-    return any(len(variant.runs) < len(result.seeds) for variant in result.variants)
+    """Whether some run of the study is missing from its result, apart from those that halving stopped."""
+    stopped = {} if result.halving is None else result.halving.stopped
+    return any(len(variant.runs) < len(result.seeds) for variant in result.variants if variant.name not in stopped)
 
 
 def write_study(config: StudyConfig) -> None:
@@ -213,61 +260,6 @@ def _continued(config: StudyConfig) -> StudyConfig:
     return dataclasses.replace(config, fitted_epochs=before.fitted_epochs)
 
 
-def _run_all(prepared: Prepared, progress: StudyProgress, tools: Tools) -> list[str]:
-    """Make every run that is left; the notes on those that failed."""
-    notes: list[str] = []
-    last_of_seed = {run.seed: run.label for run in prepared.runs}
-    for run in prepared.runs:
-        if run.state != "finished":
-            with _told_how_to_go_on(prepared):
-                notes += _run_one(run, progress, tools)
-        if last_of_seed[run.seed] == run.label and run is not prepared.runs[-1]:
-            _save_what_there_is(prepared.config, notes)
-    return notes
-
-
-def _run_one(run: PlannedRun, progress: StudyProgress, tools: Tools) -> list[str]:
-    from attngraft.study.progress import first_metric
-
-    failure = run.folder / FAILURE_FILE
-    try:
-        record = tools.train(run.recipe, run.folder, resume=True, progress=progress.on_run(run))
-    except KeyboardInterrupt:
-        progress.on_run_end(run, "stopped", "")
-        raise
-    except Exception as error:  # the other runs must not be lost with this one
-        message = str(error) if isinstance(error, AttngraftError) else f"{type(error).__name__}: {error}"
-        write_atomically(failure, traceback.format_exc())
-        progress.on_run_end(run, "failed", message)
-        return [f"{run.label} failed: {message} (traceback: {failure})"]
-    failure.unlink(missing_ok=True)
-    progress.on_run_end(run, "finished", first_metric(record.epochs[-1]) if record.epochs else "")
-    return []
-
-
-@contextmanager
-def _told_how_to_go_on(prepared: Prepared) -> Iterator[None]:
-    """Turn an interruption of one run into one of the study."""
-    from attngraft.training.stopping import Interrupted
-
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        out = prepared.config.out
-        raise Interrupted(
-            f"the study in {out} was stopped and everything is kept: the same command goes on, and "
-            f"`attngraft compare --report-only --out {out}` reports on what is finished"
-        ) from stop
-
-
-def _save_what_there_is(config: StudyConfig, notes: Sequence[str]) -> None:
-    """Results after each seed, for who looks in while the study runs."""
-    try:
-        save_result(collect(config, notes=notes), config.out)
-    except AttngraftError as error:
-        log.warning("no results yet: %s", error)
-
-
 def _cost_limit(config: StudyConfig) -> float:
     return COST_SECONDS if config.time_budget is None else min(COST_SECONDS, COST_SHARE * config.time_budget)
 
@@ -276,7 +268,7 @@ def _costs(prepared: Prepared, notes: list[str], progress: StudyProgress, tools:
     """The costs kept in the folder, or measured now. A failure to measure is noted and loses nothing."""
     from attngraft.study.cost import load_costs, save_costs
 
-    config = prepared.config
+    config = _of_interest(prepared.config)
     kept = load_costs(config.out, config)
     if kept is not None:
         return kept
@@ -288,6 +280,15 @@ def _costs(prepared: Prepared, notes: list[str], progress: StudyProgress, tools:
         return None
     save_costs(config.out, config, measured)
     return measured
+
+
+def _of_interest(config: StudyConfig) -> StudyConfig:
+    """The study without the variants that were stopped early: their costs would be measured for nothing."""
+    if config.halving is None:
+        return config
+    finished = finished_runs(config)
+    kept = tuple(variant for variant in config.variants if variant.is_baseline or finished[variant.name])
+    return dataclasses.replace(config, variants=kept)
 
 
 def _report(config: StudyConfig, costs: dict[str, Cost] | None, notes: Sequence[str], tools: Tools) -> StudyResult:

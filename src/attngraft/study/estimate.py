@@ -35,19 +35,15 @@ class Estimate:
 
     paces: Mapping[str, Pace]
 
-    def seconds(self, runs: Sequence[PlannedRun], epochs: int | None = None) -> float:
-        """For what is left of `runs`; with `epochs`, as if they had that many in all."""
-        return sum(self._run(run, epochs) for run in runs)
+    def seconds(self, runs: Sequence[PlannedRun]) -> float:
+        """For what is left of `runs`, one after the other."""
+        return sum(self.paces[run.variant.name].run_seconds(run.epochs_left) for run in runs)
 
     def epochs_within(self, runs: Sequence[PlannedRun], budget: float) -> int:
         """The most epochs per run with which `runs`, made anew, take no longer than `budget` seconds."""
         paces = [self.paces[run.variant.name] for run in runs]
         fixed, per_epoch = sum(p.start_seconds for p in paces), sum(p.epoch_seconds for p in paces)
         return max(int((budget - fixed) / per_epoch), 0)
-
-    def _run(self, run: PlannedRun, epochs: int | None) -> float:
-        left = run.epochs_left if epochs is None else max(epochs - run.epochs_done, 0)
-        return self.paces[run.variant.name].run_seconds(left)
 
 
 def measure_paces(config: StudyConfig, material: Material) -> Estimate:

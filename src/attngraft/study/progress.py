@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Outcome = Literal["finished", "failed", "stopped"]
+Outcome = Literal["finished", "paused", "failed", "stopped"]
 
 
 class StudyProgress(Protocol):
@@ -32,14 +32,15 @@ class StudyProgress(Protocol):
     def on_stage(self, text: str) -> None:
         """Something begins that is no run: checking, timing, measuring, reporting."""
 
-    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None) -> None:
-        """The runs are decided; `seconds` is the estimate for what is left of them, where there is one."""
+    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, how: str = "") -> None:
+        """The runs are decided. For what is left of them, `seconds` is the estimate where there is one, and `epochs` are
+        expected to be trained; `how` says what is special about the way they are made."""
 
     def on_run(self, run: PlannedRun) -> Progress:
-        """A run begins or goes on; what comes back is told how it gets on."""
+        """A run begins or goes on, maybe beside others; what comes back is told how it gets on."""
 
     def on_run_end(self, run: PlannedRun, outcome: Outcome, message: str) -> None:
-        """A run ended; `message` says with what result, or why it failed."""
+        """A run ended, or paused as others may be better; `message` says with what result, or why it failed."""
 
     def on_end(self) -> None:
         """Nothing more will be told."""
@@ -54,16 +55,16 @@ class StudyLog:
     def on_stage(self, text: str) -> None:
         log.info("%s", text)
 
-    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None) -> None:
+    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, how: str = "") -> None:
         self._number = {run.label: number for number, run in enumerate(runs, start=1)}
-        log.info("%s", plan_in_words(runs, seconds=seconds))
+        log.info("%s", plan_in_words(runs, seconds=seconds, how=how))
 
     def on_run(self, run: PlannedRun) -> Progress:
         from attngraft.training.progress import LogLines
 
         how = f"goes on after epoch {run.epochs_done}" if run.state == "unfinished" else "begins"
         log.info("run %d/%d: %s %s", self._number.get(run.label, 0), len(self._number), run.label, how)
-        return LogLines()
+        return LogLines(label=run.label)
 
     def on_run_end(self, run: PlannedRun, outcome: Outcome, message: str) -> None:
         level = logging.ERROR if outcome == "failed" else logging.INFO
@@ -74,7 +75,7 @@ class StudyLog:
 
 
 class LiveStudy:
-    """A table of variants and seeds that fills as runs get on, and the running one's bar; use it in a `with` block."""
+    """A table of variants and seeds that fills as runs get on, and a bar for each at work; use it in a `with` block."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Bars(
@@ -84,7 +85,7 @@ class LiveStudy:
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
         )
-        self._bar = self._bars.add_task("", total=None, note="")
+        self._at_work: dict[str, TaskID] = {}
         self._runs: Sequence[PlannedRun] = ()
         self._cells: dict[str, Text] = {}
         self._clock = _Clock()
@@ -103,29 +104,36 @@ class LiveStudy:
     def on_stage(self, text: str) -> None:
         self._stage = text
 
-    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None) -> None:
+    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, how: str = "") -> None:
         self._runs = runs
-        self._clock = _Clock(epochs=sum(run.epochs_left for run in runs), estimate=seconds)
+        self._clock = _Clock(epochs=epochs, estimate=seconds)
         for run in runs:
             done = run.state == "finished"
             self._cells[run.label] = Text("finished before" if done else "waiting", style="green" if done else "dim")
-        self._live.console.print(plan_in_words(runs, seconds=seconds), markup=False, highlight=False)
+        self._live.console.print(plan_in_words(runs, seconds=seconds, how=how), markup=False, highlight=False)
         self._live.refresh()
 
     def on_run(self, run: PlannedRun) -> Progress:
         self._stage = ""
+        if run.label not in self._at_work:
+            self._at_work[run.label] = self._bars.add_task(run.label, total=None, note="starting")
         return _RunRow(self, run)
 
     def on_run_end(self, run: PlannedRun, outcome: Outcome, message: str) -> None:
-        style = {"finished": "green", "failed": "bold red", "stopped": "yellow"}[outcome]
-        self._cells[run.label] = Text(message if outcome == "finished" and message else outcome, style=style)
+        style = {"finished": "green", "paused": "dim", "failed": "bold red", "stopped": "yellow"}[outcome]
+        if run.label in self._at_work:
+            self._bars.remove_task(self._at_work.pop(run.label))
+        if outcome != "paused":  # then the cell says how far it has come
+            self._cells[run.label] = Text(message if outcome == "finished" and message else outcome, style=style)
+        self._cells[run.label].style = style
         if outcome == "failed":
             self._live.console.print(f"{run.label}: failed, {message}", style="red", markup=False, highlight=False)
         self._live.refresh()
 
     def on_end(self) -> None:
         self._stage = ""
-        self._bars.update(self._bar, visible=False)
+        for label in list(self._at_work):
+            self._bars.remove_task(self._at_work.pop(label))
         self._live.refresh()
 
     def show(self, run: PlannedRun, text: str) -> None:
@@ -136,15 +144,17 @@ class LiveStudy:
         self._clock.epoch_done()
 
     def bar(self, run: PlannedRun, *, step: int, total: int, note: str) -> None:
-        """Move the running run's bar."""
-        left = self._clock.left()
-        rest = "" if left is None else f"  study: {shown_duration(left)} left"
-        self._bars.update(self._bar, description=run.label, completed=step, total=total, note=f"{note}{rest}")
+        """Move the bar of a run that is at work."""
+        if run.label in self._at_work:
+            self._bars.update(self._at_work[run.label], completed=step, total=total, note=note)
 
     def _draw(self) -> Group:
-        below = Text(f"{self._stage} ...", style="dim") if self._stage else self._bars
+        below: list[RenderableType] = [Text(f"{self._stage} ...", style="dim")] if self._stage else []
+        if self._at_work:
+            left = self._clock.left()
+            below = [self._bars] if left is None else [self._bars, Text(f"study: {shown_duration(left)} left")]
         if not self._runs:
-            return Group(below)
+            return Group(*below)
         seeds = list(dict.fromkeys(run.seed for run in self._runs))
         table = Table(box=None, padding=(0, 2, 0, 0))
         table.add_column("variant", overflow="fold")
@@ -153,9 +163,21 @@ class LiveStudy:
         rows: dict[str, dict[int, Text]] = {}
         for run in self._runs:
             rows.setdefault(run.variant.name, {})[run.seed] = self._cells[run.label]
-        for name, cells in rows.items():
-            table.add_row(Text(name), *(cells.get(seed, Text("")) for seed in seeds))
-        return Group(table, below)
+        shown = self._that_fit(list(rows))
+        for name in shown:
+            table.add_row(Text(name), *(rows[name].get(seed, Text("")) for seed in seeds))
+        if hidden := len(rows) - len(shown):
+            below.insert(0, Text(f"and {_plural(hidden, 'variant')} more", style="dim"))
+        return Group(table, *below)
+
+    def _that_fit(self, names: Sequence[str]) -> list[str]:
+        """The variants for which the terminal has lines; those at work first, in the order of the study."""
+        room = max(self._live.console.size.height - len(self._at_work) - 5, 3)
+        if len(names) <= room:
+            return list(names)
+        at_work = {run.variant.name for run in self._runs if run.label in self._at_work}
+        chosen = set(sorted(names, key=lambda name: name not in at_work)[:room])
+        return [name for name in names if name in chosen]
 
 
 class _RunRow:
@@ -190,7 +212,7 @@ class _RunRow:
 class _Clock:
     """How long what is left will take: the estimate at first, then by the pace of the epochs that were made."""
 
-    def __init__(self, *, epochs: int = 0, estimate: float | None = None) -> None:
+    def __init__(self, *, epochs: float = 0.0, estimate: float | None = None) -> None:
         self._epochs, self._estimate = epochs, estimate
         self._done = 0
         self._start = time.monotonic()
@@ -210,7 +232,7 @@ def first_metric(metrics: Mapping[str, float]) -> str:
     return next((f"{n.removeprefix('val/')} {value:.4g}" for n, value in metrics.items() if n.startswith("val/")), "")
 
 
-def plan_in_words(runs: Sequence[PlannedRun], *, seconds: float | None) -> str:
+def plan_in_words(runs: Sequence[PlannedRun], *, seconds: float | None, how: str = "") -> str:
     """`15 runs of 12 epochs (5 variants, 3 seeds); 4 are finished, 1 goes on; about 12 min`."""
     if not runs:
         return "no runs"
@@ -223,6 +245,8 @@ def plan_in_words(runs: Sequence[PlannedRun], *, seconds: float | None) -> str:
     states += [f"{begun} begun before"] if begun else []
     if states:
         text += f"; {', '.join(states)}"
+    if how and finished < len(runs):
+        text += f"; {how}"
     if seconds is not None and finished < len(runs):
         text += f"; about {shown_duration(seconds)}{' for the rest' if states else ''}"
     return text

@@ -13,6 +13,7 @@ from attngraft.study.variants import Variant
 
 if TYPE_CHECKING:
     from attngraft.training.recipe import Recipe
+    from attngraft.training.run_folder import RunRecord
 
 RunState = Literal["new", "unfinished", "finished"]
 
@@ -41,6 +42,11 @@ def run_folder(out: Path, variant: Variant, seed: int) -> Path:
     return out / "runs" / variant.slug / f"seed{seed}"
 
 
+def state_of(record: RunRecord) -> RunState:
+    """What has become of a run that was begun."""
+    return "finished" if record.finished else "unfinished"
+
+
 def plan_runs(config: StudyConfig) -> list[PlannedRun]:
     """Every run: seed by seed, and within a seed the baseline first, so that each finished seed is a small study.
 
@@ -58,7 +64,7 @@ def plan_runs(config: StudyConfig) -> list[PlannedRun]:
             done = 0
             if (folder / "recipe.yaml").is_file():
                 record = read_run(folder)
-                state, done = "finished" if record.finished else "unfinished", len(record.epochs)
+                state, done = state_of(record), len(record.epochs)
             runs.append(
                 PlannedRun(
                     variant=variant,

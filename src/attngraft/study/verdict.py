@@ -61,10 +61,16 @@ def compare_scores(
     )
 
 
-def corrected(differences: Sequence[Difference | None]) -> list[Difference | None]:
-    """The same differences with Holm's correction over all that there are. It changes p-values, never a verdict."""
+def corrected(differences: Sequence[Difference | None], *, untested: int = 0) -> list[Difference | None]:
+    """The same differences with Holm's correction over all that there are. It changes p-values, never a verdict.
+
+    Args:
+        differences: one per variant.
+        untested: further variants that competed and were stopped early. They count as tests that found nothing, which
+            holds the correction's level whatever they were stopped for.
+    """
     present = [difference for difference in differences if difference is not None]
-    p_values = iter(holm([difference.p_value for difference in present]))
+    p_values = iter(holm([*(difference.p_value for difference in present), *[None] * untested]))
     return [None if each is None else dataclasses.replace(each, p_holm=next(p_values)) for each in differences]
 
 
