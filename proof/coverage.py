@@ -1,0 +1,81 @@
+"""How many studies of known truth have intervals that hold it: through the same function that `attngraft compare` uses."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from attngraft.study.result import Interval
+from attngraft.study.statistics import mcnemar
+from attngraft.study.verdict import compare_scores
+from proof.simulation import SETTINGS, Setting, equal_models, simulate
+
+PAIRINGS = 200  #: ways in which the runs are paired anew, for a figure without a test
+
+
+@dataclass(kw_only=True)
+class Count:
+    """How many studies there were, and what became of them."""
+
+    studies: int = 0
+    bootstrap: int = 0  #: studies whose bootstrap interval holds the truth
+    with_t: int = 0  #: studies that have a t-interval: there is none where all seeds agree exactly on a difference
+    t: int = 0  #: studies whose t-interval holds the truth
+    verdicts: int = 0  #: studies that call one better or worse; wrongly so where both are equal
+
+    def add(self, baseline: np.ndarray, variant: np.ndarray, *, truth: float, on_these_images: float) -> None:
+        """One study: scores (seeds, images) of both."""
+        found = compare_scores(dict(enumerate(baseline)), dict(enumerate(variant)), binary=True)
+        self.studies += 1
+        self.bootstrap += _holds(found.bootstrap, truth)
+        self.with_t += found.t is not None
+        self.t += found.t is not None and _holds(found.t, on_these_images)
+        self.verdicts += found.verdict != "inside the noise"
+
+    def __add__(self, other: Count) -> Count:
+        names = (field.name for field in dataclasses.fields(self))
+        return Count(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    def __str__(self) -> str:
+        bootstrap, verdicts = self.bootstrap / self.studies, self.verdicts / self.studies
+        t = f"{self.t / self.with_t:.1%}" if self.with_t else "none"
+        return f"bootstrap {bootstrap:.1%}, t {t}, called better or worse {verdicts:.1%}"
+
+
+def _holds(interval: Interval, truth: float) -> bool:
+    return interval.low <= truth <= interval.high
+
+
+def simulated(setting: Setting, *, seeds: int, studies: int) -> Count:
+    """`studies` simulated studies of one kind. The same arguments give the same count."""
+    generator = np.random.default_rng([seeds, studies, SETTINGS.index(setting)])
+    count = Count()
+    for _ in range(studies):
+        study = simulate(setting, seeds=seeds, generator=generator)
+        count.add(study.baseline, study.variant, truth=study.difference, on_these_images=study.on_these_images)
+    return count
+
+
+def disjoint(baseline: np.ndarray, variant: np.ndarray, *, seeds: int) -> Count:
+    """The real runs (runs, images) in as many disjoint studies of `seeds` pairs as there are; the truth is 0."""
+    count = Count()
+    for start in range(0, len(baseline) - seeds + 1, seeds):
+        count.add(baseline[start : start + seeds], variant[start : start + seeds], truth=0.0, on_these_images=0.0)
+    return count
+
+
+def paired_anew(baseline: np.ndarray, variant: np.ndarray, *, seeds: int, pairings: int = PAIRINGS) -> Count:
+    """The real runs in many pairings. The studies share runs and images, so this is a mean and not a test."""
+    runs, generator, count = np.concatenate([baseline, variant]), np.random.default_rng(seeds), Count()
+    for _ in range(pairings):
+        order = generator.permutation(len(runs))
+        count += disjoint(runs[order[: len(baseline)]], runs[order[len(baseline) :]], seeds=seeds)
+    return count
+
+
+def mcnemar_p_values(*, images: int, studies: int) -> np.ndarray:
+    """McNemar's p of pairs of models of equal accuracy."""
+    pairs = equal_models(images=images, studies=studies, generator=np.random.default_rng([images, studies]))
+    return np.array([mcnemar(first, second, seed=0).p_value for first, second in pairs])

@@ -1,0 +1,130 @@
+"""Predictions of simulated studies whose truth is known exactly.
+
+Score of arm a (0 baseline, 1 variant), seed s, image i:
+
+    1 where  mu_a + d_i + g_ai + u_s + w_as + e_si + r_asi > 0,  else 0
+
+All terms are independent, normal and crossed: `image` d (an image is easy or hard for everybody), `taste` g (what one arm
+finds hard), `seed` u (a lucky initialization, shared by both arms), `run` w (luck of one run), `shared` e (initialization
+and batches decide single images, for both arms alike), and the rest r, which fills the variance up to 1. So the accuracy of
+arm a over all seeds and images is Phi(mu_a), and the truth needs no simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One kind of study. `image` to `shared` are shares of the variance; the rest is what is left."""
+
+    name: str
+    accuracy: tuple[float, float]  #: baseline's, variant's
+    images: int
+    image: float
+    taste: float
+    seed: float
+    run: float
+    shared: float
+
+    @property
+    def rest(self) -> float:
+        return 1 - self.image - self.taste - self.seed - self.run - self.shared
+
+    @property
+    def difference(self) -> float:
+        """The truth over all seeds and images: what the bootstrap interval is to hold."""
+        return self.accuracy[1] - self.accuracy[0]
+
+
+SETTINGS = (
+    Setting(
+        name="quiet seeds", accuracy=(0.9, 0.9), images=1000, image=0.7, taste=0, seed=0.002, run=0.002, shared=0.1
+    ),
+    Setting(name="loud seeds", accuracy=(0.8, 0.8), images=1000, image=0.6, taste=0, seed=0.02, run=0.02, shared=0.1),
+    Setting(
+        name="other images are hard",
+        accuracy=(0.75, 0.75),
+        images=500,
+        image=0.5,
+        taste=0.15,
+        seed=0.005,
+        run=0.005,
+        shared=0.1,
+    ),
+    Setting(
+        name="a difference of 3 points",
+        accuracy=(0.8, 0.83),
+        images=300,
+        image=0.6,
+        taste=0.05,
+        seed=0.005,
+        run=0.005,
+        shared=0.1,
+    ),
+    Setting(
+        name="few images, few errors",
+        accuracy=(0.97, 0.97),
+        images=200,
+        image=0.7,
+        taste=0.05,
+        seed=0.005,
+        run=0.005,
+        shared=0.05,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """The scores of one simulated study, (seeds, images) per arm, and its two truths."""
+
+    baseline: np.ndarray
+    variant: np.ndarray
+    difference: float  #: over all seeds and all images
+    on_these_images: float  #: over all seeds, on the images of this study: what the t-interval is to hold
+
+
+def simulate(setting: Setting, *, seeds: int, generator: np.random.Generator) -> Study:
+    """A study of `seeds` paired seeds."""
+
+    def normal(share: float, *shape: int) -> np.ndarray:
+        return generator.normal(0, share**0.5, shape)
+
+    mean = stats.norm.ppf(np.array(setting.accuracy))[:, None]
+    of_image = mean + normal(setting.image, 1, setting.images) + normal(setting.taste, 2, setting.images)
+    of_seed = (
+        normal(setting.seed, 1, seeds, 1)
+        + normal(setting.run, 2, seeds, 1)
+        + normal(setting.shared, 1, seeds, setting.images)
+        + normal(setting.rest, 2, seeds, setting.images)
+    )
+    scores = (of_image[:, None, :] + of_seed > 0).astype(float)
+    chance = stats.norm.cdf(of_image / (setting.seed + setting.run + setting.shared + setting.rest) ** 0.5)
+    return Study(
+        baseline=scores[0],
+        variant=scores[1],
+        difference=setting.difference,
+        on_these_images=float(chance[1].mean() - chance[0].mean()),
+    )
+
+
+def equal_models(
+    *, images: int, studies: int, generator: np.random.Generator
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Scores (images,) of two models of exactly equal accuracy, drawn anew for each study.
+
+    Accuracy and how much the two agree differ from study to study. There is no luck of a run in it: McNemar's test is
+    about two given models.
+    """
+    for _ in range(studies):
+        accuracy, agreement = generator.uniform(0.5, 0.98), generator.uniform(0.0, 0.95)
+        common = generator.normal(0, agreement**0.5, (1, images))
+        own = generator.normal(0, (1 - agreement) ** 0.5, (2, images))
+        first, second = (stats.norm.ppf(accuracy) + common + own > 0).astype(float)
+        yield first, second
