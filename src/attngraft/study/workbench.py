@@ -20,6 +20,7 @@ from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Batch, Task, TaskData
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import model_inputs
+from attngraft.training.freezing import train_mode
 from attngraft.training.loading import EvalOrder, TrainOrder
 from attngraft.training.optimizer import create_ema, create_optimizer
 from attngraft.training.recipe import Recipe
@@ -91,7 +92,7 @@ class Workbench:
         """One update: forward, loss and backward for each micro-batch, then the optimizer."""
         task, train = self.material.task, self.recipe.train
         with _apart(self.recipe):
-            self.model.train()
+            train_mode(self.model)
             for _ in range(train.accumulate):
                 batch = task.prepare(self._batch, epoch=0, step=0)
                 with self._precision():
