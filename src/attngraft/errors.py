@@ -43,6 +43,10 @@ class ExportError(AttngraftError):
     """A model cannot be exported, or an exported folder cannot be used; the message names the file and the remedy."""
 
 
+class StorageError(AttngraftError, OSError):
+    """A file could not be written (disk full, quota, limit, read-only); what stood there before is whole."""
+
+
 class BackendError(AttngraftError):
     """A backend was asked for by name and cannot be used here; the message says why."""
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from attngraft.errors import StorageError
+
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def write_atomically(path: Path, content: bytes | str) -> Path:
     """Write `content` under `path`: a temporary file in the same folder, flushed to disk, then renamed.
 
     Raises:
-        OSError: the folder cannot be made or written; what stood at `path` is untouched.
+        StorageError: the folder cannot be made or written; what stood at `path` is untouched. Names the file, the room
+            that is left, and the remedy.
     """
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -26,20 +34,102 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """The same for who writes piece by piece: a file that takes its place at `path` when the block ends without error.
 
     Raises:
-        OSError: as `write_atomically`.
+        StorageError: as `write_atomically`. Errors of the block itself come through as they are.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    raw, in_block = None, False
     try:
-        with temporary.open("xb") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        raw = _Recorder(temporary, "xb")
+        with io.BufferedWriter(raw) as file:
+            in_block = True
             yield file
+            in_block = False
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    except BaseException as error:
+        size = _remove(temporary)
+        failed = raw.failed if raw is not None else None
+        if failed is None and isinstance(error, OSError) and not in_block:
+            failed = error
+        if failed is None:
+            raise
+        raise StorageError(_in_words(path, failed, size)) from failed
     _sync_folder(path.parent)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """For who writes in another way (appends, makes folders): what the system refuses comes as a StorageError."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(_in_words(path, error, 0)) from error
+
+
+class _Recorder(io.FileIO):
+    """A file that remembers why a write failed: `torch.save` puts an error of its own in its place."""
+
+    failed: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failed = error
+            raise
+
+
+def _remove(temporary: Path) -> int:
+    """Delete the unfinished file, which gives its room back; how large it was."""
+    try:
+        size = temporary.stat().st_size
+        temporary.unlink(missing_ok=True)
+    except OSError:
+        return 0
+    return size
+
+
+def _in_words(path: Path, failed: OSError, size: int) -> str:
+    """What could not be written, why, and what to do."""
+    kept = "what was saved before is whole"
+    if failed.errno not in _NO_ROOM:
+        return (
+            f"{path}: cannot be written: {failed.strerror}; make {path.parent} writable and repeat the command: {kept}"
+        )
+    if failed.errno == errno.EFBIG:
+        reason = f"the file would be larger than this process may write ({shown_size(size)} were written)"
+        remedy = "raise the limit (ulimit -f)"
+    else:
+        reason = f"the disk is full ({_room(path.parent)}; {shown_size(size)} were written)"
+        if failed.errno == errno.EDQUOT:
+            reason = f"your quota on this disk is used up ({shown_size(size)} were written)"
+        remedy = "make room"
+    return f"{path}: cannot be written: {reason}; {remedy} and repeat the command, which goes on: {kept}"
+
+
+def _room(folder: Path) -> str:
+    """What is left on the disk of `folder`, now that the unfinished file is gone."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        free = shutil.disk_usage(folder).free
+        names = os.statvfs(folder).f_favail if hasattr(os, "statvfs") else 1
+    except OSError:
+        return "room unknown"
+    return f"{shown_size(free)} free on that of {folder}" + ("" if names else ", and no room for another file's name")
+
+
+def shown_size(size: float) -> str:
+    """`1.3 MB`."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from accelerate import Accelerator
 
 from attngraft.errors import DataError, TrainingError
 from attngraft.training.build import build_model, build_task, model_data_config
@@ -10,7 +11,20 @@ from attngraft.training.evaluate import SplitEvaluator, evaluate_run
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.setup import create_accelerator
+from attngraft.training.stopping import StopSignal
 from tests.training.toys import toy_recipe
+
+
+class AfterBatches(StopSignal):
+    """A wish to stop that comes after so many batches."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__(Accelerator(cpu=True))
+        self.left = batches
+
+    def agreed(self) -> bool:
+        self.left -= 1
+        return self.left == 0
 
 
 def test_an_evaluation_can_be_stopped_between_batches() -> None:
@@ -19,8 +33,9 @@ def test_an_evaluation_can_be_stopped_between_batches() -> None:
     data = task.load(model_data_config=model_data_config(recipe))
     evaluate = SplitEvaluator(task, data.val, recipe, create_accelerator(recipe))
     model = build_model(recipe, data.model_args)
-    asked = iter([False, True])
-    assert evaluate(model, stopped=lambda: next(asked)) is None
+    stop = AfterBatches(2)
+    assert evaluate(model, stop=stop) is None
+    assert stop.left == 0
     whole = evaluate(model)
     assert whole is not None
     assert len(whole.predictions.names) == 10

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +18,6 @@ from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
 from attngraft.training.freezing import freeze
 from attngraft.training.recipe import Recipe
-
-log = logging.getLogger(__name__)
 
 
 def build_task(recipe: Recipe) -> Task:
@@ -48,6 +46,14 @@ def model_data_config(recipe: Recipe) -> dict[str, Any]:
     return config | {"input_size": (recipe.host.args.get("in_chans", channels), height, width)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a model starts from."""
+
+    origin: str = ""  #: the weights and what became of them, in words; empty for random values
+    whole: bool = False  #: the head is from there, too, so that there is something to lose
+
+
 def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True) -> nn.Module:
     """The grafted host, with what is not trained frozen. Host and grafts are initialized from streams of their own, so
     the host's initial weights (a new head's too) do not depend on the graft. `weights=False` skips pretrained weights and
@@ -58,43 +64,53 @@ def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool 
         HostError: the host does not take its arguments, not the weights, or not the graft; or they cannot be fetched.
         ConfigError: there is nothing to train.
     """
+    return build_started_model(recipe, model_args, weights=weights)[0]
+
+
+def build_started_model(
+    recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True
+) -> tuple[nn.Module, Start]:
+    """`build_model`, and what the model starts from.
+
+    Raises:
+        UsageError, HostError, ConfigError: as `build_model`.
+    """
     model, file, start = _started_host(recipe, model_args, weights=weights)
-    if start:
-        log.info("%s", start)
     with seeded("graft", recipe.seed):
         if recipe.graft is not None:
             attngraft.graft(model, recipe.graft)
     if file is not None:
         file.fill_grafts(model)
     freeze(model, recipe.train.parameters)
-    return model
+    return model, start
 
 
 def check_start(recipe: Recipe) -> None:
-    """Fetch and fit the weights that the recipe's host starts from, if any, to find out early whether that works.
+    """Fetch and fit the weights that the recipe starts from, if any, to find out early whether that works.
 
     Raises:
         UsageError, HostError, ConfigError: as `build_model`.
     """
     if recipe.host.pretrained or recipe.host.weights is not None:
-        _started_host(recipe, {}, weights=True)
+        build_model(recipe, {})
 
 
 def _started_host(
     recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool
-) -> tuple[nn.Module, WeightsFile | None, str]:
-    """The host without grafts, the file that it was filled from, and a line on what it starts from."""
+) -> tuple[nn.Module, WeightsFile | None, Start]:
+    """The host without grafts, the file that it was filled from, and what it starts from."""
     file = read_weights(recipe.host.weights) if weights and recipe.host.weights is not None else None
     pretrained = weights and recipe.host.pretrained
     with seeded("host", recipe.seed):
         model = _create_host(recipe, model_args, pretrained=pretrained)
     if file is not None:
-        return model, file, str(file.fill_host(model))
+        fitted = file.fill_host(model)
+        return model, file, Start(origin=str(fitted), whole=not fitted.new)
     if not pretrained:
-        return model, None, ""
+        return model, None, Start()
     there, here = getattr(model, "pretrained_cfg", {}).get("num_classes"), getattr(model, "num_classes", None)
-    new = f" (new: the head, for {here} classes instead of {there})" if there != here else ""
-    return model, None, f"timm's weights of {recipe.host.name}{new}"
+    head = "" if there == here else f" (a new head: for {here} classes instead of {there})"
+    return model, None, Start(origin=f"timm's weights of {recipe.host.name}{head}", whole=there == here)
 
 
 def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: bool) -> nn.Module:

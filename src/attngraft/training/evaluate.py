@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather, send_to_device
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from attngraft.errors import DataError, TrainingError
 from attngraft.tasks.task import Batch, Evaluation, Split, Task
@@ -21,6 +20,7 @@ from attngraft.training.loading import EvalOrder, eval_batches, indices_of
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 from attngraft.training.setup import create_accelerator
+from attngraft.training.stopping import StoppedWaiting, StopSignal
 
 Weights = Literal["last", "best", "ema", "best-ema"]
 
@@ -38,24 +38,32 @@ class SplitEvaluator:
             world=accelerator.num_processes,
         )
         pin = accelerator.device.type == "cuda"
-        self._loader: DataLoader[Batch] = eval_batches(split, self._order, workers=config.workers, pin=pin)
+        self._loader = eval_batches(split, self._order, workers=config.workers, pin=pin)
         self._channels_last = config.channels_last
 
-    def __call__(self, model: nn.Module, *, stopped: Callable[[], bool] = lambda: False) -> Evaluation | None:
-        """Metrics and predictions of `model`, the same in every process; None if `stopped()` said so between batches."""
+    def __call__(self, model: nn.Module, *, stop: StopSignal | None = None) -> Evaluation | None:
+        """Metrics and predictions of `model`, the same in every process; None if `stop` said so before the end."""
         evaluator = self._task.evaluator(self._split)
-        for outputs, indices in self._outputs(model):
-            evaluator.update(outputs, indices)
-            if stopped():
-                return None
+        batches = self._loader if stop is None else stop.while_waiting(self._loader)
+        try:
+            for outputs, indices in self._outputs(model, batches):
+                evaluator.update(outputs, indices)
+                if stop is not None and stop.agreed():
+                    return None
+        except StoppedWaiting:
+            return None
         return evaluator.result()
 
+    def send_workers_away(self) -> None:
+        """End the loading processes now."""
+        self._loader.send_away()
+
     @torch.no_grad()
-    def _outputs(self, model: nn.Module) -> Iterable[tuple[dict[str, Tensor], Tensor]]:
+    def _outputs(self, model: nn.Module, batches: Iterable[Batch]) -> Iterable[tuple[dict[str, Tensor], Tensor]]:
         """Per batch, what the task predicts and of which examples, gathered from all processes, on the CPU."""
         model.eval()
         device = self._accelerator.device
-        for keys, batch in zip(self._order, self._loader, strict=True):
+        for keys, batch in zip(self._order, batches, strict=True):
             batch = send_to_device(batch, device, non_blocking=True)
             args, kwargs = model_inputs(self._task, batch, channels_last=self._channels_last)
             with self._accelerator.autocast():

@@ -6,19 +6,25 @@ batches, from any step on, follow from the seed: nothing of a DataLoader's own s
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from attngraft.errors import ConfigError
+from attngraft.errors import ConfigError, TrainingError
 from attngraft.tasks.task import Batch, Split
 from attngraft.training.randomness import epoch_order
+from attngraft.training.stopping import SIGNALS
 
 Keys = list[tuple[int, int]]
 
@@ -93,9 +99,18 @@ class _From:
         return self._keys
 
 
-def train_batches(
-    order: TrainOrder, *, epoch: int, step: int, epochs: int, workers: int, pin: bool
-) -> DataLoader[Batch]:
+class Batches(DataLoader[Batch]):
+    """Batches, and the processes that load them, which can be sent away in the middle of their work."""
+
+    leaving: Any = None  #: an event, of torch.multiprocessing
+
+    def send_away(self) -> None:
+        """End the loading processes now, without errors; torch itself would wait for what they are at."""
+        if self.leaving is not None:
+            self.leaving.set()
+
+
+def train_batches(order: TrainOrder, *, epoch: int, step: int, epochs: int, workers: int, pin: bool) -> Batches:
     """Batches from that update to the end of the last epoch, as one stream: workers start once and read ahead."""
     sampler = _From(order.stream(epoch=epoch, step=step, epochs=epochs))
     return _loader(order.split, sampler, workers=workers, pin=pin)
@@ -123,29 +138,69 @@ class EvalOrder:
             yield [(0, index) for index in indices[self.rank * share : (self.rank + 1) * share]]
 
 
-def eval_batches(split: Split, order: EvalOrder, *, workers: int, pin: bool) -> DataLoader[Batch]:
+def eval_batches(split: Split, order: EvalOrder, *, workers: int, pin: bool) -> Batches:
     """The batches of `order`; can be iterated again and keeps its workers."""
     return _loader(split, order, workers=workers, pin=pin, persistent=workers > 0)
 
 
-def _loader(
-    split: Split, sampler: _From | EvalOrder, *, workers: int, pin: bool, persistent: bool = False
-) -> DataLoader[Batch]:
-    return DataLoader(
+def _loader(split: Split, sampler: _From | EvalOrder, *, workers: int, pin: bool, persistent: bool = False) -> Batches:
+    leaving = torch.multiprocessing.Event() if workers else None
+    batches = Batches(
         cast(Dataset[Any], split),  # it is one in all but name
         batch_sampler=cast(Any, sampler),
         collate_fn=split.collate,
         num_workers=workers,
         pin_memory=pin,
         persistent_workers=persistent,
-        worker_init_fn=_leave_signals_to_the_parent if workers else None,
+        worker_init_fn=partial(_serve_until, leaving) if workers else None,
     )
+    batches.leaving = leaving
+    return batches
 
 
-def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C reaches the whole process group; the trainer needs its workers until the step is finished and saved."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _serve_until(leaving: Any, worker: int) -> None:
+    """Leave signals to the parent, and go when it says so.
+
+    Ctrl-C and SIGTERM reach the whole process group, and the trainer needs its workers until the step is finished and
+    saved. What may be slow or stuck is the loading, so a thread beside it does the going.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+    def go() -> None:
+        leaving.wait()
+        os._exit(0)  # what else ends a process from a thread
+
+    threading.Thread(target=go, daemon=True).start()
+
+
+@contextmanager
+def workers_explained(folder: Path, *, workers: int) -> Iterator[None]:
+    """Turn the death of a loading process within the block into an error that says why and what to do.
+
+    Torch raises it from a signal handler, so it comes out of whatever the trainer was at.
+
+    Raises:
+        TrainingError: a loading process was killed, or crashed.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        found = re.search(r"DataLoader worker \(pid.*?\) (is killed by signal: [^.]*|exited unexpectedly)", str(error))
+        if found is None:
+            raise
+        if "Bus error" in found[1]:
+            cause = "shared memory is used up (df -h /dev/shm; in a container, raise --shm-size)"
+        elif "exited" in found[1] or "Killed" in found[1]:
+            cause = "memory ran short, and the system ended the process that asked for more (see dmesg)"
+        else:
+            cause = "a library that reads the data crashed"
+        fewer = f"{workers // 2}" if workers > 1 else "0, which loads in the trainer itself"
+        raise TrainingError(
+            f"{folder}: a process that loads data is gone ({found[0]}). The likely cause: {cause}. Repeat the command, "
+            f"which goes on from what was saved; if it happens again, load with fewer processes (now {workers}): "
+            f"--set train.workers={fewer}. That changes no outcome"
+        ) from error
 
 
 def indices_of(keys: Keys) -> torch.Tensor:

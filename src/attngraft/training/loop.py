@@ -8,35 +8,41 @@ loop trains on many devices: `batch_size` is shared among them.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
 import torch
-from accelerate.utils import broadcast_object_list, reduce, send_to_device
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, reduce
 
 from attngraft.errors import TrainingError
 from attngraft.files import remove_leftovers
-from attngraft.tasks.task import Batch, Evaluation
+from attngraft.tasks.task import Evaluation
 from attngraft.training.checkpoint import model_state, restore, save, save_weights
 from attngraft.training.diagnosis import raise_not_finite
-from attngraft.training.evaluate import SplitEvaluator, model_inputs
+from attngraft.training.evaluate import SplitEvaluator
+from attngraft.training.forward import losses_of
 from attngraft.training.freezing import train_mode
 from attngraft.training.journal import Journal
-from attngraft.training.loading import train_batches
+from attngraft.training.loading import train_batches, workers_explained
 from attngraft.training.lock import locked
 from attngraft.training.losses import Losses, all_finite
 from attngraft.training.optimizer import learning_rate
+from attngraft.training.out_of_memory import OutOfMemory, memory_explained
 from attngraft.training.progress import LogLines, Progress, Silent
 from attngraft.training.randomness import reseed, stream_seed
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import Metrics, RunFolder, RunRecord, read_run, write_json
 from attngraft.training.setup import Job, create_accelerator, prepare
-from attngraft.training.stopping import Interrupted, StopSignal
+from attngraft.training.stopping import Interrupted, StoppedWaiting, StopSignal
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 def train(
@@ -61,30 +67,57 @@ def train(
         ConfigError: the recipe cannot be carried out; nothing was written but an empty folder.
         DataError: the data cannot be used.
         TrainingError: the folder holds a run of another recipe, a run is at work there, or the training failed.
-        Interrupted: Ctrl-C or SIGTERM; the run was saved and can be resumed.
+        StorageError: a file could not be written; what was saved before is whole.
+        Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run was saved and can be resumed.
     """
     run = RunFolder(Path(folder))
     accelerator = create_accelerator(recipe)
     first = accelerator.is_main_process
+    told = (progress or LogLines()) if first else Silent()
     if first:
         run.create()
     with locked(run.path) if first else nullcontext(), _threads(recipe.train.threads):
         if first:
             remove_leftovers(run.path)
-            _check_folder(run, recipe, resume=resume)
-        if not _from_first(run.finished.exists()):
-            job = prepare(recipe, run, accelerator)
-            restore(run, job.learner)
-            _fit(job, (progress or LogLines()) if first else Silent(), stop_after_epoch=stop_after_epoch)
+            recipe = _check_folder(run, recipe, resume=resume)
+        recipe = _from_first(recipe)
+        left: Recipe | None = None if _from_first(run.finished.exists()) else recipe
+        while left is not None:
+            left = _carry_out(left, run, accelerator, told, stop_after_epoch=stop_after_epoch)
         return cast(RunRecord, _from_first(read_run(run.path) if first else None))
 
 
-def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> None:
+def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
+    """`recipe`, with what the run in this folder has chosen by itself so far."""
     if not run.recipe.exists():
-        return
+        return recipe
     if not resume:
         raise TrainingError(f"{run.path}: there is a run in this folder; resume it, or choose another folder")
     run.refuse_other_recipe(recipe)
+    return run.with_chosen(recipe)
+
+
+def _carry_out(
+    recipe: Recipe, run: RunFolder, accelerator: Accelerator, progress: Progress, *, stop_after_epoch: int | None
+) -> Recipe | None:
+    """Begin the run or go on with it. Where memory ran short and the recipe may be changed for that: the recipe with
+    which it goes on from what is saved."""
+    job = prepare(recipe, run, accelerator)
+    restore(run, job.learner)
+    try:
+        with workers_explained(run.path, workers=recipe.train.workers):
+            _fit(job, progress, stop_after_epoch=stop_after_epoch)
+    except OutOfMemory as error:
+        if not (recipe.train.auto_batch and error.fits):
+            raise
+        log.warning("%s\nGoing on with that", error)
+        recipe = error.fitting(recipe)
+        run.note_choice(recipe, epoch=job.learner.counters.epoch + 1, step=job.learner.counters.step + 1)
+    else:
+        return None
+    del job
+    accelerator.free_memory()
+    return recipe
 
 
 def _fit(job: Job, progress: Progress, *, stop_after_epoch: int | None = None) -> None:
@@ -93,15 +126,19 @@ def _fit(job: Job, progress: Progress, *, stop_after_epoch: int | None = None) -
     steps = job.order.steps
     done = counters.epoch * steps + counters.step
     progress.on_start(epochs * steps, done_steps=done, epochs=epochs, steps_per_epoch=steps)
-    with StopSignal(job.accelerator) as stop, _journal(job) as journal:
+    journal = Journal(job.run, counters.rows) if job.accelerator.is_main_process else None
+    with StopSignal(job.accelerator) as stop:
         trainer = Trainer(job, progress, stop)
-        while counters.epoch < min(epochs, epochs if stop_after_epoch is None else stop_after_epoch):
-            trainer.train_epoch()
-            row = trainer.end_epoch()
-            if journal is not None:
-                journal.add(row)
-            save(job.run, job.learner)
-            progress.on_epoch(row)
+        try:
+            while counters.epoch < min(epochs, epochs if stop_after_epoch is None else stop_after_epoch):
+                trainer.train_epoch()
+                row = trainer.end_epoch()
+                if journal is not None:
+                    journal.add(row)
+                save(job.run, job.learner)
+                progress.on_epoch(row)
+        finally:
+            trainer.send_workers_away()
     if counters.epoch < epochs:
         progress.on_end(finished=False)
         return
@@ -119,16 +156,21 @@ class Trainer:
         self._losses = Losses(job.accelerator.device)
         self._evaluate = SplitEvaluator(job.task, job.data.val, job.recipe, job.accelerator)
         counters = job.learner.counters
-        self._batches: Iterator[Batch] = iter(
-            train_batches(
-                job.order,
-                epoch=counters.epoch,
-                step=counters.step,
-                epochs=job.recipe.schedule.epochs,
-                workers=job.recipe.train.workers,
-                pin=job.accelerator.device.type == "cuda",
-            )
+        self._loader = train_batches(
+            job.order,
+            epoch=counters.epoch,
+            step=counters.step,
+            epochs=job.recipe.schedule.epochs,
+            workers=job.recipe.train.workers,
+            pin=job.accelerator.device.type == "cuda",
         )
+        # started here, as a loader's start draws a random number, and updates count on none being drawn by others
+        self._batches = stop.while_waiting(iter(self._loader))
+
+    def send_workers_away(self) -> None:
+        """End the loading processes now, whatever they are at."""
+        self._loader.send_away()
+        self._evaluate.send_workers_away()
 
     def train_epoch(self) -> None:
         """The updates that are left of this epoch."""
@@ -138,7 +180,11 @@ class Trainer:
         job.learner.stages.enter(counters.epoch)
         train_mode(job.learner.model)
         while counters.step < steps:
-            losses = self.update()
+            try:
+                with memory_explained(job, "update"):
+                    losses = self.update()
+            except StoppedWaiting:  # nothing has moved since the step before
+                self._save_and_stop()
             for name, value in losses.items():
                 counters.sums[name] = counters.sums.get(name, 0.0) + value
             counters.step += 1
@@ -177,14 +223,7 @@ class Trainer:
     def _forward_and_backward(self, epoch: int, step: int, *, last: bool) -> None:
         """The gradients of one micro-batch; `step` counts micro-batches."""
         job, train = self._job, self._job.recipe.train
-        batch = next(self._batches)
-        if job.accelerator.device.type != "cpu":
-            batch = send_to_device(batch, job.accelerator.device, non_blocking=True)
-        batch = job.task.prepare(batch, epoch=epoch, step=step)
-        args, kwargs = model_inputs(job.task, batch, channels_last=train.channels_last)
-        outputs = job.learner.model(*args, **kwargs)
-        with job.accelerator.autocast():
-            losses = job.task.loss(outputs, batch)
+        losses = losses_of(job, next(self._batches), epoch=epoch, step=step)
         self._losses.add(losses, last=last)
         loss = losses["loss"] if train.accumulate == 1 else losses["loss"] / train.accumulate
         job.accelerator.backward(loss)
@@ -211,7 +250,8 @@ class Trainer:
         learner = self._job.learner
         average = prefix == "ema" and learner.ema is not None
         model = learner.ema.module if average and learner.ema else learner.model
-        evaluation = self._evaluate(model, stopped=self._stop.agreed)
+        with memory_explained(self._job, "evaluation"):
+            evaluation = self._evaluate(model, stop=self._stop)
         if evaluation is None:
             self._save_and_stop()
         row |= {f"{prefix}/{name}": float(value) for name, value in evaluation.metrics.items()}
@@ -248,16 +288,6 @@ class Trainer:
             f"saved in epoch {counters.epoch + 1} after step {counters.step} of {job.order.steps}; "
             f"the same command goes on from there ({job.run.path})"
         )
-
-
-@contextmanager
-def _journal(job: Job) -> Iterator[Journal | None]:
-    """The run's journal, in the first process only."""
-    if not job.accelerator.is_main_process:
-        yield None
-        return
-    with closing(Journal(job.run, job.learner.counters.rows)) as journal:
-        yield journal
 
 
 @contextmanager

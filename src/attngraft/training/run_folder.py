@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,15 +136,35 @@ class RunFolder:
         Raises:
             TrainingError: names the fields that differ.
         """
-        if not self.has_saved:
-            return
-        free = HARMLESS + (CHOSEN_BY_MEMORY if recipe.train.auto_batch else ())
-        here, given = (_without(recipe_to_dict(r), free) for r in (self.read_recipe(), recipe))
-        if different := differing_fields(here, given):
+        if self.has_saved and (different := self._differing(recipe)):
             raise TrainingError(
                 f"{self.path}: the run in this folder has another recipe: {'; '.join(different)}. "
                 "Continue it with its own recipe, or choose another folder"
             )
+
+    def with_chosen(self, recipe: Recipe) -> Recipe:
+        """`recipe`, with what the run in this folder chose for want of memory, if it may choose."""
+        if not recipe.train.auto_batch or self._differing(recipe):
+            return recipe
+        before = self.read_recipe().train
+        chosen = replace(recipe.train, accumulate=before.accumulate, eval_batch_size=before.eval_batch_size)
+        return replace(recipe, train=chosen)
+
+    def note_choice(self, recipe: Recipe, *, epoch: int, step: int) -> None:
+        """Write down what was chosen for want of memory in step `step` of `epoch` (both from 1): the run goes on so."""
+        environment = _read_json(self.environment) if self.environment.is_file() else {}
+        names = [name.partition(".")[2] for name in CHOSEN_BY_MEMORY]
+        choice = {"epoch": epoch, "step": step} | {name: getattr(recipe.train, name) for name in names}
+        write_json(
+            self.environment, environment | {"chosen_by_memory": [*environment.get("chosen_by_memory", []), choice]}
+        )
+        self.write_recipe(recipe)
+
+    def _differing(self, recipe: Recipe) -> list[str]:
+        """Fields in which the run in this folder differs from `recipe` and that it may not change."""
+        free = HARMLESS + (CHOSEN_BY_MEMORY if recipe.train.auto_batch else ())
+        here, given = (_without(recipe_to_dict(r), free) for r in (self.read_recipe(), recipe))
+        return differing_fields(here, given)
 
 
 @dataclass(frozen=True, kw_only=True)

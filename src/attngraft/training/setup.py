@@ -17,7 +17,7 @@ from attngraft.environment import environment
 from attngraft.errors import ConfigError
 from attngraft.grafting.unused import unused_parts
 from attngraft.tasks.task import Task, TaskData
-from attngraft.training.build import build_model, build_task, model_data_config
+from attngraft.training.build import Start, build_started_model, build_task, model_data_config
 from attngraft.training.checkpoint import Counters, Learner
 from attngraft.training.loading import TrainOrder
 from attngraft.training.optimizer import create_ema, create_optimizer, create_schedule
@@ -44,6 +44,7 @@ class Job:
     learner: Learner
     schedule: Scheduler
     core: nn.Module  #: the model inside accelerate's wrappers
+    start: Start  #: what it starts from; random values where the run goes on from a checkpoint
 
 
 def create_accelerator(recipe: Recipe) -> Accelerator:
@@ -81,7 +82,10 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         world=accelerator.num_processes,
     )
     begun = run.last.exists() or run.previous.exists()  # then the checkpoint fills the model, whatever it started from
-    core = build_model(recipe, data.model_args, weights=not begun).to(accelerator.device)
+    core, start = build_started_model(recipe, data.model_args, weights=not begun)
+    if accelerator.is_main_process and not begun:
+        _say_start(recipe, start)
+    core = core.to(accelerator.device)
     if recipe.train.channels_last:
         core = core.to(memory_format=torch.channels_last)
     if accelerator.distributed_type == DistributedType.FSDP:
@@ -111,7 +115,19 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         ),
         schedule=schedule,
         core=core,
+        start=start,
     )
+
+
+def _say_start(recipe: Recipe, start: Start) -> None:
+    if start.origin:
+        log.info("starts from %s", start.origin)
+    elif recipe.train.parameters != "all":
+        log.warning(
+            "the host starts from random values, and with train.parameters=%s most of them stay as they are; give weights "
+            "to start from (--pretrained, --weights FILE)",
+            recipe.train.parameters,
+        )
 
 
 def _refuse_what_shards_cannot(recipe: Recipe, core: nn.Module) -> None:

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 from torch import distributed as dist
+
+T = TypeVar("T")
+
+#: SIGHUP is what a closed terminal sends; `nohup` has it ignored, and then it stays so
+SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 
 class Interrupted(KeyboardInterrupt):
     """A run was asked to stop, and saved itself first. The message says how to go on."""
 
 
+class StoppedWaiting(BaseException):  # so that no loader takes it for a bad image
+    """The run is to stop, and was only waiting for data."""
+
+
 class StopSignal:
-    """Listens for SIGINT and SIGTERM while in its block; a second Ctrl-C stops at once, without saving.
+    """Listens for SIGINT, SIGTERM and SIGHUP while in its block; a second Ctrl-C stops at once, without saving.
 
     Processes of one run must stop after the same step, so they agree on it: the wish of any of them, one step later,
     is everybody's. They talk over the CPU, and no device waits.
@@ -25,6 +35,7 @@ class StopSignal:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.wanted = False
+        self._waiting = False
         self._saved: dict[signal.Signals, Any] = {}
         self._group: Any = None
         self._vote: torch.Tensor | None = None
@@ -34,8 +45,9 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._saved[number] = signal.signal(number, self._want)
+            for number in SIGNALS:
+                if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                    self._saved[number] = signal.signal(number, self._want)
         return self
 
     def __exit__(
@@ -52,6 +64,9 @@ class StopSignal:
         if self.wanted and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.wanted = True
+        if self._waiting:
+            self._waiting = False
+            raise StoppedWaiting
 
     def agreed(self) -> bool:
         """Whether all processes stop now. Every process asks once per step."""
@@ -64,3 +79,22 @@ class StopSignal:
         self._vote = torch.tensor([int(self.wanted)])
         self._counting = dist.all_reduce(self._vote, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return answer
+
+    def while_waiting(self, items: Iterable[T]) -> Iterator[T]:
+        """`items`, where a signal ends the wait for the next one: data may be slower than the time that is left to save.
+
+        Raises:
+            StoppedWaiting: in a run of one process. Several have to agree, and wait.
+        """
+        iterator = iter(items)
+        while True:
+            try:
+                self._waiting = self._group is None
+                if self._waiting and self.wanted:
+                    raise StoppedWaiting
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self._waiting = False
+            yield item
