@@ -77,9 +77,9 @@ def _hosts() -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from attngraft.training.recipe import packaged_recipes
+    from attngraft.training.recipe import packaged_recipes, recipe_summary
 
-    return [{"name": name} for name in packaged_recipes()]
+    return [{"name": name, "what": recipe_summary(name)} for name in packaged_recipes()]
 
 
 def _papers() -> list[dict[str, Any]]:

@@ -76,11 +76,11 @@ def train(
     from attngraft.training.stopping import Interrupted
 
     given: dict[str, Any] = {"graft": graft, "schedule.epochs": epochs, "seed": seed, "train.save_every": save_every}
-    given["host"] = host and {"name": host}  # arguments of the recipe's host, and options of its data, fit no other
-    given["task.data"] = data and {"source": data}
-    given["host.pretrained"], given["host.weights"] = _start(pretrained, weights)
+    given["task.data"] = data and {"source": data}  # options of the recipe's data fit no other
     given["train.parameters"] = parameters
-    overrides = [f"{field}={_quoted(value)}" for field, value in given.items() if value is not None]
+    given = {field: value for field, value in given.items() if value is not None}
+    given |= _host(host, pretrained=pretrained, weights=weights)
+    overrides = [f"{field}={_quoted(value)}" for field, value in given.items()]
     overrides += [f"host.args.{text}" for text in host_arg or []]
     resolved = load_recipe(recipe, [*overrides, *(set_ or [])])
     try:
@@ -94,9 +94,13 @@ def train(
         _print_json(record)
 
 
-def _start(pretrained: bool, weights: str | None) -> tuple[bool | None, str | None]:
-    """`host.pretrained` and `host.weights`; one given on the command line takes the place of the recipe's other."""
-    return (True, weights) if pretrained else (None if weights is None else False, weights)
+def _host(name: str | None, *, pretrained: bool, weights: str | None) -> dict[str, Any]:
+    """What to lay over the recipe's host. Its arguments and its file of weights fit no other; of `pretrained` and
+    `weights`, one that is given takes the place of the recipe's other."""
+    given: dict[str, Any] = {} if name is None else {"host.name": name, "host.args": {}, "host.weights": None}
+    if pretrained or weights is not None:
+        given |= {"host.pretrained": pretrained, "host.weights": weights}  # the recipe refuses both of them
+    return given
 
 
 def _quoted(value: object) -> str:

@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from attngraft.errors import HostError, UsageError
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".tar")
+#: where weights lie in a run's folder, an exported model's, or one of the Hugging Face Hub; the first that is there
+IN_FOLDERS = ("checkpoints/best.safetensors", "checkpoints/last.pt", "model.safetensors", "pytorch_model.bin")
 _SHOWN = 8  #: names in a message
 
 
@@ -38,13 +40,14 @@ class WeightsFile:
             HostError: tensors are missing, left over or of another shape; lists them. The model was left as it was.
         """
         own = model.state_dict()
-        values = self._filtered(model)
+        values = self._filtered(model, own)
         resized = [name for name, value in values.items() if name in self.host and self.host[name].shape != value.shape]
         resized += _adapt_first_convolution(model, values, own)
         new = _drop_other_head(model, values, own)
         self._refuse_misfits(model, values, own, new)
         model.load_state_dict(values, strict=False)
-        return Fitted(path=self.path, new=tuple(new), resized=tuple(resized))
+        classes = getattr(model, "num_classes", None) if _names(model, "classifier") and not new else None
+        return Fitted(path=self.path, new=tuple(new), resized=tuple(resized), classes=classes)
 
     def fill_grafts(self, model: nn.Module) -> None:
         """Put the grafts' tensors, if the file has any, into the grafted `model`.
@@ -63,13 +66,17 @@ class WeightsFile:
             )
         model.load_state_dict(dict(self.grafts), strict=False)
 
-    def _filtered(self, model: nn.Module) -> dict[str, Tensor]:
+    def _filtered(self, model: nn.Module, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As timm's filter of the model's family makes it: other layouts renamed, embeddings resampled."""
+        values = _without_wrapper(self.host, own)
         adapt = _family_filter(model)
         if adapt is None:
-            return dict(self.host)
+            return values
+        # filters tell layouts apart by names of the head, too; weights without one borrow it
+        borrowed = {name for name in _head(model, own) if name not in values} if values.keys() <= own.keys() else set()
         try:
-            return dict(adapt(dict(self.host), model))
+            adapted = adapt(values | {name: own[name] for name in borrowed}, model)
+            return {name: value for name, value in adapted.items() if name not in borrowed}
         except (KeyError, AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise HostError(
                 f"{self.path}: timm cannot read this as weights of {type(model).__name__} "
@@ -93,11 +100,13 @@ class Fitted:
     """What became of a file's tensors."""
 
     path: Path
-    new: tuple[str, ...] = field(default=())  #: the head's tensors that keep their fresh values
-    resized: tuple[str, ...] = field(default=())
+    new: tuple[str, ...] = ()  #: the head's tensors that keep their fresh values
+    resized: tuple[str, ...] = ()
+    classes: int | None = None  #: how many classes the file's head is for, where it took its place
 
     def __str__(self) -> str:
-        parts = [f"new: {_some(self.new)}"] if self.new else []
+        parts = [f"a new head: {_some(self.new)}"] if self.new else []
+        parts += [f"with its head for {self.classes} classes"] if self.classes else []
         parts += [f"resized: {_some(self.resized)}"] if self.resized else []
         return f"weights of {self.path}" + (f" ({'; '.join(parts)})" if parts else "")
 
@@ -105,6 +114,7 @@ class Fitted:
 def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
     """The tensors in a safetensors file, or in a torch file that is read with `weights_only=True`.
 
+    A folder stands for the best weights of the run in it, or for the host's of a model that was exported to it.
     Checkpoints that keep their weights under `model`, `state_dict`, `model_ema` or `state_dict_ema` are understood (the
     average is preferred), and prefixes of wrappers are taken off.
 
@@ -112,9 +122,9 @@ def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
         UsageError: there is no such file, or it is of another kind.
         HostError: the file is damaged, holds more than plain tensors, or no weights of a host.
     """
-    file = Path(path)
+    file = Path(path).expanduser()
     if file.is_dir():
-        raise UsageError(f"{file} is a folder; give a file of weights{_hint_in(file)}")
+        file = _in_folder(file)
     if not file.is_file():
         raise UsageError(
             f"{file}: there is no such file of weights; give the path of a .safetensors, .pth, .pt or .bin"
@@ -193,6 +203,12 @@ def _drop_other_head(model: nn.Module, values: dict[str, Tensor], own: Mapping[s
     return new
 
 
+def _head(model: nn.Module, own: Iterable[str]) -> list[str]:
+    """Names of the classifier's tensors."""
+    layers = tuple(f"{layer}." for layer in _names(model, "classifier"))
+    return [name for name in own if name.startswith(layers)] if layers else []
+
+
 def _names(model: nn.Module, entry: str) -> tuple[str, ...]:
     """Layers that timm's configuration of the model names under `entry`."""
     value = (getattr(model, "pretrained_cfg", None) or {}).get(entry) or ()
@@ -219,10 +235,25 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(listed[:_SHOWN]) + more
 
 
-def _hint_in(folder: Path) -> str:
-    """Weights that lie in a run's folder."""
-    found = sorted((*folder.glob("checkpoints/best*.safetensors"), *folder.glob("*.safetensors")))
-    return f", such as {found[0]}" if found else " in it"
+def _in_folder(folder: Path) -> Path:
+    """The file of weights in a run's folder, or an exported model's."""
+    for name in IN_FOLDERS:
+        if (folder / name).is_file():
+            return folder / name
+    files = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
+    hint = f"; there are {', '.join(files[:3])}: give one of them" if files else ""
+    raise UsageError(f"{folder} is a folder without {' or '.join(IN_FOLDERS)}, neither a run's nor a model's{hint}")
+
+
+def _without_wrapper(values: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names without what a wrapper put before all of them (`model.`, `backbone.`), where that makes them the model's."""
+    bare = dict(values)
+    while len(bare) > 1 and not own.keys() & bare.keys():
+        prefix = next(iter(bare)).partition(".")[0] + "."
+        if not all(name.startswith(prefix) and name != prefix for name in bare):
+            break
+        bare = {name.removeprefix(prefix): value for name, value in bare.items()}
+    return bare if 2 * len(own.keys() & bare.keys()) >= len(own) else dict(values)
 
 
 def _first_line(error: Exception) -> str:

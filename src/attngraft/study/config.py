@@ -48,14 +48,11 @@ class StudyHost:
         """The recipe's `host` section with what is given here."""
         base = dict(host)
         if self.name is not None:
-            base = {"name": self.name, "args": {}, "pretrained": False, "weights": None}
-        given = {"pretrained": self.pretrained, "weights": self.weights}
-        if None not in given.values():  # the recipe refuses both of them
-            base = {**base, **given}
-        elif self.weights is not None:
-            base = {**base, "pretrained": False, "weights": self.weights}
+            base |= {"name": self.name, "args": {}, "weights": None}  # which fit no other host
+        if self.pretrained or self.weights is not None:  # one takes the place of the other; the recipe refuses both
+            base |= {"pretrained": bool(self.pretrained), "weights": self.weights}
         elif self.pretrained is not None:
-            base = {**base, "pretrained": self.pretrained, "weights": None if self.pretrained else base["weights"]}
+            base["pretrained"] = False
         return {**base, "args": {**base["args"], **self.args}}
 
 

@@ -125,4 +125,5 @@ def check_variants(config: StudyConfig) -> None:
             raise
         except AttngraftError as error:
             raise UsageError(f"the variant {variant.name} does not fit the host: {error}") from error
-    check_start(recipe)
+    if any(run.state == "new" for run in plan_runs(config)):  # others have a checkpoint, and the weights may be gone
+        check_start(recipe)

@@ -6,6 +6,7 @@ come with the package stand in `training/recipes/`; each says in its comments wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,6 +231,12 @@ def recipe_to_yaml(recipe: Recipe) -> str:
 def packaged_recipes() -> list[str]:
     """Names of the recipes that come with the package."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def recipe_summary(name: str) -> str:
+    """What a packaged recipe is for: the first line of its comments, up to a colon or a full stop."""
+    first = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+    return re.split(r"[:.](?:\s|$)", first.lstrip("# "), maxsplit=1)[0]
 
 
 def _with_bases(name_or_path: str | Path, below: tuple[Path, ...]) -> dict[str, Any]:
