@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ class Start:
 
     origin: str = ""  #: the weights and what became of them, in words; empty for random values
     whole: bool = False  #: the head is from there, too, so that there is something to lose
+    path: Path | None = None  #: of the file of weights
 
 
 def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True) -> nn.Module:
@@ -105,7 +107,7 @@ def _started_host(
         model = _create_host(recipe, model_args, pretrained=pretrained)
     if file is not None:
         fitted = file.fill_host(model)
-        return model, file, Start(origin=str(fitted), whole=not fitted.new)
+        return model, file, Start(origin=str(fitted), whole=not fitted.new, path=file.path)
     if not pretrained:
         return model, None, Start()
     there, here = getattr(model, "pretrained_cfg", {}).get("num_classes"), getattr(model, "num_classes", None)

@@ -38,6 +38,7 @@ from attngraft.training.randomness import reseed, stream_seed
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import Metrics, RunFolder, RunRecord, read_run, write_json
 from attngraft.training.setup import Job, create_accelerator, prepare
+from attngraft.training.start import record_start
 from attngraft.training.stopping import Interrupted, StoppedWaiting, StopSignal
 
 T = TypeVar("T")
@@ -130,6 +131,7 @@ def _fit(job: Job, progress: Progress, *, stop_after_epoch: int | None = None) -
     with StopSignal(job.accelerator) as stop:
         trainer = Trainer(job, progress, stop)
         try:
+            record_start(job, trainer.evaluate)
             while counters.epoch < min(epochs, epochs if stop_after_epoch is None else stop_after_epoch):
                 trainer.train_epoch()
                 row = trainer.end_epoch()
@@ -171,6 +173,11 @@ class Trainer:
         """End the loading processes now, whatever they are at."""
         self._loader.send_away()
         self._evaluate.send_workers_away()
+
+    def evaluate(self) -> Evaluation | None:
+        """Of the weights as they are, on the validation split; None if stopped."""
+        with memory_explained(self._job, "evaluation"):
+            return self._evaluate(self._job.learner.model, stop=self._stop)
 
     def train_epoch(self) -> None:
         """The updates that are left of this epoch."""

@@ -3,6 +3,7 @@
 recipe.yaml         the resolved recipe
 environment.json    versions, commit, device, threads
 data.json           what the task found in the data, and what the host was built with for it
+start.json          the weights that it started from, and what they scored (not there where it started from random values)
 metrics.jsonl       one line per finished epoch
 tensorboard/        the same and the learning rate, as events
 checkpoints/        last.pt (everything needed to go on), previous.pt, best.safetensors (weights), best-ema.safetensors
@@ -53,6 +54,10 @@ class RunFolder:
     @property
     def data(self) -> Path:
         return self.path / "data.json"
+
+    @property
+    def start(self) -> Path:
+        return self.path / "start.json"
 
     @property
     def metrics(self) -> Path:
@@ -176,6 +181,7 @@ class RunRecord:
     environment: dict[str, Any]
     model_args: dict[str, Any]  #: what the data demanded of the host's factory
     facts: dict[str, Any]  #: what the task found in the data
+    start: dict[str, Any] = field(default_factory=dict)  #: `from`, and `metrics` before training where there was a head
     epochs: list[Metrics] = field(default_factory=list)  #: per epoch: epoch (1-based), seconds, train/..., val/...
     finished: bool = False
     predictions: Path | None = None
@@ -202,6 +208,7 @@ def read_run(folder: Path | str) -> RunRecord:
         environment=_read_json(run.environment) if run.environment.is_file() else {},
         model_args=data["model_args"],
         facts=data["facts"],
+        start=_read_json(run.start) if run.start.is_file() else {},
         epochs=_read_rows(run.metrics) if run.metrics.is_file() else [],
         finished=run.finished.is_file(),
         predictions=run.predictions if run.predictions.is_file() else None,
