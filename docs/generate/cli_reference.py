@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
+import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import typer
 
@@ -17,6 +19,7 @@ _OPENING = """# Command line
 This page is generated from the commands. Exit codes: 0 done, 1 failed, 2 a command that makes no sense, 130 interrupted.
 Errors are one sentence on standard error; `attngraft -v VERB ...` adds the traceback.
 """
+_VALUES = {int: "N", float: "X", str: "TEXT"}
 _HEADER = ("option", "default", "what")
 
 
@@ -52,6 +55,7 @@ def _verb(path: str, command: Any) -> Iterator[str]:
     if arguments:
         rows = [(f"`{_argument(param)}`", _default(param), param.help or "") for param in arguments]
         yield table(("argument", "default", "what"), rows)
+    hints = get_type_hints(inspect.unwrap(command.callback))
     panels: dict[str | None, list[Any]] = {}
     for param in command.params:
         if _is_option(param) and not param.hidden:
@@ -59,7 +63,9 @@ def _verb(path: str, command: Any) -> Iterator[str]:
     for panel, params in panels.items():
         if panel:
             yield f"**{panel}**\n"
-        yield table(_HEADER, ((_option(param), _default(param), param.help or "") for param in params))
+        yield table(
+            _HEADER, ((_option(param, hints[param.name]), _default(param), param.help or "") for param in params)
+        )
 
 
 def _is_option(param: Any) -> bool:
@@ -72,10 +78,20 @@ def _argument(param: Any) -> str:
     return name if param.required else f"[{name}]"
 
 
-def _option(param: Any) -> str:
+def _option(param: Any, hint: Any) -> str:
     names = "/".join([param.opts[0], *param.secondary_opts])
     short = "".join(f", `{name}`" for name in param.opts[1:])
-    return f"`{names}{'' if param.is_flag else ' ' + (param.metavar or 'VALUE')}`{short}"
+    return f"`{names}{'' if param.is_flag else ' ' + (param.metavar or _value(hint))}`{short}"
+
+
+def _value(hint: Any) -> str:
+    """What stands behind an option that names it in no other way: its choices, or its type."""
+    for arm in (hint, *get_args(hint)):
+        if isinstance(arm, type) and issubclass(arm, enum.Enum):
+            return "|".join(str(choice.value) for choice in arm)
+        if arm in _VALUES:
+            return _VALUES[arm]
+    return "VALUE"
 
 
 def _default(param: Any) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
-
-from attngraft.grafting.catalog import list_grafts, list_hosts, list_presets
+from attngraft import create_model, plan
+from attngraft.grafting.catalog import GraftInfo, list_grafts, list_hosts, list_presets
 from attngraft.mechanisms.registry import graft_types
-from docs.generate.fields import comments_of
-from docs.generate.markdown import docstring, table
+from docs.generate.fields import fields_of
+from docs.generate.markdown import table
 
 _OPENING = """# Grafts and hosts
 
@@ -17,23 +16,44 @@ This page is generated from what is registered. A specification reads `name(opti
 ## Hosts
 """
 
+EXAMPLE = "vit_small_patch16_224"
+
+_COST = f"""What each adds to `{EXAMPLE}`, at all its sites, with default options. A multiply-add is one MAC.
+"""
+
 
 def graft_reference() -> str:
     """The page."""
     parts = [_OPENING, table(("adapter", "models"), ((f"`{host.name}`", host.summary) for host in list_hosts()))]
-    parts.append("## Grafts\n")
+    parts += ["## Grafts\n", _COST, _costs()]
     for info in list_grafts():
-        options = graft_types()[info.name].Options
-        parts += [f"### {info.name}\n", f"{info.summary[0].upper()}{info.summary[1:]}.\n", f"Source: {info.source}.\n"]
-        start = "starts as the identity" if info.identity else "does not start as the identity"
-        parts.append(
-            f"Stands at {', '.join(f'`{stage}`' for stage in info.stages)}; with default options it {start}.\n"
-        )
-        if info.options:
-            comments = comments_of(options)
-            parts.append(textwrap.dedent(docstring(options)) + "\n")
-            rows = [(f"`{n}`", info.choices[n], f"`{v}`", comments.get(n, "")) for n, v in info.options.items()]
-            parts.append(table(("option", "values", "default", "what"), rows))
+        parts += _section(info)
     parts.append("## Presets\n")
     parts.append(table(("name", "stands for"), ((f"`{name}`", f"`{text}`") for name, text in list_presets().items())))
     return "\n".join(parts)
+
+
+def _section(info: GraftInfo) -> list[str]:
+    options = graft_types()[info.name].Options
+    start = "starts as the identity" if info.identity else "does not start as the identity"
+    stages = ", ".join(f"`{stage}`" for stage in info.stages)
+    parts = [f"### {info.name}\n", f"{info.summary[0].upper()}{info.summary[1:]}.\n", f"Source: {info.source}.\n"]
+    parts.append(f"Stands at {stages}; with default options it {start}.\n")
+    if info.options:
+        rows = ((f"`{doc.name}`", doc.kind, doc.default, doc.comment) for doc in fields_of(options))
+        parts.append(table(("option", "values", "default", "what"), rows))
+    return parts
+
+
+def _costs() -> str:
+    """Every graft planned on the example: nothing is run, shapes are enough."""
+    model = create_model(EXAMPLE)
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    rows = []
+    for info in list_grafts():
+        report = plan(model, info.name)
+        share = f"{report.parameters:,} ({report.parameters / whole:.2%})" if report.parameters else "none"
+        macs = f"{report.macs / 1e6:.3g}M" if report.macs else "none"
+        start = "yes" if info.identity else ""
+        rows.append((f"[{info.name}](#{info.name})", str(len(report.entries)), share, macs, start))
+    return table(("graft", "sites", "parameters", "MACs per image", "starts as the identity"), rows)

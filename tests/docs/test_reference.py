@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import re
 import typing
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from attngraft.grafting.catalog import list_grafts, list_hosts, list_presets
+from attngraft.mechanisms.registry import graft_types
 from attngraft.papers import list_papers, load_paper
 from attngraft.tasks.task import TASKS
 from attngraft.training.recipe import Recipe, packaged_recipes
@@ -85,6 +87,26 @@ def test_every_graft_host_and_preset_is_there() -> None:
         assert f"`{host.name}`" in page
     for name, text in list_presets().items():
         assert f"| `{name}` | `{text}` |" in page
+
+
+def test_every_graft_option_has_a_comment() -> None:
+    for info in list_grafts():
+        told = {doc.name: doc.comment for doc in fields_of(graft_types()[info.name].Options)}
+        assert [name for name, comment in told.items() if not comment] == [], info.name
+
+
+def test_every_public_name_is_there() -> None:
+    """Under the path of the module in which it is written, because that is what the page asks for."""
+    import attngraft
+
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    shown = re.findall(r"(?m)^::: (\S+)$", page)
+    for path in shown:
+        module, _, name = path.rpartition(".")
+        assert path == "attngraft.errors" or hasattr(importlib.import_module(module), name), path
+    for name in set(attngraft.__all__) - {"__version__"}:
+        thing = getattr(attngraft, name)
+        assert f"{thing.__module__}.{name}" in shown or thing.__module__ == "attngraft.errors", name
 
 
 def test_every_table_of_the_papers_is_there() -> None:

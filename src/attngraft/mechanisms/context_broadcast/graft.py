@@ -75,10 +75,10 @@ class UniformHeadsGraft(Graft):
 class PlaceOptions:
     """Where in a block; `scope` matters where attention has windows, `tokens` where there are prefix tokens."""
 
-    at: Literal["mlp", "attention", "both"] = "mlp"
-    position: Literal["front", "mid", "end"] = "end"
-    scope: Literal["image", "window"] = "image"
-    tokens: Literal["all", "patches"] = "all"
+    at: Literal["mlp", "attention", "both"] = "mlp"  #: which branch of the block
+    position: Literal["front", "mid", "end"] = "end"  #: in the MLP: before fc1, after the activation, after fc2
+    scope: Literal["image", "window"] = "image"  #: attention with windows: over which tokens
+    tokens: Literal["all", "patches"] = "all"  #: `patches` leaves class token and registers out
 
     def __post_init__(self) -> None:
         if self.at == "attention" and self.position != "end":
@@ -100,12 +100,12 @@ class PlaceOptions:
 
 @dataclass(frozen=True)
 class ContextOptions(PlaceOptions):
-    context: Context = "mean"
+    context: Context = "mean"  #: the token that is broadcast
 
 
 @dataclass(frozen=True)
 class ScaledOptions(ContextOptions):
-    init: float = 0.0
+    init: float = 0.0  #: first value of every Lambda; 0 leaves the host as it is
 
 
 OptionsT = TypeVar("OptionsT", bound=PlaceOptions)
@@ -197,10 +197,10 @@ class ContextHybridType(_ContextType[PlaceOptions]):
 
 @dataclass(frozen=True)
 class SqueezeExcitationOptions:
-    """The hidden width is C // reduction."""
+    """What `se` leaves open."""
 
-    reduction: int = 16
-    bias: bool = False
+    reduction: int = 16  #: the hidden width is C // reduction
+    bias: bool = False  #: of both linear layers
 
     def __post_init__(self) -> None:
         if self.reduction < 1:
@@ -229,10 +229,10 @@ class SqueezeExcitationType(GraftType[SqueezeExcitationOptions]):
 
 @dataclass(frozen=True)
 class UniformHeadsOptions:
-    """How many heads, and what they put out: the average of their values, or CB of them."""
+    """What `uniform_heads` leaves open."""
 
-    count: int = 1
-    value: Literal["average", "cb"] = "average"
+    count: int = 1  #: how many heads, from the last
+    value: Literal["average", "cb"] = "average"  #: what they put out: the average of the values, or `cb` of them
 
     def __post_init__(self) -> None:
         if self.count < 1:

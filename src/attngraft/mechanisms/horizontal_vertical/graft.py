@@ -19,17 +19,17 @@ class VerticalGraft(layer.VerticalAttention, Graft):
 
 @dataclass(frozen=True)
 class HorizontalOptions:
-    """`identity`: weigh by H alpha with a zero score, so that a pretrained host starts unchanged."""
+    """What `horizontal` leaves open."""
 
-    identity: bool = False
+    identity: bool = False  #: weigh by H alpha with a zero score, so that a pretrained host starts unchanged
 
 
 @dataclass(frozen=True)
 class VerticalOptions:
-    """`reduction`: C over the squeezed width. `identity`: gate by 2 beta, beta 1/2 at first: a host starts unchanged."""
+    """What `vertical` leaves open."""
 
-    reduction: int = 4
-    identity: bool = False
+    reduction: int = 4  #: C over the squeezed width
+    identity: bool = False  #: gate by 2 beta with beta 1/2 at first, so that a pretrained host starts unchanged
 
     def __post_init__(self) -> None:
         if self.reduction < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from attngraft.anatomy import Geometry, Graft, GraftType, Stage
 from attngraft.mechanisms.registry import register_graft
@@ -17,11 +17,15 @@ class IdentityGraft(Graft):
     def forward(self, value: Tensor, context: Tensor | None = None) -> Tensor:
         return value
 
+    def fold(self, *, before: nn.Linear | None, after: nn.Linear | None) -> None:
+        """Nothing is all there is, so nothing stays."""
+
 
 @dataclass(frozen=True)
 class IdentityOptions:
-    """`stage`: where it stands. Not `mix` or `space`: a graft there is the attention itself, and has to compute it."""
+    """What `identity` leaves open. Not `mix` or `space`: a graft there is the attention itself, and has to compute it."""
 
+    #: where it stands
     stage: Literal["weights", "heads", "tokens", "attn.end", "attn.window", "mlp.front", "mlp.mid", "mlp.end"] = (
         "tokens"
     )
