@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from attngraft.sections import Metric
+from attngraft.sections import Column, Matrix, Metric, Reliability, Section, Table
 from attngraft.study.result import (
     Cost,
     Difference,
@@ -182,6 +182,64 @@ def translation() -> StudyResult:
     )
 
 
+def sections(variant: int, names: list[str], *, matrix: int | None = None) -> list[Section]:
+    """What a task could say of a variant: tables by class and of its own, a matrix of `matrix` classes, reliability."""
+    draw = np.random.default_rng(variant)
+    shares = draw.random((len(names), 2)).round(6).tolist()
+    by_class = Table(
+        columns=[
+            Column(name="class", kind="text"),
+            Column(name="images", kind="count", role="common"),
+            Column(name="recall", kind="share"),
+            Column(name="F1", kind="share", role="compared"),
+        ],
+        rows=[
+            [name, 1200 + i, r, None if i == 1 else f1]
+            for i, (name, (r, f1)) in enumerate(zip(names, shares, strict=True))
+        ],
+    )
+    size = min(len(names), 50) if matrix is None else matrix
+    counts = draw.integers(0, 40, (size, size))
+    confused = Matrix(
+        rows=names[:size],
+        columns=names[:size],
+        row_axis="true class",
+        column_axis="predicted class",
+        counts=(counts + 300 * np.eye(size, dtype=int)).tolist(),
+    )
+    bins = draw.integers(0, 90, 15)
+    bins[3] = 0
+    stated = [None if n == 0 else (i + 0.5) / 15 for i, n in enumerate(bins)]
+    reliable = Reliability(
+        counts=bins.tolist(), stated=stated, observed=stated[::-1][:3] + stated[3:], error_by_seed=[0.1]
+    )
+    longest = Table(
+        columns=[Column(name="pair", kind="text"), Column(name="weight")],
+        rows=[[f"{names[0]} and {i}", i / 7] for i in range(120)],
+    )
+    return [
+        Section(name="classes", title="Class by class", note="Means over seeds.", table=by_class),
+        Section(name="confusion", title="What is taken for what", matrix=confused),
+        Section(name="reliability", title="Reliability", numbers={"ECE": 0.03 + variant / 100}, reliability=reliable),
+        Section(name="pairs", title="Pairs", table=longest),
+    ]
+
+
+def with_sections() -> StudyResult:
+    """A task that has much to say, of classes with hostile names; nothing of a variant without runs."""
+    study = with_failed_runs()
+    names = [HOSTILE, "日本語の名前", "bell\a\x00\x1b[31m", *(f"class {i}" for i in range(3, 9))]
+    said = [replace(v, sections=sections(i, names) if v.runs else []) for i, v in enumerate(study.variants)]
+    return replace(study, variants=said)
+
+
+def with_many_classes() -> StudyResult:
+    """A matrix too large for numbers, and more rows than a page shows."""
+    study = usual()
+    names = [f"class {i}" for i in range(150)]
+    return replace(study, variants=[replace(v, sections=sections(i, names)) for i, v in enumerate(study.variants)])
+
+
 ALL = {
     "usual": usual,
     "one_seed": one_seed,
@@ -191,6 +249,8 @@ ALL = {
     "with_failed_runs": with_failed_runs,
     "with_hostile_names": with_hostile_names,
     "translation": translation,
+    "with_sections": with_sections,
+    "with_many_classes": with_many_classes,
 }
 
 

@@ -13,6 +13,7 @@ from attngraft.report.facts import facts
 from attngraft.report.figures import panel_svg, study_figures
 from attngraft.report.forest import difference_range
 from attngraft.report.inline import inline_svg
+from attngraft.report.sections import section_views
 from attngraft.report.theme import LIGHT, THEMES, VERDICT_SIGNS, Look, Theme, looks
 from attngraft.report.wording import MetricFormat, metric_format, shown
 from attngraft.study.result import Difference, Interval, StudyResult, VariantResult
@@ -85,6 +86,7 @@ def _context(result: StudyResult) -> dict[str, Any]:
         "one_seed": not wording.seed_deviation_known(result),
         "created": _date(result.created),
         "figures": _inline_figures(result),
+        "sections": section_views(result),
         "themes": {theme.name: _css_variables(theme) for theme in THEMES},
         "spread": wording.spread_text,
         "plural": wording.plural,

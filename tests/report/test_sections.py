@@ -1,0 +1,139 @@
+"""What tasks say of variants: chosen, compared and written for the page, and drawn on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attngraft.report.page import report_html
+from attngraft.report.sections import ROWS, section_views
+from attngraft.sections import Column, Section, Table
+from attngraft.study.result import StudyResult
+from tests.report import studies
+from tests.report.test_page import Page
+
+
+def _study(*by_variant: list[Section]) -> StudyResult:
+    """The usual study's first variants, the baseline first, with these sections."""
+    variants = studies.usual().variants[: len(by_variant)]
+    said = [replace(variant, sections=own) for variant, own in zip(variants, by_variant, strict=True)]
+    return replace(studies.usual(), variants=said)
+
+
+def _classes(*f1: float | None, names: list[str] | None = None) -> list[Section]:
+    columns = [
+        Column(name="class", kind="text"),
+        Column(name="images", kind="count", role="common"),
+        Column(name="F1", kind="share", role="compared"),
+    ]
+    names = names or [f"c{i}" for i in range(len(f1))]
+    rows = [[name, 1000 + i, value] for i, (name, value) in enumerate(zip(names, f1, strict=True))]
+    return [Section(name="classes", title="Class by class", table=Table(columns=columns, rows=rows))]
+
+
+def test_variants_stand_side_by_side_as_differences_to_the_baseline():
+    (view,) = section_views(_study(_classes(0.5, 0.75, None), _classes(0.625, 0.75, 0.1), _classes(0.4, None, 0.2)))
+    found = view.comparison
+    assert found is not None
+    assert (found.fixed, [group.title for group in found.groups]) == (["class", "images"], ["F1 %"])
+    assert (found.variants, found.baseline, found.caption) == ([0, 1, 2], 0, "")
+    assert found.rows == [
+        ["c0", "1,000", "50.0", "+12.5", "−10.0"],
+        ["c1", "1,001", "75.0", "0.0", "n/a"],
+        ["c2", "1,002", "n/a", "n/a", "n/a"],
+    ]
+
+
+def test_each_variant_has_its_own_table_with_its_difference():
+    (view,) = section_views(_study(_classes(0.5, 0.75), _classes(0.625, 0.7)))
+    own = view.parts[1].table
+    assert own is not None
+    assert own.head == ["class", "images", "F1 %", "to baseline"]
+    assert own.numeric == [False, True, True, True]
+    assert own.rows == [["c0", "1,000", "62.5", "+12.5"], ["c1", "1,001", "70.0", "−5.0"]]
+    base = view.parts[0].table
+    assert base is not None
+    assert base.head == ["class", "images", "F1 %"]
+
+
+def test_rows_are_paired_by_name_not_by_place():
+    base, other = _classes(0.5, 0.75, names=["a", "b"]), _classes(0.7, 0.6, names=["b", "a"])
+    (view,) = section_views(_study(base, other))
+    assert view.comparison is not None
+    assert [row[-1] for row in view.comparison.rows] == ["+10.0", "−5.0"]
+
+
+def test_of_many_rows_those_that_differ_most_are_shown_in_their_order():
+    size = 3 * ROWS
+    base = _classes(*[0.5] * size)
+    moved = _classes(*[0.5 + (0.3 if i % 3 == 1 else 0.001) for i in range(size)])
+    (view,) = section_views(_study(base, moved))
+    assert view.comparison is not None
+    assert [row[0] for row in view.comparison.rows] == [f"c{i}" for i in range(size) if i % 3 == 1]
+    assert view.comparison.caption.startswith(f"{ROWS} of {size} rows, those that differ most")
+    lowest = section_views(_study(_classes(*[i / size for i in range(size)])))[0].parts[0].table
+    assert lowest is not None
+    assert [row[0] for row in lowest.rows] == [f"c{i}" for i in range(ROWS)]
+    assert "the lowest ones" in lowest.caption
+
+
+def test_without_a_baseline_values_stand_side_by_side():
+    view = section_views(_study([], _classes(0.5), _classes(0.25)))[0]
+    assert view.comparison is not None
+    assert (view.comparison.baseline, view.comparison.variants) == (None, [1, 2])
+    assert view.comparison.rows == [["c0", "1,000", "50.0", "25.0"]]
+
+
+def test_one_variant_alone_is_not_compared():
+    assert section_views(_study(_classes(0.5)))[0].comparison is None
+    assert section_views(_study(_classes(0.5), []))[0].comparison is None
+
+
+def test_numbers_carry_their_difference_to_the_baseline():
+    base, other = (
+        [Section(name="reliability", title="R", numbers={"ECE": value, "MCE": 0.5})] for value in (0.031, 0.0182)
+    )
+    (view,) = section_views(_study(base, other))
+    assert view.parts[0].numbers == [("ECE", "3.10 %"), ("MCE", "50.00 %")]
+    assert view.parts[1].numbers == [("ECE", "1.82 % (−1.28)"), ("MCE", "50.00 % (0.00)")]
+    assert view.drawn
+
+
+def test_the_page_shows_them():
+    study = studies.with_sections()
+    html = report_html(study)
+    page = Page(html)
+    assert {"task-classes", "task-confusion", "task-reliability", "task-pairs"} <= set(page.ids)
+    assert "<script" not in html
+    assert html.count('class="matrix"') == html.count('class="reliability"') == 4  # one variant has no run
+    matrix = study.variants[0].sections[1].matrix
+    assert matrix is not None
+    assert all(str(count) in page.text for row in matrix.counts for count in row)
+    assert "ECE 3.00 %" in page.text
+
+
+def test_many_classes_are_shades_and_the_page_says_what_it_leaves_out():
+    html = report_html(studies.with_many_classes())
+    assert html.count('class="shades"') == 5
+    text = Page(html).text
+    assert f"{ROWS} of 150 rows, those that differ most" in text
+    assert f"{ROWS} of 120 rows, the first ones" in text
+
+
+def test_a_task_that_says_nothing_has_no_sections():
+    html = report_html(studies.translation())
+    assert section_views(studies.translation()) == []
+    assert 'id="task-' not in html
+
+
+@pytest.mark.slow
+def test_a_hundred_runs_of_a_thousand_classes_stay_small():
+    """A hundred variants of one seed, each with a thousand classes and the largest matrix that is kept."""
+    study = studies.usual(seeds=1)
+    names = [f"Canis lupus familiaris {i}" for i in range(1000)]
+    variants = [
+        replace(study.variants[min(i, 1)], name=f"cb_s@blocks.{i}", sections=studies.sections(i, names, matrix=50))
+        for i in range(100)
+    ]
+    assert len(report_html(replace(study, variants=variants)).encode()) < 15e6
