@@ -28,7 +28,10 @@ def study(out: Path, **changes: Any) -> StudyConfig:
 
 
 class FakeTrainer:
-    """Accuracy 0.6 for the baseline, more by `gains[spec]`; runs in `fails` raise, `stops` is interrupted half way."""
+    """Accuracy 0.6 for the baseline, more by `gains[spec]`; runs in `fails` raise, `stops` is interrupted half way.
+
+    It goes on with runs that are there, and can be sent to worker processes.
+    """
 
     def __init__(
         self,
@@ -41,23 +44,26 @@ class FakeTrainer:
         self.calls: list[tuple[str, int]] = []
         self.shuffled = False
 
-    def __call__(self, recipe: Recipe, folder: Path, *, resume: bool, progress: Any) -> RunRecord:
+    def __call__(
+        self, recipe: Recipe, folder: Path, *, resume: bool, progress: Any, stop_after_epoch: int | None = None
+    ) -> RunRecord:
         spec = str(recipe.graft or "none")
         self.calls.append((spec, recipe.seed))
         run = RunFolder(folder)
         run.create()
+        rows = list(read_run(folder).epochs) if run.recipe.is_file() else []
         run.write_recipe(recipe)
         run.write_data(model_args={"num_classes": 10}, facts={"source": "digits", "classes": 10})
         run.environment.write_text(json.dumps({"device_name": "fake", "threads": 1, "packages": {}}))
         epochs = recipe.schedule.epochs
         if (spec, recipe.seed) in self.fails:
             raise RuntimeError("out of luck")
-        progress.on_start(epochs * 2, done_steps=0, epochs=epochs, steps_per_epoch=2)
-        rows, score = [], np.empty(0)
-        for epoch in range(1, epochs + 1):
+        progress.on_start(epochs * 2, done_steps=2 * len(rows), epochs=epochs, steps_per_epoch=2)
+        for epoch in range(len(rows) + 1, (stop_after_epoch or epochs) + 1):
             if (spec, recipe.seed) == self.stops and epoch == 2:
                 raise KeyboardInterrupt
             progress.on_step(step=2 * epoch, epoch=epoch, loss=1.0 / epoch, lr=0.1)
+            self.during(spec, recipe.seed, epoch, folder)
             score = self._scores(spec, recipe.seed, progress=epoch / epochs)
             rows.append(
                 {
@@ -70,12 +76,17 @@ class FakeTrainer:
             )
             run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
             progress.on_epoch(rows[-1])
-        order = np.random.default_rng(recipe.seed).permutation(EXAMPLES) if self.shuffled else np.arange(EXAMPLES)
-        names = [f"digits/{index}" for index in order]
-        run.write_predictions(Predictions(names=names, score=score[order], binary=True))
-        run.finished.write_text("{}")
-        progress.on_end(finished=True)
+        if len(rows) == epochs:
+            score = self._scores(spec, recipe.seed, progress=1.0)
+            order = np.random.default_rng(recipe.seed).permutation(EXAMPLES) if self.shuffled else np.arange(EXAMPLES)
+            names = [f"digits/{index}" for index in order]
+            run.write_predictions(Predictions(names=names, score=score[order], binary=True))
+            run.finished.write_text("{}")
+        progress.on_end(finished=len(rows) == epochs)
         return read_run(folder)
+
+    def during(self, spec: str, seed: int, epoch: int, folder: Path) -> None:
+        """What else happens in an epoch, before it is written down."""
 
     def _scores(self, spec: str, seed: int, *, progress: float) -> np.ndarray:
         difficulty = np.random.default_rng(7).random(EXAMPLES)

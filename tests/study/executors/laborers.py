@@ -1,0 +1,69 @@
+"""Trainers for worker processes: they leave behind who did what, and die, hang or wait when they are told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.study.fakes import FakeTrainer
+
+Run = tuple[str, int]  #: specification and seed
+
+
+class Laborer(FakeTrainer):
+    """Writes its process id beside the run; kills its own process `dies[run]` times, each time after the first epoch.
+
+    Runs in `waits` say that they have begun and wait until they are stopped; then they save, which takes a moment.
+    """
+
+    def __init__(
+        self,
+        gains: Mapping[str, float] | None = None,
+        *,
+        dies: Mapping[Run, int] | None = None,
+        waits: frozenset[Run] = frozenset(),
+        by: int = signal.SIGKILL,
+        fails: set[Run] = frozenset(),  # type: ignore[assignment]
+    ) -> None:
+        super().__init__(gains, fails=fails)
+        self.dies, self.waits, self.by = dies or {}, waits, by
+
+    def during(self, spec: str, seed: int, epoch: int, folder: Path) -> None:
+        with (folder / "processes").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        if epoch == 2 and len(list(folder.glob("death*"))) < self.dies.get((spec, seed), 0):
+            (folder / f"death{time.time_ns()}").touch()
+            os.kill(os.getpid(), self.by)
+            time.sleep(60)
+        if (spec, seed) in self.waits:
+            (folder / "waiting").touch()
+            try:
+                time.sleep(120)
+            finally:
+                time.sleep(0.3)
+                (folder / "saved").touch()
+
+
+def processes(out: Path) -> set[int]:
+    """The process ids of all who were at work in a study."""
+    return {int(line) for path in out.rglob("processes") for line in path.read_text().split()}
+
+
+def alive(process: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def gone(found: set[int], *, within: float = 60.0) -> bool:
+    """Whether none of these processes is left, after a while."""
+    deadline = time.monotonic() + within
+    while any(map(alive, found)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not any(map(alive, found))

@@ -1,0 +1,114 @@
+"""Several runs at a time in real processes: deaths, failures, interruptions, and that nobody stays behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from attngraft.errors import UsageError
+from attngraft.study import StudyResult, compare, incomplete
+from attngraft.study.executors import Processes
+from tests.study.fakes import study, tools
+
+from .laborers import Laborer, gone, processes
+
+
+def plain(result: StudyResult) -> StudyResult:
+    """Without what differs between two studies of the same."""
+    return dataclasses.replace(result, created="", command="", notes=[])
+
+
+def test_a_death_and_a_failure_leave_the_others_going(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    alone = compare(study(tmp_path / "a"), tools=tools(Laborer({"cb_s": 0.1}, fails={("horizontal", 1)})))
+    trainer = Laborer({"cb_s": 0.1}, dies={("cb_s", 0): 1}, fails={("horizontal", 1)})
+    with caplog.at_level(logging.INFO, logger="attngraft"):
+        result = compare(study(tmp_path / "b"), tools=tools(trainer), executor=Processes(jobs=2))
+    assert dataclasses.replace(plain(result), command="") == plain(alone)
+    assert incomplete(result)
+    text = " ".join(result.notes)
+    assert "cb_s, seed 0: its process was ended by SIGKILL; it went on from its last checkpoint" in text
+    assert "horizontal, seed 1 failed: RuntimeError: out of luck (traceback: " in text
+    assert "went on" not in " ".join(note for note in result.notes if "horizontal" in note)
+    found = processes(tmp_path / "b")
+    assert 2 <= len(found) <= 3  # two, one of them maybe replaced, though six runs were made
+    assert os.getpid() not in found
+    assert gone(found)
+    assert "baseline, seed 0: finished, top1" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_run_that_kills_its_process_again_and_again_is_given_up(tmp_path: Path) -> None:
+    trainer = Laborer(dies={("cb_s", 0): 9})
+    result = compare(study(tmp_path, seeds=1), tools=tools(trainer), executor=Processes(jobs=1, retries=1))
+    assert [len(variant.runs) for variant in result.variants] == [1, 0, 1]
+    assert any("cb_s, seed 0 failed: its process was ended by SIGKILL, 2 times in all" in note for note in result.notes)
+    assert len(list((tmp_path / "runs" / "cb_s" / "seed0").glob("death*"))) == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_and_all_save(tmp_path: Path) -> None:
+    waits = frozenset({("none", 0), ("cb_s", 0)})
+    config = study(tmp_path)
+    waiting = [tmp_path / "runs" / name / "seed0" / "waiting" for name in ("baseline", "cb_s")]
+
+    def ctrl_c() -> None:
+        while not all(path.exists() for path in waiting):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=ctrl_c, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt, match="same command goes on"):
+        compare(config, tools=tools(Laborer(waits=waits)), executor=Processes(jobs=2))
+    assert all(path.with_name("saved").exists() for path in waiting)
+    assert gone(processes(tmp_path))
+    assert not incomplete(compare(config, tools=tools(Laborer())))
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from attngraft.study import compare
+from attngraft.study.executors import Processes
+from tests.study.executors.laborers import Laborer
+from tests.study.fakes import study, tools
+
+if __name__ == "__main__":
+    waits = frozenset({("none", 0), ("cb_s", 0)})
+    compare(study(Path(sys.argv[1])), tools=tools(Laborer(waits=waits)), executor=Processes(jobs=2))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nobody_outlives_whoever_gave_the_work(tmp_path: Path, how: signal.Signals) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    root = Path(__file__).parents[3]
+    out = tmp_path / "study"
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(out)], env=os.environ | {"PYTHONPATH": str(root)}, stderr=subprocess.DEVNULL
+    )
+    waiting = [out / "runs" / name / "seed0" / "waiting" for name in ("baseline", "cb_s")]
+    deadline = time.monotonic() + 120
+    while not all(path.exists() for path in waiting):
+        assert parent.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.send_signal(how)
+    parent.wait(30)
+    assert gone(processes(out))
+    assert all(path.with_name("saved").exists() for path in waiting)
+
+
+def test_a_number_of_jobs_that_makes_no_sense() -> None:
+    with pytest.raises(UsageError, match="--jobs: at least one"):
+        Processes(jobs=0)
