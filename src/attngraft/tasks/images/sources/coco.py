@@ -63,7 +63,7 @@ def open_coco(path: Path, config: DataConfig) -> Parts:
     named = config.val_split or (config.val_fraction is None and config.split_file is None)
     val = find_name(known, config.val_split, VAL_NAMES, field="val_split", where=str(path)) if named else None
     if named and val is None:
-        raise missing_validation(str(path), short.get(train, train), there)
+        raise missing_validation(str(path), short.get(train, train), list(there))
     files = [there[short.get(name, name)] for name in (train, val) if name is not None]
     origin = " and ".join(file.relative_to(path).as_posix() for file in files)
     read = [_read(file) for file in files]
