@@ -13,7 +13,7 @@ Order = Literal["random", "shards"]
 
 
 #: what a source may be, for messages
-SOURCES = "a folder, .tar, .npz, .csv, .parquet, shards as x-{000..009}.tar, hf:<path>, timm:<name>, digits"
+SOURCES = "a folder, .tar, .npz, .csv, .parquet, COCO .json, shards as x-{000..009}.tar, hf:<path>, timm:<name>, digits"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from attngraft.tasks.images.scan import Scan
 from attngraft.tasks.images.sources import Images
 
 CORRUPT_LIMIT = 100  #: images that a share of `max_corrupt` leaves out at most
+_HOW = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}  #: how images were compared
 _EXAMPLES = 20  #: groups of twins that the facts name
 
 
@@ -50,8 +51,8 @@ class Findings:
             pairs = [_pair(group) for group in self.leaks]
             verb = "is" if self.leaked == 1 else "are"
             found.append(
-                f"Leak: {_count(self.leaked, 'validation image')} {verb} identical to training images ({_listed(pairs)}); "
-                "the accuracy is that much of memory."
+                f"Leak: {_count(self.leaked, 'validation image')} {verb} identical to training images, {_HOW[self.depth]} "
+                f"({_listed(pairs)}); the accuracy is that much of memory."
             )
         if self.conflicting:
             pairs = [_pair(group) for group in self.conflicting]

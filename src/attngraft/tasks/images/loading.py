@@ -121,7 +121,7 @@ class _Splits:
     def training(self, images: Images, sampling: Sampling | None) -> LabelledSplit:
         augment, host = self.augment, self.host
         common: dict[str, Any] = {"classes": self.classes, "host": host, "seed": self.seed}
-        common |= {"repeats": augment.repeats, "sampling": sampling}
+        common |= {"repeats": augment.repeats, "sampling": sampling, "buffer": self._buffer(images, sampling)}
         if self.data.cache and not images.in_memory:
             images = decoded(images, host.mode)
         view: View
@@ -137,6 +137,16 @@ class _Splits:
         if self._fits(images):
             return PixelSplit(images, view, None, **common)
         return ImageSplit(images, view, **common)
+
+    def _buffer(self, images: Images, sampling: Sampling | None) -> int | None:
+        if self.data.order == "random":
+            return None
+        if images.shelf is None:
+            raise ConfigError("task.data.order: shards is for tars and Hugging Face files; these images lie one by one")
+        if self.augment.repeats > 1 or sampling is not None:
+            field = "task.sampling" if sampling is not None else "task.augment.repeats"
+            raise ConfigError(f"{field}: takes images in an order of its own; set task.data.order to random")
+        return self.data.shuffle_buffer
 
     def _fits(self, images: Images) -> bool:
         """Whether fixed views are made once and held: where asked for, or where they are few and small."""

@@ -54,9 +54,11 @@ def open_images(config: DataConfig) -> Opened:
     survey = survey_images(config)
     if survey.refusals or survey.val is None:
         raise DataError(survey.refusals[0])
-    notes = [*survey.parts.notes, *survey.found.notes()]
-    for note in notes:
+    for note in survey.parts.notes:
+        log.info("%s: %s", survey.parts.where, note)
+    for note in survey.found.notes():
         log.warning("%s: %s", survey.parts.where, note)
+    notes = [*survey.parts.notes, *survey.found.notes()]
     facts = {"notes": notes, "split_digest": split_digest(survey.val), "check": survey.found.facts()}
     return Opened(parts=survey.parts, val=survey.val, facts=facts)
 

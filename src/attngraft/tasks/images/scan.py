@@ -68,13 +68,16 @@ def scan(images: Sequence[Images], check: Check, *, where: str, progress: Progre
     """Look at all `images`, one set behind the other.
 
     Args:
-        check: `full`, `fast`, or `auto`: `full` up to 50,000 images in 4 GiB of files. `off` sees nothing.
+        check: `full`, `fast`, or `auto`: `full` up to 50,000 images in 4 GiB of files. `off` sees nothing. More images than
+            that which do not lie as files (of timm's back ends) are not looked at unasked.
         where: the source, under which the outcome is remembered.
         progress: called now and then, from this thread.
     """
     places = [(part, index) for part, part_images in enumerate(images) for index in range(len(part_images))]
     stamps = [images[part].stamp(index) for part, index in places] if check != "off" else [None] * len(places)
     depth = _depth(check, len(places), sum(stamp[0] for stamp in stamps if stamp))
+    if check == "auto" and depth == "fast" and not all(isinstance(part, FileImages) for part in images):
+        depth = "off"
     seen: list[_Seen | str | None] = [None] * len(places)
     if depth != "off":
         book = _Book(where, depth)

@@ -12,6 +12,7 @@ from torch import Tensor
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sampling import Sampling, draw_by_class
 from attngraft.tasks.images.sources import Images, in_mode
+from attngraft.tasks.images.streaming import shelf_order
 from attngraft.tasks.images.views import View, ViewPlan
 from attngraft.tasks.seeding import generator, seeded
 from attngraft.tasks.task import Split
@@ -26,7 +27,8 @@ class LabelledSplit(Split):
     With `repeats` R above 1 (repeated augmentation: Hoffer et al. 2020) an epoch takes one R-th of the examples, drawn
     anew each epoch, R times in a row with views of their own, and is as long as without. Repeat r of an example has the
     index `r * len + example`. With `sampling` an epoch, still as long, takes classes in other shares than they have; an
-    example that is taken again is a further repeat. Both go together.
+    example that is taken again is a further repeat. Both go together. With `buffer` an epoch goes through large files one
+    behind the other (`streaming.shelf_order`), without the other two.
     """
 
     def __init__(
@@ -38,9 +40,10 @@ class LabelledSplit(Split):
         seed: int,
         repeats: int = 1,
         sampling: Sampling | None = None,
+        buffer: int | None = None,
     ) -> None:
         self.images, self.names, self.labels, self.classes = images, images.names, images.labels, tuple(classes)
-        self.host, self.seed, self.repeats, self.sampling = host, seed, repeats, sampling
+        self.host, self.seed, self.repeats, self.sampling, self.buffer = host, seed, repeats, sampling, buffer
 
     def __len__(self) -> int:
         return len(self.names)
@@ -49,9 +52,11 @@ class LabelledSplit(Split):
         return self.names[index % len(self)]
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
+        length, stream = len(self), generator(seed, epoch, -1)
+        if self.buffer is not None and self.images.shelf is not None:
+            return shelf_order(self.images.shelf, buffer=self.buffer, stream=stream)
         if self.repeats == 1 and self.sampling is None:
             return None
-        length, stream = len(self), generator(seed, epoch, -1)
         size = -(-length // self.repeats)
         if self.sampling is None:
             first = stream.permutation(length)[:size]
@@ -82,8 +87,11 @@ class ImageSplit(LabelledSplit):
         seed: int,
         repeats: int = 1,
         sampling: Sampling | None = None,
+        buffer: int | None = None,
     ) -> None:
-        super().__init__(images, classes=classes, host=host, seed=seed, repeats=repeats, sampling=sampling)
+        super().__init__(
+            images, classes=classes, host=host, seed=seed, repeats=repeats, sampling=sampling, buffer=buffer
+        )
         self.view = view
 
     def __getitem__(self, key: tuple[int, int]) -> Example:
@@ -112,8 +120,11 @@ class PixelSplit(LabelledSplit):
         seed: int,
         repeats: int = 1,
         sampling: Sampling | None = None,
+        buffer: int | None = None,
     ) -> None:
-        super().__init__(images, classes=classes, host=host, seed=seed, repeats=repeats, sampling=sampling)
+        super().__init__(
+            images, classes=classes, host=host, seed=seed, repeats=repeats, sampling=sampling, buffer=buffer
+        )
         margin = plan.padding if plan else 0
         shape = (len(images), host.channels, host.height + 2 * margin, host.width + 2 * margin)
         self.plan, self.pixels = plan, np.zeros(shape, dtype=np.uint8)

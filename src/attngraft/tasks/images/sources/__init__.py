@@ -1,7 +1,8 @@
 """Where images come from: a file per kind of source, one way in.
 
-`open_source` tells the kind from the name: `digits`; a path to a folder, a .tar or an .npz; a name of timm's
-(`timm:hfds/...`, also `hfds/...` and `torch/...` as they are).
+`open_source` tells the kind from the name: `digits`; a path to a folder or a file; a pattern of shards (`x-{000..009}.tar`);
+`hf:` and the path of a Hugging Face data set; a name of timm's (`timm:hfds/...`, also `hfds/...` and `torch/...` as they
+are).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from attngraft.errors import DataError
 from attngraft.suggest import did_you_mean
-from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.config import SOURCES, DataConfig
 from attngraft.tasks.images.sources.array import ArrayImages, decoded
 from attngraft.tasks.images.sources.decoding import in_mode
 from attngraft.tasks.images.sources.drawing import with_validation
@@ -26,32 +27,67 @@ def open_source(config: DataConfig) -> Parts:
     Raises:
         DataError: there is nothing of that name, or it cannot be used; each kind's file says what it refuses.
     """
-    from attngraft.tasks.images.sources import digits, folder, npz, tar, timm_dataset
+    parts = _open(config, config.source.strip())
+    if config.root is not None and parts.kind not in ("table", "timm", "coco"):
+        raise DataError(f"{config.source}: task.data.root is for tables, COCO and timm sources; leave it out")
+    return parts
 
-    source = config.source.strip()
-    path = Path(source).expanduser()
+
+def _open(config: DataConfig, source: str) -> Parts:
+    from attngraft.tasks.images.sources import digits, shard_names, tar, timm_dataset
+
     if source.startswith("timm:"):
         return timm_dataset.open_timm(source.removeprefix("timm:"), config)
-    if config.root is not None and not source.startswith(timm_dataset.PREFIXES):
-        raise DataError(f"{source}: task.data.root belongs to timm sources; write timm:{source} if it is one")
     if source == "digits":
         return digits.open_digits(config)
+    if shard_names.is_pattern(source):
+        return tar.open_shards(source, config)
+    path = Path(source.removeprefix("hf:")).expanduser()
     if path.is_dir():
-        if tar.tars_in(path):
-            return tar.open_tar_pair(path, config)
-        return folder.open_folder(path, config)
+        return _open_folder(path, config, saved=source.startswith("hf:"))
     if path.is_file():
-        if path.suffix == ".npz":
-            return npz.open_npz(path, config)
-        if ".tar" in path.suffixes or path.suffix == ".tgz":
-            return tar.open_tar(path, config)
-        raise DataError(f"{path}: a file, but neither .tar nor .npz; give a folder, a .tar, an .npz, or digits")
+        return _open_file(path, config)
     if source.startswith(timm_dataset.PREFIXES):
         return timm_dataset.open_timm(source, config)
+    if source.startswith("hf:"):
+        raise DataError(
+            f"{source}: there is no such file or folder; hf: reads a data set on local disk (save_to_disk, or a "
+            "downloaded repository), and fetches nothing"
+        )
     near = did_you_mean(source, ["digits", *_neighbors(path)])
-    raise DataError(
-        f"{source}: there is no such file or folder{near}; give a folder, a .tar, an .npz, digits, or timm:<name>"
-    )
+    raise DataError(f"{source}: there is no such file or folder{near}; give {SOURCES}")
+
+
+def _open_folder(path: Path, config: DataConfig, *, saved: bool) -> Parts:
+    from attngraft.tasks.images.sources import coco, folder, huggingface, manifest, tar
+
+    if saved or huggingface.is_saved(path):
+        return huggingface.open_huggingface(path, config)
+    if tar.tars_in(path):
+        return tar.open_tar_folder(path, config)
+    if coco.coco_in(path):
+        return coco.open_coco(path, config)
+    if manifest.manifests_in(path) and not folder.has_class_folders(path):
+        return manifest.open_manifests(path, config)
+    return folder.open_folder(path, config)
+
+
+def _open_file(path: Path, config: DataConfig) -> Parts:
+    from attngraft.tasks.images.sources import coco, huggingface, manifest, npz, table, tar
+
+    kind = path.suffix.lower()
+    if kind == ".npz":
+        return npz.open_npz(path, config)
+    if ".tar" in path.suffixes or kind == ".tgz":
+        return tar.open_tar(path, config)
+    if kind in huggingface.KINDS and huggingface.holds_images(path):
+        return huggingface.open_huggingface(path, config)
+    if kind == ".json":
+        return coco.open_coco(path, config)
+    if kind in table.KINDS:
+        return manifest.open_manifest(path, config)
+    unpack = "; unpack it and give the folder" if kind in (".zip", ".rar", ".7z", ".gz") else f"; give {SOURCES}"
+    raise DataError(f"{path}: a file of a kind that is not read{unpack}")
 
 
 def _neighbors(path: Path) -> list[str]:

@@ -15,6 +15,11 @@ HUGE = 2**25  #: pixels above which a JPEG is reduced while it is decoded
 
 _ORIENTATION = 0x0112  # EXIF
 
+_MODES = {
+    "F": "its pixels are floating-point numbers, of unknown range; save it with 8 or 16 bits",
+    "LAB": "its pixels are CIELAB; save it as RGB",
+}
+
 
 class UnreadableImage(DataError):
     """An image that cannot be decoded. `reason` is the error without the file's name and the remedy."""
@@ -35,13 +40,13 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
     decompression bombs are refused.
 
     Raises:
-        UnreadableImage: no image, a damaged one, one too large, or one of floating-point numbers; names `where`.
+        UnreadableImage: no image, a damaged one, one too large, of floating-point numbers or CIELAB; names `where`.
     """
     try:
         image = _opened(stream)
         image.load()
-        if image.mode == "F":
-            raise ValueError("its pixels are floating-point numbers, of unknown range; save it with 8 or 16 bits")
+        if image.mode in ("F", "LAB"):
+            raise ValueError(_MODES[image.mode])
         return _upright(image)
     except Image.DecompressionBombError:
         raise UnreadableImage(

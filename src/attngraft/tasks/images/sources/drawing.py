@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.images import Images
 from attngraft.tasks.images.sources.parts import Parts
+from attngraft.tasks.images.sources.split_file import drawn_by_file
 
 DEFAULT_FRACTION = 0.2  #: of each class, drawn for validation where the data have no parts
 
@@ -20,17 +22,29 @@ def with_validation(parts: Parts, config: DataConfig) -> tuple[Parts, Images]:
     The draw takes the same share of every class, at least one image, and leaves at least one; it depends on the images'
     order, the share and `split_seed` alone. Images with several labels are drawn by iterative stratification.
 
+    With `split_file` nothing is drawn: the file says which images of the training part are for validation.
+
     Raises:
-        DataError: a class with a single image cannot be divided.
+        DataError: a class with a single image cannot be divided; see `split_file.drawn_by_file`.
     """
-    if parts.val is not None and config.val_fraction is None:
+    if config.split_file is not None:
+        path = Path(config.split_file).expanduser()
+        drawn, note = drawn_by_file(path, parts)
+        notes = (*parts.notes, note) if note else parts.notes
+        return _divided(replace(parts, notes=notes), drawn, f"{parts.origin}, divided by {path.name}")
+    if parts.val is not None and not config.draws:
         return parts, parts.val
     fraction = DEFAULT_FRACTION if config.val_fraction is None else config.val_fraction
     labels = parts.train.labels
     stream = np.random.RandomState(config.split_seed)  # its streams never change between numpy versions
     drawn = (_by_rarest_label if parts.multilabel else _by_class)(labels, fraction, stream, parts)
-    train, val = np.flatnonzero(~drawn), np.flatnonzero(drawn)
     origin = f"{fraction:g} of each class of {parts.origin} drawn for validation with split_seed {config.split_seed}"
+    return _divided(parts, drawn, origin)
+
+
+def _divided(parts: Parts, drawn: np.ndarray, origin: str) -> tuple[Parts, Images]:
+    labels = parts.train.labels
+    train, val = np.flatnonzero(~drawn), np.flatnonzero(drawn)
     rest = replace(parts, train=parts.train.take(train, labels[train]), origin=origin)
     return rest, parts.train.take(val, labels[val])
 

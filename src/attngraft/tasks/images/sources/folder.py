@@ -13,7 +13,9 @@ from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.images import FileImages, Stamp
 from attngraft.tasks.images.sources.listing import Listing, divide, is_image, is_junk
-from attngraft.tasks.images.sources.parts import Parts
+from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts
+
+USUAL_FOLDERS = ("images", "imgs", "image", "img", "data", "files", "train")  #: that hold images of all classes
 
 
 class FolderImages(FileImages):
@@ -30,9 +32,8 @@ class FolderImages(FileImages):
         try:
             return path.open("rb")
         except OSError as error:
-            raise DataError(
-                f"{path}: cannot be opened ({error.strerror}); it was there when the data were listed"
-            ) from None
+            why = "a link that leads nowhere" if path.is_symlink() and not path.exists() else error.strerror
+            raise DataError(f"{path}: cannot be opened ({why})") from None
 
     def stamp(self, index: int) -> Stamp | None:
         try:
@@ -55,6 +56,15 @@ def open_folder(path: Path, config: DataConfig) -> Parts:
     return divide(
         listing, config, kind="folder", make=lambda names, labels: FolderImages(path, names=names, labels=labels)
     )
+
+
+def has_class_folders(path: Path) -> bool:
+    """Whether `path` looks like parts or classes in folders, so that a table in it is not what says the labels."""
+    below = [entry.name for entry in os.scandir(path) if not is_junk(entry.name) and _is_folder(entry)]
+    part = next((name for name in below if name.lower() in TRAIN_NAMES), None)
+    if part is not None:
+        return sum(_is_folder(entry) for entry in os.scandir(path / part)) > 1
+    return sum(name.lower() not in (*VAL_NAMES, *USUAL_FOLDERS) for name in below) > 1
 
 
 def list_folder(path: Path) -> Listing:

@@ -44,6 +44,12 @@ class Images(ABC):
         """The image at `index` as messages name it: a path where it has one."""
         return self.names[index]
 
+    @property
+    def shelf(self) -> np.ndarray | None:
+        """(N, 2) int64: where the images lie behind one another: number of a large file, and place in it; None where
+        they lie in files of their own, or in memory."""
+        return None
+
     def stamp(self, index: int) -> Stamp | None:
         """What changes when the file of this image does; None where there is no such file, or it is not there."""
         return None

@@ -48,7 +48,10 @@ def read_labels(table: Table, config: DataConfig, *, but: set[str]) -> Labels:
     entries = table.column(name, field="label_column")
     lists = _as_lists(table, name, entries, config)
     if lists is None:
-        return _single(table, name, entries)
+        note = (
+            "" if config.label_column is not None or len(table.columns) <= len(but) + 1 else f"Labels are of {name!r}."
+        )
+        return _single(table, name, entries, note=note)
     values, note = lists
     classes = tuple(sorted({label for row in values for label in row}, key=natural))
     return Labels(classes=classes, values=_matrix(values, classes), multilabel=True, note=note)
@@ -69,7 +72,7 @@ def _told(table: Table, but: set[str]) -> str:
     )
 
 
-def _single(table: Table, name: str, entries: Sequence[Any]) -> Labels:
+def _single(table: Table, name: str, entries: Sequence[Any], *, note: str) -> Labels:
     labels = []
     for row, entry in enumerate(entries):
         text = _word(entry)
@@ -79,7 +82,7 @@ def _single(table: Table, name: str, entries: Sequence[Any]) -> Labels:
     classes = tuple(sorted(set(labels), key=natural))
     number = {label: i for i, label in enumerate(classes)}
     values = np.array([number[label] for label in labels], dtype=np.int64)
-    return Labels(classes=classes, values=values, multilabel=False, note=f"Labels are of column {name!r}.")
+    return Labels(classes=classes, values=values, multilabel=False, note=note)
 
 
 def _word(entry: Any) -> str:

@@ -14,7 +14,9 @@ from attngraft.tasks.images.sources.images import Images
 from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts, find_name, missing_validation
 
 #: what counts as an image file
-EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"})
+EXTENSIONS = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
+)
 
 #: builds images from paths (as listed) and their labels
 Make = Callable[[list[str], np.ndarray], Images]
@@ -95,7 +97,7 @@ def divide(listing: Listing, config: DataConfig, *, kind: str, make: Make) -> Pa
     train = find_name(there, config.train_split, TRAIN_NAMES, field="train_split", where=where)
     if train is None:
         return _undivided(listing, config, there, depth, where=where, kind=kind, make=make)
-    named = config.val_split or config.val_fraction is None
+    named = config.val_split or not config.draws
     val = find_name(there, config.val_split, VAL_NAMES, field="val_split", where=where) if named else None
     if named and val is None:
         raise missing_validation(where, train, there)

@@ -15,7 +15,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.folder import FolderImages
+from attngraft.tasks.images.sources.folder import USUAL_FOLDERS, FolderImages
 from attngraft.tasks.images.sources.labels import read_labels
 from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts, find_name, missing_validation
 from attngraft.tasks.images.sources.table import KINDS, MISSING, Table, read_table
@@ -28,7 +28,6 @@ SPLIT_NAMES = ("split", "part", "subset", "partition", "set", "fold")
 #: of a table that is alone in a folder
 TABLE_NAMES = ("metadata", "labels", "annotations", "manifest", "dataset", "data")
 
-_USUAL_FOLDERS = ("images", "imgs", "image", "img", "data", "files", "train")
 _PROBED = 20  #: paths that are looked for to find where relative paths begin
 
 
@@ -53,7 +52,7 @@ def open_manifests(folder: Path, config: DataConfig) -> Parts:
     train = find_name(list(there), config.train_split, TRAIN_NAMES, field="train_split", where=str(folder))
     if train is None:
         return open_manifest(_single(there), config)
-    named = config.val_split or (config.val_fraction is None and config.split_file is None)
+    named = config.val_split or not config.draws
     val = find_name(list(there), config.val_split, VAL_NAMES, field="val_split", where=str(folder)) if named else None
     if val is None:
         if named:
@@ -92,7 +91,7 @@ def _single(there: dict[str, Path]) -> Path:
 def _divided(table: Table, folder: Path, config: DataConfig) -> Parts:
     """By the column that names each image's part, where there is one."""
     name = config.split_column or _told(table, SPLIT_NAMES)
-    if name is None or config.split_file is not None:
+    if name is None:
         return _whole(table, folder, config, f"the rows of {Path(table.where).name}")
     entries = ["" if entry is None else str(entry) for entry in table.column(name, field="split_column")]
     there = sorted({entry for entry in entries if entry.lower() not in MISSING})
@@ -104,7 +103,7 @@ def _divided(table: Table, folder: Path, config: DataConfig) -> Parts:
         raise DataError(
             f"{where}: no row says train; name the training part with task.data.train_split; there is: {there}"
         )
-    named = config.val_split or config.val_fraction is None
+    named = config.val_split or not config.draws
     val = find_name(there, config.val_split, VAL_NAMES, field="val_split", where=where) if named else None
     if named and val is None:
         raise missing_validation(where, train, there)
@@ -113,7 +112,8 @@ def _divided(table: Table, folder: Path, config: DataConfig) -> Parts:
     parts = _parts(table, folder, config, side, origin)
     others = int((side < 0).sum())
     if others:
-        note = f"{others} rows whose column {name!r} says something else are not used."
+        rows, verb = ("row", "is") if others == 1 else ("rows", "are")
+        note = f"{others} {rows} whose column {name!r} says something else {verb} not used."
         parts = replace(parts, notes=(*parts.notes, note))
     return parts
 
@@ -143,7 +143,7 @@ def _parts(table: Table, folder: Path, config: DataConfig, side: np.ndarray, ori
         return FolderImages(root, names=[paths[row] for row in rows], labels=labels.of(rows))
 
     return Parts(
-        kind=Path(table.where).suffix.lstrip(".").lower() or "tables",
+        kind="table",
         where=table.where,
         classes=labels.classes,
         train=images(0),
@@ -174,7 +174,7 @@ def _root(folder: Path, paths: Sequence[str], config: DataConfig) -> Path:
             raise DataError(f"task.data.root: there is no folder {root}")
         return root
     probed = paths[:_PROBED]
-    for place in (folder, *(folder / name for name in _USUAL_FOLDERS)):
+    for place in (folder, *(folder / name for name in USUAL_FOLDERS)):
         if any((place / path).is_file() for path in probed):
             return place
     raise DataError(

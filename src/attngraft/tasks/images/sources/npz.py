@@ -28,7 +28,7 @@ def open_npz(path: Path, config: DataConfig) -> Parts:
     if train is None:
         keys = ", ".join(sorted(arrays)) or "nothing"
         raise DataError(f"{path}: needs the arrays x_train and y_train; it has: {keys}")
-    named = config.val_split or config.val_fraction is None
+    named = config.val_split or not config.draws
     val = find_name(there, config.val_split, VAL_NAMES, field="val_split", where=str(path)) if named else None
     if named and val is None:
         raise missing_validation(str(path), train, there)

@@ -19,7 +19,7 @@ VAL_NAMES = ("val", "valid", "validation", "eval", "dev", "test", "testing")  #:
 class Parts:
     """A source's images."""
 
-    kind: str  #: digits, folder, tar, npz, timm
+    kind: str  #: digits, folder, tar, webdataset, npz, table, huggingface, timm
     where: str  #: what the user would look at: a path or a name
     classes: tuple[str, ...]
     train: Images

@@ -24,7 +24,7 @@ class Table:
 
     where: str
     columns: dict[str, list[Any]]
-    numbers: list[int]  #: of each row: of a .csv from 1, the header's, else from 0
+    numbers: list[int | str]  #: of each row: of a .csv from 1, the header's, else from 0; or what it is called
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
@@ -45,7 +45,8 @@ class Table:
 
     def line(self, row: int) -> str:
         """Where a row stands, for messages."""
-        return f"{self.where}: row {self.numbers[row]}"
+        number = self.numbers[row]
+        return f"{self.where}: row {number}" if isinstance(number, int) else f"{self.where}: {number}"
 
 
 def read_table(path: Path) -> Table:
@@ -80,7 +81,7 @@ def _text(path: Path) -> Table:
             f"{path}: its first line must name every column once; it reads: {separator.join(rows[0])[:100]}"
         )
     columns: dict[str, list[Any]] = {name: [] for name in header}
-    numbers = []
+    numbers: list[int | str] = []
     for number, row in enumerate(rows[1:], start=2):
         if not row:  # an empty line
             continue

@@ -52,7 +52,7 @@ def open_timm(name: str, config: DataConfig) -> Parts:
         DataError: timm cannot open it (its own reason follows), it can only be streamed, or has no class labels.
     """
     train = _open(name, config, config.train_split or "train")
-    val = None if config.val_fraction is not None else _open(name, config, config.val_split or "validation")
+    val = None if config.draws else _open(name, config, config.val_split or "validation")
     part = config.train_split or "train"
     classes = _classes(
         train, np.concatenate([_labels(train, name), _labels(val, name)] if val else [_labels(train, name)])

@@ -1,0 +1,226 @@
+"""Files as people have them, each made for real: what a viewer would show is what a model sees."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attngraft.tasks.images.sources import in_mode
+from attngraft.tasks.images.sources.decoding import HUGE, UnreadableImage, decode
+from tests.tasks.images.making import load, make_folder, picture
+
+RED, BLUE = (220, 30, 40), (30, 40, 220)
+
+
+def seen(path: Path, mode: str = "RGB") -> np.ndarray:
+    """What a model gets of the file at `path`."""
+    with path.open("rb") as stream:
+        return np.asarray(in_mode(decode(stream, where=str(path)), mode))
+
+
+def two_colors(size: tuple[int, int] = (32, 16), mode: str = "RGB") -> Image.Image:
+    """Red on the left, blue on the right."""
+    image = Image.new("RGB", size, RED)
+    image.paste(BLUE, (size[0] // 2, 0, *size))
+    return image.convert(mode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "tolerance"),
+    [
+        ("RGB", "png", 0),
+        ("RGB", "webp", 12),
+        ("RGB", "jpeg", 3),
+        ("P", "png", 6),
+        ("P", "gif", 6),
+        ("RGBA", "png", 0),
+        ("CMYK", "tiff", 1),
+        ("CMYK", "jpeg", 6),
+        ("YCbCr", "jpeg", 3),
+        ("RGB", "bmp", 0),
+        ("RGB", "ppm", 0),
+    ],
+)
+def test_colors_are_those_that_were_saved(tmp_path: Path, mode: str, kind: str, tolerance: int) -> None:
+    image = two_colors()
+    image = image.quantize(8) if mode == "P" else image.convert(mode)
+    image.save(tmp_path / "x", kind)
+    pixels = seen(tmp_path / "x").astype(int)
+    assert pixels.shape == (16, 32, 3)
+    assert np.abs(pixels[4, 4] - RED).max() <= tolerance
+    assert np.abs(pixels[4, 28] - BLUE).max() <= tolerance
+
+
+def test_a_jpeg_of_adobe_holds_inverted_cmyk(tmp_path: Path) -> None:
+    """As Photoshop writes it: an APP14 segment, and ink counted down from 255."""
+    image = two_colors(mode="CMYK")
+    image.save(tmp_path / "x.jpg", quality=95)
+    raw = (tmp_path / "x.jpg").read_bytes()
+    assert b"Adobe" in raw
+    with Image.open(tmp_path / "x.jpg") as opened:
+        assert opened.mode == "CMYK"
+        assert opened.info["adobe_transform"] in (0, 2)
+    assert np.abs(seen(tmp_path / "x.jpg")[4, 4].astype(int) - RED).max() <= 6
+
+
+def test_gray_with_and_without_alpha_and_one_bit(tmp_path: Path) -> None:
+    Image.new("L", (4, 4), 77).save(tmp_path / "l.png")
+    assert (seen(tmp_path / "l.png") == 77).all()
+    Image.new("LA", (4, 4), (0, 51)).save(tmp_path / "la.png")
+    assert (seen(tmp_path / "la.png") == 204).all(), "a fifth of black on white"
+    Image.new("1", (4, 4), 1).save(tmp_path / "one.png")
+    assert (seen(tmp_path / "one.png") == 255).all()
+    assert (seen(tmp_path / "one.png", "L") == 255).all()
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_what_is_transparent_is_laid_on_white(tmp_path: Path, mode: str) -> None:
+    image = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    image.putpixel((0, 0), (10, 10, 10, 255))
+    image.save(tmp_path / "rgba.png")
+    pixels = seen(tmp_path / "rgba.png", mode)
+    assert (pixels[0, 0] == 10).all()
+    assert (pixels[1:] == 255).all()
+
+
+def test_a_palette_with_a_transparent_entry(tmp_path: Path) -> None:
+    image = Image.new("P", (4, 4), 0)
+    image.putpalette([0, 0, 0, 200, 100, 50])
+    image.putpixel((1, 1), 1)
+    image.save(tmp_path / "p.png", transparency=0)
+    pixels = seen(tmp_path / "p.png")
+    assert pixels[0, 0].tolist() == [255, 255, 255]
+    assert pixels[1, 1].tolist() == [200, 100, 50]
+
+
+@pytest.mark.parametrize("turn", range(2, 9))
+def test_pictures_stand_upright_as_their_exif_data_say(tmp_path: Path, turn: int) -> None:
+    upright = two_colors((32, 16))
+    back = {
+        2: [Image.Transpose.FLIP_LEFT_RIGHT],
+        3: [Image.Transpose.ROTATE_180],
+        4: [Image.Transpose.FLIP_TOP_BOTTOM],
+        5: [Image.Transpose.TRANSPOSE],
+        6: [Image.Transpose.ROTATE_90],
+        7: [Image.Transpose.TRANSVERSE],
+        8: [Image.Transpose.ROTATE_270],
+    }[turn]
+    stored = upright
+    for step in back:
+        stored = stored.transpose(step)
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    stored.save(tmp_path / "x.png", exif=exif)
+    assert np.array_equal(seen(tmp_path / "x.png"), np.asarray(upright))
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_damaged_exif_data_leave_the_picture_as_it_is(tmp_path: Path) -> None:
+    two_colors().save(tmp_path / "x.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert seen(tmp_path / "x.jpg").shape == (16, 32, 3)
+
+
+def test_deep_gray_keeps_its_upper_bits(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(ramp).save(tmp_path / "x.png")
+    with Image.open(tmp_path / "x.png") as opened:
+        assert opened.mode.startswith("I")
+    assert np.array_equal(seen(tmp_path / "x.png", "L"), ramp >> 8)
+    assert np.array_equal(seen(tmp_path / "x.png")[..., 1], ramp >> 8)
+
+
+def test_deep_colors_keep_their_upper_bits(tmp_path: Path) -> None:
+    """A 16-bit RGB png, which Pillow cannot write."""
+    values = np.random.RandomState(0).randint(0, 65536, (5, 7, 3)).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 7, 5, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+    )
+    (tmp_path / "x.png").write_bytes(data)
+    assert np.array_equal(seen(tmp_path / "x.png"), (values >> 8).astype(np.uint8))
+
+
+def test_a_huge_jpeg_is_reduced_while_it_is_decoded(tmp_path: Path) -> None:
+    side = int(HUGE**0.5) + 64
+    Image.new("L", (side, side), 90).save(tmp_path / "x.jpg", quality=50)
+    pixels = seen(tmp_path / "x.jpg", "L")
+    assert pixels.shape == (-(-side // 2), -(-side // 2))
+    assert (pixels == 90).all()
+    two_colors((64, 64)).save(tmp_path / "small.jpg")
+    with Image.open(tmp_path / "small.jpg") as plain:
+        assert np.array_equal(seen(tmp_path / "small.jpg"), np.asarray(plain)), "others are what Pillow makes of them"
+
+
+def test_a_jpeg_beyond_pillows_limit_is_read_and_a_png_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    two_colors((64, 64)).save(tmp_path / "x.jpg")
+    assert seen(tmp_path / "x.jpg").shape == (64, 64, 3)
+    two_colors((64, 64)).save(tmp_path / "x.png")
+    with pytest.raises(UnreadableImage, match=r"x\.png: .*more than 2,000 pixels; make it smaller"):
+        seen(tmp_path / "x.png")
+
+
+def _truncated(kind: str) -> bytes:
+    data = io.BytesIO()
+    picture(1, size=(64, 64)).save(data, kind)
+    return data.getvalue()[: len(data.getvalue()) // 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no image format that is known"),
+        (b"hello world", "no image format that is known"),
+        (_truncated("jpeg"), "truncated"),
+        (_truncated("png"), "truncated"),
+        (b"\xff\xd8\xff", "."),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 40, "."),
+        (b"GIF89a" + b"\xff" * 30, "."),
+    ],
+)
+def test_damaged_files_say_why(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "x.jpg").write_bytes(content)
+    with pytest.raises(
+        UnreadableImage, match=rf"x\.jpg: cannot be read as an image \(.*{reason}.*\); replace or remove"
+    ):
+        seen(tmp_path / "x.jpg")
+
+
+def test_numbers_without_a_range_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(np.ones((4, 4), np.float32)).save(tmp_path / "x.tiff")
+    with pytest.raises(UnreadableImage, match="floating-point numbers"):
+        seen(tmp_path / "x.tiff")
+
+
+def test_several_frames_give_the_first(tmp_path: Path) -> None:
+    first, second = Image.new("RGB", (8, 8), RED), Image.new("RGB", (8, 8), BLUE)
+    first.save(tmp_path / "x.gif", save_all=True, append_images=[second])
+    assert np.abs(seen(tmp_path / "x.gif")[0, 0].astype(int) - RED).max() <= 6
+
+
+def test_every_kind_of_picture_trains_in_one_folder(tmp_path: Path) -> None:
+    """Non-ASCII names, blanks, capitals in endings, links, and each mode, through the whole of `load`."""
+    make_folder(tmp_path, {"train": {"größe": 2, "日本 語": 2}, "val": {"größe": 1, "日本 語": 1}})
+    folder = tmp_path / "train" / "größe"
+    picture(1).save(folder / "ÀÉ ü#1%.JPG")
+    picture(2, mode="CMYK").save(folder / "cmyk.jpeg")
+    picture(3, mode="LA").save(folder / "la.PNG")
+    picture(4).quantize(16).save(folder / "palette.gif")
+    picture(5, mode="1").save(folder / "bits.tif")
+    Image.fromarray(np.arange(144, dtype=np.uint16).reshape(12, 12) * 400).save(folder / "deep.png")
+    os.symlink("cmyk.jpeg", folder / "link.jpg")
+    data = load(tmp_path)
+    assert data.facts["counts"]["train"] == {"größe": 9, "日本 語": 2}
+    names = [data.train.name(i) for i in range(len(data.train))]
+    assert "train/größe/ÀÉ ü#1%.JPG" in names
+    for i in range(len(data.train)):
+        assert data.train[(0, i)][0].shape == (3, 16, 16)
+    assert any("repeat another one" in note for note in data.facts["notes"]), "a link shows the same picture"

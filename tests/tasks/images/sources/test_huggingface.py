@@ -1,0 +1,178 @@
+"""Hugging Face data sets on disk, as the library `datasets` writes them and by pyarrow alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attngraft import cache
+from attngraft.errors import ConfigError, DataError
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources import Parts, open_source
+from tests.tasks.images.making import load, make_folder, picture
+
+pa = pytest.importorskip("pyarrow")
+
+CLASSES = ["zebra", "ant", "cow"]
+
+
+def png(number: int) -> bytes:
+    data = io.BytesIO()
+    picture(number).save(data, "png")
+    return data.getvalue()
+
+
+def make_table(first: int, count: int, **columns: Any) -> Any:
+    """Rows as `datasets` writes them; labels go zebra, ant, zebra, ... and no cow."""
+    numbers = range(first, first + count)
+    images = [{"bytes": png(i), "path": f"{i}.png"} for i in numbers]
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": CLASSES}}
+    table = pa.table({"image": images, "label": [i % 2 for i in numbers], **columns})
+    info = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    return table.replace_schema_metadata(info)
+
+
+def parts_of(source: object, **fields: Any) -> Parts:
+    return open_source(DataConfig(source=str(source), **fields))
+
+
+@pytest.fixture(params=["arrow", "parquet"])
+def repository(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Two files of a training part and one of a validation part, as in a hub repository's `data` folder."""
+    from pyarrow import parquet
+
+    folder = tmp_path / "birds" / "data"
+    folder.mkdir(parents=True)
+    pieces = {"train-00000-of-00002": (0, 10), "train-00001-of-00002": (10, 6), "validation-00000-of-00001": (16, 4)}
+    for name, (first, count) in pieces.items():
+        table, path = make_table(first, count), folder / f"{name}.{request.param}"
+        if request.param == "parquet":
+            parquet.write_table(table, path)
+        else:
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table, max_chunksize=3)
+    return tmp_path / "birds"
+
+
+def test_a_repository_with_parts(repository: Path) -> None:
+    data = load(f"hf:{repository}")
+    assert data.facts["kind"] == "huggingface"
+    assert data.facts["classes"] == ["zebra", "ant"], "in the order of the ClassLabel, those that images have"
+    assert data.facts["sizes"] == {"train": 16, "val": 4}
+    assert data.train.name(12) == "12.png"
+    images = pickle.loads(pickle.dumps(data.train.images))  # type: ignore[attr-defined]
+    for i in (0, 9, 10, 15):
+        assert np.array_equal(np.asarray(images.open(i)), np.asarray(picture(i)))
+        assert data.train[(0, i)][1] == i % 2
+    assert images.stamp(3)[0] == len(png(3))
+    assert parts_of(repository).kind == "huggingface", "told without hf:"
+    drawn = parts_of(repository, val_fraction=0.25)
+    assert (len(drawn.train), drawn.val) == (16, None)
+
+
+def test_one_file(repository: Path) -> None:
+    path = next((repository / "data").glob("train-00000*"))
+    found = parts_of(path)
+    assert (len(found.train), found.val, found.classes) == (10, None, ("zebra", "ant"))
+
+
+def test_parquet_is_unpacked_once_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyarrow import parquet
+
+    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "cache"))
+    parquet.write_table(make_table(0, 10), tmp_path / "x.parquet")
+    parts_of(tmp_path / "x.parquet").train.open(3)
+    (kept,) = (tmp_path / "cache" / "arrow").iterdir()
+    written = kept.stat().st_mtime_ns
+    found = parts_of(tmp_path / "x.parquet").train
+    assert np.array_equal(np.asarray(found.open(7)), np.asarray(picture(7)))
+    assert kept.stat().st_mtime_ns == written
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "file" / "cache"))
+    in_memory = parts_of(tmp_path / "x.parquet").train
+    assert np.array_equal(np.asarray(in_memory.open(7)), np.asarray(picture(7)))
+
+
+def test_what_save_to_disk_writes(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    make_folder(tmp_path / "raw", {"a": 8, "b": 7})
+    files = sorted((tmp_path / "raw").glob("*/*.png"))
+    columns = {
+        "picture": [str(file) for file in files],
+        "kind": [int(file.parent.name == "b") for file in files],
+        "tags": [[0, 2] if i % 2 else [2] for i in range(15)],
+    }
+    features = datasets.Features(
+        picture=datasets.Image(),
+        kind=datasets.ClassLabel(names=["a", "b"]),
+        tags=datasets.Sequence(datasets.ClassLabel(names=["x", "y", "w"])),
+    )
+    whole = datasets.Dataset.from_dict(columns, features=features)
+    divided = whole.train_test_split(test_size=5, seed=0, stratify_by_column="kind")
+    divided.save_to_disk(tmp_path / "saved", num_shards={"train": 2, "test": 1})
+    data = load(f"hf:{tmp_path}/saved", data={"label_column": "kind"})
+    assert data.facts["sizes"] == {"train": 10, "val": 5}
+    assert data.facts["classes"] == ["a", "b"]
+    images = data.train.images  # type: ignore[attr-defined]
+    for i in range(10):
+        assert np.array_equal(np.asarray(images.open(i)), np.asarray(divided["train"][i]["picture"]))
+        assert data.train[(0, i)][1] == divided["train"][i]["kind"]
+    several = parts_of(f"hf:{tmp_path}/saved", label_column="tags")
+    assert several.multilabel
+    assert several.classes == ("x", "w"), "no image has y"
+    whole.save_to_disk(tmp_path / "one")
+    assert load(tmp_path / "one", data={"label_column": "kind"}).facts["sizes"] == {"train": 12, "val": 3}
+
+
+def test_images_beside_the_files(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    make_folder(tmp_path, {"images": 4})
+    rows = [{"bytes": None, "path": f"images/{i}.png"} for i in range(4)] + [{"bytes": None, "path": None}]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({"image": pa.array(rows, kind), "label": ["a", "b", "a", "b", "a"]})
+    parquet.write_table(table, tmp_path / "train.parquet")
+    found = parts_of(f"hf:{tmp_path}").train
+    assert np.array_equal(np.asarray(found.open(2)), np.asarray(picture(2)))
+    with pytest.raises(DataError, match=r"train\.parquet: row 4: column 'image' holds no image"):
+        found.open(4)
+
+
+def test_plain_bytes_and_columns_of_other_names(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    table = pa.table({"jpg": [png(i) for i in range(6)], "species": ["a", "b"] * 3, "weight": [1.5] * 6})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    found = parts_of(tmp_path / "x.parquet")
+    assert found.classes == ("a", "b")
+    assert found.train.names[5] == "train/5"
+    with pytest.raises(ConfigError, match=r"path_column: .* has no column 'jpeg' \(did you mean jpg\?\)"):
+        parts_of(tmp_path / "x.parquet", path_column="jpeg")
+
+
+def test_refused(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    with pytest.raises(DataError, match=r"no \.arrow or \.parquet files of a data set"):
+        parts_of(f"hf:{tmp_path}")
+    with pytest.raises(
+        DataError, match=r"hf:.*nowhere: there is no such file or folder; hf: reads a data set on local"
+    ):
+        parts_of(f"hf:{tmp_path}/nowhere")
+    parquet.write_table(pa.table({"label": ["a"], "text": ["b"]}), tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=r"train\.parquet: no column of images .*there are: label, text"):
+        parts_of(f"hf:{tmp_path}")
+    (tmp_path / "saved").mkdir()
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+    (tmp_path / "saved" / "state.json").write_text(json.dumps(state))
+    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow: is not there, and .*state\.json names it"):
+        parts_of(tmp_path / "saved")
+    (tmp_path / "saved" / "data-00000-of-00001.arrow").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"cannot be read as \.arrow"):
+        parts_of(tmp_path / "saved")

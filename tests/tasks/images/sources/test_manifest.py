@@ -1,0 +1,211 @@
+"""Tables of paths and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attngraft.errors import ConfigError, DataError
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources import Parts, open_source
+from tests.tasks.images.making import load, make_folder, picture
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder with images/0.png to images/11.png."""
+    (tmp_path / "images").mkdir()
+    for i in range(12):
+        picture(i).save(tmp_path / "images" / f"{i}.png")
+    return tmp_path
+
+
+def table(path: Path, header: str, rows: Sequence[str], *, separator: str = ",") -> Path:
+    path.write_text("\n".join([header, *rows]).replace(",", separator) + "\n", encoding="utf-8")
+    return path
+
+
+def parts_of(path: object, **fields: Any) -> Parts:
+    return open_source(DataConfig(source=str(path), **fields))
+
+
+@pytest.mark.parametrize(("name", "separator"), [("x.csv", ","), ("x.csv", ";"), ("x.tsv", "\t")])
+@pytest.mark.parametrize("inside", ["images/", "", "ABSOLUTE"])
+def test_one_label_for_each_image(pictures: Path, name: str, separator: str, inside: str) -> None:
+    inside = f"{pictures}/images/" if inside == "ABSOLUTE" else inside
+    rows = [f"{inside}{i}.png,{'cat' if i % 2 else 'dog'}" for i in range(12)]
+    data = load(table(pictures / name, "file,label", rows, separator=separator))
+    assert data.facts["kind"] == "table"
+    assert data.facts["classes"] == ["cat", "dog"]
+    assert data.facts["sizes"] == {"train": 10, "val": 2}
+    note = "Paths begin in images/ beside the table."
+    assert (note in data.facts["notes"]) == (inside == "")
+    place = [data.train.name(i) for i in range(10)].index(f"{inside}3.png")
+    assert data.train[(0, place)][1] == 0
+
+
+def test_a_column_says_the_part(pictures: Path) -> None:
+    sides = ["train"] * 7 + ["test"] * 4 + ["extra"]
+    rows = [f"images/{i}.png,{'ab'[i % 2]},{side}" for i, side in enumerate(sides)]
+    path = table(pictures / "x.csv", "image,class,split", rows)
+    data = load(path)
+    assert data.facts["sizes"] == {"train": 7, "val": 4}
+    assert data.facts["split"] == "the rows of column 'split' that say train and test"
+    assert "1 row whose column 'split' says something else is not used." in data.facts["notes"]
+    drawn = parts_of(path, val_fraction=0.5)
+    assert (len(drawn.train), drawn.val) == (7, None)
+    assert parts_of(path, val_split="extra").val.names == ["images/11.png"]  # type: ignore[union-attr]
+    with pytest.raises(DataError, match=r"no part 'x' \(task\.data\.val_split\); there is: extra, test, train"):
+        parts_of(path, val_split="x")
+
+
+def test_columns_may_be_called_anything(pictures: Path) -> None:
+    rows = [f"{i},images/{i}.png,{'ab'[i % 2]},{i % 5}" for i in range(12)]
+    path = table(pictures / "x.csv", "nr,where,what,fold", rows)
+    with pytest.raises(
+        DataError, match=r"which column holds the paths\? .*path_column; there are: nr, where, what, fold"
+    ):
+        parts_of(path)
+    with pytest.raises(DataError, match=r"which column holds the labels\?"):
+        parts_of(path, path_column="where")
+    found = parts_of(path, path_column="where", label_column="what")
+    assert found.classes == ("a", "b")
+    assert len(found.train) == 12, "folds that are numbers say nothing of train and val"
+    with pytest.raises(ConfigError, match=r"label_column: .*x\.csv has no column 'wat' \(did you mean what\?\)"):
+        parts_of(path, path_column="where", label_column="wat")
+
+
+LISTS = {
+    "labels": ["cat dog", "dog", "", "cat"],
+    "tags": ["cat|dog", "dog", "", "cat"],
+    "categories": ["cat;dog", "dog", "none", "cat"],
+    "label": ['"[""cat"", ""dog""]"', '"[""dog""]"', "[]", '"[""cat""]"'],
+    "target": ["\"['cat', 'dog']\"", "['dog']", "nan", "['cat']"],
+}
+
+
+@pytest.mark.parametrize("column", LISTS)
+def test_several_labels_for_each_image(pictures: Path, column: str) -> None:
+    rows = [f"images/{i}.png,{LISTS[column][i % 4]}" for i in range(12)]
+    found = parts_of(table(pictures / "x.csv", f"path,{column}", rows))
+    assert found.multilabel
+    assert found.classes == ("cat", "dog")
+    assert found.train.labels[:4].tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]]
+    assert found.train.labels.dtype == np.uint8
+    assert any(repr(column) in note for note in found.notes), "how labels were read is said"
+
+
+def test_separators_are_told_and_can_be_said(pictures: Path) -> None:
+    rows = [f"images/{i}.png,{'red fox' if i % 2 else 'grey wolf'}" for i in range(12)]
+    assert parts_of(table(pictures / "a.csv", "path,label", rows)).classes == ("grey wolf", "red fox")
+    path = table(pictures / "b.csv", "path,labels", rows)
+    assert parts_of(path).classes == ("fox", "grey", "red", "wolf")
+    assert parts_of(path, label_separator="none").classes == ("grey wolf", "red fox")
+    assert not parts_of(path, label_separator="none").multilabel
+    with pytest.raises(ConfigError, match=r"label_separator: '/' is not known; allowed"):
+        parts_of(path, label_separator="/")
+
+
+def test_a_column_for_each_class(pictures: Path) -> None:
+    rows = [f"images/{i}.png,{i % 2},{'yes' if i % 3 else ''},{i}" for i in range(12)]
+    path = table(pictures / "x.csv", "path,cat,dog,age", rows)
+    found = parts_of(path, label_columns=("cat", "dog"))
+    assert found.multilabel
+    assert found.train.labels[:4].tolist() == [[0, 0], [1, 1], [0, 1], [1, 0]]
+    with pytest.raises(DataError, match=r"x\.csv: row 4: column 'age' holds '2'; label_columns hold 0 or 1"):
+        parts_of(path, label_columns=("cat", "age"))
+
+
+def test_parquet_holds_what_it_holds(pictures: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    paths = [f"images/{i}.png" for i in range(12)]
+    columns = {
+        "path": paths,
+        "label": [i % 2 for i in range(12)],
+        "labels": [["x"] if i % 3 else [] for i in range(12)],
+    }
+    parquet.write_table(pa.table(columns), pictures / "x.parquet")
+    assert parts_of(pictures / "x.parquet").classes == ("0", "1")
+    several = parts_of(pictures / "x.parquet", label_column="labels")
+    assert several.multilabel
+    assert several.train.labels[:3].ravel().tolist() == [0, 1, 1]
+    (pictures / "bad.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"bad\.parquet: cannot be read as \.parquet"):
+        parts_of(pictures / "bad.parquet")
+
+
+def test_a_table_for_each_part_and_one_alone_in_a_folder(pictures: Path) -> None:
+    rows = [f"images/{i}.png,{'ab'[i % 2]}" for i in range(12)]
+    table(pictures / "train.csv", "path,label", rows[:8])
+    with pytest.raises(DataError, match="a training part 'train' but no validation part"):
+        parts_of(pictures)
+    table(pictures / "test.csv", "path,label", rows[8:])
+    found = parts_of(pictures)
+    assert found.val is not None
+    assert (len(found.train), len(found.val), found.origin) == (8, 4, "train.csv and test.csv")
+    table(pictures / "test.csv", "path,name", rows[8:])
+    with pytest.raises(DataError, match=r"test\.csv: has no column 'label', which train\.csv has"):
+        parts_of(pictures)
+    (pictures / "train.csv").rename(pictures / "labels.csv")
+    assert len(parts_of(pictures).train) == 8
+
+
+def test_class_folders_outweigh_a_table_beside_them(tmp_path: Path) -> None:
+    """`labels.csv` beside class folders tells what their names mean."""
+    make_folder(tmp_path, {"n01": 3, "n02": 3})
+    table(tmp_path / "labels.csv", "class,name", ["n01,tench", "n02,goldfish"])
+    assert parts_of(tmp_path).kind == "folder"
+    make_folder(tmp_path / "parts", {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}})
+    table(tmp_path / "parts" / "train.csv", "path,label", ["a/0.png,a"])
+    assert parts_of(tmp_path / "parts").kind == "folder"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty; its first line must name the columns"),
+        ("path,label\n", "has no rows below its header"),
+        ("path,path\na,b\n", "must name every column once"),
+        ("path,label\nimages/0.png,a,b\n", "row 2 has 3 entries, the header 2"),
+        ("path,label\nimages/0.png,\n", "row 2: column 'label' holds no label"),
+        ("path,label\n,a\n", "row 2: column 'path' holds nothing"),
+        ("path,label\nhttp://x/0.png,a\n", "is an address; download the images"),
+        ("path,label\nelsewhere/0.png,a\n", r"none of the first 1 images of the table is there .*task\.data\.root"),
+        ('path,labels\nimages/0.png,"[""a"", 1 2]"\n', "row 2: column 'labels' is no JSON list"),
+    ],
+)
+def test_refused(pictures: Path, content: str, message: str) -> None:
+    (pictures / "x.csv").write_text(content)
+    with pytest.raises(DataError, match=message):
+        parts_of(pictures / "x.csv")
+
+
+def test_text_that_is_not_utf8_is_refused_and_a_mark_is_not(pictures: Path) -> None:
+    (pictures / "x.csv").write_bytes("path,label\nimages/0.png,gr\xfcn\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"is not UTF-8 text \(byte 26\)"):
+        parts_of(pictures / "x.csv")
+    (pictures / "x.csv").write_bytes("\ufeffpath,label\r\nimages/0.png,grün\r\n".encode())
+    assert parts_of(pictures / "x.csv").classes == ("grün",)
+
+
+def test_paths_begin_where_root_says(pictures: Path) -> None:
+    (pictures / "elsewhere").mkdir()
+    path = table(pictures / "elsewhere" / "x.csv", "path,label", [f"{i}.png,{'ab'[i % 2]}" for i in range(12)])
+    assert len(load(path, data={"root": str(pictures / "images")}).train) == 10
+    with pytest.raises(DataError, match=r"task\.data\.root: there is no folder"):
+        parts_of(path, root=str(pictures / "nowhere"))
+
+
+def test_a_row_without_its_image_is_left_out_and_named(pictures: Path) -> None:
+    rows = [f"images/{i}.png,{'ab'[i % 2]}" for i in range(13)]
+    path = table(pictures / "x.csv", "path,label", rows)
+    with pytest.raises(DataError, match=r"(?s)1 image cannot be read.*images/12\.png: cannot be opened \(No such file"):
+        load(path)
+    data = load(path, data={"max_corrupt": 1, "val_fraction": 0.4})
+    assert sum(data.facts["sizes"].values()) == 12
