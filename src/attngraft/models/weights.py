@@ -217,9 +217,9 @@ def _names(model: nn.Module, entry: str) -> tuple[str, ...]:
 
 def _misfits(values: Mapping[str, Tensor], own: Mapping[str, Tensor], *, missing: Iterable[str]) -> list[str]:
     shapes = [
-        f"{name} {tuple(value.shape)} where {tuple(own[name].shape)} fits"
-        for name, value in values.items()
-        if name in own and value.shape != own[name].shape
+        f"{name} {tuple(values[name].shape)} where {tuple(value.shape)} fits"
+        for name, value in own.items()
+        if name in values and value.shape != values[name].shape
     ]
     found = {
         "it lacks": sorted(missing),
