@@ -154,6 +154,14 @@ def compare(
             rich_help_panel=_MANY,
         ),
     ] = None,
+    auto_batch: Annotated[
+        bool,
+        typer.Option(
+            "--auto-batch",
+            help="Where memory runs short, cut batches smaller until they fit; same updates.",
+            rich_help_panel=_RUNS,
+        ),
+    ] = False,
     study: Annotated[
         Path | None,
         typer.Option(
@@ -203,6 +211,8 @@ def compare(
 
     if parameters is not None:
         set_ = [f"train.parameters={parameters}", *(set_ or [])]
+    if auto_batch:
+        set_ = ["train.auto_batch=true", *(set_ or [])]
     given = {
         "title": title,
         "grafts": graft,

@@ -46,6 +46,10 @@ def train(
     save_every: Annotated[
         int | None, typer.Option("--save-every", min=1, help="Also save every N updates, besides each epoch.")
     ] = None,
+    auto_batch: Annotated[
+        bool,
+        typer.Option("--auto-batch", help="Where memory runs short, cut batches smaller until they fit; same updates."),
+    ] = False,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with a run in DIR, or refuse a folder that holds one.")
     ] = True,
@@ -78,6 +82,7 @@ def train(
     given: dict[str, Any] = {"graft": graft, "schedule.epochs": epochs, "seed": seed, "train.save_every": save_every}
     given["task.data"] = data and {"source": data}  # options of the recipe's data fit no other
     given["train.parameters"] = parameters
+    given["train.auto_batch"] = auto_batch or None
     given = {field: value for field, value in given.items() if value is not None}
     given |= _host(host, pretrained=pretrained, weights=weights)
     overrides = [f"{field}={_quoted(value)}" for field, value in given.items()]

@@ -81,7 +81,7 @@ def save(run: RunFolder, learner: Learner) -> None:
     state = {
         "format": FORMAT,
         "model": model_state(learner.model),
-        "optimizer": get_optimizer_state_dict(learner.model, learner.optimizer, options=_whole()),
+        "optimizer": _optimizer_state(learner),
         "ema": learner.ema.module.state_dict() if learner.ema else None,
         "scaler": scaler.state_dict() if scaler else None,
         "sums": gather_object([counters.sums]),
@@ -94,6 +94,14 @@ def save(run: RunFolder, learner: Learner) -> None:
         _keep_previous(run)
     with atomic_file(run.last) as file:
         torch.save(state, file)
+
+
+def _optimizer_state(learner: Learner) -> dict[str, Any]:
+    """Of an optimizer that has made a step: to read another's, torch would make an empty one, which counts."""
+    counters = learner.counters
+    if not (counters.epoch or counters.step):
+        return {}
+    return get_optimizer_state_dict(learner.model, learner.optimizer, options=_whole())
 
 
 def restore(run: RunFolder, learner: Learner) -> bool:
@@ -114,8 +122,9 @@ def restore(run: RunFolder, learner: Learner) -> bool:
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=accelerator.num_processes > 1)
     counters = plain["counters"]
     learner.stages.enter_last(epoch=counters["epoch"], step=counters["step"])
-    # the optimizer first: to have a state to fill, torch makes an empty step
-    set_optimizer_state_dict(learner.model, learner.optimizer, state["optimizer"], options=options)
+    if counters["epoch"] or counters["step"]:
+        # the optimizer first: to have a state to fill, torch makes an empty step
+        set_optimizer_state_dict(learner.model, learner.optimizer, state["optimizer"], options=options)
     set_model_state_dict(learner.model, state["model"], options=options)
     if learner.ema:
         set_model_state_dict(learner.ema.module, state["ema"], options=options)

@@ -102,12 +102,12 @@ class _From:
 class Batches(DataLoader[Batch]):
     """Batches, and the processes that load them, which can be sent away in the middle of their work."""
 
-    leaving: Any = None  #: an event, of torch.multiprocessing
+    leaving: Any = None  #: a semaphore of torch.multiprocessing; an event would wait for the answers of the killed
 
     def send_away(self) -> None:
         """End the loading processes now, without errors; torch itself would wait for what they are at."""
-        if self.leaving is not None:
-            self.leaving.set()
+        for _ in range(self.num_workers):
+            self.leaving.release()
 
 
 def train_batches(order: TrainOrder, *, epoch: int, step: int, epochs: int, workers: int, pin: bool) -> Batches:
@@ -144,7 +144,7 @@ def eval_batches(split: Split, order: EvalOrder, *, workers: int, pin: bool) -> 
 
 
 def _loader(split: Split, sampler: _From | EvalOrder, *, workers: int, pin: bool, persistent: bool = False) -> Batches:
-    leaving = torch.multiprocessing.Event() if workers else None
+    leaving = torch.multiprocessing.Semaphore(0) if workers else None
     batches = Batches(
         cast(Dataset[Any], split),  # it is one in all but name
         batch_sampler=cast(Any, sampler),
@@ -168,7 +168,7 @@ def _serve_until(leaving: Any, worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
     def go() -> None:
-        leaving.wait()
+        leaving.acquire()
         os._exit(0)  # what else ends a process from a thread
 
     threading.Thread(target=go, daemon=True).start()

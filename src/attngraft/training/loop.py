@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -209,13 +209,16 @@ class Trainer:
         job, learner, train = self._job, self._job.learner, self._job.recipe.train
         epoch, step = learner.counters.epoch, learner.counters.step
         number = epoch * job.order.steps + step
+        # all of the update's, before anything moves (running statistics do with each micro-batch): a wait may be ended
+        batches = [next(self._batches) for _ in range(train.accumulate)]
         job.schedule.step_update(number)
         seed = stream_seed(job.recipe.seed, "step", epoch, step, job.accelerator.process_index)
         reseed(seed, job.accelerator.device)
         for micro in range(train.accumulate):
             last = micro == train.accumulate - 1
+            batch, batches[micro] = batches[micro], None  # to be freed once it is used
             with nullcontext() if last else job.accelerator.no_sync(learner.model):
-                self._forward_and_backward(epoch, step * train.accumulate + micro, last=last)
+                self._forward_and_backward(batch, epoch, step * train.accumulate + micro, last=last)
         losses = {name: value / train.accumulate for name, value in self._losses.read().items()}
         if not all_finite(losses):
             raise_not_finite(job, losses)
@@ -227,10 +230,10 @@ class Trainer:
             learner.ema.update(job.core, step=number + 1 if train.ema_warmup else None)
         return losses
 
-    def _forward_and_backward(self, epoch: int, step: int, *, last: bool) -> None:
+    def _forward_and_backward(self, batch: Any, epoch: int, step: int, *, last: bool) -> None:
         """The gradients of one micro-batch; `step` counts micro-batches."""
         job, train = self._job, self._job.recipe.train
-        losses = losses_of(job, next(self._batches), epoch=epoch, step=step)
+        losses = losses_of(job, batch, epoch=epoch, step=step)
         self._losses.add(losses, last=last)
         loss = losses["loss"] if train.accumulate == 1 else losses["loss"] / train.accumulate
         job.accelerator.backward(loss)

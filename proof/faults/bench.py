@@ -1,0 +1,141 @@
+"""Where faults are made: small real runs and studies on the embedded digits, undisturbed ones to compare with, folders."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from proof.faults.case import NotHere
+from proof.faults.harm import Harm
+from proof.faults.outcome import STEPS, differences, study_differences, updates
+from proof.faults.process import Ended, Running
+
+HOST = "host.args={img_size: 8, patch_size: 4, in_chans: 1, embed_dim: 16, depth: 1, num_heads: 2, drop_rate: 0.1}"
+SMALL = ("--recipe", "digits", "--set", HOST, "--set", "train.threads=1", "--set", "train.batch_size=128")
+EPOCHS, SAVE_EVERY = 3, 4
+UPDATES = EPOCHS * STEPS
+
+#: 33 updates, with a moving average and dropout, saved after every fourth and after every epoch
+RUN = ("train", *SMALL, "--set", "train.ema=0.9", "--epochs", str(EPOCHS), "--save-every", str(SAVE_EVERY))
+
+#: three runs of 22 updates
+STUDY = ("compare", *SMALL, "--epochs", "2", "--seeds", "1", "--graft", "cb_s", "--graft", "horizontal")
+STUDY_RUNS = ("baseline", "cb_s", "horizontal")
+
+
+class Bench:
+    """Makes folders and processes under `place`; what is undisturbed is made once."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._whole: dict[tuple[str, ...], Path] = {}
+        self._folders = 0
+
+    def folder(self, name: str = "run") -> Path:
+        """A new name for a folder, in a new empty folder."""
+        self._folders += 1
+        path = self.place / f"{self._folders:03d}"
+        path.mkdir(parents=True)
+        return path / name
+
+    def start(self, arguments: Sequence[str], out: Path, *harms: Harm) -> Running:
+        words = [*arguments, "--out", str(out)]
+        return Running(words, harms=harms, environment={"ATTNGRAFT_CACHE": str(out.parent / "cache")})
+
+    def run(self, arguments: Sequence[str], out: Path, *harms: Harm) -> Ended:
+        return self.start(arguments, out, *harms).finish()
+
+    def whole(self, arguments: Sequence[str]) -> Path:
+        """The folder of the undisturbed run or study."""
+        key = tuple(arguments)
+        if key not in self._whole:
+            out = self.folder("whole")
+            ended = self.run(arguments, out)
+            assert ended.code == 0, ended.text
+            self._whole[key] = out
+        return self._whole[key]
+
+    def new_study(self) -> Path:
+        """A study's folder to be; what its variants cost, which takes longest to measure, is there already."""
+        out = self.folder("study")
+        out.mkdir()
+        shutil.copy(self.whole(STUDY) / "cost.json", out)
+        return out
+
+    def goes_on(self, arguments: Sequence[str], out: Path, *, whole: Sequence[str] | None = None) -> str:
+        """Repeat the command for a run: it must take up all that was saved, and end as an undisturbed one; in words."""
+        saved = updates(out)
+        ended = self.run(arguments, out)
+        assert ended.code == 0, ended.text
+        if saved < UPDATES:
+            begin = f"going on after step {saved} of {UPDATES} steps" if saved else f"training for {UPDATES} steps"
+            assert begin in ended.text, ended.text
+        found = differences(self.whole(whole or arguments), out)
+        assert not found, found
+        return f"{saved} of {UPDATES} updates kept, the end bit-identical"
+
+    def study_goes_on(self, arguments: Sequence[str], out: Path, *, whole: Sequence[str] = STUDY) -> str:
+        """The same for a study: finished runs must not be made again."""
+        done = [path.parent for path in sorted((out / "runs").rglob("finished.json"))]
+        saved = sum(updates(path.parent.parent) for path in (out / "runs").rglob("last.pt"))
+        stamps = [(run / "finished.json").stat().st_mtime_ns for run in done]
+        ended = self.run(arguments, out)
+        assert ended.code == 0, ended.text
+        assert stamps == [(run / "finished.json").stat().st_mtime_ns for run in done]
+        found = study_differences(self.whole(whole), out)
+        assert not found, found
+        runs = len(STUDY_RUNS)
+        return f"{len(done)} of {runs} runs and {saved} of {runs * 2 * STEPS} updates kept, the end bit-identical"
+
+    @contextmanager
+    def small_disk(self, megabytes: int) -> Iterator[Path]:
+        """A disk of this size. A file system in memory, which runs full like any other.
+
+        Raises:
+            NotHere: this process may not mount one.
+        """
+        path = self.folder("disk")
+        path.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(path)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError as error:
+            raise NotHere(f"a small disk cannot be mounted here: {error}") from None
+        if done.returncode:
+            raise NotHere(f"a small disk cannot be mounted here: {done.stderr.strip()}")
+        try:
+            yield path
+        finally:
+            subprocess.run(["umount", "--lazy", str(path)], check=True, capture_output=True)
+
+    def images(self) -> Path:
+        """A folder of 240 small images of three digits, by class."""
+        path = self.place / "images"
+        if not path.is_dir():
+            _write_digits(path)
+        return path
+
+
+def expect(ended: Ended, *, code: int, says: str = "") -> None:
+    """Check how a process ended, and that it said what matches the pattern `says`, and no traceback."""
+    assert ended.code == code, f"{ended}: {ended.text}"
+    assert re.search(says, ended.plain), ended.text
+    assert "Traceback" not in ended.text, ended.text
+
+
+def _write_digits(path: Path) -> None:
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for label in range(3):
+        (path / str(label)).mkdir(parents=True)
+        for number, pixels in enumerate(digits.images[digits.target == label][:80]):
+            image = Image.fromarray((pixels * 15).astype(np.uint8))
+            image.save(path / str(label) / f"{number:02d}.png")

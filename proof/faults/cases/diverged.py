@@ -1,0 +1,53 @@
+"""A loss that is not a number."""
+
+from __future__ import annotations
+
+from proof.faults.bench import RUN, STUDY, Bench, expect
+from proof.faults.case import Case
+from proof.faults.harm import FromTheStart, LossIsNaN
+from proof.faults.outcome import STEPS, updates
+
+
+def _run(bench: Bench) -> str:
+    out = bench.folder()
+    ended = bench.run(RUN, out, FromTheStart(action=LossIsNaN(18)))
+    expect(
+        ended, code=1, says="the loss is not finite in epoch 2, step 7 .* checkpoint is from before and good. A lower"
+    )
+    assert (out / "failure.json").exists()
+    assert updates(out) == 16
+    return f"{ended}; {bench.goes_on(RUN, out)} once the cause is gone"
+
+
+def _study(bench: Bench) -> str:
+    out = bench.new_study()
+    ended = bench.run(STUDY, out, FromTheStart(action=LossIsNaN(2 * STEPS + 14)))  # the second run's epoch 2, step 3
+    expect(
+        ended, code=1, says="cb_s, seed 0: failed.* the loss is not finite in epoch 2, step 3 .* runs .* are missing"
+    )
+    assert updates(out / "runs" / "cb_s" / "seed0") == STEPS
+    for name in ("baseline", "horizontal"):
+        assert (out / "runs" / name / "seed0" / "finished.json").exists()
+    assert (out / "report.html").exists()
+    return f"{ended}; {bench.study_goes_on(STUDY, out)} once the cause is gone"
+
+
+CASES = (
+    Case(
+        name="nan",
+        fault="The loss is NaN or infinite",
+        happens="the run ends before the optimizer moves; names step, examples, gradients, and what may help",
+        kept="all up to the last checkpoint, which is good",
+        remedy="a lower rate, `train.clip_grad`, another `train.amp`, in another folder; or take out broken data",
+        run=_run,
+        quick=True,
+    ),
+    Case(
+        name="nan-in-a-study",
+        fault="The same in one run of a study",
+        happens="the run is noted as failed, the others go on, results and report are made, exit code 1",
+        kept="finished runs, and the failed one up to its last checkpoint",
+        remedy="as above; runs that are missing are tried again by the same command",
+        run=_study,
+    ),
+)

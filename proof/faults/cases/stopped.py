@@ -1,0 +1,138 @@
+"""Asked to stop, with ten seconds until the question is no longer asked."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from proof.faults.bench import RUN, STUDY, Bench, expect
+from proof.faults.case import Case
+from proof.faults.harm import OnCall, Stand
+from proof.faults.outcome import updates
+
+LOAD = "attngraft.tasks.images.splits:PixelSplit.__getitem__"
+AGAIN = "repeat the command"
+GRACE = 10.0
+
+
+def _stopped(
+    number: int, *, target: str, call: int, seconds: float, saved: int, more: Sequence[str] = (), worker: bool = False
+) -> Callable[[Bench], str]:
+    """The signal comes while the run is busy for `seconds` at the `call`-th call of `target`; it saves `saved` updates."""
+
+    def case(bench: Bench) -> str:
+        out = bench.folder()
+        here = out.with_name("here")
+        harm = OnCall(
+            target=target, call=call, action=Stand(here, seconds=seconds), of="worker" if worker else "trainer"
+        )
+        running = bench.start([*RUN, *more], out, harm)
+        running.reach(here)
+        while worker and updates(out) < saved:  # until the trainer has used up what was loaded
+            time.sleep(0.05)
+        ended = running.stop(number, grace=GRACE)
+        expect(ended, code=130, says="saved in epoch .* the same command goes on from there")
+        assert updates(out) == saved, updates(out)
+        return f"{ended} after {ended.seconds:.1f} s; {bench.goes_on(RUN, out)}"
+
+    return case
+
+
+def _twice(bench: Bench) -> str:
+    out = bench.folder()
+    here = out.with_name("here")
+    running = bench.start(RUN, out, OnCall(target="attngraft.training.loop:all_finite", call=7, action=Stand(here)))
+    running.reach(here)
+    running.send(signal.SIGINT)
+    time.sleep(0.3)
+    ended = running.stop(signal.SIGINT)
+    expect(ended, code=130, says="interrupted")
+    assert updates(out) == 4
+    return f"{ended} after {ended.seconds:.1f} s; {bench.goes_on(RUN, out)}"
+
+
+def _study(bench: Bench) -> str:
+    out = bench.new_study()
+    here = out.with_name("here")
+    harm = OnCall(target="attngraft.training.loop:all_finite", call=27, action=Stand(here, seconds=1))
+    running = bench.start(STUDY, out, harm)
+    running.reach(here)
+    ended = running.stop(signal.SIGTERM, grace=GRACE)
+    expect(ended, code=130, says="was stopped and everything is kept: the same command goes on")
+    assert updates(out / "runs" / "cb_s" / "seed0") == 5
+    return f"{ended} after {ended.seconds:.1f} s; {bench.study_goes_on(STUDY, out)}"
+
+
+SAVES = "the run saves after the running update and ends with 130"
+STEP = "attngraft.training.loop:all_finite"
+
+CASES = (
+    Case(
+        name="sigterm-in-step",
+        fault="SIGTERM in an update (a scheduler's notice, SIGKILL 10 s later)",
+        happens=SAVES,
+        kept="everything",
+        remedy=AGAIN,
+        run=_stopped(signal.SIGTERM, target=STEP, call=7, seconds=1, saved=7),
+    ),
+    Case(
+        name="sigterm-slow-data",
+        fault="SIGTERM while the trainer waits for an image that takes a minute",
+        happens="the run does not wait, saves and ends with 130",
+        kept="everything",
+        remedy=AGAIN,
+        run=_stopped(signal.SIGTERM, target=LOAD, call=900, seconds=60, saved=7),
+        quick=True,
+    ),
+    Case(
+        name="sigterm-slow-workers",
+        fault="The same where two other processes load",
+        happens="the run does not wait, sends them away, saves and ends with 130",
+        kept="everything",
+        remedy=AGAIN,
+        run=_stopped(
+            signal.SIGTERM, target=LOAD, call=600, seconds=60, saved=8, more=("--set", "train.workers=2"), worker=True
+        ),
+    ),
+    Case(
+        name="sigterm-slow-evaluation",
+        fault="The same in an evaluation",
+        happens="the run saves without the evaluation, which is made anew, and ends with 130",
+        kept="everything",
+        remedy=AGAIN,
+        run=_stopped(signal.SIGTERM, target=LOAD, call=1500, seconds=60, saved=11),
+    ),
+    Case(
+        name="sighup",
+        fault="SIGHUP (the terminal is closed; under `nohup` it is ignored)",
+        happens=SAVES,
+        kept="everything",
+        remedy=AGAIN,
+        run=_stopped(signal.SIGHUP, target=STEP, call=7, seconds=1, saved=7),
+    ),
+    Case(
+        name="ctrl-c",
+        fault="Ctrl-C",
+        happens=SAVES,
+        kept="everything",
+        remedy=AGAIN,
+        run=_stopped(signal.SIGINT, target=STEP, call=7, seconds=1, saved=7),
+    ),
+    Case(
+        name="ctrl-c-twice",
+        fault="Ctrl-C a second time",
+        happens="the run ends at once with 130, without saving",
+        kept="all up to the last checkpoint",
+        remedy=AGAIN,
+        run=_twice,
+    ),
+    Case(
+        name="sigterm-study",
+        fault="SIGTERM to a study",
+        happens="its running run saves, and the study ends with 130",
+        kept="everything",
+        remedy=AGAIN + ", or report on what is finished: `attngraft compare --report-only --out FOLDER`",
+        run=_study,
+    ),
+)

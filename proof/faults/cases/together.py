@@ -1,0 +1,112 @@
+"""Two at work in one folder, and locks that were left."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+from proof.faults.bench import RUN, STUDY, Bench, expect
+from proof.faults.case import Case
+from proof.faults.harm import Answer, FromTheStart, OnCall, Stand, kill
+from proof.faults.outcome import differences, study_differences
+
+STEP = "attngraft.training.loop:all_finite"
+
+
+def _two_runs(bench: Bench) -> str:
+    out = bench.folder()
+    here, go = out.with_name("here"), out.with_name("go")
+    first = bench.start(RUN, out, OnCall(target=STEP, call=18, action=Stand(here, go)))
+    first.reach(here)
+    second = bench.run(RUN, out)
+    expect(second, code=1, says=r"another run is at work in this folder \(process \d+ on this machine")
+    go.touch()
+    ended = first.finish()
+    expect(ended, code=0)
+    found = differences(bench.whole(RUN), out)
+    assert not found, found
+    return f"the second: {second}; the first: {ended}, bit-identical"
+
+
+def _two_studies(bench: Bench) -> str:
+    out = bench.new_study()
+    here, go = out.with_name("here"), out.with_name("go")
+    first = bench.start(STUDY, out, OnCall(target=STEP, call=27, action=Stand(here, go)))
+    first.reach(here)
+    second = bench.run(STUDY, out)
+    expect(second, code=1, says=r"another run is at work in this folder \(process \d+ on this machine")
+    go.touch()
+    ended = first.finish()
+    expect(ended, code=0)
+    found = study_differences(bench.whole(STUDY), out)
+    assert not found, found
+    return f"the second: {second}; the first: {ended}, bit-identical"
+
+
+def _left(bench: Bench) -> str:
+    """The lock of a killed run, as it is; then as if its process number were another's now; then of another host."""
+    out = bench.folder()
+    said = []
+    living = {"process": os.getpid(), "host": socket.gethostname()}
+    for call, note in ((3, None), (5, living), (4, {"process": 1, "host": "elsewhere"})):
+        if note is not None:
+            (out / ".lock").write_text(json.dumps(note))
+        ended = bench.run(RUN, out, OnCall(target=STEP, call=call, action=kill))
+        expect(ended, code=-9)
+        said.append(ended.plain)
+    assert "taken over from process 1 on host elsewhere" in said[2]
+    assert "taken over" not in said[0] + said[1]
+    return f"taken over 3 of 3 times; {bench.goes_on(RUN, out)}"
+
+
+def _no_locks(bench: Bench) -> str:
+    out = bench.folder()
+    unknown = FromTheStart(action=Answer(target="attngraft.training.lock:_take", value="unknown"))
+    expect(bench.run(RUN, out, unknown, OnCall(target=STEP, call=7, action=kill)), code=-9)
+    expect(bench.run(RUN, out, unknown, OnCall(target=STEP, call=3, action=kill)), code=-9)  # its own dead process
+    note = (out / ".lock").read_text()
+    (out / ".lock").write_text(json.dumps({"process": os.getpid(), "host": socket.gethostname()}))
+    expect(bench.run(RUN, out, unknown), code=1, says="another run is at work in this folder")
+    (out / ".lock").write_text(json.dumps(json.loads(note) | {"host": "elsewhere"}))
+    ended = bench.run(RUN, out, unknown)
+    expect(ended, code=1, says=r"host elsewhere was at work .* if it is not, delete .*\.lock")
+    (out / ".lock").unlink()
+    return f"{ended}; {bench.goes_on(RUN, out)}"
+
+
+CASES = (
+    Case(
+        name="two-runs",
+        fault="A second process in the folder of a run",
+        happens="it ends and names the process and host that is at work there",
+        kept="the first goes on undisturbed",
+        remedy="wait, or take another folder",
+        run=_two_runs,
+        quick=True,
+    ),
+    Case(
+        name="two-studies",
+        fault="The same in the folder of a study",
+        happens="it ends and names the process and host that is at work there",
+        kept="the first goes on undisturbed",
+        remedy="wait, or take another folder",
+        run=_two_studies,
+    ),
+    Case(
+        name="stale-lock",
+        fault="A lock that a killed process left: here, with its number used by another process now, or from another host",
+        happens="the lock is taken over (the system knows that nobody holds it); from another host, with a warning",
+        kept="all up to the last checkpoint",
+        remedy="nothing to do",
+        run=_left,
+    ),
+    Case(
+        name="no-locks",
+        fault="A file system without locks",
+        happens="the note in `.lock` decides: a dead process of this host is passed over, another host's is refused",
+        kept="all up to the last checkpoint",
+        remedy="if the other host's process is gone, delete `.lock`, as the message says",
+        run=_no_locks,
+    ),
+)

@@ -1,0 +1,228 @@
+"""What a process does to itself at a chosen moment. Everything here is handed to another process, so it can be pickled."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+
+class Harm(Protocol):
+    def apply(self) -> None:
+        """Put it in place, before the command starts."""
+
+
+# --- when -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnCall:
+    """Do `action` at the `call`-th call (from 1) of the function `target`, "module:name"; each process counts for itself."""
+
+    target: str
+    action: Callable[[], object]
+    call: int = 1
+    after: bool = False  #: when it returns, instead of before it begins
+    of: Literal["trainer", "worker"] = "trainer"  #: worker: a process that loads data
+
+    def apply(self) -> None:
+        owner, name = _owner(self.target)
+        original, counter, trainer = getattr(owner, name), itertools.count(1), os.getpid()
+
+        @functools.wraps(original)
+        def harmed(*args: Any, **kwargs: Any) -> Any:
+            mine = (os.getpid() == trainer) == (self.of == "trainer")
+            due = mine and next(counter) == self.call
+            if due and not self.after:
+                self.action()
+            result = original(*args, **kwargs)
+            if due and self.after:
+                self.action()
+            return result
+
+        setattr(owner, name, harmed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnWrite:
+    """Do `action` at the `time`-th writing (from 1) of a file of this name: before it is begun, when half of it is written
+    to its temporary file, before that is renamed, or after."""
+
+    name: str
+    action: Callable[[], object]
+    moment: Literal["before", "half", "rename", "after"]
+    time: int = 1
+
+    def apply(self) -> None:
+        counter = itertools.count(1)
+        (self._at_write if self.moment in ("before", "half") else self._at_rename)(counter)
+
+    def _at_write(self, counter: Iterator[int]) -> None:
+        import attngraft.files
+
+        harm, original = self, attngraft.files._Recorder
+
+        class Harmed(original):  # type: ignore[misc, valid-type]
+            def __init__(self, path: Path, mode: str) -> None:
+                self._due = path.name.startswith(f".{harm.name}.") and next(counter) == harm.time
+                if self._due and harm.moment == "before":
+                    harm.action()
+                super().__init__(path, mode)
+
+            def write(self, data: Any, /) -> int:
+                if self._due and harm.moment == "half":
+                    super().write(memoryview(data)[: len(data) // 2])
+                    harm.action()
+                return int(super().write(data))
+
+        attngraft.files._Recorder = Harmed  # type: ignore[misc]
+
+    def _at_rename(self, counter: Iterator[int]) -> None:
+        original = os.replace
+
+        def harmed(source: Any, target: Any, **kwargs: Any) -> None:
+            due = Path(target).name == self.name and next(counter) == self.time
+            if due and self.moment == "rename":
+                self.action()
+            original(source, target, **kwargs)
+            if due and self.moment == "after":
+                self.action()
+
+        os.replace = harmed
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromTheStart:
+    """Do `action` before the command starts."""
+
+    action: Callable[[], object]
+
+    def apply(self) -> None:
+        self.action()
+
+
+# --- what -------------------------------------------------------------------------------------------------------------
+
+
+def kill() -> None:
+    """As `kill -9`, the kernel for want of memory, or a power cut would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Say that the moment has come, by making a file, and wait until another one is there, at most so many seconds."""
+
+    here: Path
+    until: Path | None = None
+    seconds: float = 60.0
+
+    def __call__(self) -> None:
+        self.here.touch()
+        deadline = time.monotonic() + self.seconds
+        while time.monotonic() < deadline and not (self.until is not None and self.until.exists()):
+            time.sleep(0.02)
+
+
+@dataclass(frozen=True)
+class LimitFiles:
+    """From now on this process may write no file larger than so many bytes (`ulimit -f`)."""
+
+    size: int
+
+    def __call__(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@dataclass(frozen=True)
+class FillDisk:
+    """Write a file until the disk of `folder` is full."""
+
+    folder: Path
+
+    def __call__(self) -> None:
+        with (self.folder / "filler").open("wb", buffering=0) as file:
+            for size in (2**16, 2**12, 1):
+                try:
+                    while file.write(b"x" * size) == size:
+                        pass
+                except OSError:
+                    continue
+
+
+@dataclass(frozen=True, kw_only=True)
+class LackOfMemory:
+    """A host that takes no larger batches than these, and says so as a device does."""
+
+    training: int = 10**9
+    evaluation: int = 10**9
+
+    def __call__(self) -> None:
+        import torch
+        from timm.models.vision_transformer import VisionTransformer
+
+        original = VisionTransformer.forward
+
+        def forward(model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(x) > (self.training if model.training else self.evaluation):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB (simulated)")
+            return original(model, x, *args, **kwargs)
+
+        VisionTransformer.forward = forward
+
+
+@dataclass(frozen=True)
+class LossIsNaN:
+    """The loss is NaN in the `update`-th update (from 1) of this process."""
+
+    update: int
+
+    def __call__(self) -> None:
+        import attngraft.training.loop as loop
+
+        original, counter = loop.losses_of, itertools.count(1)
+
+        def losses_of(*args: Any, **kwargs: Any) -> Any:
+            losses = original(*args, **kwargs)
+            return losses if next(counter) != self.update else losses | {"loss": losses["loss"] * float("nan")}
+
+        loop.losses_of = losses_of
+
+
+@dataclass(frozen=True)
+class ClockBackwards:
+    """Every look at the clock sees it an hour earlier than the look before."""
+
+    def __call__(self) -> None:
+        now, looks = time.time(), itertools.count(1)
+        time.time = lambda: now - 3600.0 * next(looks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The function `target`, "module:name", returns `value`."""
+
+    target: str
+    value: object
+
+    def __call__(self) -> None:
+        owner, name = _owner(self.target)
+        setattr(owner, name, lambda *args, **kwargs: self.value)
+
+
+def _owner(target: str) -> tuple[Any, str]:
+    """The module or class that holds "module:name", and the last part of the name."""
+    module, _, path = target.partition(":")
+    owner: Any = importlib.import_module(module)
+    *outer, name = path.split(".")
+    for each in outer:
+        owner = getattr(owner, each)
+    return owner, name

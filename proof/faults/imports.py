@@ -1,0 +1,15 @@
+"""What a process needs before it can be harmed, imported once for all of them. Nothing is computed: threads do not fork."""
+
+import matplotlib.figure  # noqa: F401
+import scipy.stats  # noqa: F401
+import sklearn.datasets  # noqa: F401
+
+import attngraft.cli
+import attngraft.models
+import attngraft.report
+import attngraft.study.conduct
+import attngraft.study.cost
+import attngraft.study.estimate
+import attngraft.tasks.classification.task
+import attngraft.training.loop  # noqa: F401
+import proof.faults.harm  # noqa: F401

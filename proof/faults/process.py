@@ -1,0 +1,121 @@
+"""The package's command line in a process of its own, which can be harmed, stopped and listened to.
+
+Processes are forked from one that has imported everything, so that each takes a tenth of a second to start and not five.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from proof.faults.harm import Harm
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["proof.faults.imports"])
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: its exit code (negative: the signal), what it said, and after how many seconds."""
+
+    code: int
+    text: str
+    seconds: float
+
+    @property
+    def plain(self) -> str:
+        """What it said, on one line."""
+        return re.sub(r"\s+", " ", self.text)
+
+    def __str__(self) -> str:
+        return f"ended by {signal.Signals(-self.code).name}" if self.code < 0 else f"exit {self.code}"
+
+
+class Running:
+    """`attngraft` with these arguments, started."""
+
+    def __init__(
+        self, arguments: Sequence[str], *, harms: Sequence[Harm] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        ours, theirs = _context.Pipe(duplex=False)
+        self._process = _context.Process(
+            target=_main, args=(list(arguments), list(harms), dict(environment or {}), theirs)
+        )
+        self._begun = time.monotonic()
+        self._process.start()
+        theirs.close()
+        self._said = bytearray()
+        self._listener = threading.Thread(target=self._listen, args=(ours,), daemon=True)
+        self._listener.start()
+
+    def reach(self, place: Path, *, within: float = 60.0) -> None:
+        """Wait until the process stands at `place` (`harm.Stand`)."""
+        deadline = time.monotonic() + within
+        while not place.exists():
+            if not self._process.is_alive() or time.monotonic() > deadline:
+                raise AssertionError(f"never got to {place.name}: {self.finish(within=1)}")
+            time.sleep(0.005)
+
+    def send(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def stop(self, number: int, *, grace: float = 10.0) -> Ended:
+        """Send the signal, and SIGKILL after the time of grace, as a cluster's scheduler does. Seconds count from here."""
+        self._begun = time.monotonic()
+        self.send(number)
+        self._process.join(grace)
+        if self._process.is_alive():
+            self._process.kill()
+        return self.finish()
+
+    def finish(self, *, within: float = 180.0) -> Ended:
+        """Wait for its end."""
+        self._process.join(within)
+        seconds = time.monotonic() - self._begun
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+            raise AssertionError(f"the process hangs; it said: {self._said.decode(errors='replace')[-2000:]}")
+        self._listener.join(1.0)  # a loading process that outlives it keeps the pipe open for a while
+        code = self._process.exitcode
+        assert code is not None
+        return Ended(code, self._said.decode(errors="replace"), seconds)
+
+    def _listen(self, connection: Connection) -> None:
+        while True:
+            try:
+                part = os.read(connection.fileno(), 65536)
+            except OSError:
+                return
+            if not part:
+                return
+            self._said += part
+
+
+def _main(arguments: list[str], harms: list[Harm], environment: dict[str, str], output: Connection) -> None:
+    """In the new process."""
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    output.close()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores it
+    multiprocessing.set_start_method("fork", force=True)  # for loading processes; else they would inherit forkserver
+    sys.argv = ["attngraft", *arguments]
+    import torch
+
+    from attngraft.cli import main
+
+    torch.set_num_threads(1)
+    for harm in harms:
+        harm.apply()
+    main(arguments)
