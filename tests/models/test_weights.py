@@ -20,10 +20,8 @@ from attngraft.errors import AttngraftError, HostError, UsageError
 from attngraft.models.weights import read_weights
 
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
-SWIN: dict[str, Any] = {
-    **{"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "num_classes": 5},
-    **{"depths": (2, 2), "num_heads": (2, 4)},
-}
+SWIN: dict[str, Any] = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 16, "num_classes": 5}
+SWIN |= {"depths": (2, 2), "num_heads": (2, 4)}
 HOSTS = {"vit_tiny_patch16_224": VIT, "swin_tiny_patch4_window7_224": SWIN}
 HEADS = {"vit_tiny_patch16_224": "head.", "swin_tiny_patch4_window7_224": "head.fc."}
 
