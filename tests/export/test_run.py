@@ -17,13 +17,13 @@ from tests.export.runs import CLASSES, make_run
 
 def test_a_folder_loads_as_the_model_that_was_trained(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "cb_s + horizontal")
-    manifest = export_run(run, tmp_path / "out")
+    made = export_run(run, tmp_path / "out")
     torch.manual_seed(5)
     before = torch.get_rng_state()
     model = attngraft.load(tmp_path / "out")
     assert torch.equal(torch.get_rng_state(), before)
     assert not model.training
-    assert manifest.serving.classes == tuple(CLASSES)
+    assert made.manifest.serving.classes == tuple(CLASSES)
     trained = trained_model(read_run(run), "last").eval()
     assert model.state_dict().keys() == trained.state_dict().keys()
     images = torch.randn(3, 3, 16, 16)

@@ -59,7 +59,7 @@ class Graft(TapPoint, nn.Module):
     frozen: tuple[str, ...]  #: parameters of the module that it froze, to be unfrozen on undo
     folded: str | None = None  #: what of it stands in the host's weights; then it cannot be taken out again
 
-    def fold(self, *, before: nn.Linear | None, after: nn.Linear | None) -> Graft | str:
+    def fold(self, *, before: nn.Linear | None, after: nn.Linear | None) -> Graft | str | None:
         """For inference: move what is exact to rounding into the host's linear layers next to this graft.
 
         Args:
@@ -68,10 +68,10 @@ class Graft(TapPoint, nn.Module):
             after: the layer whose input is this graft's output.
 
         Returns:
-            The graft that stays in this one's place, with its own `kind` and `options` set and the layers changed; or the
-            reason why nothing can move, with the layers as they were.
+            The graft that stays in this one's place, with its own `kind` and `options` set and the layers changed; None if
+            nothing of it needs to stay; or the reason why all of it does, with the layers as they were.
         """
-        return "it holds no constant factor that a linear layer could take"
+        return "it holds nothing that a linear layer could take over"
 
 
 @dataclass(frozen=True)

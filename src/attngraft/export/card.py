@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+from attngraft.export.fold import summary
 from attngraft.export.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest
 from attngraft.files import write_atomically
 from attngraft.report import facts as described
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 FILE = "README.md"
+_COUNTED = 20  #: classes whose images are counted one by one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +44,33 @@ class InStudy:
         return [self._row(variant) for variant in shown]
 
     def _row(self, variant: VariantResult) -> dict[str, str]:
-        spread = variant.last.get(self.result.metric)
-        found = variant.difference
+        spread, found, cost = variant.last.get(self.result.metric), variant.difference, variant.cost
+        difference = [f"{self.style.change(found.mean)} {self.style.points}".rstrip()] if found else []
+        if found:
+            difference.append(f"bootstrap {self.style.interval(found.bootstrap)}")
+        if found and found.t is not None:
+            difference.append(f"t {self.style.interval(found.t)}")
+        trained = cost.train_time_ratio if cost else None
+        used = cost.inference_time_ratio if cost else None
         return {
             "name": variant.name,
             "value": wording.spread_text(spread.mean, spread.deviation, self.style) if spread else wording.ABSENT,
-            "difference": wording.difference_sentence(found, self.style) if found else "",
-            "verdict": found.verdict if found else ("" if not variant.is_baseline else "baseline"),
+            "difference": "; ".join(difference),
+            "verdict": found.verdict if found else ("baseline" if variant.is_baseline else ""),
+            "parameters": wording.ratio(cost.parameters_ratio if cost else None, exact=True),
+            "macs": wording.ratio(cost.macs_ratio if cost else None, exact=True),
+            "training": wording.ratio(trained.point if trained else None),
+            "inference": wording.ratio(used.point if used else None),
         }
+
+    @property
+    def command(self) -> str:
+        """What makes the study again, without this machine's paths."""
+        return " ".join(str(_without_places(word)) for word in self.result.command.split(" "))
+
+    @property
+    def data(self) -> str:
+        return str(_without_places(self.result.data.get("source", "the data")))
 
     @property
     def reason(self) -> str:
@@ -83,7 +105,7 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
         pipeline_tag="image-classification",
         tags=["attngraft", "timm", "image-classification"],
     )
-    recipe = _without_paths(recipe_to_dict(record.recipe))
+    recipe = dump_yaml(_without_places(recipe_to_dict(record.recipe))).rstrip()
     study = study_of(record.folder)
     return (
         _environment()
@@ -97,8 +119,10 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
             parameters=parameters,
             plain_difference=plain_difference,
             facts=described.facts(_facts(record)),
-            recipe=dump_yaml(recipe).rstrip(),
-            pretrained=recipe["host"].get("pretrained"),
+            folds=summary(manifest.folds),
+            recipe=recipe,
+            fence=_fence(recipe, at_least=3),
+            host=record.recipe.host,
             files={"manifest": MANIFEST, "weights": WEIGHTS, "grafts": GRAFTS},
         )
     )
@@ -117,24 +141,24 @@ def study_of(run: Path) -> InStudy | None:
 
 def _facts(record: RunRecord) -> dict[str, Any]:
     """What was found in the data, without paths and without what stands elsewhere in the card."""
-    left_out = ("task", "where", "input", "augment", "classes")
-    found = {name: value for name, value in record.facts.items() if name not in left_out}
-    if "source" in found:
-        found["source"] = _last(found["source"])
-    return found
+    left_out = ("task", "where", "input", "augment", "classes", "check", "split_digest", "image")
+    found = {name: _without_places(value) for name, value in record.facts.items() if name not in left_out}
+    counts = found.get("counts")
+    if isinstance(counts, Mapping) and any(len(part) > _COUNTED for part in counts.values()):
+        span = {part: f"{min(by.values())} to {max(by.values())}" for part, by in counts.items() if by}
+        found = {name: value for name, value in found.items() if name != "counts"} | {"images per class": span}
+    return {name: value for name, value in found.items() if value not in ([], {}, None)}
 
 
-def _without_paths(recipe: dict[str, Any]) -> dict[str, Any]:
-    data = recipe.get("task", {}).get("data")
-    if isinstance(data, Mapping):
-        kept = {name: _last(value) if name in ("source", "root") else value for name, value in data.items()}
-        recipe = {**recipe, "task": {**recipe["task"], "data": kept}}
-    return recipe
-
-
-def _last(value: Any) -> Any:
-    """The last part of a path; a name as it is."""
-    return PurePath(value).name if isinstance(value, str) and ("/" in value or "\\" in value) else value
+def _without_places(value: Any) -> Any:
+    """`value` with the last part of each absolute path in it: folders of this machine are nobody's business."""
+    if isinstance(value, Mapping):
+        return {name: _without_places(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_places(each) for each in value]
+    if isinstance(value, str) and (value.startswith(("/", "~")) or PureWindowsPath(value).drive):
+        return PureWindowsPath(value).name  # which knows both kinds of slashes
+    return value
 
 
 def _environment() -> Environment:
@@ -154,11 +178,15 @@ def _environment() -> Environment:
 def code(value: Any) -> str:
     """`value` as a code span on one line, whatever backticks and bars it has."""
     text = wording.shown(value).replace("|", "¦")
-    fence = "`"
-    while fence in text:
-        fence += "`"
+    fence = _fence(text)
     pad = " " if text.startswith("`") or text.endswith("`") or not text else ""
     return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def _fence(text: str, *, at_least: int = 1) -> str:
+    """More backticks in a row than `text` has anywhere."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    return "`" * max(longest + 1, at_least)
 
 
 def _number(value: float) -> str:

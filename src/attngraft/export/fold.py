@@ -1,51 +1,84 @@
-"""Folding: what of a graft is a constant factor moves into the host's linear layers. For inference only.
+"""Folding: what of a graft, or of the host, is a constant factor moves into linear layers. For inference only.
 
 Each mechanism knows what of it can move (`Graft.fold`), each host which linear layer stands next to a stage
-(`linear_before`, `linear_after`); this joins the two.
+(`linear_before`, `linear_after`) and what of itself can move (`HostAdapter.fold`); this joins them.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 from torch import nn
 
 from attngraft.anatomy import Graft, GraftedModule
+from attngraft.errors import HostError
 from attngraft.export.manifest import FoldEntry
-from attngraft.grafting.apply import grafted
+from attngraft.grafting.apply import grafted, restore
 from attngraft.hosts import find_host
 
 
-def fold(model: nn.Module) -> tuple[FoldEntry, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Folded:
+    """What was done, one entry per graft and one for the host where it had something, and what makes the host now."""
+
+    entries: tuple[FoldEntry, ...]
+    arguments: Mapping[str, Any]  #: of the host's factory, where folding changed them
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldLine:
+    """The same thing done to the same graft in several modules, for readers."""
+
+    what: str
+    modules: tuple[str, ...]
+    happened: str
+
+
+def summary(entries: Sequence[FoldEntry]) -> list[FoldLine]:
+    """What folding did, said once for all modules of which the same is true."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        happened = f"folded: {entry.folded}" if entry.folded else f"stays as it is: {entry.stayed}"
+        found.setdefault((entry.graft or "the host", happened), []).append(entry.module or "all")
+    return [
+        FoldLine(what=what, modules=tuple(modules), happened=happened) for (what, happened), modules in found.items()
+    ]
+
+
+def fold(model: nn.Module) -> Folded:
     """Fold what is exact to rounding, in place, and say of every graft what was done.
 
     Outputs stay what they were to 1e-5. What was folded cannot be taken out again (`ungraft` refuses), and a folded model
-    is not for training: what was one factor is now spread over the host's weights.
-
-    Raises:
-        HostError: the model holds no host that is known.
+    is not for training: what was one factor is now spread over the host's weights. A host that no adapter knows has no
+    grafts, and is left as it is.
     """
-    host = find_host(model)
+    try:
+        host = find_host(model)
+    except HostError:
+        return Folded(entries=(), arguments={})
     entries = []
     for path, module, name, made in list(grafted(host.core)):
         result = _fold_one(module, made)
-        reason = result if isinstance(result, str) else None
-        if isinstance(result, Graft):
-            result.stage, result.unused, result.frozen = made.stage, made.unused, made.frozen
-            module.grafts[name] = result.train(made.training)
+        _replace(module, name, made, result)
         entries.append(
             FoldEntry(
                 module=host.adapter.canonical(path),
                 instance=name,
                 graft=made.kind,
-                folded=result.folded if isinstance(result, Graft) else None,
-                stayed=reason,
+                folded=_what(result),
+                stayed=result if isinstance(result, str) else None,
+                removed=result is None,
             )
         )
-    return tuple(entries)
+    own = host.adapter.fold(host.core)
+    if own.folded or own.stayed:
+        entries.append(FoldEntry(module="", folded=own.folded, stayed=own.stayed))
+    return Folded(entries=tuple(entries), arguments=own.arguments)
 
 
-def _fold_one(module: GraftedModule, made: Graft) -> Graft | str:
+def _fold_one(module: GraftedModule, made: Graft) -> Graft | str | None:
     """A layer is next to a graft where no other graft of the stage stands between them."""
     if made.folded:
         return "it was folded before"
@@ -56,3 +89,19 @@ def _fold_one(module: GraftedModule, made: Graft) -> Graft | str:
     if isinstance(result, str) and before is after is None and len(row) > 1:
         return f"{result} (another graft of the same stage stands between)"
     return result
+
+
+def _replace(module: Any, name: str, made: Graft, result: Graft | str | None) -> None:
+    if isinstance(result, Graft):
+        result.stage, result.unused, result.frozen = made.stage, made.unused, made.frozen
+        module.grafts[name] = result.train(made.training)
+    elif result is None:
+        del module.grafts[name]
+        if not module.grafts:
+            restore(module)
+
+
+def _what(result: Graft | str | None) -> str | None:
+    if result is None:
+        return "it does nothing, and was taken out"
+    return result.folded if isinstance(result, Graft) else None

@@ -120,18 +120,19 @@ def _misfit(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> str | N
 
 def _mark_folded(model: nn.Module, manifest: Manifest) -> None:
     """Tell folded grafts that they are, so that they refuse to be taken out."""
-    folded = {(entry.module, entry.instance): entry.folded for entry in manifest.folds if entry.folded}
+    left = [entry for entry in manifest.folds if entry.folded and entry.graft and not entry.removed]
+    folded = {(each.module, each.instance): each.folded for each in left}
     if not folded:
         return
     host = find_host(model)
-    for path, _, name, graft in grafted(host.core):
-        graft.folded = folded.pop((host.adapter.canonical(path), name), None)
+    for path, _, instance, graft in grafted(host.core):
+        graft.folded = folded.pop((host.adapter.canonical(path), instance), None)
         if graft.folded:
             for parameter in graft.parameters():
                 parameter.requires_grad_(False)
     if folded:
-        module, name = next(iter(folded))
-        raise ExportError(f"the manifest says that {name} at {module} was folded, and the graft file has no such graft")
+        lost, name = next(iter(folded))
+        raise ExportError(f"the manifest says that {name} at {lost} was folded, and the graft file has no such graft")
 
 
 def _has_grafts(model: nn.Module) -> bool:

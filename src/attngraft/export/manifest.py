@@ -35,13 +35,14 @@ class HostEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldEntry:
-    """What folding did to one graft."""
+    """What folding did to one graft, or to the host itself."""
 
-    module: str  #: host path of the module that carries it
-    instance: str  #: its name there
-    graft: str  #: registered name, as it was trained
-    folded: str | None = None  #: what of it stands in the host's weights now; None: it stays whole
+    module: str  #: host path of the module that carries it; empty: the host
+    instance: str | None = None  #: its name there
+    graft: str | None = None  #: registered name, as it was trained
+    folded: str | None = None  #: what of it stands in other weights now; None: it stays whole
     stayed: str | None = None  #: why it stays whole
+    removed: bool = False  #: whether nothing of the graft is left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ class Manifest:
 
     @property
     def folded(self) -> bool:
-        """Whether the host's weights hold a part of a graft."""
+        """Whether weights of the host hold what stood elsewhere in training."""
         return any(entry.folded for entry in self.folds)
 
     @property
@@ -102,10 +103,14 @@ class Manifest:
         return int(channels), int(height), int(width)
 
 
+def manifest_text(manifest: Manifest) -> str:
+    """`manifest` as JSON; `parse_manifest` reads it back. Programs carry it too, so that they can be used alone."""
+    return json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False) + "\n"
+
+
 def write_manifest(manifest: Manifest, folder: Path) -> None:
     """`manifest` as the folder's attngraft.json."""
-    text = json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False)
-    write_atomically(folder / MANIFEST, text + "\n")
+    write_atomically(folder / MANIFEST, manifest_text(manifest))
 
 
 def read_manifest(folder: Path | str) -> Manifest:
@@ -123,17 +128,30 @@ def read_manifest(folder: Path | str) -> Manifest:
         )
         raise ExportError(f"{folder}: no exported model is here, there is no {MANIFEST}{hint}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ExportError(f"{path}: cannot be read: {error}; export the model again") from None
+    return parse_manifest(text, where=str(path))
+
+
+def parse_manifest(text: str, *, where: str) -> Manifest:
+    """The manifest that `text` is.
+
+    Raises:
+        ExportError: as `read_manifest`; names `where`.
+    """
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ExportError(f"{where}: cannot be read: {error}; export the model again") from None
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-        raise ExportError(f"{path}: has no format number, so it is none of attngraft's; export the model again")
+        raise ExportError(f"{where}: has no format number, so it is none of attngraft's; export the model again")
     if content["format"] > FORMAT:
         raise ExportError(
-            f"{path} has format {content['format']}, written by attngraft {content.get('version', 'unknown')}; this is "
+            f"{where} has format {content['format']}, written by attngraft {content.get('version', 'unknown')}; this is "
             f"{__version__}, which reads formats up to {FORMAT}. Update attngraft: pip install -U attngraft"
         )
     try:
-        return read(Manifest, content, where=str(path))
+        return read(Manifest, content, where=where)
     except ConfigError as error:
         raise ExportError(f"{error}; export the model again") from None

@@ -15,11 +15,14 @@ from torch import Tensor, nn
 
 from attngraft.errors import ExportError
 from attngraft.export.check import Forward, check_outputs, example_images
-from attngraft.export.manifest import Check, Manifest
+from attngraft.export.manifest import Check, Manifest, manifest_text
 from attngraft.export.torch_export import EXAMPLE, export_program
 
 FILE = "model.onnx"
+QUANTIZED = "model.int8.onnx"
 TOLERANCE = 1e-4
+QUANTIZING = 0.5  #: how far outputs of quantized weights may lie from the model's; more than this is another model
+ENTRY = "attngraft"  #: of the file's metadata: the manifest
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -31,7 +34,7 @@ def require_packages() -> None:
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ExportError(f"ONNX needs {', '.join(missing)}: pip install 'attngraft[export]'")
+        raise ExportError(f'ONNX needs {", ".join(missing)}: pip install "attngraft[export]"')
 
 
 def write_onnx(model: nn.Module, manifest: Manifest, folder: Path) -> Check:
@@ -57,6 +60,7 @@ def write_onnx(model: nn.Module, manifest: Manifest, folder: Path) -> Check:
             )
             if made is None:
                 raise ExportError("torch.onnx.export returned no program")
+            made.model.metadata_props[ENTRY] = manifest_text(manifest)
             made.save(path)
     except ExportError:
         raise
@@ -65,17 +69,50 @@ def write_onnx(model: nn.Module, manifest: Manifest, folder: Path) -> Check:
         raise ExportError(
             f"the model cannot be translated to ONNX ({reason}); export it --to pt2 or --to torch"
         ) from error
-    return check_outputs(open_onnx(path), model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE)
+    return check_outputs(open_onnx(path)[0], model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE)
 
 
-def open_onnx(path: Path) -> Forward:
-    """An ONNX file as a function, run by onnxruntime on the CPU with as many threads as torch has.
+def write_quantized(model: nn.Module, manifest: Manifest, folder: Path) -> Check:
+    """Write model.int8.onnx from model.onnx, and measure by how much its outputs differ from the model's.
+
+    The weights of matrix products are 8 bits wide, one scale per matrix; inputs are quantized as they come, with a scale of
+    their own each time (onnxruntime's dynamic quantization). Convolutions and the head stay as they are.
+
+    Raises:
+        ExportError: onnxruntime cannot quantize it, or nothing of the model is left in the outputs.
+    """
+    require_packages()
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    plain = onnx.load(folder / FILE)
+    del plain.graph.value_info[:]  # shapes as torch saw them, which the quantizer finds again, and disputes
+    try:
+        with _quiet():
+            quantize_dynamic(
+                plain,
+                folder / QUANTIZED,
+                weight_type=QuantType.QInt8,
+                op_types_to_quantize=["MatMul"],
+                per_channel=False,
+            )
+    except Exception as error:  # the quantizer raises whatever a graph leads it to
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise ExportError(f"onnxruntime cannot quantize the model ({reason}); leave --dtype int8 out") from error
+    return check_outputs(
+        open_onnx(folder / QUANTIZED)[0], model, manifest, file=QUANTIZED, batches=(1, EXAMPLE, 5), tolerance=QUANTIZING
+    )
+
+
+def open_onnx(path: Path) -> tuple[Forward, str | None]:
+    """An ONNX file as a function, run by onnxruntime on the CPU with as many threads as torch has, and the manifest that
+    it carries; None where attngraft did not make it.
 
     Raises:
         ExportError: onnxruntime is missing, or cannot read the file.
     """
     if importlib.util.find_spec("onnxruntime") is None:
-        raise ExportError("ONNX needs onnxruntime: pip install 'attngraft[export]'")
+        raise ExportError('ONNX needs onnxruntime: pip install "attngraft[export]"')
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -91,13 +128,13 @@ def open_onnx(path: Path) -> Forward:
     def forward(images: Tensor) -> Tensor:
         return torch.from_numpy(session.run(None, {name: images.contiguous().numpy()})[0])
 
-    return forward
+    return forward, session.get_modelmeta().custom_metadata_map.get(ENTRY)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporters' remarks on their own internals."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    loggers = [logging.getLogger(name) for name in ("", "torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

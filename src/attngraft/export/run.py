@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import copy
-import logging
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from attngraft.errors import ExportError, UsageError
+from attngraft.errors import ExportError, StorageError, UsageError
 from attngraft.export import card, onnx, timm_config, torch_export
 from attngraft.export.check import check_outputs
-from attngraft.export.fold import fold as fold_grafts
+from attngraft.export.fold import fold as fold_model
 from attngraft.export.folder import load, write_model
 from attngraft.export.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
 from attngraft.export.source import Source, open_run
 from attngraft.training.evaluate import Weights
 
 Target = Literal["torch", "pt2", "onnx", "hf"]
-DType = Literal["float32", "bfloat16"]
+DType = Literal["float32", "bfloat16", "int8"]
 
 FOLDING = 1e-5  #: how far a folded model's outputs may lie from the model's
 RELOADING = 1e-6  #: and those of the folder, loaded again
 ROUNDING = 0.2  #: and those of a model rounded to bfloat16; more than this is no rounding
 
-log = logging.getLogger(__name__)
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was made."""
+
+    folder: Path
+    manifest: Manifest
+    plain_difference: (
+        float | None
+    )  #: with `hf`: by how much outputs of plain timm, without grafts, differ from the model's
 
 
 def export_run(
@@ -39,22 +47,27 @@ def export_run(
     out: Path | str,
     *,
     to: Sequence[Target] = ("torch",),
-    weights: Weights = "last",
+    checkpoint: Weights = "last",
     fold: bool = False,
     dtype: DType = "float32",
     overwrite: bool = False,
-) -> Manifest:
+    unfinished: bool = False,
+) -> Exported:
     """Export the model of a run to the folder `out`, which `attngraft.load` and `attngraft predict` read.
 
     Everything is made beside `out`, loaded again and compared with the model, and then moved there at once.
 
     Args:
+        run: the run's folder.
+        out: the folder to make.
         to: what the folder holds besides weights and manifest: `pt2` a torch.export program, `onnx` an ONNX file, `hf`
             timm's config.json; `torch` adds nothing.
-        weights: of the last checkpoint, the best epoch, or their moving averages.
+        checkpoint: the weights of the last epoch, of the best one, or their moving averages.
         fold: move what is exact to 1e-5 of the grafts into the host's weights; for inference only.
-        dtype: of the weights. bfloat16 halves the files; float32 is what was trained.
+        dtype: of the weights. bfloat16 halves the files. int8 (with `onnx`) adds an ONNX file with quantized weights, and
+            leaves the others as they are.
         overwrite: replace a model that was exported to `out` before.
+        unfinished: take a run that has not come to its end.
 
     Raises:
         UsageError: targets that do not go together, or a folder with other things in it.
@@ -64,41 +77,64 @@ def export_run(
     out = Path(out)
     _check_targets(to, dtype)
     _check_place(out, overwrite=overwrite)
-    source = open_run(run, weights)
-    model, manifest = source.model, source.manifest
+    source = open_run(run, checkpoint, unfinished=unfinished)
+    manifest = source.manifest
     checks: list[Check] = []
     if fold:
-        trained = copy.deepcopy(model)
-        manifest = replace(manifest, folds=fold_grafts(model))
-        checks.append(check_outputs(model, trained, manifest, file="folding", batches=(2,), tolerance=FOLDING))
-    if dtype != "float32":
-        exact = copy.deepcopy(model)
-        model, manifest = model.to(getattr(torch, dtype)), replace(manifest, dtype=dtype)
-        rounded = check_outputs(model, _taking(exact), manifest, file=dtype, batches=(8,), tolerance=ROUNDING)
-        checks.append(rounded)
+        manifest, check = _folded(source.model, manifest)
+        checks.append(check)
+    if dtype == "bfloat16":
+        manifest, check = _rounded(source.model, manifest)
+        checks.append(check)
     with _built_beside(out) as folder:
-        manifest = write_model(model, manifest, folder)
+        manifest = write_model(source.model, manifest, folder)
         again = load(folder)
-        checks.append(check_outputs(again, model, manifest, file=WEIGHTS, batches=(2,), tolerance=RELOADING))
-        manifest = _add_targets(model, manifest, folder, to, checks)
+        checks.append(check_outputs(again, source.model, manifest, file=WEIGHTS, batches=(2,), tolerance=RELOADING))
+        manifest, checks = _add_programs(source.model, manifest, folder, to, quantized=dtype == "int8", checks=checks)
+        manifest = replace(manifest, checks=tuple(checks))
         write_manifest(manifest, folder)
-        _write_card(source, manifest, folder, "hf" in to)
-    return manifest
+        plain = _add_timm_config(source.model, manifest, folder) if "hf" in to else None
+        _write_card(source, manifest, folder, plain)
+    return Exported(folder=out, manifest=manifest, plain_difference=plain)
 
 
-def _taking(model: nn.Module) -> nn.Module:
-    """`model` in its own precision, for images in another."""
-    model.register_forward_pre_hook(lambda _, images: (images[0].float(),))
-    return model
+def _folded(model: nn.Module, manifest: Manifest) -> tuple[Manifest, Check]:
+    trained = copy.deepcopy(model)
+    found = fold_model(model)
+    host = replace(manifest.host, args={**manifest.host.args, **found.arguments})
+    check = check_outputs(model, trained, manifest, file="folding", batches=(2,), tolerance=FOLDING)
+    return replace(manifest, folds=found.entries, host=host), check
+
+
+def _rounded(model: nn.Module, manifest: Manifest) -> tuple[Manifest, Check]:
+    exact = copy.deepcopy(model)
+    model.to(torch.bfloat16)
+    check = check_outputs(
+        lambda images: _tensor(model(images.bfloat16())),
+        exact,
+        manifest,
+        file="rounding to bfloat16",
+        batches=(8,),
+        tolerance=ROUNDING,
+    )
+    return replace(manifest, dtype="bfloat16"), check
+
+
+def _tensor(value: object) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise ExportError(f"the model returns {type(value).__name__}, not a tensor")
+    return value
 
 
 def _check_targets(to: Sequence[Target], dtype: DType) -> None:
     if "onnx" in to:
         onnx.require_packages()
-        if dtype != "float32":
+        if dtype == "bfloat16":
             raise UsageError(
-                f"ONNX in {dtype}: onnxruntime's CPU kernels do not take it; leave --dtype out, or use --to pt2 or torch"
+                "ONNX in bf16: onnxruntime's CPU kernels do not take it; leave --dtype out, or use --to pt2 or torch"
             )
+    elif dtype == "int8":
+        raise UsageError("int8 is for ONNX alone; add --to onnx, or take --dtype bf16")
 
 
 def _check_place(out: Path, *, overwrite: bool) -> None:
@@ -112,25 +148,36 @@ def _check_place(out: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{out}: holds an exported model already; give another folder, or --overwrite to replace it")
 
 
-def _add_targets(
-    model: nn.Module, manifest: Manifest, folder: Path, to: Sequence[Target], checks: list[Check]
-) -> Manifest:
-    programs = {}
+def _add_programs(
+    model: nn.Module,
+    manifest: Manifest,
+    folder: Path,
+    to: Sequence[Target],
+    *,
+    quantized: bool,
+    checks: list[Check],
+) -> tuple[Manifest, list[Check]]:
+    programs: dict[str, str] = {}
     if "pt2" in to:
-        checks.append(torch_export.write_program(model, manifest, folder))
+        checks = [*checks, torch_export.write_program(model, manifest, folder)]
         programs["pt2"] = torch_export.FILE
     if "onnx" in to:
-        checks.append(onnx.write_onnx(model, manifest, folder))
+        checks = [*checks, onnx.write_onnx(model, manifest, folder)]
         programs["onnx"] = onnx.FILE
-    if "hf" in to:
-        timm_config.write_config(model, manifest, folder)
-    return replace(manifest, programs=programs, checks=tuple(checks))
+        if quantized:
+            checks = [*checks, onnx.write_quantized(model, manifest, folder)]
+            programs["onnx int8"] = onnx.QUANTIZED
+    return replace(manifest, programs=programs), checks
 
 
-def _write_card(source: Source, manifest: Manifest, folder: Path, for_timm: bool) -> None:
-    plain = timm_config.host_difference(load(folder), manifest, folder) if for_timm else None
+def _add_timm_config(model: nn.Module, manifest: Manifest, folder: Path) -> float:
+    timm_config.write_config(model, manifest, folder)
+    return timm_config.host_difference(load(folder), manifest, folder)
+
+
+def _write_card(source: Source, manifest: Manifest, folder: Path, plain_difference: float | None) -> None:
     parameters = sum(parameter.numel() for parameter in source.model.parameters())
-    card.write_card(manifest, source.record, folder, parameters=parameters, plain_difference=plain)
+    card.write_card(manifest, source.record, folder, parameters=parameters, plain_difference=plain_difference)
 
 
 @contextmanager
@@ -142,14 +189,18 @@ def _built_beside(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise ExportError(f"{out}: cannot be made: {error.strerror}; give a folder that can be written") from None
     folder.chmod(0o755)
+    old = folder.with_name(f"{folder.name}-old")
     try:
         yield folder
-        old = folder.with_name(f"{folder.name}-old")
         if out.exists():
             out.rename(old)
         folder.rename(out)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
+        if isinstance(error, StorageError):
+            raise
         raise ExportError(f"{out}: cannot be written: {error}") from error
     finally:
+        if old.exists() and not out.exists():
+            old.rename(out)
         shutil.rmtree(folder, ignore_errors=True)

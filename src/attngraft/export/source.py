@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from torch import nn
 
-from attngraft.errors import ExportError
+from attngraft.errors import ExportError, UsageError
 from attngraft.export.manifest import HostEntry, Manifest, Origin
 from attngraft.grafting.spec import parse
+from attngraft.report import wording
+from attngraft.study.result import VariantResult
+from attngraft.study.storage import RESULT_FILE, load_result
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.evaluate import Weights, trained_model
 from attngraft.training.run_folder import RunRecord, read_run
 
 PACKAGES = ("attngraft", "torch", "timm")
+_SHOWN = 3  #: runs of a study in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +34,31 @@ class Source:
     task: Task
 
 
-def open_run(folder: Path | str, weights: Weights = "last") -> Source:
+def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool = False) -> Source:
     """The model of a run.
 
+    Args:
+        folder: the run's.
+        weights: of the last checkpoint, the best epoch, or their moving averages.
+        unfinished: take a run that has not come to its end.
+
     Raises:
+        UsageError: it is a study; names its runs.
         TrainingError: no run, or no such weights in it.
         ConfigError: its task does not say how its models are used.
-        ExportError: the run has not seen its data yet.
+        ExportError: the run has not seen its data yet, or is not finished.
     """
+    if (Path(folder) / RESULT_FILE).is_file():
+        raise UsageError(f"{folder}: holds a study, and one run of it is a model: {_runs_of(Path(folder))}")
     record = read_run(folder)
     if not record.facts:
         raise ExportError(f"{record.folder}: the run stopped before its data were read; train it first")
+    if not record.finished and not unfinished:
+        done, of = len(record.epochs), record.recipe.schedule.epochs
+        raise ExportError(
+            f"{record.folder}: the run is not finished ({done} of {of} epochs); repeat its command to finish it, or take it "
+            "as it is with --unfinished"
+        )
     recipe = record.recipe
     task = build_task(recipe)
     serving = task.serving(record.facts, model_data_config=model_data_config(recipe))
@@ -78,6 +97,25 @@ def _origin(record: RunRecord, weights: Weights, task: Task) -> Origin:
     return Origin(
         run=_name(record.folder), weights=weights, epoch=int(row["epoch"]), seed=record.recipe.seed, metrics=metrics
     )
+
+
+def _runs_of(study: Path) -> str:
+    """The first runs of a study, best variant first where there is one."""
+    result = load_result(study)
+    style = wording.metric_format(result)
+
+    def standing(variant: VariantResult) -> float:
+        spread = variant.last.get(result.metric)
+        return -math.inf if spread is None else spread.mean * (1 if result.higher_is_better else -1)
+
+    best = sorted((each for each in result.variants if each.runs), key=standing, reverse=True)[:_SHOWN]
+    rows = [f"{study / each.runs[0].folder} ({each.name}: {_mean(each, style)})" for each in best]
+    return ", ".join(rows) or "none has finished"
+
+
+def _mean(variant: VariantResult, style: wording.MetricFormat) -> str:
+    spread = variant.last.get(style.name)
+    return f"{style.label} {style.value(spread.mean if spread else None)}{style.unit}"
 
 
 def _name(folder: Path) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from attngraft.errors import ExportError
 from attngraft.export.check import Forward, check_outputs, example_images
-from attngraft.export.manifest import Check, Manifest
+from attngraft.export.manifest import MANIFEST, Check, Manifest, manifest_text
 
 FILE = "model.pt2"
 TOLERANCE = 1e-5
@@ -42,26 +42,31 @@ def write_program(model: nn.Module, manifest: Manifest, folder: Path) -> Check:
         ExportError: as `export_program`, or the program differs.
     """
     path = folder / FILE
-    torch.export.save(export_program(model, manifest), path)
-    return check_outputs(open_program(path), model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE)
+    torch.export.save(export_program(model, manifest), path, extra_files={MANIFEST: manifest_text(manifest)})
+    return check_outputs(
+        open_program(path)[0], model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE
+    )
 
 
-def open_program(path: Path) -> Forward:
-    """A saved program as a function.
+def open_program(path: Path) -> tuple[Forward, str | None]:
+    """A saved program as a function, and the manifest that it carries; None where attngraft did not make it.
 
     Raises:
         ExportError: it cannot be read.
     """
+    files: dict[str, Any] = {MANIFEST: ""}
     try:
-        module = torch.export.load(path).module()
+        module = torch.export.load(path, extra_files=files).module()
     except Exception as error:  # damaged archives raise whatever their readers do
-        raise ExportError(f"{path}: cannot be read as a torch.export program ({_first_line(error)})") from None
+        raise ExportError(
+            f"{path}: cannot be read as a torch.export program ({_first_line(error)}); export the model again"
+        ) from None
 
     def forward(images: Tensor) -> Tensor:
         with torch.no_grad():
             return cast(Tensor, module(images))
 
-    return forward
+    return forward, files[MANIFEST] or None
 
 
 def _first_line(error: Exception) -> str:

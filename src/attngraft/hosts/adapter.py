@@ -30,6 +30,15 @@ class Site:
     missing: Mapping[Stage, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostFold:
+    """What folding did to the host itself, beside its grafts."""
+
+    folded: str | None = None  #: what moved into which layers; None: nothing
+    stayed: str | None = None  #: what could have moved, and why it did not
+    arguments: Mapping[str, Any] = field(default_factory=dict)  #: of the factory, that make a host of what is left
+
+
 class HostAdapter(ABC):
     """Knows one host family: its model classes, its sites, and the richer class of each module that carries a stage."""
 
@@ -61,6 +70,13 @@ class HostAdapter(ABC):
     @abstractmethod
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
         """Names of the host's parameters that a graft file can include: `head` and `norms`."""
+
+    def fold(self, model: nn.Module) -> HostFold:
+        """For inference: move what is exact to rounding (batch norms, scales) into the layers before, in place.
+
+        What is left must be a host that the factory makes, with `HostFold.arguments`: exported folders are loaded so.
+        """
+        return HostFold()
 
     def architecture(self, model: nn.Module) -> dict[str, Any]:
         """What must be the same for a graft file to fit: the class and, per site, the widths. JSON-ready."""

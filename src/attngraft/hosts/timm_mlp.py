@@ -38,7 +38,7 @@ class GraftedSwiGLU(MlpEnds, SwiGLU):
 
 
 RICHER: Mapping[type[nn.Module], type[GraftedModule]] = {Mlp: GraftedMlp, GluMlp: GraftedGluMlp, SwiGLU: GraftedSwiGLU}
-_KNOWN = {*RICHER, *RICHER.values()}
+KNOWN = {*RICHER, *RICHER.values()}
 _CHILDREN = ("fc1", "fc1_g", "fc1_x", "act", "drop1", "norm", "fc2", "drop2")
 _NO_MIDDLE: Mapping[Stage, str] = {
     "mlp.mid": "its MLP is gated and has no plain hidden layer; use position=front or end"
@@ -47,7 +47,7 @@ _NO_MIDDLE: Mapping[Stage, str] = {
 
 def mlp_site(module: nn.Module, path: str, geometry: MlpGeometry) -> Site | None:
     """The site that `module` is, or None for an MLP of a class that we do not know."""
-    if type(module) not in _KNOWN:
+    if type(module) not in KNOWN:
         return None
     check_known(module, path, arguments=("x",), children=_CHILDREN)
     plain = isinstance(module, Mlp)

@@ -57,12 +57,24 @@ class GraftedWindowAttention(AttentionSite, WindowAttention):
     def drop(self, tokens: Tensor) -> Tensor:
         return cast(Tensor, self.proj_drop(tokens))
 
+    def linear_before(self, stage: Stage) -> nn.Linear | None:
+        alone = stage == "tokens" or (stage == self.end_stage and not self.grafts_at("tokens"))
+        return self.proj if alone and isinstance(self.proj, nn.Linear) else None
+
 
 class GraftedSwinBlock(GraftedModule, SwinTransformerBlock):
     """The block puts windows back: here, on (B, H, W, C), the attention branch ends."""
 
     def _attn(self, x: Tensor) -> Tensor:
         return self.run("attn.end", super()._attn(x))
+
+    def linear_before(self, stage: Stage) -> nn.Linear | None:
+        module = self.attn  # a plain one has no grafts in between
+        if stage != "attn.end" or (isinstance(module, GraftedWindowAttention) and module.grafts_at("attn.window")):
+            return None
+        if isinstance(module, GraftedWindowAttention):
+            return module.linear_before("attn.window")
+        return module.proj if type(module) is WindowAttention and isinstance(module.proj, nn.Linear) else None
 
 
 class TimmSwin(HostAdapter):

@@ -5,15 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, cast
 
+import torch
 from timm.layers import Attention
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import Block, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import Block, LayerScale, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
-from attngraft.anatomy import STAGES, AttentionGeometry, AttentionSite, MlpGeometry, Projected, RowBlock, Stage
+from attngraft.anatomy import (
+    STAGES,
+    AttentionGeometry,
+    AttentionSite,
+    GraftedModule,
+    MlpGeometry,
+    Projected,
+    RowBlock,
+    Stage,
+)
 from attngraft.errors import HostError
 from attngraft.hosts import timm_mlp
-from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_parameters, own_parameters, random_images
+from attngraft.hosts.adapter import (
+    HostAdapter,
+    HostFold,
+    Site,
+    check_known,
+    norm_parameters,
+    own_parameters,
+    random_images,
+)
 from attngraft.hosts.registry import register_host
 
 
@@ -38,6 +56,10 @@ class GraftedAttention(AttentionSite, Attention):
 
     def drop(self, tokens: Tensor) -> Tensor:
         return cast(Tensor, self.proj_drop(tokens))
+
+    def linear_before(self, stage: Stage) -> nn.Linear | None:
+        alone = stage == "tokens" or (stage == self.end_stage and not self.grafts_at("tokens"))
+        return self.proj if alone and isinstance(self.proj, nn.Linear) else None
 
 
 class TimmViT(HostAdapter):
@@ -119,8 +141,46 @@ class TimmViT(HostAdapter):
         channels = model.patch_embed.proj.in_channels
         return random_images(model, (channels, *(model.patch_embed.img_size or (224, 224))), batch=batch)
 
+    def fold(self, model: Any) -> HostFold:
+        """LayerScale of all blocks into the layers before: diag(gamma) (W x + b) = (diag(gamma) W) x + diag(gamma) b."""
+        blocks = [(path, block) for path, block in model.blocks.named_children() if type(block) is Block]
+        pairs: list[tuple[LayerScale, nn.Linear]] = []
+        for path, block in blocks:
+            for name, scale in (("attn", block.ls1), ("mlp", block.ls2)):
+                if not isinstance(scale, LayerScale):
+                    continue
+                layer = _last_linear(getattr(block, name))
+                if layer is None:
+                    stayed = (
+                        f"LayerScale: at blocks.{path}.{name} a graft stands between it and the linear layer before"
+                    )
+                    return HostFold(stayed=stayed)
+                pairs.append((scale, layer))
+        if not pairs or len(blocks) != len(model.blocks):
+            return HostFold()
+        with torch.no_grad():
+            for scale, layer in pairs:
+                layer.weight.mul_(scale.gamma[:, None])
+                if layer.bias is not None:
+                    layer.bias.mul_(scale.gamma)
+        for _, block in blocks:
+            block.ls1 = block.ls2 = nn.Identity()
+        return HostFold(
+            folded="LayerScale of every block stands in the linear layers before it", arguments={"init_values": None}
+        )
+
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
         return {"head": own_parameters(model, "head", "head_dist", "fc_norm"), "norms": norm_parameters(model)}
+
+
+def _last_linear(module: Any) -> nn.Linear | None:
+    """The layer whose output is what leaves an attention or an MLP; None where a graft stands behind it."""
+    behind: tuple[Stage, ...] = ("tokens", "attn.end", "mlp.end")
+    if isinstance(module, GraftedModule) and any(module.grafts_at(stage) for stage in behind):
+        return None
+    known = {Attention: "proj", GraftedAttention: "proj", **dict.fromkeys(timm_mlp.KNOWN, "fc2")}
+    layer = getattr(module, known[type(module)], None) if type(module) in known else None
+    return layer if isinstance(layer, nn.Linear) else None
 
 
 register_host(TimmViT())

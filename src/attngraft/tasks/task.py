@@ -94,6 +94,7 @@ class Serving:
     input: Mapping[str, Any]  #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode
     activation: Literal["softmax", "sigmoid"]  #: what turns the outputs (B, classes) into probabilities
     classes: tuple[str, ...]
+    threshold: float | None = None  #: several labels per image: the probability from which one is given; None: one label
 
 
 class Evaluator(ABC):

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Literal
+
+import torch
+from torch import Tensor
 
 from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.sources import in_mode
+from attngraft.tasks.images.sources.decoding import decode
+from attngraft.tasks.images.views import fixed_view
 from attngraft.tasks.task import Serving
 
 
 def image_serving(
-    facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any], activation: Literal["softmax", "sigmoid"]
+    facts: Mapping[str, Any],
+    *,
+    model_data_config: Mapping[str, Any],
+    activation: Literal["softmax", "sigmoid"],
+    threshold: float | None = None,
 ) -> Serving:
     """What `Task.serving` returns for models of images, with evaluation's view as the input."""
     host = HostInput.from_model(model_data_config)
@@ -26,4 +36,37 @@ def image_serving(
         },
         activation=activation,
         classes=tuple(facts["classes"]),
+        threshold=threshold,
     )
+
+
+class Preparation:
+    """From files to what the model takes, by the very steps of evaluation."""
+
+    def __init__(self, serving: Serving) -> None:
+        given = serving.input
+        channels, height, width = (int(number) for number in given["size"])
+        self.host = HostInput(
+            channels=channels,
+            height=height,
+            width=width,
+            mean=tuple(given["mean"]),
+            std=tuple(given["std"]),
+            interpolation=given["interpolation"],
+            crop_pct=given["crop_pct"],
+            crop_mode=given["crop_mode"],
+        )
+        self._view = fixed_view(self.host, crop_pct=self.host.crop_pct)
+
+    def view(self, stream: IO[bytes], *, where: str) -> Tensor:
+        """An encoded image as bytes (C, H, W): decoded, turned upright, in the host's mode, resized and cropped.
+
+        Raises:
+            UnreadableImage: names `where`.
+        """
+        view: Tensor = self._view(in_mode(decode(stream, where=where), self.host.mode))
+        return view
+
+    def batch(self, views: Sequence[Tensor]) -> Tensor:
+        """Views as normalized images (B, C, H, W), float32."""
+        return self.host.normalize(torch.stack(list(views)))

@@ -94,7 +94,12 @@ class MultiLabel(Task):
         return {"target": batch["target"], "logits": logits, "loss": example_losses(logits, batch["target"])}
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
-        return image_serving(facts, model_data_config=model_data_config, activation="sigmoid")
+        return image_serving(
+            facts,
+            model_data_config=model_data_config,
+            activation="sigmoid",
+            threshold=self.config.metrics.threshold,
+        )
 
     def evaluator(self, split: Split) -> Evaluator:
         if not isinstance(split, LabelledSplit):

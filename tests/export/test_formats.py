@@ -1,0 +1,141 @@
+"""Every graft on every host through every format; what each file is worth by itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+import attngraft
+from attngraft.errors import ExportError, UsageError
+from attngraft.export import onnx, torch_export
+from attngraft.export.run import Target, export_run
+from attngraft.mechanisms.registry import graft_types
+from attngraft.training.evaluate import trained_model
+from attngraft.training.run_folder import read_run
+from tests.export.runs import CLASSES, SWIN, VIT, make_run
+
+ALL: tuple[Target, ...] = ("torch", "pt2", "onnx", "hf")
+ONE_BLOCK = {
+    "vit": {**VIT, "args": {**VIT["args"], "depth": 1}},
+    "swin": {**SWIN, "args": {**SWIN["args"], "depths": [2], "num_heads": [2]}},  # plain and shifted windows
+}
+
+
+def registered() -> list[str]:
+    """Every graft that comes with the package."""
+    return sorted(name for name, kind in graft_types().items() if type(kind).__module__.startswith("attngraft."))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", ONE_BLOCK)
+@pytest.mark.parametrize("graft", registered())
+def test_every_graft_goes_through_every_format(tmp_path: Path, graft: str, host: str) -> None:
+    """`export_run` itself compares each file with the model, and raises where they differ."""
+    try:
+        run = make_run(tmp_path / "run", graft, host=ONE_BLOCK[host])
+    except attngraft.HostError as refusal:
+        pytest.skip(f"refused by this host: {refusal}")
+    made = export_run(run, tmp_path / "out", to=ALL, fold=True)
+    checks = {check.file: check for check in made.manifest.checks}
+    assert checks.keys() == {"folding", "model.safetensors", "model.pt2", "model.onnx"}
+    assert checks["folding"].difference <= 1e-5
+    assert checks["model.onnx"].difference <= 1e-4
+    assert checks["model.onnx"].batches == (1, 2, 5)
+    images = torch.randn(3, *made.manifest.input_size)
+    trained = trained_model(read_run(run), "last").eval()
+    with torch.no_grad():
+        expected = trained(images)
+        torch.testing.assert_close(attngraft.load(tmp_path / "out")(images), expected, rtol=1e-5, atol=1e-5)
+        if made.manifest.grafted:
+            return
+        plain = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+        torch.testing.assert_close(plain(images), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small grafted ViT in every format."""
+    folder = tmp_path_factory.mktemp("formats")
+    run = make_run(folder / "run", "cb_s + horizontal", host=ONE_BLOCK["vit"])
+    export_run(run, folder / "out", to=ALL, dtype="int8")
+    return folder / "out"
+
+
+@pytest.mark.parametrize("file", ["model.pt2", "model.onnx"])
+def test_a_program_alone_is_the_model_at_any_batch_size(exported: Path, tmp_path: Path, file: str) -> None:
+    alone = Path(shutil.copy(exported / file, tmp_path / file))
+    forward, manifest = (onnx.open_onnx if file.endswith("onnx") else torch_export.open_program)(alone)
+    model = attngraft.load(exported)
+    for size in (1, 3, 7):
+        images = torch.randn(size, 3, 16, 16)
+        with torch.no_grad():
+            torch.testing.assert_close(forward(images), model(images), rtol=1e-4, atol=1e-5)
+    assert manifest is not None
+    assert json.loads(manifest)["serving"]["classes"] == CLASSES
+
+
+def test_the_quantized_file_is_smaller_and_its_difference_is_told(exported: Path) -> None:
+    manifest = json.loads((exported / "attngraft.json").read_text())
+    assert manifest["programs"]["onnx int8"] == "model.int8.onnx"
+    check = next(check for check in manifest["checks"] if check["file"] == "model.int8.onnx")
+    assert 0 < check["difference"] < check["tolerance"]
+    assert "model.int8.onnx" in (exported / "README.md").read_text()
+
+
+def test_plain_timm_loads_the_host_and_the_card_says_that_it_is_not_the_model(exported: Path) -> None:
+    plain = timm.create_model(f"local-dir:{exported}", pretrained=True).eval()
+    model = attngraft.load(exported)
+    host = attngraft.load(exported)
+    attngraft.ungraft(host)
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(plain(images), host(images))
+        assert not torch.allclose(plain(images), model(images), atol=1e-2)
+    assert "That is **not** this model" in (exported / "README.md").read_text()
+    data = timm.data.resolve_model_data_config(plain)
+    assert data["input_size"] == (3, 16, 16)
+    assert data["crop_pct"] == 0.9
+    assert json.loads((exported / "config.json").read_text())["label_names"] == CLASSES
+
+
+def test_a_host_without_grafts_is_plain_timms(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", host=SWIN)
+    made = export_run(run, tmp_path / "out", to=["hf"])
+    assert made.plain_difference == 0
+    assert not (tmp_path / "out" / "grafts.safetensors").exists()
+    assert "That is this model" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_half_the_size_in_bf16(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "cb + vertical", host=ONE_BLOCK["vit"])
+    export_run(run, tmp_path / "fp32")
+    made = export_run(run, tmp_path / "bf16", to=["pt2", "hf"], dtype="bfloat16")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("fp32", "bf16")]
+    assert sizes[1] < 0.6 * sizes[0]
+    model = attngraft.load(tmp_path / "bf16")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    rounding = next(check for check in made.manifest.checks if check.file == "rounding to bfloat16")
+    assert 0 < rounding.difference < 0.1
+
+
+def test_what_does_not_go_together_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = tmp_path / "no-run"
+    with pytest.raises(UsageError, match="bf16"):
+        export_run(nothing, tmp_path / "out", to=["onnx"], dtype="bfloat16")
+    with pytest.raises(UsageError, match="--to onnx"):
+        export_run(nothing, tmp_path / "out", dtype="int8")
+    monkeypatch.setattr(onnx, "PACKAGES", ("onnx", "not_a_package"))
+    with pytest.raises(ExportError, match=r'needs not_a_package: pip install "attngraft\[export\]"'):
+        export_run(nothing, tmp_path / "out", to=["onnx"])
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.onnx"])
+def test_damaged_programs_are_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"nonsense")
+    with pytest.raises(ExportError, match=name):
+        (onnx.open_onnx if name.endswith("onnx") else torch_export.open_program)(tmp_path / name)
