@@ -12,6 +12,7 @@ from attngraft.report import wording
 from attngraft.report.facts import facts
 from attngraft.report.figures import panel_svg, study_figures
 from attngraft.report.forest import difference_range
+from attngraft.report.halving import fate, halving_view
 from attngraft.report.inline import inline_svg
 from attngraft.report.sections import section_views
 from attngraft.report.theme import LIGHT, THEMES, VERDICT_SIGNS, Look, Theme, looks
@@ -58,6 +59,7 @@ class Row:
     standing: str  #: "baseline", the verdict, or "not compared"
     sign: str
     kind: str  #: the standing as a CSS class
+    fate: str  #: where it was stopped early, or nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,7 @@ def _context(result: StudyResult) -> dict[str, Any]:
         "one_seed": not wording.seed_deviation_known(result),
         "created": _date(result.created),
         "figures": _inline_figures(result),
+        "halving": halving_view(result),
         "sections": section_views(result),
         "themes": {theme.name: _css_variables(theme) for theme in THEMES},
         "spread": wording.spread_text,
@@ -116,6 +119,7 @@ def _row(variant: VariantResult, look: Look, result: StudyResult, style: MetricF
         standing=standing,
         sign=VERDICT_SIGNS.get(standing, ""),
         kind=standing.replace(" ", "-"),
+        fate=fate(result, variant.name),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from attngraft.report import wording
+from attngraft.report.halving import fate
 from attngraft.report.wording import ABSENT, MetricFormat, metric_format, ratio, shown
 from attngraft.study.result import Cost, Difference, Interval, StudyResult, VariantResult
 
@@ -82,7 +83,9 @@ def _cells(variant: VariantResult, result: StudyResult, style: MetricFormat) -> 
     from rich.text import Text
 
     name = Text(shown(variant.name), style="bold")
-    if not variant.runs:
+    if stopped := fate(result, variant.name):
+        name.append(f"\n{stopped}", style="dim")
+    elif not variant.runs:
         name.append("\nno finished run", style="red")
     elif len(variant.runs) < len(result.seeds):
         name.append(f"\n{len(variant.runs)} of {wording.plural(len(result.seeds), 'seed')}", style="red")
@@ -209,6 +212,8 @@ def csv_text(result: StudyResult) -> str:
 def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[str, str | int | float | bool | None]]:
     yield from (("variant", variant.name), ("spec", variant.spec), ("baseline", variant.is_baseline))
     yield from (("metric", result.metric), ("epochs", result.epochs), ("seeds_finished", len(variant.runs)))
+    if result.halving is not None:
+        yield "stopped_after_epoch", result.halving.stopped.get(variant.name)
     for name in wording.metric_names(result):
         for kind, spreads in (("last", variant.last), ("best", variant.best)):
             spread = spreads.get(name)

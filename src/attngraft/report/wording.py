@@ -190,7 +190,11 @@ def headline(result: StudyResult) -> str:
         order: tuple[Verdict, ...] = ("better", "worse", "inside the noise")
         parts = [f"{compared.count(v)} {'is' if compared.count(v) == 1 else 'are'} {v}" for v in order if v in compared]
         sentence = f"Of {len(compared)} grafts compared, {', '.join(parts[:-1])} and {parts[-1]}."
-    missing = len(grafted) - len(compared)
+    early = {} if result.halving is None else result.halving.stopped
+    stopped = sum(variant.difference is None and variant.name in early for variant in grafted)
+    missing = len(grafted) - len(compared) - stopped
+    if stopped:
+        sentence += f" {plural(stopped, 'variant')} {'was' if stopped == 1 else 'were'} stopped early."
     return sentence + (f" {plural(missing, 'variant')} could not be compared." if missing else "")
 
 
