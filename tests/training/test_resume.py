@@ -16,8 +16,9 @@ from attngraft.errors import TrainingError
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import recipe_from_dict, recipe_to_dict
+from attngraft.training.stopping import Interrupted
 from tests.training.processes import finish, start
-from tests.training.toys import assert_same_outcome, final_state, metric_rows, toy_recipe
+from tests.training.toys import ToySplit, assert_same_outcome, final_state, metric_rows, toy_recipe
 
 
 def disturbed_recipe(workers: int, **train: Any) -> dict[str, Any]:
@@ -64,6 +65,36 @@ def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: int
     assert stopped["epoch"] < 4
     assert finish(start(recipe, tmp_path)) == 0
     assert_same_outcome(undisturbed, tmp_path)
+
+
+@pytest.mark.parametrize("example", [1, 12, 41, 44])
+@pytest.mark.parametrize("host", ["toy_vit", "toy_normed"])
+def test_stopped_while_waiting_for_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, example: int
+) -> None:
+    """In the first or the second micro-batch of the first or the third update, where `example` is read."""
+    sections: dict[str, Any] = {"host": {"name": host}, "train": {"accumulate": 2, "workers": 0, "ema": 0.9}}
+    if host == "toy_normed":
+        sections["host"]["args"] = {}
+        sections["train"]["drop_path"] = None
+    recipe = recipe_to_dict(toy_recipe())
+    for name, section in sections.items():
+        recipe[name] |= section
+    train(recipe_from_dict(recipe), tmp_path / "whole", progress=Silent())
+    reading, read = ToySplit.__getitem__, iter(range(1, 1000))
+
+    def stop(split: ToySplit, key: tuple[int, int]) -> Any:
+        if next(read) == example:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return reading(split, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ToySplit, "__getitem__", stop)
+        with pytest.raises(Interrupted, match="the same command goes on"):
+            train(recipe_from_dict(recipe), tmp_path / "stopped", progress=Silent())
+    assert final_state(tmp_path / "stopped")["counters"]["step"] == (example > 16) * 2
+    train(recipe_from_dict(recipe), tmp_path / "stopped", progress=Silent())
+    assert_same_outcome(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_a_run_may_stop_after_an_epoch_and_go_on(undisturbed: Path, tmp_path: Path) -> None:

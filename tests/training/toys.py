@@ -138,6 +138,23 @@ def toy_vit_double(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     return toy_vit(pretrained, **kwargs).double()
 
 
+class _Normed(nn.Module):
+    """A convolution and a batch norm, whose statistics move with every forward pass."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Conv2d(3, 8, 4, 4), nn.BatchNorm2d(8), nn.Linear(8, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.stem(x)).mean((2, 3)))
+
+
+@register_model
+def toy_normed(pretrained: bool = False, *, num_classes: int = CLASSES, **_: Any) -> nn.Module:
+    """No transformer at all: nothing to graft on."""
+    return _Normed(num_classes)
+
+
 def toy_recipe(task: Mapping[str, Any] | None = None, **sections: Any) -> Recipe:
     """Two epochs of three updates, with dropout and stochastic depth, over which the given sections are laid."""
     base: dict[str, Any] = {
