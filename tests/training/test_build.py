@@ -1,0 +1,111 @@
+"""From a recipe to a model and its data: what the host expects of images is what it is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
+
+from attngraft.tasks.task import TaskData
+from attngraft.training.build import build_model, build_task, model_data_config
+from attngraft.training.recipe import Recipe, recipe_from_dict
+from tests.tasks.images.making import make_folder
+
+#: hosts whose pretrained configurations differ in mean, std, crop, interpolation and size
+HOSTS = [
+    "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+    "swin_tiny_patch4_window7_224.ms_in1k",
+    "resnet18.tv_in1k",
+    "deit3_small_patch16_384.fb_in22k_ft_in1k",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    return make_folder(root, {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}}, size=(500, 400))
+
+
+def recipe_of(folder: Path, name: str, args: dict[str, Any] | None = None, **augment: Any) -> Recipe:
+    task = {"name": "classification", "data": {"source": str(folder)}, "augment": augment}
+    return recipe_from_dict({"host": {"name": name, "args": args or {}}, "task": task})
+
+
+def load(recipe: Recipe) -> TaskData:
+    return build_task(recipe).load(model_data_config=model_data_config(recipe))
+
+
+def shown(data: TaskData, split: str = "val") -> torch.Tensor:
+    """What the model is shown of a split, as a batch."""
+    part = getattr(data, split)
+    keys = [(0, index) for index in range(len(part))]
+    images: torch.Tensor = part.collate([part[key] for key in keys])["image"]
+    return images
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_evaluation_shows_what_timm_would_show(folder: Path, name: str) -> None:
+    recipe = recipe_of(folder, name)
+    data = load(recipe)
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    transform = create_transform(**resolve_model_data_config(model), is_training=False)
+    expected = torch.stack(
+        [transform(Image.open(folder / "val" / label / "0.png").convert("RGB")) for label in ("a", "b")]
+    )
+    torch.testing.assert_close(shown(data), expected, rtol=0, atol=1e-5)
+
+
+def steps(data: TaskData) -> list[Any]:
+    return list(data.train.view.transforms)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_training_views_have_the_hosts_size_mean_and_interpolation(tmp_path: Path, name: str) -> None:
+    """Whatever is cropped of an image of one color, and however it is turned, has that color."""
+    color = (10, 100, 200)
+    for place in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("RGB", (500, 400), color).save(tmp_path / place / "0.png")
+    config = model_data_config(recipe_of(tmp_path, name))
+    data = load(recipe_of(tmp_path, name))
+    images = shown(data, "train")
+    assert images.shape == (2, *config["input_size"])
+    for channel, value in enumerate(color):
+        expected = (value / 255 - config["mean"][channel]) / config["std"][channel]
+        torch.testing.assert_close(images[:, channel], torch.full_like(images[:, channel], expected))
+    assert config["interpolation"] in str(next(step for step in steps(data) if "ResizedCrop" in type(step).__name__))
+
+
+def test_the_configurations_differ(folder: Path) -> None:
+    configs = [model_data_config(recipe_of(folder, name)) for name in HOSTS]
+    for field in ("mean", "std", "interpolation", "crop_pct", "input_size"):
+        assert len({str(config[field]) for config in configs}) > 1, field
+
+
+def test_the_recipe_may_say_otherwise(folder: Path) -> None:
+    name = HOSTS[0]
+    overlay = {"mean": [0.1, 0.2, 0.3], "std": [1.0, 1.0, 1.0], "crop_pct": 1.0}
+    plain, other = load(recipe_of(folder, name)), load(recipe_of(folder, name, {"pretrained_cfg_overlay": overlay}))
+    size = {"size": [3, 224, 224], "interpolation": "bicubic", "eval_crop_pct": 1.0}
+    assert other.facts["input"] == size | {"mean": [0.1, 0.2, 0.3], "std": [1.0, 1.0, 1.0]}
+    assert not torch.equal(shown(plain), shown(other))
+    bilinear = load(recipe_of(folder, name, interpolation="bilinear"))
+    assert "bilinear" in str(next(step for step in steps(bilinear) if "ResizedCrop" in type(step).__name__))
+    small = load(recipe_of(folder, name, {"img_size": 64}))
+    assert shown(small).shape == (2, 3, 64, 64)
+    gray = load(recipe_of(folder, name, {"in_chans": 1}))
+    assert shown(gray).shape == (2, 1, 224, 224)
+
+
+def test_the_model_takes_what_is_shown(folder: Path) -> None:
+    recipe = recipe_of(folder, HOSTS[0], {"img_size": 48, "depth": 1})
+    data = load(recipe)
+    model = build_model(recipe, data.model_args).eval()
+    with torch.no_grad():
+        assert model(shown(data)).shape == (2, 2)
