@@ -15,7 +15,6 @@ import pytest
 from attngraft.grafting.catalog import list_grafts, list_hosts, list_presets
 from attngraft.mechanisms.registry import graft_types
 from attngraft.papers import list_papers, load_paper
-from attngraft.tasks.task import TASKS
 from attngraft.training.recipe import Recipe, packaged_recipes
 from docs.generate.cli_reference import cli_reference, verbs
 from docs.generate.fields import comments_of, fields_of, in_words
@@ -24,7 +23,7 @@ from docs.generate.hooks import external, pages
 from docs.generate.markdown import table
 from docs.generate.notebook_page import notebook_page
 from docs.generate.paper_tables import paper_tables
-from docs.generate.recipe_reference import recipe_reference, task_config
+from docs.generate.recipe_reference import packaged_tasks, recipe_reference, task_config
 from tests.docs.pages import ROOT
 
 
@@ -41,11 +40,11 @@ def leaves(cls: Any, prefix: str = "") -> list[str]:
 
 def test_every_recipe_field_is_there() -> None:
     page = recipe_reference()
-    names = leaves(Recipe) + [name for task in TASKS for name in leaves(task_config(task), "task.")]
+    names = leaves(Recipe) + [name for task in packaged_tasks() for name in leaves(task_config(task), "task.")]
     assert len(names) > 60
     missing = [name for name in names if f"| `{name}` |" not in page]
     assert missing == []
-    for task in TASKS:
+    for task in packaged_tasks():
         assert f"## task: {task}\n" in page
     for name in packaged_recipes():
         assert f"### {name}\n" in page
