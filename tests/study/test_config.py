@@ -109,3 +109,39 @@ def test_a_wrong_override_is_refused_where_recipes_are_made(tmp_path: Path) -> N
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_study(tmp_path / "nothing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ({}, (True, None)),
+        ({"pretrained": False}, (False, None)),
+        ({"weights": "mine.pth"}, (False, "mine.pth")),
+        ({"weights": "mine.pth", "pretrained": False}, (False, "mine.pth")),
+        ({"name": "swin_tiny_patch4_window7_224"}, (True, None)),
+        ({"name": "swin_tiny_patch4_window7_224", "weights": "mine.pth"}, (False, "mine.pth")),
+    ],
+)
+def test_what_a_study_says_of_weights_stands_over_its_recipe(
+    tmp_path: Path, host: dict[str, Any], expected: tuple[bool, str | None]
+) -> None:
+    config = study(tmp_path, host=host, recipe="finetune")
+    for variant in config.variants:
+        made = config.recipe_of(variant, 0).host
+        assert (made.pretrained, made.weights) == expected
+    again = study_from_dict(config.to_dict())
+    assert again.recipe_of(again.variants[0], 0) == config.recipe_of(config.variants[0], 0)
+
+
+def test_weights_of_the_recipes_host_fit_no_other(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("host: {weights: mine.pth, args: {depth: 3}}")
+    kept = study(tmp_path, host={"args": {"img_size": 32}}, recipe=str(tmp_path / "mine.yaml"))
+    assert kept.recipe_of(kept.variants[0], 0).host.weights == "mine.pth"
+    other = study(tmp_path, host={"name": "deit_tiny_patch16_224"}, recipe=str(tmp_path / "mine.yaml"))
+    assert other.recipe_of(other.variants[0], 0).host.weights is None
+
+
+def test_both_kinds_of_weights_are_refused(tmp_path: Path) -> None:
+    config = study(tmp_path, host={"weights": "mine.pth", "pretrained": True})
+    with pytest.raises(ConfigError, match=r"host\.weights: excludes pretrained: true"):
+        config.recipe_of(config.variants[0], 0)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from attngraft.cli import main
+from attngraft.errors import TrainingError
+from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import read_run
 from tests.training import toys  # noqa: F401 -- registers the toy task and host
 
@@ -73,9 +75,49 @@ def test_another_host_or_data_starts_from_its_own_defaults(tmp_path: Path, recip
 
 
 @pytest.mark.parametrize(
+    ("arguments", "host", "trained"),
+    [
+        ((), ("vit_tiny_patch16_224", {"depth": 2}, False, "mine.pth"), "grafts+head"),
+        (("--pretrained",), ("vit_tiny_patch16_224", {"depth": 2}, True, None), "grafts+head"),
+        (("--weights", "o.pth"), ("vit_tiny_patch16_224", {"depth": 2}, False, "o.pth"), "grafts+head"),
+        (("--host", "toy_vit"), ("toy_vit", {}, False, None), "grafts+head"),
+        (("--host", "toy_vit", "--weights", "o.pth"), ("toy_vit", {}, False, "o.pth"), "grafts+head"),
+        (("--recipe", "finetune", "--host", "toy_vit"), ("toy_vit", {}, True, None), "all"),
+        (("--recipe", "finetune", "--weights", "o.pth"), ("vit_tiny_patch16_224", {}, False, "o.pth"), "all"),
+        (("--recipe", "linear-probe"), ("vit_tiny_patch16_224", {}, True, None), "head"),
+        (("--train", "head"), ("vit_tiny_patch16_224", {"depth": 2}, False, "mine.pth"), "head"),
+    ],
+)
+def test_what_a_run_starts_from_and_what_it_trains(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    host: tuple[object, ...],
+    trained: str,
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("host: {weights: mine.pth, args: {depth: 2}}\ntrain: {parameters: grafts+head}\n")
+    given: list[Recipe] = []
+
+    def keep(recipe: Recipe, *_: object, **__: object) -> None:
+        given.append(recipe)
+        raise TrainingError("enough")
+
+    monkeypatch.setattr("attngraft.training.loop.train", keep)
+    own = arguments if "--recipe" in arguments else ("--recipe", str(mine), *arguments)
+    assert attngraft("train", *own, "--out", tmp_path / "run") == 1
+    made = given[0]
+    assert (made.host.name, made.host.args, made.host.pretrained, made.host.weights) == host
+    assert made.train.parameters == trained
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("--set", "optimizer.lrr=1"), 2, "did you mean lr?"),
+        (("--weights", "nowhere.pth"), 2, "nowhere.pth: there is no such file of weights"),
+        (("--weights", "a.pth", "--pretrained"), 2, "host.weights: excludes pretrained: true"),
+        (("--train", "grafts"), 2, "train.parameters: is grafts, and there is no graft to train"),
         (("--recipe", "digitz"), 2, "did you mean digits?"),
         (("--data", "./nowhere"), 1, "nowhere"),
         (("--graft", "cbs"), 2, "did you mean"),
