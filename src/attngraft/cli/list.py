@@ -89,9 +89,9 @@ def _papers() -> list[dict[str, Any]]:
 
 
 def _tasks() -> list[dict[str, Any]]:
-    from attngraft.tasks.task import TASKS
+    from attngraft.tasks.task import known_tasks
 
-    return [{"name": name} for name in TASKS]
+    return [{"name": name} for name in known_tasks()]
 
 
 _ROWS = {"grafts": _grafts, "hosts": _hosts, "recipes": _recipes, "papers": _papers, "tasks": _tasks}

@@ -1,12 +1,17 @@
 """What the engine knows of a task. Nothing here assumes an image, one input tensor, or one label per example.
 
 The engine (training/) moves batches to the device, steps the optimizer and writes files; the study compares runs.
-Everything that depends on what is learned goes through `Task`: a new task is a new folder and a line in `TASKS`.
+Everything that depends on what is learned goes through `Task`: a new task is a new folder and a line in `TASKS`, or, in a
+package of one's own, an entry point:
+
+    [project.entry-points."attngraft.tasks"]
+    segmentation = "mine.segmentation:Segmentation"
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +22,7 @@ from torch import Tensor
 
 from attngraft.errors import ConfigError
 from attngraft.sections import Metric, Section
+from attngraft.suggest import did_you_mean
 
 Batch = Any  #: nested dicts, lists and tuples of tensors (and of plain values, which stay where they are)
 
@@ -25,6 +31,7 @@ TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
 }
+ENTRY_POINTS = "attngraft.tasks"  #: where installed packages declare theirs
 
 
 class Split(ABC):
@@ -94,7 +101,9 @@ class Serving:
     input: Mapping[str, Any]  #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode
     activation: Literal["softmax", "sigmoid"]  #: what turns the outputs (B, classes) into probabilities
     classes: tuple[str, ...]
-    threshold: float | None = None  #: several labels per image: the probability from which one is given; None: one label
+    threshold: float | None = (
+        None  #: several labels per image: the probability from which one is given; None: one label
+    )
 
 
 class Evaluator(ABC):
@@ -180,14 +189,26 @@ class Task(ABC):
         raise ConfigError(f"task {self.name}: does not say how its models are used outside of it (Task.serving)")
 
 
+def known_tasks() -> dict[str, str]:
+    """Name to "module:class" of all tasks there are: ours, and those of installed packages."""
+    return {each.name: each.value for each in importlib.metadata.entry_points(group=ENTRY_POINTS)} | TASKS
+
+
 def load_task(name: str) -> type[Task]:
     """The task class called `name`.
 
     Raises:
-        ConfigError: no such task; lists the tasks there are.
+        ConfigError: no such task (lists the tasks there are), or one of another package that cannot be imported.
     """
-    if name not in TASKS:
-        raise ConfigError(f"task: there is no task {name!r}; there are {', '.join(sorted(TASKS))}")
-    module, _, attribute = TASKS[name].partition(":")
-    found: type[Task] = getattr(importlib.import_module(module), attribute)
+    known = known_tasks() if name not in TASKS else TASKS
+    if name not in known:
+        near = did_you_mean(name, known)
+        raise ConfigError(f"task: there is no task {name!r}{near}; there are {', '.join(sorted(known))}")
+    module, _, attribute = known[name].partition(":")
+    try:
+        found: type[Task] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        if name in TASKS:
+            raise
+        raise ConfigError(f"task {name}: the installed package's {known[name]} cannot be imported: {error}") from None
     return found

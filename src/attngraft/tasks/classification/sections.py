@@ -51,7 +51,7 @@ def _by_class(predictions: Sequence[Predictions], classes: Sequence[str]) -> Sec
         name="classes",
         title="Class by class",
         note="Means over seeds, on the validation images. Recall: the share of the class's images that are found. "
-        "Precision: the share of images given this class that are of it; none where no seed ever gave it. F1: their "
+        "Precision: the share of images given this class that are of it, not known where no seed ever gave it. F1: their "
         "harmonic mean.",
         table=Table(columns=columns, rows=rows),
     )

@@ -45,8 +45,8 @@ def _by_class(predictions: Sequence[Predictions], classes: Sequence[str], thresh
         name="classes",
         title="Class by class",
         note="Means over seeds, on the validation images. Average precision: over images ranked by the class's score. "
-        f"Recall, precision and F1: of labels given from a probability of {threshold:g} on. None where no image "
-        "has the class, and no precision where no seed ever gave it.",
+        f"Recall, precision and F1: of labels given from a probability of {threshold:g} on. They are not "
+        "known where no image has the class, nor is precision where no seed ever gave it.",
         table=Table(columns=columns, rows=[list(row) for row in zip(classes, support, *means, strict=True)]),
     )
 
