@@ -68,10 +68,10 @@ class Bench:
         shutil.copy(self.whole(STUDY) / "cost.json", out)
         return out
 
-    def goes_on(self, arguments: Sequence[str], out: Path, *, whole: Sequence[str] | None = None) -> str:
+    def goes_on(self, arguments: Sequence[str], out: Path, *harms: Harm, whole: Sequence[str] | None = None) -> str:
         """Repeat the command for a run: it must take up all that was saved, and end as an undisturbed one; in words."""
         saved = updates(out)
-        ended = self.run(arguments, out)
+        ended = self.run(arguments, out, *harms)
         assert ended.code == 0, ended.text
         if saved < UPDATES:
             begin = f"going on after step {saved} of {UPDATES} steps" if saved else f"training for {UPDATES} steps"

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attngraft.errors import ConfigError
-from attngraft.training.loading import EvalOrder, TrainOrder, train_batches
+from attngraft.errors import ConfigError, TrainingError
+from attngraft.training.loading import EvalOrder, TrainOrder, eval_batches, train_batches, workers_explained
 from tests.training.toys import ToyConfig, ToySplit
 
 
@@ -94,3 +102,50 @@ def test_evaluation_sees_every_example_and_repeats_only_what_it_must(length: int
     assert set(seen) == set(range(length))
     assert len(seen) - length < world
     assert [len(keys) for keys in ranks[0]][:-1] == [max(batch // world, 1)] * (len(ranks[0]) - 1)
+
+
+@pytest.mark.parametrize(
+    ("torch_says", "says"),
+    [
+        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "memory ran short.*--set train.workers=2"),
+        ("DataLoader worker (pid(s) 7, 8) exited unexpectedly", "memory ran short"),
+        ("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible", "shared memory is used up"),
+        (
+            "DataLoader worker (pid 7) is killed by signal: Segmentation fault. ",
+            "a library that reads the data crashed",
+        ),
+    ],
+)
+def test_the_death_of_a_loading_process_is_explained(tmp_path: Path, torch_says: str, says: str) -> None:
+    with pytest.raises(TrainingError, match=says), workers_explained(tmp_path, workers=4):
+        raise RuntimeError(torch_says)
+
+
+def test_other_errors_are_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="^shapes$"), workers_explained(tmp_path, workers=4):
+        raise RuntimeError("shapes")
+
+
+def test_loading_processes_leave_at_once_whatever_they_are_at() -> None:
+    class Slow(ToySplit):
+        def __getitem__(self, key: tuple[int, int]) -> Any:
+            if key[1] >= 4:
+                time.sleep(60)
+            return super().__getitem__(key)
+
+    begun = time.monotonic()
+    order = EvalOrder(length=12, batch_size=2)
+    batches = eval_batches(Slow(12, ToyConfig(), seed=0, first=0), order, workers=2, pin=False)
+    found = iter(batches)
+    next(found)
+    workers = multiprocessing.active_children()
+    assert len(workers) == 2
+    os.kill(workers[0].pid, signal.SIGKILL)  # a dead one holds up nobody
+    with contextlib.suppress(RuntimeError):  # torch tells of it at any moment from now on
+        workers[0].join()
+    with contextlib.suppress(RuntimeError):
+        batches.send_away()
+    workers[1].join(20)
+    assert not workers[1].is_alive()
+    assert time.monotonic() - begun < 30
+    del found

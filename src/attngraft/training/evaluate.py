@@ -126,6 +126,8 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
 
 def _with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
     section = dict(recipe.task.get("data", {}))
+    if data is not None or split is not None:
+        section.pop("split_file", None)  # which names images of the run's own data
     if data is not None:
         section["source"] = data
     if split is not None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from attngraft.errors import ConfigError, TrainingError
+from attngraft.errors import AttngraftError, ConfigError, TrainingError
 from attngraft.tasks.task import Batch, Split
 from attngraft.training.randomness import epoch_order
 from attngraft.training.stopping import SIGNALS
@@ -99,10 +99,53 @@ class _From:
         return self._keys
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """An error of the data on its way out of a loading process. Torch would hand on its text alone, behind a traceback."""
+
+    error: AttngraftError
+
+
+class _Examples(Dataset[Any]):
+    """A split whose errors are examples."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        try:
+            return self._split[key]
+        except AttngraftError as error:
+            return _Failure(error)
+
+    def collate(self, examples: list[Any]) -> Any:
+        failed = next((example for example in examples if isinstance(example, _Failure)), None)
+        return self._split.collate(examples) if failed is None else failed
+
+
+class _Raised:
+    """Batches, with the errors among them raised."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> _Raised:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = next(self._batches)
+        if isinstance(batch, _Failure):
+            raise batch.error
+        return batch
+
+
 class Batches(DataLoader[Batch]):
     """Batches, and the processes that load them, which can be sent away in the middle of their work."""
 
     leaving: Any = None  #: a semaphore of torch.multiprocessing; an event would wait for the answers of the killed
+
+    def __iter__(self) -> Any:
+        return _Raised(super().__iter__())
 
     def send_away(self) -> None:
         """End the loading processes now, without errors; torch itself would wait for what they are at."""
@@ -145,10 +188,11 @@ def eval_batches(split: Split, order: EvalOrder, *, workers: int, pin: bool) -> 
 
 def _loader(split: Split, sampler: _From | EvalOrder, *, workers: int, pin: bool, persistent: bool = False) -> Batches:
     leaving = torch.multiprocessing.Semaphore(0) if workers else None
+    examples = _Examples(split)
     batches = Batches(
-        cast(Dataset[Any], split),  # it is one in all but name
+        examples,
         batch_sampler=cast(Any, sampler),
-        collate_fn=split.collate,
+        collate_fn=examples.collate,
         num_workers=workers,
         pin_memory=pin,
         persistent_workers=persistent,

@@ -138,6 +138,8 @@ def _in_words(job: Job, phase: Phase, said: str, size: int | None, *, tried: boo
         return OutOfMemory(f"{begin}Not even one example fits: {smaller}.{saved}", {})
     fits = {"accumulate": train.batch_size // size} if phase == "update" else {"eval_batch_size": size}
     field = " ".join(f"train.{name}={value}" for name, value in fits.items())
-    same = ", which leaves the update as it is" if phase == "update" else ""
-    remedy = f"{size} fit: --set {field}{same}; or let runs choose by themselves: --set train.auto_batch=true."
-    return OutOfMemory(f"{begin}{remedy}{saved}", fits)
+    same = ", which leaves updates as they are" if phase == "update" else ""
+    remedy = f"{size} fit: use --set {field}{same}, or --auto-batch, which finds it"
+    if job.run.has_saved:  # and keeps its recipe but for what it chooses by itself
+        remedy = f"{size} fit ({field}{same}): repeat the command with --auto-batch, which goes on with that"
+    return OutOfMemory(f"{begin}{remedy}.{saved}", fits)

@@ -1,0 +1,65 @@
+"""Make every fault for real and write down what became of it.
+
+    python -m proof.faults --write docs/faults.md
+
+writes benchmarks/faults.json (what was measured, where, with which versions) and the page made of it. The exit status is 1
+if a promise is broken; then nothing is written. About three minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from attngraft.bench.result import here
+from attngraft.files import write_atomically
+from proof.faults.bench import Bench
+from proof.faults.case import NotHere
+from proof.faults.cases import CASES
+from proof.faults.table import COMMAND, page
+
+MEASURED = Path("benchmarks/faults.json")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    given = _arguments(sys.argv[1:] if words is None else words)
+    console = Console(stderr=True)
+    cases = [case for group in CASES.values() for case in group if not given.only or case.name in given.only]
+    setting = here()
+    measured: dict[str, str] = {}
+    broken = 0
+    with tempfile.TemporaryDirectory(prefix="faults-") as place:
+        bench = Bench(Path(place))
+        for case in cases:
+            try:
+                measured[case.name] = case.run(bench)
+            except NotHere as reason:
+                measured[case.name] = f"not made: {reason}"
+            except AssertionError as error:
+                broken += 1
+                measured[case.name] = f"BROKEN: {error}"
+            console.print(f"{case.name}: {measured[case.name]}", markup=False, highlight=False, soft_wrap=True)
+    if given.write and not broken and not given.only:
+        content: dict[str, Any] = {"command": COMMAND, "environment": setting.environment, "measured": measured}
+        write_atomically(MEASURED, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_atomically(given.write, page(measured))
+    return 1 if broken else 0
+
+
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m proof.faults", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--write", type=Path, help=f"write this page, and {MEASURED}")
+    names = [case.name for cases in CASES.values() for case in cases]
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help="one case; repeatable")
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

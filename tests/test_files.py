@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attngraft.files
+from attngraft.errors import StorageError
+from attngraft.files import atomic_file, remove_leftovers, shown_size, write_atomically, writing
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let every write fail with this number."""
+
+    def refuse(number: int) -> None:
+        def write(self: Any, data: Any, /) -> int:
+            error = OSError(number, os.strerror(number))
+            self.failed = error
+            raise error
+
+        monkeypatch.setattr(attngraft.files._Recorder, "write", write)
+
+    return refuse
+
+
+def test_what_is_written_is_there_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file.txt"
+    assert write_atomically(path, "öne") == path
+    assert path.read_bytes() == "öne".encode()
+    write_atomically(path, b"two")
+    assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+    assert path.read_bytes() == b"two"
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (errno.ENOSPC, r"the disk is full \(.* free on that of .*; make room and repeat the command"),
+        (errno.EFBIG, r"larger than this process may write .*; raise the limit \(ulimit -f\)"),
+        (errno.EDQUOT, r"your quota on this disk is used up"),
+        (errno.EIO, r"Input/output error; make .* writable"),
+    ],
+)
+def test_a_write_that_fails_leaves_the_old_file_and_says_what_to_do(
+    tmp_path: Path, refusing: Any, number: int, says: str
+) -> None:
+    path = write_atomically(tmp_path / "file", "old")
+    refusing(number)
+    with pytest.raises(StorageError, match=says) as caught:
+        write_atomically(path, "new")
+    assert str(caught.value).startswith(f"{path}: cannot be written")
+    assert isinstance(caught.value.__cause__, OSError)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_writer_that_hides_the_reason_is_seen_through(tmp_path: Path, refusing: Any) -> None:
+    """As torch.save does, whose archive has an error of its own."""
+    refusing(errno.ENOSPC)
+
+    def write() -> None:
+        with atomic_file(tmp_path / "file") as file:
+            try:
+                file.write(b"x" * 10**6)  # more than the buffer holds
+            except OSError:
+                raise RuntimeError("unexpected pos 0 vs 1") from None
+
+    with pytest.raises(StorageError, match="the disk is full"):
+        write()
+
+
+def test_an_error_of_the_block_comes_through(tmp_path: Path) -> None:
+    def write() -> None:
+        with atomic_file(tmp_path / "file") as file:
+            file.write(b"half")
+            raise FileNotFoundError("elsewhere")
+
+    with pytest.raises(FileNotFoundError, match="elsewhere"):
+        write()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written: .*; make .* writable"):
+        write_atomically(tmp_path / "file" / "below", "x")
+
+
+def test_other_ways_of_writing_say_the_same(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="the disk is full"), writing(tmp_path / "x"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(StorageError, match="^said already$"), writing(tmp_path / "x"):
+        raise StorageError("said already")
+
+
+def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    kept = [tmp_path / name for name in (".lock", "a.tmp", ".hidden")]
+    for path in [*kept, tmp_path / ".last.pt.12-ab.tmp"]:
+        path.write_text("")
+    remove_leftovers(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
+
+
+def test_sizes_are_read_easily() -> None:
+    assert [shown_size(size) for size in (0, 999, 1300, 2.5e6, 3e9, 4e12, 5e15)] == [
+        "0 bytes",
+        "999 bytes",
+        "1.3 kB",
+        "2.5 MB",
+        "3.0 GB",
+        "4.0 TB",
+        "5000.0 TB",
+    ]
