@@ -24,6 +24,7 @@ COMMANDS = {
     "loop_overhead": ["--depth", "1"],
     "graft_cost": ["--batch", "1"],
     "import_time": [],
+    "jobs": ["--epochs", "1", "--depth", "1"],
 }
 PARTS = {"products"}  #: modules that commands share
 

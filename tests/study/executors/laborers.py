@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from attngraft.files import write_atomically
 from tests.study.fakes import FakeTrainer
 
 Run = tuple[str, int]  #: specification and seed
@@ -16,7 +17,8 @@ Run = tuple[str, int]  #: specification and seed
 class Laborer(FakeTrainer):
     """Writes its process id beside the run; kills its own process `dies[run]` times, each time after the first epoch.
 
-    Runs in `waits` say that they have begun and wait until they are stopped; then they save, which takes a moment.
+    The run `stranded` names its Ray node and hangs there, once. Runs in `waits` say that they have begun and wait until
+    they are stopped; then they save, which takes a moment.
     """
 
     def __init__(
@@ -25,11 +27,12 @@ class Laborer(FakeTrainer):
         *,
         dies: Mapping[Run, int] | None = None,
         waits: frozenset[Run] = frozenset(),
+        stranded: Run | None = None,
         by: int = signal.SIGKILL,
         fails: set[Run] = frozenset(),  # type: ignore[assignment]
     ) -> None:
         super().__init__(gains, fails=fails)
-        self.dies, self.waits, self.by = dies or {}, waits, by
+        self.dies, self.waits, self.stranded, self.by = dies or {}, waits, stranded, by
 
     def during(self, spec: str, seed: int, epoch: int, folder: Path) -> None:
         with (folder / "processes").open("a") as file:
@@ -38,10 +41,16 @@ class Laborer(FakeTrainer):
             (folder / f"death{time.time_ns()}").touch()
             os.kill(os.getpid(), self.by)
             time.sleep(60)
+        if (spec, seed) == self.stranded and epoch == 2 and not (folder / "node").exists():
+            import ray
+
+            write_atomically(folder / "node", ray.get_runtime_context().get_node_id())
+            time.sleep(120)
         if (spec, seed) in self.waits:
             (folder / "waiting").touch()
             try:
-                time.sleep(120)
+                for _ in range(1200):  # Ray's way to interrupt a task does not wake one that sleeps
+                    time.sleep(0.1)
             finally:
                 time.sleep(0.3)
                 (folder / "saved").touch()

@@ -1,6 +1,6 @@
 """Runs as tasks of a Ray cluster, or of a local one. Ray is an extra: `pip install 'attngraft[ray]'`.
 
-Ray decides where a run goes by its resources and starts it again where a worker or a node dies; the run then goes on from
+Ray decides where a run goes by its resources. Where a worker or a node dies, the run is handed out again and goes on from
 its last checkpoint. For this the study's folder and the data must lie on storage that every node sees under the same
 path. Nothing else is exchanged, so how runs get on is read from their folders.
 """
@@ -166,7 +166,7 @@ class _Tasks:
     ) -> None:
         self._ray, self._train, self._threads, self._beacon = ray, train, threads, beacon
         self._resources = resources
-        self._task = ray.remote(_on_node).options(max_retries=retries, retry_exceptions=False, **resources)
+        self._task = ray.remote(_on_node).options(max_retries=0, **resources)  # retried here, so that it is told
         self._retries = retries
         self._running: dict[Any, _Running] = {}
 
@@ -215,22 +215,41 @@ class _Tasks:
         self._running[self._task.remote(errand)] = running
 
     def _ended(self, reference: Any) -> tuple[Work, Outcome] | None:
-        """What became of a task; None where it is begun again, as its node was asked to stop and the run has saved."""
-        running = self._running.pop(reference)
+        """What became of a task; None where its worker or node was lost and it is begun again."""
+        running, exceptions = self._running.pop(reference), self._ray.exceptions
         try:
             outcome: Outcome = self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            message = f"Ray gave it up: {reason}; the same command tries again"
+        except (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError, exceptions.TaskCancelledError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            message = f"Ray could not carry it out: {reason}"
             return running.work, Outcome(kind="failed", message=message, deaths=running.deaths)
-        if outcome.kind != "stopped":
-            return running.work, replace(outcome, deaths=running.deaths)
-        running.deaths = (*running.deaths, "was asked to stop")
-        if len(running.deaths) > self._retries:
-            message = f"its task was stopped {len(running.deaths)} times; the same command tries again"
-            return running.work, Outcome(kind="failed", message=message, deaths=running.deaths)
-        self._submit(running)
-        return None
+        except exceptions.RayError as error:
+            return self._after_death(running, self._how(error))
+        if outcome.kind == "stopped":  # by its node, and it has saved
+            return self._after_death(running, "was asked to stop")
+        return running.work, replace(outcome, deaths=running.deaths)
+
+    def _how(self, error: Exception) -> str:
+        """How a worker was lost."""
+        exceptions = self._ray.exceptions
+        if isinstance(error, exceptions.NodeDiedError):
+            return "was lost with its node"
+        if isinstance(error, exceptions.OutOfMemoryError):
+            return "was ended by Ray, as its node ran out of memory"
+        if isinstance(error, exceptions.WorkerCrashedError):
+            return "was killed, or crashed"
+        return f"was lost ({type(error).__name__})"
+
+    def _after_death(self, running: _Running, reason: str) -> tuple[Work, Outcome] | None:
+        """Begin again, where that is not in vain."""
+        running.deaths = (*running.deaths, reason)
+        if len(running.deaths) <= self._retries:
+            label = running.work.run.label
+            log.warning("%s: its process %s; it goes on from its last checkpoint", label, reason)
+            self._submit(running)
+            return None
+        message = f"its process {reason}, {len(running.deaths)} times in all; the same command tries again"
+        return running.work, Outcome(kind="failed", message=message, deaths=running.deaths)
 
 
 class _Running:

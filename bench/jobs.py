@@ -1,0 +1,99 @@
+"""Two runs of a study at a time against one after the other, on a CPU with two cores.
+
+    python bench/jobs.py --out benchmarks/jobs.json
+
+A sample is a study's two runs (a host on the embedded digits, with and without CB_S), from the plan to the last file, the
+start of the processes included. Each run has one thread in both cases, as its recipe says; before timing, both ways must
+leave the same metrics and predictions, bit for bit. Bar: 0.65. The runs should be long against the start of a process, some
+seconds: `--epochs` sets that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attngraft.bench import paired_ratio
+from attngraft.bench.command import finish, options
+from attngraft.bench.gate import GateError
+from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.study import StudyConfig, Tools, study_from_dict
+from attngraft.study.executors import Executor, Processes, Serial
+from attngraft.study.progress import StudyLog
+from attngraft.study.running import run_all
+from attngraft.study.schedule import plan_runs
+
+BAR = 0.65
+JOBS = 2
+
+
+def study(out: Path, *, epochs: int, depth: int) -> StudyConfig:
+    """A baseline and a graft with one seed: two runs, nearly equally long."""
+    host = {"name": "vit_tiny_patch16_224", "args": {"img_size": 32, "patch_size": 4, "depth": depth}}
+    changes = ["train.threads=1", "train.batch_size=64", "task.augment.crop=center"]
+    plain = {"host": host, "grafts": ["cb_s"], "data": "digits", "set": changes, "seeds": 1, "epochs": epochs}
+    return study_from_dict({**plain, "out": str(out)})
+
+
+def carry_out(config: StudyConfig, executor: Executor) -> list[Any]:
+    """Make the runs; per run its metrics, but for seconds, and its predictions as bytes."""
+    config.out.mkdir(parents=True, exist_ok=True)
+    notes = run_all(config, plan_runs(config), executor=executor, train=Tools().train, progress=StudyLog())
+    if notes:
+        raise GateError(f"a run failed: {notes[0]}")
+    return [_outcome(run.folder) for run in plan_runs(config)]
+
+
+def _outcome(folder: Path) -> Any:
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
+    with np.load(folder / "predictions.npz") as arrays:
+        return rows, {name: arrays[name].tobytes() for name in arrays.files}
+
+
+def works(place: Path, **size: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """One after the other, and two at a time; each call has a folder of its own.
+
+    Raises:
+        GateError: the two ways leave something else.
+    """
+    folders: Iterator[Path] = (place / f"study{number}" for number in itertools.count())
+
+    def work(executor: Executor) -> Callable[[], object]:
+        return lambda: carry_out(study(next(folders), **size), executor)
+
+    alone, together = work(Serial()), work(Processes(jobs=JOBS))
+    if alone() != together():
+        raise GateError("two runs at a time leave other metrics or predictions than one after the other")
+    return alone, together
+
+
+def main() -> int:
+    parser = options("Two runs at a time over one after the other.", pairs=5)
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of a run")
+    parser.add_argument("--depth", type=int, default=4, help="blocks of the host")
+    arguments = parser.parse_args()
+    setting = here()
+    with tempfile.TemporaryDirectory() as place:
+        alone, together = works(Path(place), epochs=arguments.epochs, depth=arguments.depth)
+        ratio = paired_ratio(alone, together, pairs=arguments.pairs, warmup=0)
+    result = BenchResult(
+        title="Two runs, two at a time over one after the other, one thread each",
+        command=setting.command,
+        environment=setting.environment,
+        load=setting.load,
+        settings={"pairs": arguments.pairs, "epochs": arguments.epochs, "depth": arguments.depth, "jobs": JOBS},
+        measurements=(measurement(f"--jobs {JOBS}", ratio, bar=BAR),),
+    )
+    return finish(result, out=arguments.out, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

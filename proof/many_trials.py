@@ -1,0 +1,181 @@
+"""Many tiny trials, a worker killed on the way: are all results there?
+
+    python -m proof.many_trials --trials 200 --jobs 2 --kill 1
+    python -m proof.many_trials --trials 200 --ray local --kill 1
+
+A study of one host with and without a graft, each with half as many seeds as there are trials, on the embedded digits. While
+it runs, as many of its worker processes are killed (SIGKILL) as told, at work and at different times. Required: every trial
+has come to its end with predictions and metrics of all its epochs, the results hold all of them, the deaths are noted, no
+worker is left, and the trials whose workers died have the same outcome, bit for bit, as made alone. The exit status is 1 if
+one of these fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from attngraft.bench.result import here
+from attngraft.files import write_atomically
+from attngraft.study import StudyConfig, Tools, compare, incomplete, study_from_dict
+from attngraft.study.executors import Executor, Processes, Ray
+from attngraft.study.result import StudyResult
+from attngraft.study.schedule import PlannedRun, plan_runs
+from attngraft.training.loop import train
+from attngraft.training.progress import Silent
+
+EPOCHS = 2
+HOST = {
+    "name": "vit_tiny_patch16_224",
+    "args": {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 12, "num_heads": 2, "in_chans": 1},
+}
+
+
+def study(out: Path, *, trials: int) -> StudyConfig:
+    """`trials` runs: two variants, half as many seeds."""
+    plain = {
+        "host": HOST,
+        "grafts": ["cb_s"],
+        "data": "digits",
+        "set": ["train.batch_size=256", "train.threads=1", "schedule.warmup_epochs=0"],
+        "seeds": trials // 2,
+        "epochs": EPOCHS,
+        "out": str(out),
+    }
+    return study_from_dict(plain)
+
+
+class Killer:
+    """Kills workers that are at work on a run, one after each equal part of the trials."""
+
+    def __init__(self, runs: Sequence[PlannedRun], kills: int) -> None:
+        self._runs, self._kills = runs, kills
+        self.victims: list[PlannedRun] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self) -> Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        marks = [len(self._runs) * (number + 1) // (self._kills + 1) for number in range(self._kills)]
+        while marks and not self._over.wait(0.02):
+            finished = sum((run.folder / "finished.json").exists() for run in self._runs)
+            if finished >= marks[0] and self._kill_one():
+                marks.pop(0)
+
+    def _kill_one(self) -> bool:
+        """Kill whoever holds the lock of an unfinished run; whether there was somebody."""
+        for run in self._runs:
+            if (run.folder / "finished.json").exists() or not (run.folder / "metrics.jsonl").exists():
+                continue
+            try:
+                process = json.loads((run.folder / ".lock").read_text(encoding="utf-8"))["process"]
+                if process == os.getpid():
+                    continue
+                os.kill(process, signal.SIGKILL)
+            except (OSError, ValueError, KeyError):
+                continue
+            self.victims.append(run)
+            return True
+        return False
+
+
+def problems_of(
+    result: StudyResult, runs: Sequence[PlannedRun], victims: Sequence[PlannedRun], kills: int
+) -> list[str]:
+    """What is not as it should be."""
+    found = []
+    if incomplete(result):
+        found.append("results.json lacks runs")
+    for run in runs:
+        rows = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        whole = len(rows) == EPOCHS and (run.folder / "predictions.npz").exists()
+        if not whole or not (run.folder / "finished.json").exists():
+            found.append(f"{run.label}: not whole")
+    if len(victims) < kills:
+        found.append(f"only {len(victims)} of {kills} workers could be killed")
+    if multiprocessing.active_children():
+        found.append("a worker is still there")
+    told = " ".join(result.notes)
+    found += [
+        f"{run.label}: its worker's death is not told" for run in victims if f"{run.label}: its process" not in told
+    ]
+    with tempfile.TemporaryDirectory() as place:
+        for number, run in enumerate(victims):
+            alone = train(run.recipe, Path(place) / str(number), progress=Silent()).folder
+            if outcome(alone) != outcome(run.folder):
+                found.append(f"{run.label}: another outcome than alone")
+    return found
+
+
+def outcome(folder: Path) -> Any:
+    """Metrics, but for seconds, and predictions as bytes."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
+    with np.load(folder / "predictions.npz") as arrays:
+        return rows, {name: arrays[name].tobytes() for name in arrays.files}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=200, help="even")
+    parser.add_argument("--jobs", type=int, default=2, help="trials at a time")
+    parser.add_argument("--ray", metavar="ADDRESS", help="make them on a Ray cluster instead (local: on this machine)")
+    parser.add_argument("--kill", type=int, default=1, help="workers to kill on the way")
+    parser.add_argument("--folder", type=Path, help="keep the study here; otherwise it is deleted")
+    parser.add_argument("--out", type=Path, help="write what was found as JSON (benchmarks/many_trials.json)")
+    given = parser.parse_args(arguments)
+    logging.getLogger("attngraft").setLevel(logging.WARNING)
+    setting = here()
+    executor: Executor = Processes(jobs=given.jobs) if given.ray is None else Ray(address=given.ray, cpus=1)
+    with tempfile.TemporaryDirectory() as place:
+        config = study(given.folder or Path(place) / "study", trials=given.trials)
+        runs = plan_runs(config)
+        begin = time.monotonic()
+        with Killer(runs, given.kill) as killer:
+            result = compare(config, executor=executor, costs=False, tools=Tools())
+        seconds = time.monotonic() - begin
+        problems = problems_of(result, runs, killer.victims, given.kill)
+        found = {
+            "command": setting.command,
+            "environment": setting.environment,
+            "load": setting.load,
+            "trials": len(runs),
+            "executor": f"--jobs {given.jobs}" if given.ray is None else f"--ray {given.ray}",
+            "finished": sum(len(variant.runs) for variant in result.variants),
+            "killed": [run.label for run in killer.victims],
+            "seconds": round(seconds, 1),
+            "problems": problems,
+        }
+    console = Console(highlight=False)
+    text = f"{found['finished']} of {found['trials']} trials finished in {seconds:.0f} s; killed: {found['killed']}"
+    console.print(text, markup=False)
+    for problem in problems:
+        console.print(f"PROBLEM: {problem}", markup=False, style="red")
+    if given.out is not None:
+        write_atomically(given.out, json.dumps(found, indent=2) + "\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

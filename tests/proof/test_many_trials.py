@@ -1,0 +1,32 @@
+"""A few of the many trials, with real workers, one of them killed; and that the proof finds what is missing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from attngraft.study import load_result
+from attngraft.study.schedule import plan_runs
+from proof.many_trials import EPOCHS, main, problems_of, study
+
+
+@pytest.mark.slow
+def test_all_results_are_there_and_what_is_not_is_found(tmp_path: Path) -> None:
+    folder, out = tmp_path / "study", tmp_path / "found.json"
+    assert main(["--trials", "8", "--jobs", "2", "--kill", "1", "--folder", str(folder), "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert (found["trials"], found["finished"], found["problems"]) == (8, 8, [])
+    assert len(found["killed"]) == 1
+    runs, result = plan_runs(study(folder, trials=8)), load_result(folder)
+    assert {run.epochs_done for run in runs} == {EPOCHS}
+    (runs[3].folder / "finished.json").unlink()
+    (runs[5].folder / "metrics.jsonl").write_text("")
+    shutil.copy(runs[0].folder / "predictions.npz", runs[2].folder / "predictions.npz")
+    problems = problems_of(result, runs, [runs[2]], 2)
+    assert f"{runs[3].label}: not whole" in problems
+    assert f"{runs[5].label}: not whole" in problems
+    assert "only 1 of 2 workers could be killed" in problems
+    assert f"{runs[2].label}: another outcome than alone" in problems
