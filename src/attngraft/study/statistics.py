@@ -18,6 +18,7 @@ from attngraft.study.result import Interval, McNemar
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+_AT_ONCE = 2**18  #: counts that are drawn together: as many as stay in a cache
 
 
 def crossed_bootstrap(
@@ -116,12 +117,22 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def _resampled_means(differences: np.ndarray, resamples: int, generator: np.random.Generator) -> np.ndarray:
-    """(resamples,) means; weights instead of gathered copies keep 3 x 10,000 x 2,000 far below a second."""
+    """(resamples,) means.
+
+    Examples that are scored alike in all seeds add nothing wherever they are drawn, so only how often one of the others is
+    drawn is drawn (binomial), and then which. They are few, and this many times quicker.
+    """
     seeds, examples = differences.shape
-    by_seed = np.empty((resamples, seeds))
-    for row in by_seed:
-        drawn = np.bincount(generator.integers(examples, size=examples), minlength=examples)
-        row[:] = differences @ drawn.astype(float)
+    telling = differences[:, differences.any(axis=0)]
+    kinds = telling.shape[1]
+    drawn = generator.binomial(examples, kinds / examples, size=resamples)
+    by_seed = np.zeros((resamples, seeds))
+    rows = max(1, _AT_ONCE // max(kinds, 1))
+    for start in range(0, resamples if kinds else 0, rows):
+        sizes = drawn[start : start + rows]
+        places = generator.integers(kinds, size=sizes.sum()) + np.repeat(np.arange(len(sizes)) * kinds, sizes)
+        counts = np.bincount(places, minlength=len(sizes) * kinds).reshape(len(sizes), kinds)
+        by_seed[start : start + rows] = counts.astype(float) @ telling.T
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     means: np.ndarray = (by_seed * weights).sum(axis=1) / (seeds * examples)
     return means

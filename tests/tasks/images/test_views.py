@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from timm.data import create_transform
 
 from attngraft.errors import ConfigError
@@ -106,3 +107,28 @@ def test_the_hosts_numbers_are_fitted_to_its_channels() -> None:
     assert HostInput.from_model({}).crop_pct == 0.875
     with pytest.raises(ConfigError, match=r"takes 4 input channels.*in_chans"):
         HostInput.from_model({"input_size": (4, 8, 8)})
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_training_view_ends_with_timms_numbers(mode: str) -> None:
+    """Bit for bit, with fewer passes over memory."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).convert(mode)
+    channels = len(image.getbands())
+    host = HostInput.from_model({"input_size": (channels, 32, 32), "mean": (0.4,) * channels, "std": (0.2,) * channels})
+    config = AugmentConfig(crop="resized", erasing=1.0)
+    plan = ViewPlan.decide(config, host, image_size=image.size, mirrored=True)
+    expected = create_transform(
+        (channels, 32, 32),
+        is_training=True,
+        color_jitter=None,
+        interpolation=host.interpolation,
+        mean=host.mean,
+        std=host.std,
+        re_prob=1.0,
+        re_mode=config.erasing_mode,
+    )
+    with seeded("t", 1):
+        found = random_view(config, plan, host)(image)
+    with seeded("t", 1):
+        assert torch.equal(found, expected(image))
+    assert found.is_contiguous()

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from attngraft.errors import ConfigError
@@ -60,9 +62,15 @@ class HostInput:
         return size[0] <= self.width and size[1] <= self.height
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Bytes (B, C, H, W) to (x / 255 - mean) / std, float32."""
+        """Bytes (..., C, H, W) to (x / 255 - mean) / std, float32."""
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return images.float().div_(255).sub_(mean).div_(std)
+        floats = torch.empty(images.shape)  # contiguous, whatever the strides of the bytes
+        return floats.copy_(images).div_(255).sub_(mean).div_(std)
+
+    def tensor(self, image: Image.Image) -> Tensor:
+        """An image in the host's mode to (C, H, W), normalized: torchvision's numbers in half of its passes over memory."""
+        pixels = torch.from_numpy(np.array(image))
+        return self.normalize(pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None])
 
 
 def _per_channel(values: Any, channels: int) -> tuple[float, ...]:

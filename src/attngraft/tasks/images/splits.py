@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sampling import Sampling, draw_by_class
@@ -67,7 +68,7 @@ class LabelledSplit(Split):
 
     def collate(self, examples: list[Example]) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
-        image = torch.stack(images)
+        image = default_collate(list(images))  # in a loading process: stacked in shared memory at once
         return {
             "image": self.host.normalize(image) if image.dtype == torch.uint8 else image,
             "target": torch.from_numpy(np.stack(labels)),

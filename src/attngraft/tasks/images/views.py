@@ -8,8 +8,9 @@ from typing import Literal
 
 from PIL import Image
 from timm.data import create_transform
+from timm.data.transforms import MaybeToTensor
 from torch import Tensor
-from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
+from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 
 from attngraft.tasks.images.config import AugmentConfig
 from attngraft.tasks.images.inputs import HostInput
@@ -85,7 +86,10 @@ def random_view(config: AugmentConfig, plan: ViewPlan, host: HostInput) -> Compo
     )
     if plan.crop != "resized":
         moves = _shifts(config, plan, host)
-    return Compose([*moves.transforms, *changes.transforms, *finish.transforms])
+    to_tensor, normalize, *erase = finish.transforms
+    if not (isinstance(to_tensor, MaybeToTensor) and isinstance(normalize, Normalize)):
+        raise RuntimeError(f"timm's training transforms end otherwise than expected: {finish}")
+    return Compose([*moves.transforms, *changes.transforms, host.tensor, *erase])
 
 
 def _shifts(config: AugmentConfig, plan: ViewPlan, host: HostInput) -> Compose:
