@@ -50,9 +50,10 @@ $(VENV)-oldest/installed: pyproject.toml requirements/oldest.txt
 oldest: $(VENV)-oldest/installed
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(JOBS)
 
-# NO_MKDOCS_2_WARNING: mkdocs-material's notice about its successor
+# Not --quiet: it would swallow the warnings about links before --strict could count them. NO_MKDOCS_2_WARNING is about
+# mkdocs-material's successor.
 docs: $(VENV)/installed-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 notebooks: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python notebooks/run.py

@@ -7,7 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -87,6 +87,8 @@ def _option(param: Any, hint: Any) -> str:
 def _value(hint: Any) -> str:
     """What stands behind an option that names it in no other way: its choices, or its type."""
     for arm in (hint, *get_args(hint)):
+        if get_origin(arm) is Literal:
+            return "|".join(map(str, get_args(arm)))
         if isinstance(arm, type) and issubclass(arm, enum.Enum):
             return "|".join(str(choice.value) for choice in arm)
         if arm in _VALUES:
