@@ -1,0 +1,78 @@
+"""A comparison that starts from weights: what its baseline trains, what stays, and what it costs to stop on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from torch import Tensor
+
+from attngraft.study import Tools, compare, study_from_dict
+from attngraft.training.run_folder import read_run
+
+ARGS = {"img_size": 8, "patch_size": 4, "depth": 2, "embed_dim": 24, "num_heads": 3, "in_chans": 1}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(3)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=7, **ARGS)
+    path = tmp_path_factory.mktemp("weights") / "host.safetensors"
+    safetensors.torch.save_file(model.state_dict(), path)
+    return path
+
+
+def compared(out: Path, weights: Path, recipe: str, **changes: Any) -> None:
+    plain = {
+        "host": {"name": "vit_tiny_patch16_224", "args": ARGS, "weights": str(weights)},
+        "grafts": ["cb_s", "cb"],
+        "data": "digits",
+        "recipe": recipe,
+        "set": ["train.batch_size=512", "train.threads=1"],
+        "seeds": 1,
+        "epochs": 2,
+        "out": str(out),
+    }
+    study = study_from_dict({**plain, **changes})
+    compare(study, costs=False, tools=Tools(write_report=lambda result, folder: folder))
+
+
+def last(folder: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("recipe", "trained"), [("graft-only", {"head", "grafts"}), ("linear-probe", {"head"}), ("finetune", {"all"})]
+)
+def test_recipes_train_what_they_say_and_all_variants_start_alike(
+    weights: Path, tmp_path: Path, recipe: str, trained: set[str]
+) -> None:
+    compared(tmp_path, weights, recipe)
+    start: dict[str, Tensor] = safetensors.torch.load_file(weights)
+    heads = []
+    for folder in sorted((tmp_path / "runs").glob("*/seed0")):
+        record, state = read_run(folder), last(folder)
+        assert record.start["from"] == f"weights of {weights} (a new head: head.bias, head.weight)"
+        moved = {
+            name
+            for name in start
+            if not name.startswith("head.") and not torch.equal(state["model"][name], start[name])
+        }
+        grafts = {name for name in state["model"] if ".grafts." in name}
+        wanted = set(start) | grafts if "all" in trained else {"head.weight", "head.bias"}
+        wanted |= grafts if "grafts" in trained else set()
+        assert set(state["optimizer"]["state"]) == wanted
+        assert bool(moved) == ("all" in trained)
+        assert bool(grafts) == (record.recipe.graft == "cb_s")
+        heads.append(state["model"]["head.weight"])
+    assert len(heads) == 3
+    if recipe == "linear-probe":  # an untrained identity form is the baseline; a graft without parameters is not
+        by_graft = {read_run(folder).recipe.graft: folder for folder in (tmp_path / "runs").glob("*/seed0")}
+        plain, cb_s, cb = (last(by_graft[graft])["model"]["head.weight"] for graft in (None, "cb_s", "cb"))
+        assert torch.equal(plain, cb_s)
+        assert not torch.equal(plain, cb)
