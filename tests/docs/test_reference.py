@@ -108,6 +108,18 @@ def test_every_public_name_is_there() -> None:
         assert f"{thing.__module__}.{name}" in shown or thing.__module__ == "attngraft.errors", name
 
 
+def test_field_comments_are_told_in_the_python_reference() -> None:
+    griffe = pytest.importorskip("griffe", reason="needs the extra docs")
+    from docs.generate.griffe_comments import FieldComments
+
+    module = griffe.load(
+        "attngraft.study.result", search_paths=[ROOT / "src"], extensions=griffe.load_extensions(FieldComments)
+    )
+    behind, above = module["RunSummary.folder"], module["Spread.mean"]
+    assert behind.docstring.value == "relative to the study's folder"
+    assert above.docstring is None  # has no comment
+
+
 def test_every_table_of_the_papers_is_there() -> None:
     page = paper_tables()
     for name in list_papers():
