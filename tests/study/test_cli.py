@@ -64,6 +64,16 @@ def test_json_and_report_only(tmp_path: Path, trainer: FakeTrainer, capsys: pyte
     assert trainer.calls == before
 
 
+def test_a_study_that_was_moved_goes_on_where_it_is(tmp_path: Path, trainer: FakeTrainer) -> None:
+    assert call(*STUDY, "--out", str(tmp_path / "here")) == 0
+    (tmp_path / "here").rename(tmp_path / "there")
+    trained = len(trainer.calls)
+    assert call("compare", "--study", str(tmp_path / "there" / "study.yaml")) == 0
+    assert call("compare", "--report-only", "--study", str(tmp_path / "there" / "study.yaml")) == 0
+    assert len(trainer.calls) == trained
+    assert not (tmp_path / "here").exists()
+
+
 def test_options_replace_what_stands_in_the_file(tmp_path: Path, trainer: FakeTrainer) -> None:
     call(*STUDY, "--out", str(tmp_path / "first"), "--set", "optimizer.lr=1e-4")
     file = str(tmp_path / "first" / "study.yaml")

@@ -35,7 +35,7 @@ def compare(
         typer.Option(
             "--data",
             metavar="SOURCE",
-            help="digits, a folder, .tar or .npz, or what timm's create_dataset reads.",
+            help="A folder, .tar, .npz, .csv, .parquet, COCO .json, shards, hf:<path>, timm:<name>, or digits.",
             rich_help_panel=_STUDY,
         ),
     ] = None,
@@ -171,6 +171,15 @@ def compare(
             rich_help_panel=_STUDY,
         ),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="By which the runs are compared: top1, top5, balanced_accuracy, loss; multilabel: image_ap, loss.",
+            rich_help_panel=_STUDY,
+        ),
+    ] = None,
     title: Annotated[str | None, typer.Option("--title", help="The report's title.", rich_help_panel=_OUTPUT)] = None,
     report_only: Annotated[
         bool,
@@ -205,6 +214,10 @@ def compare(
 
         attngraft compare --study flowers.yaml --set train.threads=1 --jobs 8 --halving 3
 
+        attngraft compare --recipe multilabel --host vit_tiny_patch16_224 --graft cb_s --data labels.csv --out tagged
+
+        attngraft compare --recipe imbalanced --host vit_tiny_patch16_224 --graft cb_s --data ./rare --out rare
+
         attngraft compare --report-only --out study
     """
     from attngraft.cli.values import assignments
@@ -213,6 +226,8 @@ def compare(
         set_ = [f"train.parameters={parameters}", *(set_ or [])]
     if auto_batch:
         set_ = ["train.auto_batch=true", *(set_ or [])]
+    if metric is not None:
+        set_ = [f"task.metrics.primary={metric}", *(set_ or [])]
     given = {
         "title": title,
         "grafts": graft,
@@ -249,8 +264,8 @@ def _config(given: dict[str, Any], host: dict[str, Any], study: Path | None, *, 
     if report_only and file is None:
         file = Path(given["out"] or ".") / STUDY_FILE
     base = read_study(file) if file is not None else {}
-    if report_only and study is None and given["out"] is not None:
-        base["out"] = given["out"]  # the folder may have been moved since the study was made
+    if file is not None and file.name == STUDY_FILE and (file.parent / ".lock").is_file():
+        base["out"] = str(file.parent)  # the file of a study at work: its folder, wherever that has been moved since
     options = {key: value for key, value in given.items() if value is not None}
     if "set" in options:
         options["set"] = [*base.get("set", []), *options["set"]]

@@ -117,6 +117,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         variants=variants,
         notes=[
             *([] if halving is None else in_words(halving)),
+            *first.facts.get("notes", []),
             *_notes(config, records, runs, metric, measured=costs is not None, stopped=stopped),
             *notes,
         ],
@@ -265,6 +266,13 @@ def _notes(
         values = {json.dumps(r.environment.get(name), sort_keys=True) for by in records.values() for r in by.values()}
         if len(values) > 1:
             notes.append(f"The runs differ in their environment ({name}), so part of a difference may come from there.")
+    cuts = sorted({r.recipe.train.accumulate for by in records.values() for r in by.values()})
+    if len(cuts) > 1:
+        notes.append(
+            f"For want of memory some runs cut their batches into more micro-batches than others (train.accumulate "
+            f"{', '.join(map(str, cuts))}). Their updates see the same examples; dropout, and batch norms where the host "
+            "has any, see other parts of them."
+        )
     for variant in config.variants:
         for run in runs[variant.name]:
             score = float(read_scores(records[variant.name][run.seed]).score.mean())

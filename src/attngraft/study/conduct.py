@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attngraft.errors import AttngraftError, TrainingError, UsageError
-from attngraft.files import write_atomically
+from attngraft.files import write_atomically, writing
 from attngraft.study.collect import collect, finished_runs
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
 from attngraft.study.executors.serial import Serial
@@ -120,10 +120,12 @@ def compare(
         UsageError: a variant does not fit the host, or not even one epoch fits the time budget. Nothing was trained.
         DataError, ConfigError: the data or the recipe cannot be used. Nothing was trained.
         TrainingError: the folder holds runs of another recipe, another process is at work there, or all runs failed.
+        StorageError: the study's folder, or a file in it, cannot be written.
         KeyboardInterrupt: the study was stopped.
     """
     progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
-    config.out.mkdir(parents=True, exist_ok=True)
+    with writing(config.out):
+        config.out.mkdir(parents=True, exist_ok=True)
     from attngraft.training.lock import locked
 
     with locked(config.out):
