@@ -124,7 +124,10 @@ def _of_folder(path: Path, checkpoint: Weights, device: str | torch.device | Non
     else:
         manifest = read_manifest(path)
         network = load(path)
-    network = network.to(device)
+    try:
+        network = network.to(device)
+    except (RuntimeError, AssertionError) as error:  # no such name, or built without it
+        raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from None
     return Predictor(lambda images: network(images.to(device)), manifest.serving, dtype=getattr(torch, manifest.dtype))
 
 

@@ -49,7 +49,7 @@ def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool 
         ExportError: the run has not seen its data yet, or is not finished.
     """
     if (Path(folder) / RESULT_FILE).is_file():
-        raise UsageError(f"{folder}: holds a study, and one run of it is a model: {_runs_of(Path(folder))}")
+        raise UsageError(f"{folder}: is a study; give one of its runs, such as {_runs_of(Path(folder))}")
     record = read_run(folder)
     if not record.facts:
         raise ExportError(f"{record.folder}: the run stopped before its data were read; train it first")

@@ -1,0 +1,88 @@
+"""The model card: the study's numbers or the run's own, nothing of this machine, and no name breaks its Markdown."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from attngraft.errors import UsageError
+from attngraft.export.card import code
+from attngraft.export.run import export_run
+from attngraft.study.storage import save_result
+from tests.export.runs import VIT, make_run
+from tests.report import studies
+
+
+def card_of(run: Path, out: Path) -> str:
+    export_run(run, out)
+    return (out / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_run_of_its_own(tmp_path: Path) -> None:
+    card = card_of(make_run(tmp_path / "run", "cb", seed=7), tmp_path / "out")
+    _, header, body = card.split("---\n", 2)
+    assert yaml.safe_load(header)["pipeline_tag"] == "image-classification"
+    assert "| `top1` | 0.5 |" in body
+    assert "epoch 1,\nseed 7), on its validation data" in body
+    assert "study" not in body.split("## Use")[0]
+    assert 'attngraft.load("THIS_FOLDER")' in body
+
+
+def test_the_best_epochs_numbers_come_with_a_warning(tmp_path: Path) -> None:
+    export_run(make_run(tmp_path / "run"), tmp_path / "out", checkpoint="best")
+    assert "chosen by these very data" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_studys_numbers(tmp_path: Path) -> None:
+    result = studies.usual()
+    result = replace(result, command=f"{result.command} --out {tmp_path}")
+    variant = next(each for each in result.variants if each.name == "cb_s")
+    save_result(result, tmp_path)
+    card = card_of(make_run(tmp_path / variant.runs[0].folder, "cb_s"), tmp_path / "out")
+    table = [line for line in card.splitlines() if line.startswith("| `")][:2]
+    assert table[0].startswith("| `none` |")
+    assert "baseline" in table[0]
+    cells = [cell.strip() for cell in table[1].strip("|").split("|")]
+    assert cells[0] == "`cb_s`"
+    assert re.fullmatch(r"\d+\.\d\d ± \d\.\d\d", cells[1])
+    assert re.fullmatch(r"\+1\.\d+ points; bootstrap \+.* to \+.*; t \+.* to \+.*", cells[2])
+    assert cells[3] == "better"
+    assert cells[4] == "1.0004×"
+    assert cells[6] == "1.02×"
+    assert "From a study of 3 seeds\n(0, 1, 2)" in card
+    assert f"`{result.command.replace(str(tmp_path), tmp_path.name)}`" in card
+
+
+def test_a_study_is_no_run_and_its_runs_are_named(tmp_path: Path) -> None:
+    result = studies.usual()
+    save_result(result, tmp_path)
+    with pytest.raises(UsageError, match="is a study; give one of its runs") as told:
+        export_run(tmp_path, tmp_path / "out")
+    folders = {each.name: each.runs[0].folder for each in result.variants}
+    assert str(told.value).index(folders["cb_s"]) < str(told.value).index(folders["cb"])
+
+
+def test_names_do_not_break_the_markdown(tmp_path: Path) -> None:
+    data = {"source": "/secret/place/fl`ow``ers", "classes": ["a|b", "```yaml", "x\ny"]}
+    task = {"name": "classification", "data": data}
+    card = card_of(make_run(tmp_path / "run", task=task, host=VIT), tmp_path / "out")
+    assert "/secret" not in card
+    assert "``` fl`ow``ers ```" not in card
+    recipe = card.split("<details>")[1].split("</details>")[0]
+    fence = re.search(r"^(`{4,})yaml$", recipe, flags=re.MULTILINE)
+    assert fence is not None
+    assert recipe.count(fence[1]) == 2
+    for line in card.split("## Data")[1].split("## Training")[0].splitlines():
+        assert "<b>" not in re.sub(r"(`+).+?\1(?!`)", "", line)
+
+
+def test_code_spans() -> None:
+    assert code("plain") == "`plain`"
+    assert code("a`b") == "``a`b``"
+    assert code("`") == "`` ` ``"
+    assert code("a|b\nc") == "`a¦b c`"
+    assert code("") == "`  `"
