@@ -1,0 +1,82 @@
+"""`attngraft compare` on data of both kinds: the recipe says which task it is, and the wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attngraft.cli import main
+from attngraft.study import Tools, conduct, load_result
+
+HOST = ["--host", "vit_tiny_patch16_224"]
+for _argument in ("img_size=16", "patch_size=8", "embed_dim=24", "depth=1", "num_heads=3"):
+    HOST += ["--host-arg", _argument]
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """`several.csv` with lists of labels and `one.csv` with a label each, on the same images."""
+    random = np.random.default_rng(0)
+    several, one = ["path,labels"], ["path,label"]
+    for i in range(30):
+        bright, red = i % 2, i % 3 == 0
+        pixels = random.integers(0, 60, (16, 16, 3)) + 120 * bright
+        pixels[..., 0] += 60 * red
+        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"{i}.png")
+        several.append(f"{i}.png,{'|'.join(['bright'] * bright + ['red'] * red)}")
+        one.append(f"{i}.png,{'bright' if bright else 'dark'}")
+    (tmp_path / "several.csv").write_text("\n".join(several) + "\n")
+    (tmp_path / "one.csv").write_text("\n".join(one) + "\n")
+    return tmp_path
+
+
+def call(*arguments: str) -> int:
+    """The exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+def _compare(folder: Path, table: str, *more: str) -> int:
+    common = ["--graft", "cb_s", "--seeds", "2", "--epochs", "1", "--set", "train.batch_size=8"]
+    return call("compare", *HOST, *common, "--data", str(folder / table), "--out", str(folder / "study"), *more)
+
+
+def test_a_table_of_several_labels_and_the_recipe_for_it(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = Tools(measure_costs=lambda *_, **__: {}, write_report=lambda result, folder: folder)
+    monkeypatch.setattr(conduct, "Tools", lambda: bare)
+    assert _compare(tables, "several.csv", "--recipe", "multilabel", "--metric", "loss") == 0
+    result = load_result(tables / "study")
+    assert (result.task, result.metric, result.higher_is_better) == ("multilabel", "loss", False)
+    assert {"image_ap", "map", "macro_f1", "micro_f1", "loss"} == result.variants[1].last.keys()
+    assert [section.name for section in result.variants[1].sections] == ["classes", "reliability"]
+    assert "Lower is better" in capsys.readouterr().out
+
+
+def test_several_labels_without_the_recipe_are_refused(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _compare(tables, "several.csv", "--dry-run") != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "several labels each" in said
+    assert "--recipe multilabel" in said
+    assert not (tables / "study" / "runs").exists()
+
+
+def test_one_label_with_the_recipe_for_several_is_refused(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _compare(tables, "one.csv", "--recipe", "multilabel", "--dry-run") != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "one label each" in said
+    assert "do without --recipe multilabel" in said
+
+
+def test_the_metric_is_one_that_has_a_score_for_every_image(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _compare(tables, "one.csv", "--metric", "macro_f1", "--dry-run") != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "task.metrics.primary: 'macro_f1' is not a choice" in said
+    assert "top1, top5, balanced_accuracy, loss" in said
+    assert _compare(tables, "one.csv", "--metric", "top5", "--dry-run") != 0
+    assert "top5 needs more than five classes" in " ".join(capsys.readouterr().err.split())
