@@ -146,6 +146,14 @@ def test_from_random_values_nothing_is_written_and_a_frozen_host_is_warned_of(
     assert "with train.parameters=head most of them stay as they are; give weights" in caplog.text
 
 
+def test_weights_of_a_run_whose_host_is_another_say_which(trained: Path, tmp_path: Path) -> None:
+    host = {"name": "vit_tiny_patch16_224", "args": {}}
+    with pytest.raises(
+        HostError, match=r"has --host toy_vit --host-arg drop_rate=0\.1 --host-arg proj_drop_rate=0\.1$"
+    ):
+        train(from_weights(trained, host=host), tmp_path, progress=Silent())
+
+
 def test_heads_of_all_variants_start_alike(tmp_path: Path) -> None:
     from attngraft.training.build import build_model
 

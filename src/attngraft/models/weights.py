@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,14 +215,14 @@ def _names(model: nn.Module, entry: str) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _misfits(values: Mapping[str, Tensor], own: Mapping[str, Tensor], *, missing: Iterable[str]) -> list[str]:
+def _misfits(values: Mapping[str, Tensor], own: Mapping[str, Tensor], *, missing: Collection[str]) -> list[str]:
     shapes = [
         f"{name} {tuple(values[name].shape)} where {tuple(value.shape)} fits"
         for name, value in own.items()
         if name in values and value.shape != values[name].shape
     ]
     found = {
-        "it lacks": sorted(missing),
+        "it lacks": [name for name in own if name in missing],
         "nothing takes its": sorted(name for name in values if name not in own),
         "other shapes:": shapes,
     }

@@ -12,13 +12,14 @@ from timm.data import resolve_model_data_config
 from torch import nn
 
 import attngraft
-from attngraft.errors import ConfigError
+from attngraft.errors import AttngraftError, ConfigError, HostError
 from attngraft.models.create import create_host
 from attngraft.models.weights import WeightsFile, read_weights
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
 from attngraft.training.freezing import freeze
 from attngraft.training.recipe import Recipe
+from attngraft.training.run_folder import RunFolder
 
 
 def build_task(recipe: Recipe) -> Task:
@@ -106,13 +107,26 @@ def _started_host(
     with seeded("host", recipe.seed):
         model = _create_host(recipe, model_args, pretrained=pretrained)
     if file is not None:
-        fitted = file.fill_host(model)
+        try:
+            fitted = file.fill_host(model)
+        except HostError as error:
+            raise HostError(f"{error}{_host_of_run(file.path)}") from None
         return model, file, Start(origin=str(fitted), whole=not fitted.new, path=file.path)
     if not pretrained:
         return model, None, Start()
     there, here = getattr(model, "pretrained_cfg", {}).get("num_classes"), getattr(model, "num_classes", None)
     head = "" if there == here else f" (a new head: for {here} classes instead of {there})"
     return model, None, Start(origin=f"timm's weights of {recipe.host.name}{head}", whole=there == here)
+
+
+def _host_of_run(weights: Path) -> str:
+    """Where `weights` lie in a run's folder: how that run's host is asked for."""
+    try:
+        host = RunFolder(weights.parent.parent).read_recipe().host
+    except AttngraftError:
+        return ""
+    arguments = [f" --host-arg {name}={value}" for name, value in host.args.items()]
+    return f". The run that they are of has --host {host.name}{''.join(arguments)}"
 
 
 def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
