@@ -101,8 +101,13 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     kept = [tmp_path / name for name in (".lock", "a.tmp", ".hidden")]
     for path in [*kept, tmp_path / ".last.pt.12-ab.tmp"]:
         path.write_text("")
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / ".at-work.1-2.tmp").write_text("")
+    remove_leftovers(tmp_path, below=False)
+    assert sorted(path for path in tmp_path.iterdir() if path.is_file()) == sorted(kept)
+    assert len(list(tmp_path.rglob("*.tmp"))) == 2
     remove_leftovers(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    assert list(tmp_path.rglob("*.tmp")) == [tmp_path / "a.tmp"]
 
 
 def test_sizes_are_read_easily() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from attngraft.study.result import Cost
 from proof.faults.case import NotHere
-from proof.faults.harm import Harm
+from proof.faults.harm import Answer, FromTheStart, Harm
 from proof.faults.outcome import STEPS, differences, study_differences, updates
 from proof.faults.process import Ended, Running
 
@@ -27,6 +28,25 @@ RUN = ("train", *SMALL, "--set", "train.ema=0.9", "--epochs", str(EPOCHS), "--sa
 #: three runs of 22 updates
 STUDY = ("compare", *SMALL, "--epochs", "2", "--seeds", "1", "--graft", "cb_s", "--graft", "horizontal")
 STUDY_RUNS = ("baseline", "cb_s", "horizontal")
+
+#: what a study's variants cost is of no interest here
+_COST = Cost(
+    parameters=1,
+    macs=None,
+    parameters_ratio=1.0,
+    macs_ratio=None,
+    train_time_ratio=None,
+    inference_time_ratio=None,
+    memory_ratio=None,
+    train_seconds_per_step=None,
+    inference_seconds_per_batch=None,
+    peak_memory_bytes=None,
+)
+NO_COSTS = FromTheStart(
+    action=Answer(
+        target="attngraft.study.cost:measure_costs", value=dict.fromkeys(("none", "cb_s", "horizontal"), _COST)
+    )
+)
 
 
 class Bench:
@@ -56,13 +76,13 @@ class Bench:
         key = tuple(arguments)
         if key not in self._whole:
             out = self.folder("whole")
-            ended = self.run(arguments, out)
+            ended = self.run(arguments, out, NO_COSTS)
             assert ended.code == 0, ended.text
             self._whole[key] = out
         return self._whole[key]
 
     def new_study(self) -> Path:
-        """A study's folder to be; what its variants cost, which takes longest to measure, is there already."""
+        """A study's folder to be; what its variants cost is there already, as measuring that takes longest."""
         out = self.folder("study")
         out.mkdir()
         shutil.copy(self.whole(STUDY) / "cost.json", out)

@@ -132,9 +132,10 @@ def shown_size(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary files of writers that were killed; only where nobody else writes into `folder`."""
-    for path in folder.rglob(".*.tmp"):
+def remove_leftovers(folder: Path, *, below: bool = True) -> None:
+    """Delete the temporary files of writers that were killed; only where nobody else writes into `folder`, and with
+    `below` into the folders in it."""
+    for path in folder.glob("**/.*.tmp" if below else ".*.tmp"):
         path.unlink(missing_ok=True)
 
 

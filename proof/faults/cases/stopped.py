@@ -39,6 +39,16 @@ def _stopped(
     return case
 
 
+def _before(bench: Bench) -> str:
+    out = bench.folder()
+    here = out.with_name("here")
+    running = bench.start(RUN, out, OnCall(target="attngraft.training.loop:prepare", action=Stand(here)))
+    running.reach(here)
+    ended = running.stop(signal.SIGTERM, grace=GRACE)
+    expect(ended, code=-signal.SIGTERM)
+    return f"{ended} after {ended.seconds:.1f} s; {bench.goes_on(RUN, out)}"
+
+
 def _twice(bench: Bench) -> str:
     out = bench.folder()
     here = out.with_name("here")
@@ -68,6 +78,14 @@ SAVES = "the run saves after the running update and ends with 130"
 STEP = "attngraft.training.loop:all_finite"
 
 CASES = (
+    Case(
+        name="sigterm-before",
+        fault="SIGTERM before training, while data and model are made",
+        happens="the run ends at once",
+        kept="nothing was begun; what a run had saved before stays",
+        remedy=AGAIN,
+        run=_before,
+    ),
     Case(
         name="sigterm-in-step",
         fault="SIGTERM in an update (a scheduler's notice, SIGKILL 10 s later)",

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attngraft.errors import AttngraftError, TrainingError, UsageError
-from attngraft.files import write_atomically, writing
+from attngraft.files import remove_leftovers, write_atomically, writing
 from attngraft.study.collect import collect, finished_runs
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
 from attngraft.study.executors.serial import Serial
-from attngraft.study.ladder import expected_share, rungs
+from attngraft.study.expectation import expected, how, share_of
 from attngraft.study.progress import StudyLog, StudyProgress
 from attngraft.study.result import Cost, StudyResult
 from attngraft.study.running import run_all
@@ -126,9 +126,12 @@ def compare(
     progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
     with writing(config.out):
         config.out.mkdir(parents=True, exist_ok=True)
+    from attngraft.report import PLOTS_FOLDER
     from attngraft.training.lock import locked
 
     with locked(config.out):
+        for place in (config.out, config.out / PLOTS_FOLDER):
+            remove_leftovers(place, below=False)
         try:
             prepared = prepare(config, executor=executor, progress=progress, tools=tools)
             write_study(prepared.config)
@@ -186,56 +189,32 @@ def prepare(
             config = _fitted(config, estimate, runs, at_once=at_once)
             runs = plan_runs(config)
             refuse_other_recipes(runs)
-        seconds = None if estimate is None else estimate.seconds(_expected(config, runs)) / at_once
-    progress.on_plan(
-        runs,
-        seconds=seconds,
-        epochs=sum(run.epochs_left for run in _expected(config, runs)),
-        how=_how(config, runs),
-    )
+        seconds = None if estimate is None else estimate.seconds(expected(config, runs)) / at_once
+    epochs = sum(run.epochs_left for run in expected(config, runs))
+    progress.on_plan(runs, seconds=seconds, epochs=epochs, how=how(config, runs))
     return Prepared(config=config, runs=runs, material=material, seconds=seconds)
 
 
 def _estimate(config: StudyConfig, material: Material, tools: Tools) -> Estimate | None:
-    """None where the variants, which are timed side by side, do not fit into memory together."""
+    """None where a variant does not fit into memory; its run will say so."""
     import torch
 
     try:
         return tools.measure_paces(config, material)
     except torch.OutOfMemoryError:
-        log.warning("no estimate of the time: the variants do not fit into memory side by side")
+        log.warning("no estimate of the time: a variant does not fit into memory")
         return None
 
 
 def _fitted(config: StudyConfig, estimate: Estimate | None, runs: Sequence[PlannedRun], *, at_once: int) -> StudyConfig:
-    """With the epochs that the time budget allows, where every run goes to its end."""
+    """With the epochs that the time budget allows; halving leaves room for more."""
     from attngraft.study.estimate import fit_epochs
 
     if estimate is None or config.time_budget is None:
         raise UsageError("--time-budget needs an estimate, and there is none: give --epochs instead")
     budget = (config.time_budget - _cost_limit(config)) * at_once
-    return dataclasses.replace(config, fitted_epochs=fit_epochs(estimate, runs, budget=budget, most=config.epochs))
-
-
-def _expected(config: StudyConfig, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The runs as if as many had been trained already as halving is expected to spare, evenly over the variants."""
-    if config.halving is None:
-        return list(runs)
-    schedule = runs[0].recipe.schedule
-    share = expected_share(config.halving, schedule, variants=len(config.variants) - 1)
-    spared = round(schedule.epochs * (1 - share))
-    return [
-        run if run.variant.is_baseline else dataclasses.replace(run, epochs_done=max(run.epochs_done, spared))
-        for run in runs
-    ]
-
-
-def _how(config: StudyConfig, runs: Sequence[PlannedRun]) -> str:
-    if config.halving is None:
-        return ""
-    schedule = runs[0].recipe.schedule
-    epochs = ", ".join(str(rung) for rung in rungs(config.halving, schedule))
-    return f"halving: after epoch {epochs} about one in {config.halving.eta} variants goes on"
+    epochs = fit_epochs(estimate, runs, budget=budget, most=config.epochs, share=share_of(config, runs))
+    return dataclasses.replace(config, fitted_epochs=epochs)
 
 
 def incomplete(result: StudyResult) -> bool:
