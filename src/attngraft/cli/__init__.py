@@ -15,9 +15,11 @@ from attngraft._version import __version__
 from attngraft.cli.compare import compare
 from attngraft.cli.doctor import doctor
 from attngraft.cli.evaluate import evaluate
+from attngraft.cli.export import export
 from attngraft.cli.list import list_command
 from attngraft.cli.paper import paper
 from attngraft.cli.plan import plan
+from attngraft.cli.predict import predict
 from attngraft.cli.train import train
 from attngraft.errors import AttngraftError, UsageError
 
@@ -56,6 +58,8 @@ _VERBS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "train": train,
     "eval": evaluate,
+    "export": export,
+    "predict": predict,
     "plan": plan,
     "paper": paper,
     "list": list_command,
