@@ -13,6 +13,7 @@ import typer
 
 from attngraft._version import __version__
 from attngraft.cli.compare import compare
+from attngraft.cli.data import check as data_check
 from attngraft.cli.doctor import doctor
 from attngraft.cli.evaluate import evaluate
 from attngraft.cli.export import export
@@ -67,6 +68,10 @@ _VERBS: dict[str, Callable[..., None]] = {
 }
 for _verb, _function in _VERBS.items():
     app.command(_verb)(_with_exit_codes(_function))
+
+_data = typer.Typer(help="Look at data before training.", no_args_is_help=True, rich_markup_mode="markdown")
+_data.command("check")(_with_exit_codes(data_check))
+app.add_typer(_data, name="data")
 
 
 def _show_version(wanted: bool) -> None:

@@ -49,7 +49,7 @@ def test_unreadable_images_are_left_out_up_to_a_limit(folder: Path) -> None:
     assert "2 images cannot be read, and task.data.max_corrupt: 0.01 leaves out 0 of 16 (at most 100)" in message
     assert "raise task.data.max_corrupt to 2" in message
     assert "\n  train/a/1.png: " in message
-    assert "\n  val/b/0.png: no image format that is known" in message
+    assert "\n  val/b/0.png: the file is empty" in message
     data = load(folder, data={"max_corrupt": 2})
     assert data.facts["sizes"] == {"train": 9, "val": 5}
     assert len(data.facts["check"]["unreadable"]) == 2

@@ -54,6 +54,25 @@ def classes_without_images(parts: Parts, val: Images) -> list[str]:
     return notes
 
 
+def refuse_other_labels(parts: Parts, *, task: str, multilabel: bool) -> None:
+    """Refuse labels of the other kind than the task takes.
+
+    Raises:
+        DataError: one label per image where several are taken, or the other way round.
+    """
+    if parts.multilabel and not multilabel:
+        raise DataError(
+            f"{parts.where}: its images have several labels each, and the task {task} takes one; "
+            "use --recipe multilabel (in a recipe of your own: base: multilabel, or task.name: multilabel)"
+        )
+    if multilabel and not parts.multilabel:
+        raise DataError(
+            f"{parts.where}: its images have one label each, and the task {task} takes several; "
+            "do without --recipe multilabel (in a recipe of your own: task.name: classification), or give a table with a "
+            "column of label lists, as in cat|dog"
+        )
+
+
 def _refuse_empty(parts: Parts, counts: np.ndarray, what: str) -> None:
     if parts.multilabel:
         return

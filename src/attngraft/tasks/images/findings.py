@@ -64,7 +64,9 @@ class Findings:
         if self.repeated:
             extra = sum(len(group) - 1 for group in self.repeated)
             pairs = [_pair(group) for group in self.repeated]
-            found.append(f"{_count(extra, 'image')} within a part repeat another one ({_listed(pairs)}).")
+            found.append(
+                f"{_count(extra, 'image')} within a part repeat{'s' if extra == 1 else ''} another one ({_listed(pairs)})."
+            )
         return found
 
     def facts(self) -> dict[str, Any]:

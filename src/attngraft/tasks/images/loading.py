@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.errors import ConfigError, DataError
+from attngraft.errors import ConfigError
 from attngraft.strict import read
-from attngraft.tasks.images.checks import class_counts, classes_without_images
+from attngraft.tasks.images.checks import class_counts, classes_without_images, refuse_other_labels
 from attngraft.tasks.images.config import AugmentConfig, DataConfig
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.opening import Opened, open_images
 from attngraft.tasks.images.sampling import Sampling
-from attngraft.tasks.images.sources import Images, Parts, decoded
+from attngraft.tasks.images.sources import Images, decoded
 from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, PixelSplit
 from attngraft.tasks.images.views import View, ViewPlan, fixed_view, only_moves, random_view
 
@@ -73,7 +73,7 @@ def load_images(
     """
     opened = open_images(data)
     parts = opened.parts
-    _refuse_other_labels(parts, task=task, multilabel=multilabel)
+    refuse_other_labels(parts, task=task, multilabel=multilabel)
     first = parts.train.open(0)
     plan = ViewPlan.decide(augment, host, image_size=first.size, mirrored=parts.mirrored)
     splits = _Splits(data, augment, plan, host, classes=parts.classes, seed=seed)
@@ -86,20 +86,6 @@ def load_images(
         counts=class_counts(parts.train, len(parts.classes)),
         facts=facts,
     )
-
-
-def _refuse_other_labels(parts: Parts, *, task: str, multilabel: bool) -> None:
-    if parts.multilabel and not multilabel:
-        raise DataError(
-            f"{parts.where}: its images have several labels each, and the task {task} takes one; "
-            "use --recipe multilabel (in a recipe of your own: base: multilabel, or task.name: multilabel)"
-        )
-    if multilabel and not parts.multilabel:
-        raise DataError(
-            f"{parts.where}: its images have one label each, and the task {task} takes several; "
-            "do without --recipe multilabel (in a recipe of your own: task.name: classification), or give a table with a "
-            "column of label lists, as in cat|dog"
-        )
 
 
 class _Splits:

@@ -38,6 +38,7 @@ class Survey:
     val: Images | None
     seen: Scan  #: of all images, the unreadable ones too: first the training part's, then the validation part's
     found: Findings
+    drawn: bool  #: whether the validation part was taken out of the training part
     refusals: list[str] = field(default_factory=list)  #: why training would be refused
 
 
@@ -71,6 +72,7 @@ def survey_images(config: DataConfig, *, progress: Progress | None = None) -> Su
         DataError: the source cannot be opened at all.
     """
     parts = restrict(open_source(config), config.classes)
+    drawn = parts.val is None or config.draws
     refusals: list[str] = []
     val: Images | None = None
     try:
@@ -92,7 +94,7 @@ def survey_images(config: DataConfig, *, progress: Progress | None = None) -> Su
             check_split(parts, val)
         except DataError as error:
             refusals.append(str(error))
-    return Survey(parts=parts, val=val, seen=seen, found=found, refusals=refusals)
+    return Survey(parts=parts, val=val, seen=seen, found=found, drawn=drawn, refusals=refusals)
 
 
 def split_digest(val: Images) -> str:

@@ -40,5 +40,5 @@ def test_nothing_of_that_name(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(b"")
     with pytest.raises(DataError, match=r"x\.zip: a file of a kind that is not read; unpack it"):
         load(tmp_path / "x.zip")
-    with pytest.raises(DataError, match=r"task\.data\.root is for tables and timm sources"):
+    with pytest.raises(DataError, match=r"task\.data\.root is for tables, COCO and timm sources"):
         load("digits", data={"root": "x"})

@@ -59,7 +59,7 @@ def _open(config: DataConfig, source: str) -> Parts:
 
 
 def _open_folder(path: Path, config: DataConfig, *, saved: bool) -> Parts:
-    from attngraft.tasks.images.sources import coco, folder, huggingface, manifest, tar
+    from attngraft.tasks.images.sources import coco, folder, huggingface, manifest, npz, tar
 
     if saved or huggingface.is_saved(path):
         return huggingface.open_huggingface(path, config)
@@ -69,6 +69,8 @@ def _open_folder(path: Path, config: DataConfig, *, saved: bool) -> Parts:
         return coco.open_coco(path, config)
     if manifest.manifests_in(path) and not folder.has_class_folders(path):
         return manifest.open_manifests(path, config)
+    if alone := npz.alone_in(path):
+        return npz.open_npz(alone, config)
     return folder.open_folder(path, config)
 
 

@@ -31,6 +31,9 @@ class UnreadableImage(DataError):
             "such images before training and task.data.max_corrupt leave them out"
         )
 
+    def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
+        return UnreadableImage, (self.where, self.reason)
+
 
 def decode(stream: IO[bytes], *, where: str) -> Image.Image:
     """A decoded image from an open file, turned upright as its EXIF data say. Of several frames the first is taken.
@@ -71,7 +74,10 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 def _opened(stream: IO[bytes]) -> Image.Image:
     """The image before its pixels are decoded, with a JPEG's reduction set."""
-    if stream.read(3) == b"\xff\xd8\xff":  # Pillow's own opening refuses large ones before they could be reduced
+    head = stream.read(3)
+    if not head:
+        raise ValueError("the file is empty")
+    if head == b"\xff\xd8\xff":  # Pillow's own opening refuses large ones before they could be reduced
         stream.seek(0)
         image: Image.Image = JpegImagePlugin.jpeg_factory(stream)
         width, height = image.size

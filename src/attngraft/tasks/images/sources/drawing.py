@@ -51,13 +51,16 @@ def _divided(parts: Parts, drawn: np.ndarray, origin: str) -> tuple[Parts, Image
 
 def _by_class(labels: np.ndarray, fraction: float, stream: np.random.RandomState, parts: Parts) -> np.ndarray:
     drawn = np.zeros(len(labels), dtype=bool)
-    for label, name in enumerate(parts.classes):
+    alone = np.flatnonzero(np.bincount(labels, minlength=len(parts.classes)) == 1)
+    if len(alone):
+        named = ", ".join(repr(parts.classes[int(label)]) for label in alone[:5]) + (", ..." if len(alone) > 5 else "")
+        what = f"class {named} has" if len(alone) == 1 else f"{len(alone)} classes ({named}) have"
+        raise DataError(
+            f"{parts.where}: {what} a single image, which cannot be divided into training and validation; add images, or "
+            "say which classes to use with task.data.classes"
+        )
+    for label in range(len(parts.classes)):
         members = np.flatnonzero(labels == label)
-        if len(members) == 1:
-            raise DataError(
-                f"{parts.where}: class {name!r} has a single image, which cannot be divided into training and validation; "
-                "add images or leave the class out with task.data.classes"
-            )
         count = min(max(1, round(len(members) * fraction)), len(members) - 1)
         drawn[stream.permutation(members)[: max(count, 0)]] = True
     return drawn

@@ -43,6 +43,13 @@ def open_npz(path: Path, config: DataConfig) -> Parts:
     )
 
 
+def alone_in(folder: Path) -> Path | None:
+    """The .npz file in `folder`, where there is one and no folder that may hold images."""
+    there = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    files = [entry for entry in there if entry.suffix == ".npz"]
+    return files[0] if len(files) == 1 and not any(entry.is_dir() for entry in there) else None
+
+
 def _load(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
