@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from attngraft.errors import GraftSpecError, TrainingError, UsageError
 from attngraft.study import compare, incomplete, load_result, prepare, read_study, report_only, study_from_dict
-from attngraft.study.result import StudyResult
+from attngraft.study.config import StudyConfig
+from attngraft.study.result import Cost, StudyResult
 from attngraft.training.lock import locked
+from attngraft.training.recipe import Recipe
+from attngraft.training.run_folder import RunRecord
 
 from .fakes import FakeTrainer, study, tools
 
@@ -148,6 +152,30 @@ def test_costs_that_cannot_be_measured_are_a_note(tmp_path: Path) -> None:
     assert "Measuring the costs failed: no memory" in result.notes
     again = compare(study(tmp_path), tools=tools(FakeTrainer()))
     assert again.variants[0].cost is not None
+
+
+def test_costs_are_of_the_batches_that_fitted(tmp_path: Path) -> None:
+    class Choosing(FakeTrainer):
+        """One run finds that less fits."""
+
+        def __call__(self, recipe: Recipe, folder: Path, **options: Any) -> RunRecord:
+            if (recipe.graft, recipe.seed) == ("cb_s", 1):
+                recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, accumulate=4))
+            return super().__call__(recipe, folder, **options)
+
+    measured: list[StudyConfig] = []
+
+    def costs(config: StudyConfig, material: Any, *, limit: float) -> dict[str, Cost]:
+        measured.append(config)
+        return tools(FakeTrainer()).measure_costs(config, material, limit=limit)
+
+    kit = dataclasses.replace(tools(Choosing()), measure_costs=costs)
+    config = study(tmp_path, set=["train.auto_batch=true"])
+    for _ in range(2):  # and once
+        result = compare(config, tools=kit)
+    assert [each.recipe_of(each.baseline, 0).train.accumulate for each in measured] == [4]
+    assert any("train.accumulate 1, 4" in note for note in result.notes)
+    assert "accumulate" not in (tmp_path / "study.yaml").read_text()
 
 
 def test_costs_are_measured_once(tmp_path: Path) -> None:

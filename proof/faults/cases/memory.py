@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from proof.faults.bench import RUN, STUDY, STUDY_RUNS, UPDATES, Bench, expect
+from proof.faults.bench import NO_COSTS, RUN, STUDY, STUDY_RUNS, UPDATES, Bench, expect
 from proof.faults.case import Case
 from proof.faults.harm import FromTheStart, LackOfMemory, OnCall, kill
 from proof.faults.outcome import differences, updates
@@ -61,13 +61,13 @@ def _auto_evaluation(bench: Bench) -> str:
 
 def _study(bench: Bench) -> str:
     out = bench.new_study()
-    ended = bench.run([*STUDY, "--auto-batch"], out, FromTheStart(action=LackOfMemory(training=70)))
+    auto, lack = (*STUDY, "--auto-batch"), FromTheStart(action=LackOfMemory(training=70))
+    ended = bench.run(auto, out, lack, NO_COSTS)
     expect(ended, code=0, says="64 fit")
     for name in STUDY_RUNS:
         assert "accumulate: 2" in (out / "runs" / name / "seed0" / "recipe.yaml").read_text()
-    again = bench.run([*STUDY, "--auto-batch"], out)
-    expect(again, code=0)
-    return f"{ended}: 64 of 128 chosen in {len(STUDY_RUNS)} of {len(STUDY_RUNS)} runs"
+    words = bench.study_goes_on(auto, out, whole=(*STUDY, "--set", "train.accumulate=2"))
+    return f"{ended}: 64 of 128 chosen; the command again: {words} to train.accumulate=2"
 
 
 CASES = (

@@ -249,18 +249,31 @@ def _costs(prepared: Prepared, notes: list[str], progress: StudyProgress, tools:
     """The costs kept in the folder, or measured now. A failure to measure is noted and loses nothing."""
     from attngraft.study.cost import load_costs, save_costs
 
-    config = _of_interest(prepared.config)
+    planned = _of_interest(prepared.config)
+    config = _as_it_ran(planned)
     kept = load_costs(config.out, config)
     if kept is not None:
         return kept
     progress.on_stage("measuring what each variant costs")
     try:
-        measured = tools.measure_costs(config, prepared.material or tools.open_data(config), limit=_cost_limit(config))
+        material = prepared.material if config == planned else None  # which holds batches as they were planned
+        measured = tools.measure_costs(config, material or tools.open_data(config), limit=_cost_limit(config))
     except (AttngraftError, RuntimeError, OSError) as error:
         notes.append(f"Measuring the costs failed: {error}")
         return None
     save_costs(config.out, config, measured)
     return measured
+
+
+def _as_it_ran(config: StudyConfig) -> StudyConfig:
+    """The study with the smallest micro-batches that its runs chose for want of memory, if they might choose."""
+    recipe = config.recipe_of(config.baseline, config.seeds[0])
+    if not recipe.train.auto_batch:
+        return config
+    chosen = max(run.recipe.train.accumulate for runs in finished_runs(config).values() for run in runs.values())
+    if chosen == recipe.train.accumulate:
+        return config
+    return dataclasses.replace(config, overrides=(*config.overrides, f"train.accumulate={chosen}"))
 
 
 def _of_interest(config: StudyConfig) -> StudyConfig:
