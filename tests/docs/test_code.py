@@ -14,19 +14,19 @@ from tests.docs.pages import DOCS, ROOT, blocks, written_pages
 
 PAGES = [page for page in written_pages() if page.is_relative_to(DOCS) and any(b.runs for b in blocks(page, "python"))]
 
-#: runs programs in one process, each in a namespace and a folder of its own; a page's line numbers stand in its tracebacks
+#: runs programs in one process, each as a main module in a folder of its own; a page's lines stand in its tracebacks
 RUNNER = """
-import json, os, sys, traceback
+import json, os, sys, traceback, types
 outcomes = {}
 for name, parts in json.load(sys.stdin).items():
     folder = os.path.join(sys.argv[1], name.replace("/", "-"))
     os.makedirs(folder)
     os.chdir(folder)
-    space = {"__name__": "__main__"}
+    page = sys.modules["__main__"] = types.ModuleType("__main__")
     outcomes[name] = None
     try:
         for line, code in parts:
-            exec(compile("\\n" * line + code, name, "exec"), space)
+            exec(compile("\\n" * line + code, name, "exec"), page.__dict__)
     except BaseException:
         outcomes[name] = traceback.format_exc()
 with open(sys.argv[2], "w") as file:
@@ -65,4 +65,4 @@ def test_page_runs(page: Path, outcomes: dict[str, str | None]) -> None:
 
 
 def test_the_pages_that_teach_are_among_them() -> None:
-    assert {"extend/graft.md", "extend/host.md", "start.md"} <= {name(page) for page in PAGES}
+    assert {"extend/graft.md", "extend/host.md", "extend/task.md", "start.md"} <= {name(page) for page in PAGES}
