@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from attngraft.study.schedule import PlannedRun
 from attngraft.study.values import shown_duration
 from attngraft.study.workbench import Material, Workbench, synchronizer, threads_of
 
-ROUNDS = 3  #: timed steps per variant, side by side
+ROUNDS = 3  #: timed steps per variant
 MARGIN = 1.1  #: what is beside steps and batches: checkpoints, metrics, events
 
 
@@ -39,36 +39,36 @@ class Estimate:
         """For what is left of `runs`, one after the other."""
         return sum(self.paces[run.variant.name].run_seconds(run.epochs_left) for run in runs)
 
-    def epochs_within(self, runs: Sequence[PlannedRun], budget: float) -> int:
-        """The most epochs per run with which `runs`, made anew, take no longer than `budget` seconds."""
-        paces = [self.paces[run.variant.name] for run in runs]
-        fixed, per_epoch = sum(p.start_seconds for p in paces), sum(p.epoch_seconds for p in paces)
+    def epochs_within(self, runs: Sequence[PlannedRun], budget: float, *, share: float = 1.0) -> int:
+        """The most epochs per run with which `runs`, made anew, take no longer than `budget` seconds, where variants are
+        trained for that `share` of them on average and the baseline for all."""
+        paces = [(self.paces[run.variant.name], 1.0 if run.variant.is_baseline else share) for run in runs]
+        fixed = sum(pace.start_seconds for pace, _ in paces)
+        per_epoch = sum(pace.epoch_seconds * part for pace, part in paces)
         return max(int((budget - fixed) / per_epoch), 0)
 
 
 def measure_paces(config: StudyConfig, material: Material) -> Estimate:
-    """Time real training steps and evaluation batches of all variants side by side; the runs' randomness is untouched.
+    """Time real training steps and evaluation batches of all variants; the runs' randomness is untouched.
 
     A step that has not warmed up takes longer, so each variant makes one before the rounds begin.
     """
     first = config.recipe_of(config.baseline, config.seeds[0])
+    starts: dict[str, float] = {}
+    steps: dict[str, list[float]] = {}
+    batches: dict[str, list[float]] = {}
     with threads_of(first):
-        benches, starts = {}, {}
-        for variant in config.variants:
+        for variant in config.variants:  # one at a time, as many may not fit into memory together
             begin = time.perf_counter()
             bench = Workbench(config.recipe_of(variant, config.seeds[0]), material)
             bench.train_step()
             bench.evaluate_batch()
-            benches[variant.name], starts[variant.name] = bench, time.perf_counter() - begin
-        steps: dict[str, list[float]] = {name: [] for name in benches}
-        batches: dict[str, list[float]] = {name: [] for name in benches}
-        for _ in range(ROUNDS):
-            for name, bench in benches.items():
-                steps[name].append(_time(bench, training=True))
-                batches[name].append(_time(bench, training=False))
+            starts[variant.name] = time.perf_counter() - begin
+            steps[variant.name] = [_time(bench, training=True) for _ in range(ROUNDS)]
+            batches[variant.name] = [_time(bench, training=False) for _ in range(ROUNDS)]
     workers = first.train.workers
     paces = {}
-    for name in benches:
+    for name in starts:
         step, batch = float(np.median(steps[name])), float(np.median(batches[name]))
         load = material.load_seconds
         loaded = step + load if workers == 0 else max(step, load / workers)
@@ -79,8 +79,22 @@ def measure_paces(config: StudyConfig, material: Material) -> Estimate:
     return Estimate(paces=paces)
 
 
-def fit_epochs(estimate: Estimate, runs: Sequence[PlannedRun], *, budget: float, most: int | None) -> int:
+def fit_epochs(
+    estimate: Estimate,
+    runs: Sequence[PlannedRun],
+    *,
+    budget: float,
+    most: int | None,
+    share: Callable[[int], float] = lambda epochs: 1.0,
+) -> int:
     """The number of epochs for a study of `runs` in `budget` seconds, at most `most`.
+
+    Args:
+        estimate: the paces.
+        runs: of the study.
+        budget: seconds.
+        most: epochs.
+        share: the part of so many epochs for which variants are trained on average; all, where none is stopped early.
 
     Raises:
         UsageError: not even one epoch fits; says how long it would take.
@@ -92,7 +106,11 @@ def fit_epochs(estimate: Estimate, runs: Sequence[PlannedRun], *, budget: float,
             f"take about {shown_duration(sum(estimate.paces[r.variant.name].run_seconds(1) for r in runs))}; "
             "raise it, or take fewer seeds, fewer variants or a smaller host"
         )
-    return epochs if most is None else min(epochs, most)
+    while most is None or epochs < most:
+        if estimate.epochs_within(runs, budget, share=share(epochs + 1)) <= epochs:
+            return epochs
+        epochs += 1
+    return most
 
 
 def _examples_per_eval_batch(material: Material) -> float:
