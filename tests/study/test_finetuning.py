@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import timm
 import torch
 from torch import Tensor
 
-from attngraft.study import Tools, compare, study_from_dict
+from attngraft.errors import HostError
+from attngraft.study import Tools, compare, load_result, study_from_dict
 from attngraft.training.run_folder import read_run
 
 ARGS = {"img_size": 8, "patch_size": 4, "depth": 2, "embed_dim": 24, "num_heads": 3, "in_chans": 1}
@@ -76,3 +78,33 @@ def test_recipes_train_what_they_say_and_all_variants_start_alike(
         plain, cb_s, cb = (last(by_graft[graft])["model"]["head.weight"] for graft in (None, "cb_s", "cb"))
         assert torch.equal(plain, cb_s)
         assert not torch.equal(plain, cb)
+
+
+def test_the_result_says_what_the_runs_start_from_and_what_that_scores(tmp_path: Path, weights: Path) -> None:
+    compared(tmp_path / "first", weights, "linear-probe")
+    own = next((tmp_path / "first" / "runs").glob("cb/seed0"))
+    known = read_run(own).epochs
+    with pytest.raises(HostError, match="trained with grafts"):  # of CB_S, which the baseline has not
+        compared(tmp_path / "refused", next((tmp_path / "first" / "runs").glob("cb_s/seed0")), "graft-only")
+    compared(tmp_path / "second", own, "graft-only")
+    notes = load_result(tmp_path / "second").notes
+    assert (
+        f"The host starts from weights of {own}/checkpoints/best.safetensors (with its head for 10 classes)." in notes
+    )
+    (before,) = (note for note in notes if note.startswith("Before training, top1 is "))
+    numbers = {name: float(value) for value, name in re.findall(r"([\d.e-]+) \((\w+)\)", before)}
+    assert numbers.keys() == {"baseline", "cb_s", "cb"}
+    assert numbers["cb"] == pytest.approx(max(row["val/top1"] for row in known), rel=1e-3)
+    assert numbers["cb_s"] == numbers["baseline"]
+    assert "Only what was grafted and the head are trained: the baseline trains its head alone." in notes
+
+
+def test_weights_that_were_changed_on_the_way_are_told_of(tmp_path: Path, weights: Path) -> None:
+    mine = tmp_path / "mine.safetensors"
+    mine.write_bytes(weights.read_bytes())
+    compared(tmp_path / "study", mine, "linear-probe", grafts=["cb"])
+    changed = {name: value + 1 for name, value in safetensors.torch.load_file(weights).items()}
+    safetensors.torch.save_file(changed, mine)
+    compared(tmp_path / "study", mine, "linear-probe", grafts=["cb"], seeds=2)
+    notes = " ".join(load_result(tmp_path / "study").notes)
+    assert "do not all start from the same weights" in notes

@@ -29,6 +29,7 @@ from attngraft.study.result import (
 )
 from attngraft.study.schedule import run_folder
 from attngraft.study.sections import variant_sections
+from attngraft.study.starts import start_notes
 from attngraft.study.variants import Variant
 from attngraft.study.verdict import compare_scores, corrected
 
@@ -118,6 +119,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         notes=[
             *([] if halving is None else in_words(halving)),
             *first.facts.get("notes", []),
+            *start_notes(records, metric.name),
             *_notes(config, records, runs, metric, measured=costs is not None, stopped=stopped),
             *notes,
         ],

@@ -1,0 +1,46 @@
+"""What a reader must know of what the runs of a study started from, and of what they trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attngraft.training.run_folder import RunRecord
+
+_TRAINED = {
+    "grafts+head": "Only what was grafted and the head are trained: the baseline trains its head alone.",
+    "head": "Only the head is trained: a graft's own parameters stay as they begin.",
+}
+
+
+def start_notes(records: Mapping[str, Mapping[int, RunRecord]], metric: str) -> list[str]:
+    """Notes on the finished runs, by variant and seed: the weights that they start from, whether these are the same, what
+    each variant scores with them before training (where the head is theirs, too), and what is trained."""
+    every = [record for by_seed in records.values() for record in by_seed.values()]
+    notes = []
+    origins = sorted({record.start["from"] for record in every if record.start})
+    if origins:
+        notes.append(f"The host starts from {' or '.join(origins)}.")
+    kinds = {(record.start.get("from") is not None, record.start.get("sha256")) for record in every}
+    if len(kinds) > 1:
+        notes.append(
+            "The runs do not all start from the same weights (the file was changed in between), so part of a difference "
+            "may come from there."
+        )
+    if before := _before(records, f"val/{metric}"):
+        notes.append(f"Before training, {metric} is {before}: what a graft takes from the host at the start.")
+    if every and (trained := _TRAINED.get(every[0].recipe.train.parameters)):
+        notes.append(trained)
+    return notes
+
+
+def _before(records: Mapping[str, Mapping[int, RunRecord]], name: str) -> str:
+    """Each variant's mean over seeds before training."""
+    found = []
+    for variant, by_seed in records.items():
+        values = [record.start["metrics"][name] for record in by_seed.values() if "metrics" in record.start]
+        if values:
+            found.append(f"{fmean(values):.4g} ({variant})")
+    return ", ".join(found)
