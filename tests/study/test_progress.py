@@ -50,3 +50,42 @@ def test_the_plan_in_words(tmp_path: Path) -> None:
         words == "6 runs of 3 epochs (3 variants, 2 seeds); 1 finished before, 1 begun before; about 2 min for the rest"
     )
     assert plan_in_words([], seconds=None) == "no runs"
+
+
+def test_several_runs_at_a_time(tmp_path: Path) -> None:
+    """A bar for each that is at work; a pause keeps what the cell says; what does not fit is counted."""
+    sheet = io.StringIO()
+    console = Console(file=sheet, force_terminal=True, width=100, height=14)
+    runs = plan_runs(study(tmp_path, grafts=["cb_s", "cb"], seeds=1))
+    with LiveStudy(console) as live:
+        live.on_plan(runs, seconds=60.0, epochs=9.0, how="two at a time")
+        rows = [live.on_run(run) for run in runs[:2]]
+        for row in rows:
+            row.on_start(6, done_steps=0, epochs=3, steps_per_epoch=2)
+        rows[0].on_epoch({"epoch": 1, "val/top1": 0.5})
+        live._live.refresh()
+        together = sheet.getvalue()
+        live.on_run_end(runs[0], "paused", "")
+        live.on_run_end(runs[1], "stopped", "")
+        live.on_end()
+    assert "two at a time" in together
+    assert together.count("0/6") >= 2
+    assert "study: " in together
+    last = sheet.getvalue().rpartition("variant")[2]
+    assert "1/3  top1 0.5" in last
+    assert "stopped" in last
+    assert "0/6" not in last
+
+
+def test_a_table_that_does_not_fit_shows_who_is_at_work(tmp_path: Path) -> None:
+    sheet = io.StringIO()
+    console = Console(file=sheet, force_terminal=True, width=100, height=10)
+    grafts = ["cb", "cb_s", "horizontal", "vertical", "cb@blocks.0", "cb@blocks.1", "cb_s@blocks.0", "cb_s@blocks.1"]
+    runs = plan_runs(study(tmp_path, grafts=grafts, seeds=1))
+    with LiveStudy(console) as live:
+        live.on_plan(runs, seconds=None, epochs=27.0)
+        live.on_run(runs[-1])
+        live._live.refresh()
+        text = sheet.getvalue()
+    assert "cb_s@blocks.1" in text
+    assert "and 5 variants more" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import os
 import signal
@@ -14,12 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from attngraft.errors import UsageError
+from attngraft.errors import TrainingError, UsageError
 from attngraft.study import StudyResult, compare, incomplete
 from attngraft.study.executors import Processes
 from tests.study.fakes import study, tools
 
 from .laborers import Laborer, gone, processes
+
+
+def _import(name: str) -> object:
+    return importlib.import_module(name)
 
 
 def plain(result: StudyResult) -> StudyResult:
@@ -107,6 +112,25 @@ def test_nobody_outlives_whoever_gave_the_work(tmp_path: Path, how: signal.Signa
     parent.wait(30)
     assert gone(processes(out))
     assert all(path.with_name("saved").exists() for path in waiting)
+
+
+@pytest.mark.slow
+def test_processes_that_cannot_begin_are_told_of_once(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"no process for the runs can be started: .*`if __name__ == "):
+        compare(study(tmp_path), tools=tools(NotThere()), executor=Processes(jobs=1))
+
+
+class NotThere(Laborer):
+    """Cannot be made again on the other side."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return _import, ("no.such.module",)
+
+
+def test_a_trainer_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+    kit = dataclasses.replace(tools(Laborer()), train=lambda *args, **kwargs: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(UsageError, match="define it at the top of a module"):
+        compare(study(tmp_path), tools=kit, executor=Processes(jobs=1))
 
 
 def test_a_number_of_jobs_that_makes_no_sense() -> None:

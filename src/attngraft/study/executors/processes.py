@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import pickle
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attngraft.errors import UsageError
+from attngraft.errors import TrainingError, UsageError
 from attngraft.study.executors.placement import Place, at_full_speed, places, threads_of_a_run
 from attngraft.study.executors.signals import sigterm_interrupts
 from attngraft.study.executors.work import Crew, Outcome, Train, Work
@@ -38,7 +39,8 @@ class Processes:
     """`jobs` runs at a time; a run whose process dies goes on `retries` times.
 
     Raises:
-        UsageError: less than one job.
+        UsageError: less than one job; later, a trainer that cannot be sent to another process.
+        TrainingError: later, no process comes as far as to begin.
     """
 
     jobs: int
@@ -53,6 +55,7 @@ class Processes:
 
     @contextmanager
     def crew(self, *, train: Train, recipe: Recipe, out: Path) -> Iterator[Crew]:
+        _refuse_unsendable(train)
         found = places(self.jobs, recipe)
         if self.at_once(recipe) < self.jobs:
             threads = threads_of_a_run(recipe)
@@ -68,6 +71,15 @@ class Processes:
                 yield crew
         finally:
             crew.dismiss()
+
+
+def _refuse_unsendable(train: Train) -> None:
+    try:
+        pickle.dumps(train)
+    except Exception as error:  # what an object raises that cannot be pickled is up to it
+        raise UsageError(
+            f"the trainer cannot be sent to other processes ({error}); define it at the top of a module"
+        ) from None
 
 
 class _Worker:
@@ -124,7 +136,7 @@ class _Worker:
         else:
             reason = f"ended with status {code}"
         if not self.ready:
-            reason += ' before it was ready; in a script, call compare() under `if __name__ == "__main__":`'
+            reason += ' before it was ready. In a script, call compare() under `if __name__ == "__main__":`'
         return reason
 
     def _log(self, record: logging.LogRecord) -> None:
@@ -141,6 +153,7 @@ class _Processes:
         self._free = list(reversed(found))
         self._idle: list[_Worker] = []
         self._busy: list[_Worker] = []
+        self._anybody_began = False
         self.slots = len(found)
 
     def start(self, work: Work, progress: Progress) -> None:
@@ -193,6 +206,7 @@ class _Processes:
         for worker in list(self._busy):
             alive = worker.process.is_alive()  # before listening: its last words must not be missed
             outcome = worker.hear()
+            self._anybody_began |= worker.ready
             work, progress = worker.work, worker.progress
             if work is None or progress is None or (outcome is None and alive):
                 continue
@@ -205,6 +219,8 @@ class _Processes:
             worker.process.join()
             self._bury(worker)
             reason = worker.end() if outcome is None else "was asked to stop"
+            if not self._anybody_began and not stopping:
+                raise TrainingError(f"no process for the runs can be started: the first one {reason}")
             ended += self._after_death(work, progress, (*worker.deaths, reason), stopping=stopping)
         return ended
 
