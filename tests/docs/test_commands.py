@@ -1,4 +1,4 @@
-"""Every `attngraft` command on the pages and in the notebooks parses: the verb, each option, each value's type."""
+"""Every `attngraft` command on the pages, in notebooks and recipes parses: the verb, each option, each value's type."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import typer
 
 from attngraft.cli import app
+from attngraft.training.recipe import RECIPES
 from tests.docs.pages import ROOT, blocks, written_pages
 
 WRONG: Any = typer.BadParameter.__mro__[1]  #: the usage error of whichever click it is that typer brings
@@ -43,6 +44,9 @@ def commands() -> Iterator[Command]:
         if name.startswith("reference/cli"):
             for line in re.findall(r"(?m)^\$ (.*)$", make()):
                 yield from of_line(line, name)
+    for path in sorted([*RECIPES.glob("*.yaml"), *(ROOT / "examples").glob("*.yaml")]):
+        for line in re.findall(r"(?m)^# *\$? *(attngraft .*)$", path.read_text(encoding="utf-8")):
+            yield from of_line(line.partition("`")[0].removesuffix("..."), path.name)
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             if cell["cell_type"] == "code":
