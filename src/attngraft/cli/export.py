@@ -71,7 +71,7 @@ def export(
 
         attngraft export runs/flowers --out flowers-model
 
-        attngraft export study/runs/cb_s/seed-0 --out model --to onnx --fold
+        attngraft export study/runs/cb_s/seed0 --out model --to onnx --fold
 
         attngraft export runs/flowers --out flowers-model --to hf --push jane/flowers-vit
     """
