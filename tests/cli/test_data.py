@@ -141,6 +141,18 @@ def test_the_command_that_is_given_says_what_was_said(capsys: pytest.CaptureFixt
     assert "compare --data digits --set task.data.val_fraction=0.5 --set task.data.split_seed=3 --host" in shown
 
 
+def test_several_labels_lead_to_their_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_folder(tmp_path, {"images": 10})
+    rows = [f"images/{i}.png,{'red round' if i % 2 else 'red'}" for i in range(10)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,tags", *rows]))
+    assert check(tmp_path / "labels.csv") == 0
+    shown = capsys.readouterr().out
+    assert "2 classes, for multilabel" in shown
+    assert f"Ready: attngraft compare --data {tmp_path}/labels.csv --recipe multilabel --host" in shown
+    assert check(tmp_path / "labels.csv", "--task", "classification") == 1
+    assert "use --recipe multilabel" in capsys.readouterr().out
+
+
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert check("--help") == 0
     shown = capsys.readouterr().out

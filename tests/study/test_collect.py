@@ -73,6 +73,21 @@ def test_best_epoch_is_secondary_and_the_first_of_equals(tmp_path: Path) -> None
     assert run.last["top1"] == rows[2]["val/top1"]
 
 
+def test_what_is_said_of_the_data_is_a_note(tmp_path: Path) -> None:
+    conducted(tmp_path, FakeTrainer())
+    changed = "The runs were trained on different images: the data changed while the study was at work."
+    paths = sorted((tmp_path / "runs").glob("*/seed*/data.json"))
+    for path in paths:
+        held = json.loads(path.read_text())
+        held["facts"] |= {"notes": ["Leak: 1 validation image."], "check": {"train_digest": "0"}}
+        path.write_text(json.dumps(held))
+    found = collect(study(tmp_path)).notes
+    assert found.count("Leak: 1 validation image.") == 1
+    assert changed not in found
+    paths[-1].write_text(paths[-1].read_text().replace('"train_digest": "0"', '"train_digest": "1"'))
+    assert changed in collect(study(tmp_path)).notes
+
+
 def test_one_seed(tmp_path: Path) -> None:
     result = conducted(tmp_path, FakeTrainer({"cb_s": 0.2}), seeds=1)
     found = result.variants[1].difference

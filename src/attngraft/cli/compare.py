@@ -35,7 +35,7 @@ def compare(
         typer.Option(
             "--data",
             metavar="SOURCE",
-            help="A folder, .tar, .npz, .csv, .parquet, COCO .json, shards, hf:<path>, timm:<name>, or digits.",
+            help="A folder, .tar, .npz, .csv, .parquet, COCO .json, shards, hf:PATH, timm:NAME, or digits.",
             rich_help_panel=_STUDY,
         ),
     ] = None,

@@ -198,7 +198,7 @@ def _command(config: DataConfig, task: str) -> str:
     from dataclasses import fields
 
     words = ["attngraft", "compare", "--data", config.source]
-    words += ["--task", "multilabel"] if task == "multilabel" else []
+    words += ["--recipe", "multilabel"] if task == "multilabel" else []
     for field in fields(config):
         value: Any = getattr(config, field.name)
         value = int(value) if isinstance(value, float) and value.is_integer() else value

@@ -32,7 +32,7 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="digits, a folder, a .tar, an .npz, or what timm reads.", metavar="DATA"),
+        typer.Option("--data", help="A folder, .tar, .npz, .csv, hf:PATH, timm:NAME, digits, ...", metavar="DATA"),
     ] = None,
     parameters: Annotated[
         str | None,

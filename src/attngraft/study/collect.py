@@ -268,6 +268,8 @@ def _notes(
         values = {json.dumps(r.environment.get(name), sort_keys=True) for by in records.values() for r in by.values()}
         if len(values) > 1:
             notes.append(f"The runs differ in their environment ({name}), so part of a difference may come from there.")
+    if len({(r.facts.get("check") or {}).get("train_digest") for by in records.values() for r in by.values()}) > 1:
+        notes.append("The runs were trained on different images: the data changed while the study was at work.")
     cuts = sorted({r.recipe.train.accumulate for by in records.values() for r in by.values()})
     if len(cuts) > 1:
         notes.append(

@@ -60,7 +60,8 @@ def open_images(config: DataConfig) -> Opened:
     for note in survey.found.notes():
         log.warning("%s: %s", survey.parts.where, note)
     notes = [*survey.parts.notes, *survey.found.notes()]
-    facts = {"notes": notes, "split_digest": split_digest(survey.val), "check": survey.found.facts()}
+    check = survey.found.facts() | {"train_digest": split_digest(survey.parts.train)}
+    facts = {"notes": notes, "split_digest": split_digest(survey.val), "check": check}
     return Opened(parts=survey.parts, val=survey.val, facts=facts)
 
 
@@ -97,9 +98,9 @@ def survey_images(config: DataConfig, *, progress: Progress | None = None) -> Su
     return Survey(parts=parts, val=val, seen=seen, found=found, drawn=drawn, refusals=refusals)
 
 
-def split_digest(val: Images) -> str:
-    """Tells whether two validation parts are the same: SHA-256 (first 16 hexadecimal digits) of the sorted names."""
-    text = "\n".join(sorted(val.names)).encode("utf-8", "surrogateescape")
+def split_digest(images: Images) -> str:
+    """Tells whether two parts are the same: SHA-256 (first 16 hexadecimal digits) of the sorted names."""
+    text = "\n".join(sorted(images.names)).encode("utf-8", "surrogateescape")
     return hashlib.sha256(text).hexdigest()[:16]
 
 
