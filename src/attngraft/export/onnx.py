@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attngraft.errors import ExportError
 from attngraft.export.check import Forward, check_outputs, example_images
 from attngraft.export.manifest import Check, Manifest, manifest_text
-from attngraft.export.torch_export import EXAMPLE, export_program
+from attngraft.export.torch_export import EXAMPLE
 
 FILE = "model.onnx"
 QUANTIZED = "model.int8.onnx"
@@ -37,17 +37,16 @@ def require_packages() -> None:
         raise ExportError(f'ONNX needs {", ".join(missing)}: pip install "attngraft[export]"')
 
 
-def write_onnx(model: nn.Module, manifest: Manifest, folder: Path) -> Check:
-    """Write model.onnx and compare what onnxruntime makes of it with the model, at batches of 1, 2 and 5.
+def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest: Manifest, folder: Path) -> Check:
+    """Translate `program`, write model.onnx, and compare what onnxruntime makes of it with the model at batches of 1, 2, 5.
 
     Weights of more than 2 GB go into a file of their own beside it, as ONNX demands.
 
     Raises:
-        ExportError: a package is missing, the model cannot be translated, or the outputs differ.
+        ExportError: a package is missing, the program cannot be translated, or the outputs differ.
     """
     require_packages()
     path = folder / FILE
-    program = export_program(model, manifest)
     try:
         with _quiet():
             made = torch.onnx.export(

@@ -158,11 +158,14 @@ def _add_programs(
     checks: list[Check],
 ) -> tuple[Manifest, list[Check]]:
     programs: dict[str, str] = {}
+    if not {"pt2", "onnx"} & set(to):
+        return manifest, checks
+    program = torch_export.export_program(model, manifest)
     if "pt2" in to:
-        checks = [*checks, torch_export.write_program(model, manifest, folder)]
+        checks = [*checks, torch_export.write_program(program, model, manifest, folder)]
         programs["pt2"] = torch_export.FILE
     if "onnx" in to:
-        checks = [*checks, onnx.write_onnx(model, manifest, folder)]
+        checks = [*checks, onnx.write_onnx(program, model, manifest, folder)]
         programs["onnx"] = onnx.FILE
         if quantized:
             checks = [*checks, onnx.write_quantized(model, manifest, folder)]

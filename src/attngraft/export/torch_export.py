@@ -35,14 +35,14 @@ def export_program(model: nn.Module, manifest: Manifest) -> torch.export.Exporte
         ) from error
 
 
-def write_program(model: nn.Module, manifest: Manifest, folder: Path) -> Check:
+def write_program(program: torch.export.ExportedProgram, model: nn.Module, manifest: Manifest, folder: Path) -> Check:
     """Write model.pt2, load it again, and compare its outputs with the model's at several batch sizes.
 
     Raises:
-        ExportError: as `export_program`, or the program differs.
+        ExportError: the program differs.
     """
     path = folder / FILE
-    torch.export.save(export_program(model, manifest), path, extra_files={MANIFEST: manifest_text(manifest)})
+    torch.export.save(program, path, extra_files={MANIFEST: manifest_text(manifest)})
     return check_outputs(
         open_program(path)[0], model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE
     )
