@@ -98,16 +98,25 @@ def test_other_ways_of_writing_say_the_same(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
-    kept = [tmp_path / name for name in (".lock", "a.tmp", ".hidden")]
-    for path in [*kept, tmp_path / ".last.pt.12-ab.tmp"]:
+    kept = [tmp_path / name for name in (".lock", "a.tmp", ".hidden", ".of-others.tmp", ".of.1-others.tmp")]
+    for path in [*kept, tmp_path / ".last.pt.12-0123abcd.tmp"]:
         path.write_text("")
     (tmp_path / "below").mkdir()
-    (tmp_path / "below" / ".at-work.1-2.tmp").write_text("")
+    (tmp_path / "below" / ".at-work.json.1-abcdef01.tmp").write_text("")
     remove_leftovers(tmp_path, below=False)
     assert sorted(path for path in tmp_path.iterdir() if path.is_file()) == sorted(kept)
-    assert len(list(tmp_path.rglob("*.tmp"))) == 2
+    assert len(list((tmp_path / "below").iterdir())) == 1
     remove_leftovers(tmp_path)
-    assert list(tmp_path.rglob("*.tmp")) == [tmp_path / "a.tmp"]
+    assert not list((tmp_path / "below").iterdir())
+
+
+def test_an_unfinished_file_has_a_name_that_is_known_again(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "of someone.txt") as file:
+        unfinished = next(tmp_path.iterdir())
+        remove_leftovers(tmp_path)
+        assert not unfinished.exists()
+        unfinished.write_bytes(b"put back")
+        file.write(b"")
 
 
 def test_sizes_are_read_easily() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import IO, Any
 
 from attngraft.errors import StorageError
 
+_OURS = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  #: names of unfinished files
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -134,9 +136,10 @@ def shown_size(size: float) -> str:
 
 def remove_leftovers(folder: Path, *, below: bool = True) -> None:
     """Delete the temporary files of writers that were killed; only where nobody else writes into `folder`, and with
-    `below` into the folders in it."""
+    `below` into the folders in it. Files that only look similar stay: the folder may hold other things."""
     for path in folder.glob("**/.*.tmp" if below else ".*.tmp"):
-        path.unlink(missing_ok=True)
+        if _OURS.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

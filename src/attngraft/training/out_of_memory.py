@@ -109,7 +109,8 @@ def _update_fits(job: Job, size: int) -> None:
     parts = job.order.micro_batches(counters.epoch, min(counters.step, job.order.steps - 1))
     batch = split.collate([split[key] for key in parts[0][:size]])
     job.learner.model.train()
-    job.accelerator.backward(losses_of(job, batch, epoch=counters.epoch, step=0)["loss"])
+    for _ in range(2):  # all but the first micro-batch have the gradients of those before beside them
+        job.accelerator.backward(losses_of(job, batch, epoch=counters.epoch, step=0)["loss"])
 
 
 @torch.no_grad()
