@@ -38,6 +38,33 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_only_what_has_saved_something_keeps_its_recipe(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_recipe(toy_recipe(train={"auto_batch": True, "accumulate": 4}))
+    other = toy_recipe(optimizer={"lr": 1.0}, train={"auto_batch": True})
+    run.refuse_other_recipe(other)
+    assert run.with_chosen(other) == other
+    run.write_metrics([])
+    run.refuse_other_recipe(other)
+    run.write_metrics([{"epoch": 1, "seconds": 1.0}])
+    with pytest.raises(TrainingError, match=r"another recipe: optimizer\.lr"):
+        run.refuse_other_recipe(other)
+
+
+def test_what_memory_allowed_is_kept_by_those_who_may_choose(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.note_choice(toy_recipe(train={"auto_batch": True, "accumulate": 4}), epoch=2, step=3)
+    run.write_metrics([{"epoch": 1, "seconds": 1.0}])
+    assert read_run(tmp_path).environment["chosen_by_memory"] == [
+        {"epoch": 2, "step": 3, "accumulate": 4, "eval_batch_size": None}
+    ]
+    assert run.with_chosen(toy_recipe(train={"auto_batch": True})).train.accumulate == 4
+    fixed = toy_recipe()
+    assert run.with_chosen(fixed) == fixed
+    with pytest.raises(TrainingError, match=r"train\.accumulate \(4 -> 1\)"):
+        run.refuse_other_recipe(fixed)
+
+
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match="the run folder cannot be made: Not a directory"):

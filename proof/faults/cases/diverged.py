@@ -40,7 +40,6 @@ CASES = (
         kept="all up to the last checkpoint, which is good",
         remedy="a lower rate, `train.clip_grad`, another `train.amp`, in another folder; or take out broken data",
         run=_run,
-        quick=True,
     ),
     Case(
         name="nan-in-a-study",

@@ -78,7 +78,6 @@ CASES = (
         kept="all up to the last checkpoint",
         remedy="as the message says: more `train.accumulate`, or `--auto-batch`",
         run=_training,
-        quick=True,
     ),
     Case(
         name="memory-evaluation",
@@ -95,7 +94,6 @@ CASES = (
         kept="everything",
         remedy="nothing to do",
         run=_auto,
-        quick=True,
     ),
     Case(
         name="auto-batch-evaluation",
