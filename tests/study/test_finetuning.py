@@ -49,7 +49,12 @@ def last(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "trained"), [("graft-only", {"head", "grafts"}), ("linear-probe", {"head"}), ("finetune", {"all"})]
+    ("recipe", "trained"),
+    [
+        ("graft-only", {"head", "grafts"}),
+        pytest.param("linear-probe", {"head"}, marks=pytest.mark.slow),
+        pytest.param("finetune", {"all"}, marks=pytest.mark.slow),
+    ],
 )
 def test_recipes_train_what_they_say_and_all_variants_start_alike(
     weights: Path, tmp_path: Path, recipe: str, trained: set[str]
@@ -99,6 +104,7 @@ def test_the_result_says_what_the_runs_start_from_and_what_that_scores(tmp_path:
     assert "Only what was grafted and the head are trained: the baseline trains its head alone." in notes
 
 
+@pytest.mark.slow
 def test_weights_that_were_changed_on_the_way_are_told_of(tmp_path: Path, weights: Path) -> None:
     mine = tmp_path / "mine.safetensors"
     mine.write_bytes(weights.read_bytes())

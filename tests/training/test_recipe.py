@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from attngraft.training.recipe import (
     load_recipe,
     packaged_recipes,
     recipe_from_dict,
+    recipe_summary,
     recipe_to_dict,
     recipe_to_yaml,
 )
@@ -41,6 +43,18 @@ def test_the_papers_recipes_say_what_the_papers_say() -> None:
     assert cb.task["augment"]["mixup"] == 0.8
     assert hv.optimizer.lr == pytest.approx(5e-4 * 128 / 512)
     assert (hv.schedule.epochs, hv.schedule.warmup, hv.train.clip_grad) == (200, 20, 5.0)
+
+
+def test_recipes_that_start_from_weights() -> None:
+    tune, added, probe = (load_recipe(name) for name in ("finetune", "graft-only", "linear-probe"))
+    assert [recipe.host.pretrained for recipe in (tune, added, probe)] == [True] * 3
+    assert [recipe.train.parameters for recipe in (tune, added, probe)] == ["all", "grafts+head", "head"]
+    assert tune.optimizer.layer_decay == 0.75
+    same = replace(added, train=probe.train, optimizer=replace(added.optimizer, graft_lr_scale=1.0))
+    assert same == probe, "a host without a graft is trained alike by both"
+    summaries = {name: recipe_summary(name) for name in packaged_recipes()}
+    assert summaries["finetune"] == "Full fine-tuning"
+    assert all(0 < len(summary) < 80 for summary in summaries.values())
 
 
 shares = st.floats(0, 1)
