@@ -10,6 +10,7 @@ from attngraft.strict import FieldError
 Crop = Literal["auto", "resized", "pad", "center"]
 Check = Literal["auto", "full", "fast", "off"]
 Order = Literal["random", "shards"]
+Separator = Literal["bar", "semicolon", "comma", "space", "none"]
 
 
 #: what a source may be, for messages
@@ -35,7 +36,7 @@ class DataConfig:
     path_column: str | None = None  #: tables: the column of paths (hf: of images); null: told by its name
     label_column: str | None = None  #: tables: the column of labels, or of lists of labels; null: told by its name
     label_columns: tuple[str, ...] | None = None  #: tables: a column of 0 and 1 for each class, instead of label_column
-    label_separator: str | None = None  #: between labels; `none`: a single label, whatever it holds; null: found
+    label_separator: Separator | None = None  #: of label lists; `none`: single labels, whatever they hold; null: found
     split_column: str | None = None  #: tables: the column that says train or val; null: told by its name
     split_file: str | None = None  #: a split that `attngraft data check --save-split` wrote, instead of drawing one
     order: Order = "random"  #: tars: `shards` trains on one after the other, near the order in which images lie in them

@@ -168,3 +168,15 @@ def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
     (tmp_path / "train" / "a" / "1.png").unlink()
     with pytest.raises(DataError, match=r"train/a/1\.png: cannot be opened"):
         data.train[(0, 1)]
+
+
+def test_images_of_kinds_that_are_not_read_are_told_of(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}})
+    for name in ("x.HEIC", "y.avif"):
+        (tmp_path / "train" / "a" / name).write_bytes(b"ftyp")
+    (tmp_path / "train" / "a" / "notes.txt").write_text("nothing")
+    data = load(tmp_path)
+    assert data.facts["counts"]["train"] == {"a": 2, "b": 2}
+    assert data.facts["notes"] == [
+        "2 files are of kinds that are not read (.avif, .heic): train/a/x.HEIC, ...; save as JPEG or PNG."
+    ]

@@ -106,8 +106,11 @@ def test_separators_are_told_and_can_be_said(pictures: Path) -> None:
     assert parts_of(path).classes == ("fox", "grey", "red", "wolf")
     assert parts_of(path, label_separator="none").classes == ("grey wolf", "red fox")
     assert not parts_of(path, label_separator="none").multilabel
-    with pytest.raises(ConfigError, match=r"label_separator: '/' is not known; allowed"):
-        parts_of(path, label_separator="/")
+    told = table(pictures / "c.csv", "path,label", [row.replace(" ", "|") for row in rows])
+    assert parts_of(told).classes == ("grey|wolf", "red|fox")
+    assert parts_of(told, label_separator="bar").classes == ("fox", "grey", "red", "wolf")
+    with pytest.raises(ConfigError, match=r"label_separator: .*bar"):
+        load(path, data={"label_separator": "/"})
 
 
 def test_a_column_for_each_class(pictures: Path) -> None:

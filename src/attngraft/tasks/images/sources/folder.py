@@ -12,7 +12,7 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.images import FileImages, Stamp
-from attngraft.tasks.images.sources.listing import Listing, divide, is_image, is_junk
+from attngraft.tasks.images.sources.listing import Listing, divide, is_foreign, is_image, is_junk
 from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts
 
 USUAL_FOLDERS = ("images", "imgs", "image", "img", "data", "files", "train")  #: that hold images of all classes
@@ -71,6 +71,7 @@ def list_folder(path: Path) -> Listing:
     """All image files and folders below `path`; links are followed, but not in circles."""
     files: list[str] = []
     folders: list[str] = []
+    foreign: list[str] = []
     waiting: list[tuple[str, frozenset[str]]] = [("", frozenset())]
     while waiting:
         inside, above = waiting.pop()
@@ -91,7 +92,9 @@ def list_folder(path: Path) -> Listing:
                 waiting.append((relative, above | {real}))
             elif is_image(relative) and (entry.is_symlink() or entry.is_file()):  # no pipes; a broken link is told of
                 files.append(relative)
-    return Listing(str(path), tuple(files), tuple(folders))
+            elif is_foreign(relative):
+                foreign.append(relative)
+    return Listing(str(path), tuple(files), tuple(folders), tuple(foreign))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

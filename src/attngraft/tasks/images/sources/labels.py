@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.errors import ConfigError, DataError
+from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.listing import natural
 from attngraft.tasks.images.sources.table import MISSING, Table
 
 ONE = ("label", "class", "class_name", "category", "target", "y", "class_index", "class_id", "label_id", "species")
 SEVERAL = ("labels", "classes", "categories", "tags", "targets")  #: columns that may hold lists
-SEPARATORS = ("|", ";", ",", " ")  #: in the order in which they are looked for
+SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in the order in which they are looked for
 
 _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1", "-1.0", "false", "no"})
 
@@ -97,24 +97,21 @@ def _as_lists(
     table: Table, name: str, entries: Sequence[Any], config: DataConfig
 ) -> tuple[list[list[str]], str] | None:
     """Each row's labels, and how they were read; None where a row has one label."""
-    separator = config.label_separator
-    if separator == "none":
+    if config.label_separator == "none":
         return None
     if any(isinstance(entry, list) for entry in entries):
         return [[_word(label) for label in entry or []] for entry in entries], f"Column {name!r} holds lists of labels."
     texts = [_word(entry) for entry in entries]
-    if separator is None and _is_json(texts):
+    if config.label_separator is not None:
+        separator: str | None = SEPARATORS[config.label_separator]
+    elif _is_json(texts):
         rows = [_json_list(table, row, name, text) for row, text in enumerate(texts)]
         return rows, f"Column {name!r} holds JSON lists of labels."
+    else:
+        marks = SEPARATORS.values() if name.lower() in SEVERAL else ()
+        separator = next((mark for mark in marks if any(mark in text for text in texts)), None)
     if separator is None:
-        if name.lower() not in SEVERAL:
-            return None
-        separator = next((mark for mark in SEPARATORS if any(mark in text for text in texts)), None)
-        if separator is None:
-            return None
-    elif separator not in SEPARATORS:
-        listed = ", ".join(repr(mark) for mark in SEPARATORS)
-        raise ConfigError(f"task.data.label_separator: {separator!r} is not known; allowed: {listed}, none")
+        return None
     rows = [
         [label.strip() for label in text.split(separator) if label.strip()] if text.lower() not in MISSING else []
         for text in texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,9 @@ EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 )
 
+#: images that Pillow does not read, or not everywhere
+FOREIGN = frozenset((".heic", ".heif", ".avif", ".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw"))
+
 #: builds images from paths (as listed) and their labels
 Make = Callable[[list[str], np.ndarray], Images]
 
@@ -29,6 +32,7 @@ class Listing:
     where: str
     files: tuple[str, ...]
     folders: tuple[str, ...]
+    foreign: tuple[str, ...] = ()  #: images of kinds that are not read
 
     def below(self, folder: str) -> Listing:
         """What lies in `folder`, relative to the source still."""
@@ -49,6 +53,11 @@ def is_image(path: str) -> bool:
     """Whether the path's extension is an image's, and its name no system's leftover."""
     name = path.rpartition("/")[2]
     return not is_junk(name) and "." in name and f".{name.rpartition('.')[2].lower()}" in EXTENSIONS
+
+
+def is_foreign(path: str) -> bool:
+    """Whether the path's extension is that of an image which is not read."""
+    return f".{path.rpartition('.')[2].lower()}" in FOREIGN
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
@@ -90,6 +99,19 @@ def divide(listing: Listing, config: DataConfig, *, kind: str, make: Make) -> Pa
     Raises:
         DataError: no images, no class folders, or a missing part.
     """
+    parts = _divided(listing, config, kind=kind, make=make)
+    if not listing.foreign:
+        return parts
+    kinds = ", ".join(sorted({f".{name.rpartition('.')[2].lower()}" for name in listing.foreign}))
+    count = len(listing.foreign)
+    verb = "file is of a kind that is" if count == 1 else "files are of kinds that are"
+    note = (
+        f"{count} {verb} not read ({kinds}): {listing.foreign[0]}{', ...' if count > 1 else ''}; save as JPEG or PNG."
+    )
+    return replace(parts, notes=(*parts.notes, note))
+
+
+def _divided(listing: Listing, config: DataConfig, *, kind: str, make: Make) -> Parts:
     inside = wrapper(listing, but=(*TRAIN_NAMES, *VAL_NAMES))
     depth = inside.count("/") + 1 if inside else 0
     there = list(by_class(listing, depth))
@@ -162,7 +184,8 @@ def _undivided(
         )
     if not listing.files:
         kinds = " ".join(sorted(EXTENSIONS))
-        raise DataError(f"{where}: no images found (looked for {kinds}, in a folder per class)")
+        other = f"; there is {listing.foreign[0]}, of a kind that is not read" if listing.foreign else ""
+        raise DataError(f"{where}: no images found (looked for {kinds}, in a folder per class){other}")
     return together(
         by_class(listing, depth), None, kind=kind, where=where, origin="the class folders", make=(make, make)
     )
