@@ -24,6 +24,8 @@ COMMANDS = {
     "loop_overhead": ["--depth", "1"],
     "graft_cost": ["--batch", "1"],
     "import_time": [],
+    "report_size": ["--seeds", "2", "--epochs", "3", "--images", "300", "--classes", "12"],
+    "data_loading": ["--invented", "80", "--batch", "16", "--epochs", "1", "--workers", "1"],
     "jobs": ["--epochs", "1", "--depth", "1"],
 }
 PARTS = {"products"}  #: modules that commands share
@@ -89,6 +91,31 @@ def test_laps_count_from_the_first_update_to_the_last(monkeypatch: pytest.Monkey
             laps.update(loss)
     assert laps() == 3.0 + 4.0
     assert laps.losses == [3.0, 2.0]
+
+
+def test_the_gate_of_data_loading_passes_ours_and_catches_another_view(tmp_path: Path):
+    loading = command("data_loading")
+    folder = loading.invent(tmp_path, images=6, size=64)
+    split = loading.our_split(folder)
+    loading.check(folder, split)
+    split.view.transforms.pop(1)
+    with pytest.raises(GateError, match="view of"):
+        loading.check(folder, split)
+
+
+def test_the_gate_of_report_size_catches_a_run_that_is_missing(tmp_path: Path):
+    from attngraft.study import Tools, report_only
+
+    size = command("report_size")
+    config = size.invent(tmp_path, seeds=2, epochs=2, images=60, classes=6)
+    result = report_only(config, tools=Tools(write_report=lambda result, folder: folder))
+    assert sum(len(variant.runs) for variant in result.variants) == 20
+    assert result.notes == [], "nothing about the invented runs seems odd"
+    (tmp_path / "runs" / "cb" / "seed1" / "finished.json").unlink()
+    report_only(config, tools=Tools(write_report=lambda result, folder: folder))
+    (tmp_path / "report.html").write_text("")
+    with pytest.raises(GateError, match="lacks runs"):
+        size.check(tmp_path, config)
 
 
 @pytest.mark.slow

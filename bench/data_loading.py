@@ -1,0 +1,174 @@
+"""Our loading of a folder of JPEG images against timm's own loader with the same views.
+
+    python bench/data_loading.py --images /path/to/folder --out benchmarks/data_loading.json
+
+A sample is some epochs of training batches, from the start of the loading processes to the last batch; nothing is trained.
+Both read the same files in as many processes, cut the same kind of views (random resized crop to 224, flip), and give
+normalized float32 batches on the CPU; ours draws its random numbers anew for every image, so that they are a function of
+(seed, epoch, image). timm's loader is measured as it is without its prefetcher (images normalized in the loading processes,
+as ours are), which is the quicker one on a CPU, and with it. Without `--images` photos are invented. Before timing, views of
+both must be equal, given equal random numbers. Bar: 0.95x of the images per second of timm's, as a ratio of times 1 / 0.95.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+from timm.data import ImageDataset, create_loader, create_transform
+
+from attngraft.bench import paired_ratio
+from attngraft.bench.command import finish, options
+from attngraft.bench.gate import GateError, check_outputs
+from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.tasks.images.config import AugmentConfig, DataConfig
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.loading import load_images
+from attngraft.tasks.images.splits import LabelledSplit
+from attngraft.tasks.seeding import seeded
+from attngraft.training.loading import TrainOrder, train_batches
+
+BAR = 1 / 0.95
+SIZE = 224
+HOST = HostInput.from_model({"input_size": (3, SIZE, SIZE), "interpolation": "bicubic"})
+AUGMENT = AugmentConfig(crop="resized")
+VIEWS = {
+    "is_training": True,
+    "scale": AUGMENT.scale,
+    "ratio": AUGMENT.ratio,
+    "hflip": 0.5,
+    "color_jitter": None,
+    "interpolation": HOST.interpolation,
+    "mean": HOST.mean,
+    "std": HOST.std,
+}
+PREFETCHER = {"timm's loader": False, "timm's loader with its prefetcher": True}
+
+
+def invent(folder: Path, *, images: int, size: int = 256) -> Path:
+    """Two classes of blurred noise, which compresses about as photos do."""
+    generator = np.random.default_rng(0)
+    for place in range(images):
+        coarse = Image.fromarray(generator.integers(0, 256, (size // 8, size // 8, 3), dtype=np.uint8))
+        image = coarse.resize((size, size), Image.Resampling.BICUBIC).filter(ImageFilter.GaussianBlur(1))
+        grain = generator.normal(0, 6, (size, size, 3))
+        path = folder / f"class{place % 2}" / f"{place:05}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((np.asarray(image) + grain).clip(0, 255).astype(np.uint8)).save(path, quality=90)
+    return folder
+
+
+@contextmanager
+def photos(given: Path | None, *, invented: int) -> Iterator[Path]:
+    """The folder that is loaded: a folder per class, or the `train` folder of one with parts."""
+    if given is not None:
+        yield given / "train" if (given / "train").is_dir() else given
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield invent(Path(folder), images=invented)
+
+
+def our_split(folder: Path) -> LabelledSplit:
+    """All of the folder but a few, which must stay for validation."""
+    data = DataConfig(source=str(folder), val_fraction=0.01)
+    return load_images(data, AUGMENT, host=HOST, seed=0, task="classification", multilabel=False).train
+
+
+def first_size(split: LabelledSplit) -> list[int]:
+    return list(split.images.open(0).size)
+
+
+def check(folder: Path, split: LabelledSplit) -> None:
+    """Equal random numbers give equal views."""
+    view = create_transform((3, SIZE, SIZE), **VIEWS)
+    for place in range(min(5, len(split))):
+        with Image.open(folder / split.name(place)) as image, seeded("augment", 0, 0, place):
+            expected = view(image.convert("RGB"))
+        check_outputs(split[0, place][0], expected, what=f"view of {split.name(place)}", rtol=0, atol=0)
+
+
+class Ours:
+    """Epochs of batches as `attngraft train` gets them."""
+
+    def __init__(self, split: LabelledSplit, *, batch: int, epochs: int, workers: int) -> None:
+        self.order, self.epochs, self.workers = TrainOrder(split=split, seed=0, batch_size=batch), epochs, workers
+
+    def __call__(self) -> int:
+        batches = train_batches(self.order, epoch=0, step=0, epochs=self.epochs, workers=self.workers, pin=False)
+        return sum(len(batch["image"]) for batch in batches)
+
+
+class Timms:
+    """As many epochs of the same images from timm's loader, whose processes start with the sample and stay, as ours do."""
+
+    def __init__(
+        self, folder: Path, split: LabelledSplit, *, batch: int, epochs: int, workers: int, prefetcher: bool
+    ) -> None:
+        self.images = ImageDataset(str(folder))
+        names = set(split.names)
+        self.images.reader.samples = [
+            (path, label)
+            for path, label in self.images.reader.samples
+            if Path(path).relative_to(folder).as_posix() in names
+        ]
+        self.batch, self.epochs, self.workers, self.prefetcher = batch, epochs, workers, prefetcher
+
+    def __call__(self) -> int:
+        loader = create_loader(
+            self.images,
+            (3, SIZE, SIZE),
+            self.batch,
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0,
+            use_prefetcher=self.prefetcher,
+            device=torch.device("cpu"),
+            **VIEWS,
+        )
+        return sum(len(images) for _ in range(self.epochs) for images, _ in loader)
+
+
+def main() -> int:
+    parser = options("attngraft's data loading over timm's.", pairs=30)
+    parser.add_argument("--images", type=Path, default=None, help="folder of JPEG images; invented ones by default")
+    parser.add_argument("--invented", type=int, default=512, help="how many images are invented")
+    parser.add_argument("--batch", type=int, default=32, help="images in a batch")
+    parser.add_argument("--epochs", type=int, default=4, help="epochs in a sample")
+    parser.add_argument("--workers", type=int, default=2, help="loading processes")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    setting = here()
+    with photos(arguments.images, invented=arguments.invented) as folder:
+        split = our_split(folder)
+        check(folder, split)
+        common = {"batch": arguments.batch, "epochs": arguments.epochs, "workers": arguments.workers}
+        ours = Ours(split, **common)
+        timms = {name: Timms(folder, split, prefetcher=each, **common) for name, each in PREFETCHER.items()}
+        counts = {ours(), *(loader() for loader in timms.values())}
+        if len(counts) > 1:
+            raise GateError(f"the loaders gave different numbers of images: {sorted(counts)}")
+        lines = [
+            measurement(
+                f"time per image over {name}'s", paired_ratio(loader, ours, pairs=arguments.pairs, warmup=0), bar=BAR
+            )
+            for name, loader in timms.items()
+        ]
+    result = BenchResult(
+        title="Loading a folder of JPEG images, attngraft over timm",
+        command=setting.command,
+        environment=setting.environment,
+        load=setting.load,
+        settings=common
+        | {"pairs": arguments.pairs, "images in a sample": counts.pop(), "first image": first_size(split)},
+        measurements=tuple(lines),
+    )
+    return finish(result, out=arguments.out, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
