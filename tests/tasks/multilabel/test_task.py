@@ -131,7 +131,10 @@ def test_metrics_are_scikit_learns_and_the_primary_is_the_mean_score() -> None:
     assert found.metrics[task.primary] == found.predictions.score.mean()
     assert found.metrics.keys() == task.metrics.keys()
     assert not found.predictions.binary
-    sections = task.sections([found.predictions.arrays], facts={"classes": list(TRAITS)})
+    counts = {"even": 8, "below five": 9, "loop": 3, "zero": 1}
+    sections = task.sections([found.predictions.arrays], facts={"classes": list(TRAITS), "counts": {"train": counts}})
+    by_counts = label_ranking_average_precision_score(labels, np.tile(list(counts.values()), (size, 1)))
+    assert f"average precision by image of {100 * by_counts:.2f} %" in sections[0].note
     assert [section.name for section in sections] == ["classes", "reliability"]
     table = sections[0].table
     assert table is not None

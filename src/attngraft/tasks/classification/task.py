@@ -115,7 +115,7 @@ class Classification(Task):
 
     def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Each class's share found and F1, which classes are taken for which, and how far confidence can be believed."""
-        return sections(predictions, classes=facts["classes"])
+        return sections(predictions, classes=facts["classes"], counts=facts["counts"]["train"])
 
     @property
     def _sigmoid(self) -> bool:

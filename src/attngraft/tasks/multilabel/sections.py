@@ -8,21 +8,28 @@ import numpy as np
 
 from attngraft.sections import Column, Section, Table
 from attngraft.tasks.calibration import mean_over_seeds, reliability, share_or_none
-from attngraft.tasks.multilabel.scores import class_average_precision, label_counts
+from attngraft.tasks.multilabel.scores import class_average_precision, image_average_precision, label_counts
 
 Predictions = Mapping[str, np.ndarray]
 
 
-def sections(predictions: Sequence[Predictions], *, classes: Sequence[str], threshold: float) -> list[Section]:
-    """Of the seeds' predictions: `target` and `logits` (N, classes). There is no reliability where a logit is no number."""
+def sections(
+    predictions: Sequence[Predictions], *, classes: Sequence[str], threshold: float, counts: Mapping[str, int]
+) -> list[Section]:
+    """Of the seeds' predictions: `target` and `logits` (N, classes). There is no reliability where a logit is no number.
+
+    `counts` are of training: how many images have each class.
+    """
     kept = [{name: each[name] for name in ("target", "logits")} for each in predictions]
-    found = [_by_class(kept, classes, threshold)]
+    found = [_by_class(kept, classes, threshold, np.array([counts[name] for name in classes]))]
     if all(np.isfinite(each["logits"]).all() for each in kept):
         found.append(_reliability(kept))
     return found
 
 
-def _by_class(predictions: Sequence[Predictions], classes: Sequence[str], threshold: float) -> Section:
+def _by_class(
+    predictions: Sequence[Predictions], classes: Sequence[str], threshold: float, training: np.ndarray
+) -> Section:
     averages, recalls, precisions, f1s = [], [], [], []
     for each in predictions:
         counts = label_counts(each["logits"], each["target"], threshold=threshold)
@@ -39,14 +46,18 @@ def _by_class(predictions: Sequence[Predictions], classes: Sequence[str], thresh
         Column(name="precision", kind="share"),
         Column(name="F1", kind="share", role="compared"),
     ]
-    support = predictions[0]["target"].sum(axis=0, dtype=np.int64).tolist()
+    target = predictions[0]["target"]
+    by_counts = image_average_precision(np.broadcast_to(training, target.shape), target).mean()
+    support = target.sum(axis=0, dtype=np.int64).tolist()
     means = (mean_over_seeds(values) for values in (averages, recalls, precisions, f1s))
     return Section(
         name="classes",
         title="Class by class",
         note="Means over seeds, on the validation images. Average precision: over images ranked by the class's score. "
         f"Recall, precision and F1: of labels given from a probability of {threshold:g} on. They are not "
-        "known where no image has the class, nor is precision where no seed ever gave it.",
+        "known where no image has the class, nor is precision where no seed ever gave it. To compare "
+        f"with: classes ranked by how many training images have them, alike for every image, have an average precision by "
+        f"image of {100 * by_counts:.2f} %.",
         table=Table(columns=columns, rows=[list(row) for row in zip(classes, support, *means, strict=True)]),
     )
 

@@ -108,4 +108,9 @@ class MultiLabel(Task):
 
     def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Each class's average precision and F1, and how far probabilities can be believed."""
-        return sections(predictions, classes=facts["classes"], threshold=self.config.metrics.threshold)
+        return sections(
+            predictions,
+            classes=facts["classes"],
+            threshold=self.config.metrics.threshold,
+            counts=facts["counts"]["train"],
+        )
