@@ -21,7 +21,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "build" / "notebooks"
-CELL_LIMIT = 300  #: seconds; a cell that hangs, not one on a slow machine
+CELL_LIMIT = 600  #: seconds; a cell that hangs, not one on a slow machine
 
 
 def run(path: Path, out: Path) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate.hooks import pages
 from tests.docs.pages import ROOT
 
 
@@ -15,7 +16,8 @@ def test_links_lead_somewhere(name: str) -> None:
     text = re.sub(r"(?ms)^```.*?^```", "", (ROOT / name).read_text(encoding="utf-8"))
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
     inside = [target.partition("#")[0] for target in targets if not re.match(r"https?://|#", target)]
-    assert [target for target in inside if not (ROOT / target).exists()] == []
+    missing = [target for target in inside if not (ROOT / target).exists()]
+    assert set(missing) <= {f"docs/{page}" for page in pages()}  # pages that are made when the site is built
 
 
 def test_strict_builds_are_not_quiet() -> None:
