@@ -77,7 +77,7 @@ def check(
         raise UsageError(f"--contact-sheet {contact_sheet}: give a file that ends in .png")
     config = _config(source, val_fraction, split_seed, set_ or [])
     console = Console(stderr=True)
-    with _bar(console) as progress:
+    with _Bar(console) as progress:
         found = inspect_images(config, task=task, progress=progress)
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
@@ -106,7 +106,7 @@ def _config(source: str, val_fraction: float | None, split_seed: int | None, tex
     return found
 
 
-class _bar:
+class _Bar:
     """A progress bar on a terminal, nothing elsewhere."""
 
     def __init__(self, console: Console) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +140,29 @@ def test_what_was_seen_is_remembered(folder: Path, monkeypatch: pytest.MonkeyPat
     picture(77).save(folder / "train" / "a" / "1.png")
     load(folder)
     assert looked == ["train/a/1.png"]
+
+
+def test_what_was_seen_of_other_classes_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_folder(folder, {"train": {"c": 3}, "val": {"c": 1}})
+    load(folder, data={"classes": ["a", "b"]})
+    load(folder, data={"classes": ["a", "c"]})
+    monkeypatch.setattr(scan_module, "_look", lambda *_: "looked at again")
+    assert load(folder).facts["sizes"] == {"train": 13, "val": 7}
+
+
+@pytest.mark.skipif(os.name != "posix" or sys.platform == "darwin", reason="names of files are text here")
+def test_names_that_are_not_utf8(folder: Path) -> None:
+    odd = os.fsencode(folder / "train" / "a") + b"/caf\xe9.png"
+    os.rename(os.fsencode(folder / "train" / "a" / "0.png"), odd)
+    os.rename(folder / "train" / "b", os.fsencode(folder / "train") + b"/\xe9")
+    os.rename(folder / "val" / "b", os.fsencode(folder / "val") + b"/\xe9")
+    shutil.copy(odd, folder / "val" / "a" / "same.png")
+    data = load(folder)
+    assert json.dumps(data.facts, ensure_ascii=False).encode()
+    assert data.facts["classes"] == ["a", "\ufffd"]
+    assert "train/a/caf\ufffd.png = val/a/same.png" in data.facts["notes"][0]
+    names = [data.train.name(i) for i in range(10)]
+    assert data.train[(0, names.index("train/a/caf\udce9.png"))][1] == 0
 
 
 def test_a_damaged_memory_is_no_harm(folder: Path, own_cache: Path) -> None:

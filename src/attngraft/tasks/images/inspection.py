@@ -13,6 +13,7 @@ from attngraft.tasks.images.checks import class_counts, classes_without_images, 
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.findings import Twin
 from attngraft.tasks.images.opening import Survey, split_digest, survey_images
+from attngraft.tasks.images.printable import printable
 from attngraft.tasks.images.scan import Progress, Scan
 from attngraft.tasks.images.sources import Images
 
@@ -34,7 +35,7 @@ class Inspection:
         """JSON-ready, complete."""
         survey, found = self.survey, self.survey.found
         parts = survey.parts
-        return {
+        whole = {
             "source": parts.where,
             "kind": parts.kind,
             "task": self.task,
@@ -51,6 +52,7 @@ class Inspection:
             "repeated": _groups(found.repeated),
             "conflicting": _groups(found.conflicting),
         }
+        return printable(whole)
 
     def images(self) -> dict[str, Images]:
         """The readable images of each part."""

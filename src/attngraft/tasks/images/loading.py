@@ -14,6 +14,7 @@ from attngraft.tasks.images.checks import class_counts, classes_without_images, 
 from attngraft.tasks.images.config import AugmentConfig, DataConfig
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.opening import Opened, open_images
+from attngraft.tasks.images.printable import printable
 from attngraft.tasks.images.sampling import Sampling
 from attngraft.tasks.images.sources import Images, decoded
 from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, PixelSplit
@@ -84,7 +85,7 @@ def load_images(
         train=splits.training(parts.train, sampling),
         val=splits.evaluation(opened.val),
         counts=class_counts(parts.train, len(parts.classes)),
-        facts=facts,
+        facts=printable(facts),
     )
 
 

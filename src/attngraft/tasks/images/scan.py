@@ -34,6 +34,7 @@ FULL_IMAGES = 50_000  #: up to as many images and
 FULL_BYTES = 2**32  #: as many bytes of files, `auto` decodes every image
 
 _END = 2**16  #: bytes of a file that `fast` reads from either end
+_OLD = 4  #: what was seen before (of other classes, of files since changed) is kept up to so many times what is new
 _CHUNK = 64  #: images that a thread takes at a time
 
 log = logging.getLogger(__name__)
@@ -196,9 +197,10 @@ class _Book:
 
     def keep(self, keys: Sequence[bytes | None], seen: Sequence[_Seen | str | None]) -> None:
         """Problems are not remembered: a disk or a right that failed once may work the next time."""
-        good = [(k, s) for k, s in zip(keys, seen, strict=True) if k is not None and isinstance(s, _Seen)]
-        if not good:
+        new = {k: s for k, s in zip(keys, seen, strict=True) if k is not None and isinstance(s, _Seen)}
+        if not new:
             return
+        good = list((self.entries | new if len(self.entries) <= _OLD * len(new) else new).items())
         arrays: dict[str, np.ndarray] = {
             "keys": np.frombuffer(b"".join(key for key, _ in good), dtype=np.uint8).reshape(-1, 16),
             "sizes": np.array([entry.size for _, entry in good], dtype=np.int32),

@@ -7,11 +7,13 @@ are).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from attngraft.errors import DataError
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import SOURCES, DataConfig
+from attngraft.tasks.images.printable import printable
 from attngraft.tasks.images.sources.array import ArrayImages, decoded
 from attngraft.tasks.images.sources.decoding import in_mode
 from attngraft.tasks.images.sources.drawing import with_validation
@@ -30,7 +32,7 @@ def open_source(config: DataConfig) -> Parts:
     parts = _open(config, config.source.strip())
     if config.root is not None and parts.kind not in ("table", "timm", "coco"):
         raise DataError(f"{config.source}: task.data.root is for tables, COCO and timm sources; leave it out")
-    return parts
+    return replace(parts, classes=printable(parts.classes))
 
 
 def _open(config: DataConfig, source: str) -> Parts:
