@@ -34,9 +34,9 @@ BAR = 0.65
 JOBS = 2
 
 
-def study(out: Path, *, epochs: int, depth: int) -> StudyConfig:
+def study(out: Path, *, epochs: int, depth: int, size: int) -> StudyConfig:
     """A baseline and a graft with one seed: two runs, nearly equally long."""
-    host = {"name": "vit_tiny_patch16_224", "args": {"img_size": 32, "patch_size": 4, "depth": depth}}
+    host = {"name": "vit_tiny_patch16_224", "args": {"img_size": size, "patch_size": 4, "depth": depth}}
     changes = ["train.threads=1", "train.batch_size=64", "task.augment.crop=center"]
     plain = {"host": host, "grafts": ["cb_s"], "data": "digits", "set": changes, "seeds": 1, "epochs": epochs}
     return study_from_dict({**plain, "out": str(out)})
@@ -58,7 +58,7 @@ def _outcome(folder: Path) -> Any:
         return rows, {name: arrays[name].tobytes() for name in arrays.files}
 
 
-def works(place: Path, **size: int) -> tuple[Callable[[], object], Callable[[], object]]:
+def works(place: Path, *, epochs: int, depth: int, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
     """One after the other, and two at a time; each call has a folder of its own.
 
     Raises:
@@ -67,7 +67,7 @@ def works(place: Path, **size: int) -> tuple[Callable[[], object], Callable[[], 
     folders: Iterator[Path] = (place / f"study{number}" for number in itertools.count())
 
     def work(executor: Executor) -> Callable[[], object]:
-        return lambda: carry_out(study(next(folders), **size), executor)
+        return lambda: carry_out(study(next(folders), epochs=epochs, depth=depth, size=size), executor)
 
     alone, together = work(Serial()), work(Processes(jobs=JOBS))
     if alone() != together():
@@ -79,17 +79,19 @@ def main() -> int:
     parser = options("Two runs at a time over one after the other.", pairs=5)
     parser.add_argument("--epochs", type=int, default=20, help="epochs of a run")
     parser.add_argument("--depth", type=int, default=4, help="blocks of the host")
+    parser.add_argument("--size", type=int, default=32, help="side of the images in pixels")
     arguments = parser.parse_args()
+    sizes = {"epochs": arguments.epochs, "depth": arguments.depth, "size": arguments.size}
     setting = here()
     with tempfile.TemporaryDirectory() as place:
-        alone, together = works(Path(place), epochs=arguments.epochs, depth=arguments.depth)
+        alone, together = works(Path(place), **sizes)
         ratio = paired_ratio(alone, together, pairs=arguments.pairs, warmup=0)
     result = BenchResult(
         title="Two runs, two at a time over one after the other, one thread each",
         command=setting.command,
         environment=setting.environment,
         load=setting.load,
-        settings={"pairs": arguments.pairs, "epochs": arguments.epochs, "depth": arguments.depth, "jobs": JOBS},
+        settings={"pairs": arguments.pairs, "jobs": JOBS, **sizes},
         measurements=(measurement(f"--jobs {JOBS}", ratio, bar=BAR),),
     )
     return finish(result, out=arguments.out, as_json=arguments.json)

@@ -17,6 +17,7 @@ import json
 import logging
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -157,7 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds = time.monotonic() - begin
         problems = problems_of(result, runs, killer.victims, given.kill)
         found = {
-            "command": setting.command,
+            "command": shlex.join(
+                ["python", "-m", "proof.many_trials", *(sys.argv[1:] if arguments is None else arguments)]
+            ),
             "environment": setting.environment,
             "load": setting.load,
             "trials": len(runs),

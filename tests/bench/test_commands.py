@@ -26,7 +26,7 @@ COMMANDS = {
     "import_time": [],
     "report_size": ["--seeds", "2", "--epochs", "3", "--images", "300", "--classes", "12"],
     "data_loading": ["--invented", "80", "--batch", "16", "--epochs", "1", "--workers", "1"],
-    "jobs": ["--epochs", "1", "--depth", "1"],
+    "jobs": ["--epochs", "1", "--depth", "1", "--size", "8"],
 }
 PARTS = {"products"}  #: modules that commands share
 
