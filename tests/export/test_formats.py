@@ -107,7 +107,7 @@ def test_a_host_without_grafts_is_plain_timms(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", host=SWIN)
     made = export_run(run, tmp_path / "out", to=["hf"])
     assert made.plain_difference == 0
-    assert not (tmp_path / "out" / "grafts.safetensors").exists()
+    assert not (tmp_path / "out" / "grafts").exists()
     assert "That is this model" in (tmp_path / "out" / "README.md").read_text()
 
 

@@ -29,10 +29,10 @@ def test_a_folder_loads_as_the_model_that_was_trained(tmp_path: Path) -> None:
     images = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
         assert torch.equal(model(images), trained(images))
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+    assert sorted(path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")) == [
         "README.md",
         "attngraft.json",
-        "grafts.safetensors",
+        "grafts/grafts.safetensors",
         "model.safetensors",
     ]
     assert list(tmp_path.glob(".*")) == []

@@ -108,7 +108,7 @@ def _show(made: Exported) -> None:
     from attngraft.report import wording
 
     console = Console(highlight=False)
-    for path in sorted(made.folder.iterdir()):
+    for path in sorted(path for path in made.folder.rglob("*") if path.is_file()):
         typer.echo(f"{path}  {shown_size(path.stat().st_size)}")
     checks = Table(title="compared with the trained model (differences relative to the largest output)")
     for column in ("what", "batches", "difference", "allowed"):

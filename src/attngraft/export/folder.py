@@ -1,9 +1,9 @@
 """An exported model as a folder, written and loaded.
 
-attngraft.json        the manifest
-model.safetensors     the host's weights under the host's own names, as timm loads them
-grafts.safetensors    what was grafted, a file as `attngraft.save_grafts` writes; not there for a plain host
-README.md             the model card
+attngraft.json               the manifest
+model.safetensors            the host's weights under the host's own names, as timm loads them
+grafts/grafts.safetensors    what was grafted, a file as `attngraft.save_grafts` writes; not there for a plain host
+README.md                    the model card
 model.onnx, model.pt2, config.json    programs and timm's configuration, where they were asked for
 """
 
@@ -86,7 +86,7 @@ def _graft(model: nn.Module, file: Path) -> None:
         with seeded("graft", 0):
             load_grafts(model, file, check_fingerprint=False)
     except GraftFileError as error:
-        raise ExportError(f"{error} (exported model in {file.parent})") from None
+        raise ExportError(f"{error} (exported model in {file.parents[1]})") from None
 
 
 def _fill(model: nn.Module, file: Path) -> None:

@@ -22,7 +22,7 @@ from attngraft.tasks.task import Serving
 FORMAT = 1
 MANIFEST = "attngraft.json"
 WEIGHTS = "model.safetensors"
-GRAFTS = "grafts.safetensors"
+GRAFTS = "grafts/grafts.safetensors"  #: apart, because timm 1.0.26 takes the first .safetensors of a folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:
     classes = list(manifest.serving.classes)
     save_config_for_hf(
         model,
-        str(folder / FILE),
+        folder / FILE,
         model_config={
             "num_classes": len(classes),
             "label_names": classes,
