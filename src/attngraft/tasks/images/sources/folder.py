@@ -25,19 +25,19 @@ class FolderImages(FileImages):
         self.root, self.names, self.labels = root, names, labels
 
     def where(self, index: int) -> str:
-        return str(self.root / self.names[index])
+        return os.path.join(self.root, self.names[index])  # pathlib would take longer than to ask for a file's date
 
     def raw(self, index: int) -> IO[bytes]:
-        path = self.root / self.names[index]
+        path = self.where(index)
         try:
-            return path.open("rb")
+            return open(path, "rb")
         except OSError as error:
-            why = "a link that leads nowhere" if path.is_symlink() and not path.exists() else error.strerror
+            why = "a link that leads nowhere" if os.path.islink(path) and not os.path.exists(path) else error.strerror
             raise DataError(f"{path}: cannot be opened ({why})") from None
 
     def stamp(self, index: int) -> Stamp | None:
         try:
-            found = os.stat(self.root / self.names[index])
+            found = os.stat(self.where(index))
         except OSError:
             return None
         return found.st_size, found.st_mtime_ns
