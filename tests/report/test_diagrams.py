@@ -27,6 +27,8 @@ def test_a_small_matrix_keeps_its_numbers():
     assert drawing.cells[0][1].depth == pytest.approx(math.sqrt(0.1), abs=1e-3)
     assert drawing.levels == [] and drawing.pairs == []
     assert "c0 as c1: 1" in drawing.alt
+    assert not drawing.upright
+    assert matrix_drawing(_matrix(np.eye(NUMBERED + 1, dtype=int))).upright
 
 
 def test_a_large_matrix_is_the_same_shades_as_paths():

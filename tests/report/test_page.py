@@ -142,6 +142,17 @@ def test_one_seed_says_that_seed_noise_is_unknown():
     assert "line with caps" not in text
 
 
+def test_one_seed_of_scores_that_are_not_right_or_wrong_has_no_p_value():
+    study = studies.one_seed()
+    variants = [
+        replace(v, difference=v.difference and replace(v.difference, p_value=None, p_holm=None, mcnemar=[]))
+        for v in study.variants
+    ]
+    text = Page(report_html(replace(study, variants=variants))).text
+    assert "there is none, since the scores of examples are not right or wrong" in text
+    assert "McNemar" not in text
+
+
 def test_inside_the_noise_is_said_in_words():
     text = Page(report_html(studies.usual())).text
     assert "Of 4 grafts compared, 1 is better, 1 is worse and 2 are inside the noise." in text

@@ -106,7 +106,7 @@ def test_the_page_shows_them():
     page = Page(html)
     assert {"task-classes", "task-confusion", "task-reliability", "task-pairs"} <= set(page.ids)
     assert "<script" not in html
-    assert html.count('class="matrix tight"') == html.count('class="reliability"') == 4  # one variant has no run
+    assert html.count('class="matrix upright many"') == html.count('class="reliability"') == 4  # one variant has no run
     matrix = study.variants[0].sections[1].matrix
     assert matrix is not None
     assert all(str(count) in page.text for row in matrix.counts for count in row)

@@ -47,6 +47,11 @@ class MatrixDrawing:
     size: tuple[int, int]  #: width and height with the margin
     pairs: list[tuple[str, str, int]]
 
+    @property
+    def upright(self) -> bool:
+        """Whether the columns' names stand upright: side by side they would be wider than a card."""
+        return sum(min(len(name), 14) for name in self.columns) > 24
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReliabilityDrawing:

@@ -56,7 +56,7 @@ class Row:
     value: str  #: the primary metric at the last epoch
     epochs: str  #: epochs to the baseline, by seed
     bar: Bar | None
-    standing: str  #: "baseline", the verdict, or "not compared"
+    standing: str  #: "baseline", the verdict, "stopped early", or "not compared"
     sign: str
     kind: str  #: the standing as a CSS class
     fate: str  #: where it was stopped early, or nothing
@@ -96,7 +96,7 @@ def _context(result: StudyResult) -> dict[str, Any]:
         "sentence": wording.difference_sentence,
         "reason": wording.reason,
         "notes": _notes(result),
-        "p_sources": sorted({row.variant.difference.p_source for row in rows if row.variant.difference}),
+        "p_sources": sorted({d.p_source for row in rows if (d := row.variant.difference) and d.p_value is not None}),
         "mcnemar_seeds": sorted({t.seed for row in rows for t in _mcnemar(row.variant.difference)}),
         "host": facts(result.host),
         "data": facts(result.data, counts=True),
@@ -108,7 +108,9 @@ def _context(result: StudyResult) -> dict[str, Any]:
 def _row(variant: VariantResult, look: Look, result: StudyResult, style: MetricFormat) -> Row:
     found = variant.difference
     spread = variant.last.get(result.metric)
-    standing = "baseline" if variant.is_baseline else found.verdict if found else "not compared"
+    ended = fate(result, variant.name)
+    absent = "stopped early" if ended else "not compared"
+    standing = "baseline" if variant.is_baseline else found.verdict if found else absent
     return Row(
         variant=variant,
         look=look,
@@ -119,7 +121,7 @@ def _row(variant: VariantResult, look: Look, result: StudyResult, style: MetricF
         standing=standing,
         sign=VERDICT_SIGNS.get(standing, ""),
         kind=standing.replace(" ", "-"),
-        fate=fate(result, variant.name),
+        fate=ended,
     )
 
 

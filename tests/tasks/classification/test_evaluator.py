@@ -168,3 +168,4 @@ def test_the_mean_score_is_the_primary_metric(primary: str) -> None:
     assert found.metrics[primary] == pytest.approx(found.predictions.score.mean(), rel=1e-6)
     assert found.predictions.binary == (primary in ("top1", "top5"))
     assert found.metrics.keys() <= task.metrics.keys()
+    assert next(iter(found.metrics)) == primary

@@ -35,6 +35,7 @@ class ClassificationEvaluator(CollectingEvaluator):
         metrics["balanced_accuracy"] = balanced_accuracy(top[:, 0], target, classes=self.classes)
         metrics["macro_f1"] = macro_f1(top[:, 0], target, classes=self.classes)
         metrics["loss"] = float(kept["loss"].mean(dtype=np.float64))
+        metrics = {self.primary: metrics[self.primary], **metrics}  # first, so that logs of one metric show it
         arrays = {"target": target, "predicted": top[:, 0], "confidence": kept["confidence"]}
         arrays |= {"logits": kept["logits"]} if "logits" in kept else {"top5": top}
         scores = {

@@ -48,6 +48,7 @@ class MultiLabelEvaluator(CollectingEvaluator):
             "micro_f1": float(2 * counts["right"].sum() / both.sum()),
             "loss": float(kept["loss"].mean(dtype=np.float64)),
         }
+        metrics = {self.primary: metrics[self.primary], **metrics}  # first, so that logs of one metric show it
         arrays = {"target": target, "logits": logits}
         score = precision if self.primary == "image_ap" else kept["loss"].astype(np.float64)
         return Evaluation(
