@@ -120,7 +120,7 @@ def test_a_head_of_as_many_classes_is_taken_and_said(tmp_path: Path) -> None:
 def test_another_input_fits_as_timm_makes_it_fit(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     path = saved(make(name, seed=1), tmp_path / "a.safetensors")
     arguments = {**HOSTS[name], **changes}
-    overlay = {"file": str(path), "num_classes": 5}
+    overlay = {"file": str(path), "num_classes": 5, "custom_load": False}
     expected = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
     host = timm.create_model(name, **arguments)
     fitted = read_weights(path).fill_host(host)

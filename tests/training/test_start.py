@@ -140,6 +140,9 @@ def test_from_random_values_nothing_is_written_and_a_frozen_host_is_warned_of(
 ) -> None:
     record = train(toy_recipe(), tmp_path / "plain", progress=Silent())
     assert record.start == {}
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "start.json").write_text('{"from": "weights of an attempt that saved nothing"}')
+    assert train(toy_recipe(), tmp_path / "again", progress=Silent()).start == {}
     assert not (tmp_path / "plain" / "start.json").exists()
     assert "random values" not in caplog.text
     train(toy_recipe(train={"parameters": "head"}), tmp_path / "head", progress=Silent())

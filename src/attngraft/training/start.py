@@ -25,8 +25,10 @@ def record_start(job: Job, evaluate: Callable[[], Evaluation | None]) -> None:
     Does nothing where the host starts from random values, or the run goes on from a checkpoint. `evaluate` gives the
     validation metrics, in all processes alike, or None where it was stopped.
     """
-    start = job.start
+    start, counters = job.start, job.learner.counters
     if not start.origin:
+        if job.accelerator.is_main_process and not (counters.epoch or counters.step):
+            job.run.start.unlink(missing_ok=True)  # of an attempt that saved nothing, with another recipe
         return
     facts: dict[str, Any] = {"from": start.origin}
     if start.path is not None:
