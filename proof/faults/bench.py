@@ -88,17 +88,24 @@ class Bench:
         shutil.copy(self.whole(STUDY) / "cost.json", out)
         return out
 
-    def goes_on(self, arguments: Sequence[str], out: Path, *harms: Harm, whole: Sequence[str] | None = None) -> str:
+    def goes_on(
+        self,
+        arguments: Sequence[str],
+        out: Path,
+        *harms: Harm,
+        whole: Sequence[str] | None = None,
+        total: int = UPDATES,
+    ) -> str:
         """Repeat the command for a run: it must take up all that was saved, and end as an undisturbed one; in words."""
         saved = updates(out)
         ended = self.run(arguments, out, *harms)
         assert ended.code == 0, ended.text
-        if saved < UPDATES:
-            begin = f"going on after step {saved} of {UPDATES} steps" if saved else f"training for {UPDATES} steps"
+        if saved < total:
+            begin = f"going on after step {saved} of {total} steps" if saved else f"training for {total} steps"
             assert begin in ended.text, ended.text
         found = differences(self.whole(whole or arguments), out)
         assert not found, found
-        return f"{saved} of {UPDATES} updates kept, the end bit-identical"
+        return f"{saved} of {total} updates kept, the end bit-identical"
 
     def study_goes_on(self, arguments: Sequence[str], out: Path, *, whole: Sequence[str] = STUDY) -> str:
         """The same for a study: finished runs must not be made again."""

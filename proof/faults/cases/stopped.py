@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 
 from proof.faults.bench import RUN, STUDY, Bench, expect
 from proof.faults.case import Case
 from proof.faults.harm import OnCall, Stand
-from proof.faults.outcome import updates
+from proof.faults.outcome import STEPS, updates
 
 LOAD = "attngraft.tasks.images.splits:PixelSplit.__getitem__"
 AGAIN = "repeat the command"
@@ -47,6 +49,27 @@ def _before(bench: Bench) -> str:
     ended = running.stop(signal.SIGTERM, grace=GRACE)
     expect(ended, code=-signal.SIGTERM)
     return f"{ended} after {ended.seconds:.1f} s; {bench.goes_on(RUN, out)}"
+
+
+def _program(bench: Bench) -> str:
+    """Not forked from a process that has imported everything: the whole program, to its very end."""
+    out, epochs = bench.folder(), 12
+    arguments = [*RUN, "--epochs", str(epochs)]
+    command = [sys.executable, "-m", "attngraft", *arguments, "--out", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
+        while not updates(out) and program.poll() is None:
+            time.sleep(0.02)
+        begun = time.monotonic()
+        program.terminate()
+        try:
+            _, said = program.communicate(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            raise AssertionError(f"not gone after {GRACE} s") from None
+        seconds = time.monotonic() - begun
+    assert program.returncode == 130, said
+    assert "the same command goes on" in said
+    return f"exit 130 after {seconds:.1f} s; {bench.goes_on(arguments, out, total=epochs * STEPS)}"
 
 
 def _twice(bench: Bench) -> str:
@@ -93,6 +116,14 @@ CASES = (
         kept="everything",
         remedy=AGAIN,
         run=_stopped(signal.SIGTERM, target=STEP, call=7, seconds=1, saved=7),
+    ),
+    Case(
+        name="sigterm-program",
+        fault="The same at any moment, until the program is gone",
+        happens="the run saves, and the program leaves without taking Python apart, which takes seconds",
+        kept="everything",
+        remedy=AGAIN,
+        run=_program,
     ),
     Case(
         name="sigterm-slow-data",

@@ -17,12 +17,15 @@ from attngraft.cli.data import check as data_check
 from attngraft.cli.doctor import doctor
 from attngraft.cli.evaluate import evaluate
 from attngraft.cli.export import export
+from attngraft.cli.leaving import leave_now
 from attngraft.cli.list import list_command
 from attngraft.cli.paper import paper
 from attngraft.cli.plan import plan
 from attngraft.cli.predict import predict
 from attngraft.cli.train import train
 from attngraft.errors import AttngraftError, UsageError
+
+INTERRUPTED = 130  #: exit code
 
 app = typer.Typer(
     name="attngraft",
@@ -50,7 +53,7 @@ def _with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
         except KeyboardInterrupt as stop:
             typer.echo(f"attngraft: interrupted{f': {stop}' if str(stop) else ''}", err=True)
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
 
     return told
 
@@ -95,5 +98,13 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exit codes: 0, 1 failed, 2 usage, 130 interrupted."""
-    app(args=arguments)
+    """Run the command line; exit codes: 0, 1 failed, 2 usage, 130 interrupted.
+
+    Without `arguments` it is the whole program, which then leaves at once where it was interrupted.
+    """
+    try:
+        app(args=arguments)
+    except SystemExit as end:
+        if arguments is None and end.code == INTERRUPTED:
+            leave_now(INTERRUPTED)
+        raise

@@ -1,0 +1,56 @@
+"""An interrupted program ends at once, but does what must be done at the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from attngraft.cli import main
+
+PROGRAM = """
+import atexit, os, sys
+import attngraft.cli as cli
+
+class Torch:
+    def __del__(self, write=os.write):
+        write(1, b"taken apart\\n")
+
+kept = Torch()
+atexit.register(print, "cleared up")
+
+def verb():
+    print("at work")
+    raise {error}
+
+cli.app.command("verb")(cli._with_exit_codes(verb))
+sys.argv = ["attngraft", "verb"]
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("KeyboardInterrupt", 130, ["at work", "cleared up"]),
+        ("cli.UsageError", 2, ["at work", "cleared up", "taken apart"]),
+    ],
+)
+def test_how_a_program_ends(error: str, code: int, said: list[str]) -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM.format(error=error)], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.split("\n")[:-1]) == (code, said), ended.stderr
+    assert ended.stderr.startswith("attngraft: ")
+
+
+def test_called_with_arguments_it_returns_to_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    import attngraft.cli as cli
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.app, "registered_commands", [*cli.app.registered_commands])
+    cli.app.command("verb")(cli._with_exit_codes(interrupted))
+    with pytest.raises(SystemExit) as ended:
+        main(["verb"])
+    assert ended.value.code == 130
