@@ -98,7 +98,7 @@ def test_plain_timm_loads_the_host_and_the_card_says_that_it_is_not_the_model(ex
         assert not torch.allclose(plain(images), model(images), atol=1e-2)
     assert "That is **not** this model" in (exported / "README.md").read_text()
     data = timm.data.resolve_model_data_config(plain)
-    assert data["input_size"] == (3, 16, 16)
+    assert tuple(data["input_size"]) == (3, 16, 16)
     assert data["crop_pct"] == 0.9
     assert json.loads((exported / "config.json").read_text())["label_names"] == CLASSES
 
