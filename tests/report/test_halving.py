@@ -71,5 +71,7 @@ def test_the_page() -> None:
     assert section.count('title="went on"') == 2
     assert "<script>" not in section
     assert "alert" in section
+    assert page.count("stopped early</span>") == 2 + 2
+    assert "not compared" not in page
     assert "Stopped after epoch 4, as others were better there." in page
     assert "halving" not in report_html(usual())

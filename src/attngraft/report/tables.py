@@ -102,7 +102,7 @@ def _difference(variant: VariantResult, result: StudyResult, style: MetricFormat
         return Text("baseline", style="dim")
     found = variant.difference
     if found is None:
-        return Text("not compared", style="dim")
+        return Text("" if fate(result, variant.name) else "not compared", style="dim")
     cell = Text(f"{style.change(found.mean)} ")
     cell.append(found.verdict, style=_STYLES[found.verdict])
     cell.append(f"\n{_bounds(found.bootstrap, style)} bootstrap")
