@@ -30,7 +30,7 @@ def recipe(data: Mapping[str, Any], **sections: Any) -> Recipe:
     )
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stream_of_shards_goes_on_where_it_stood(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:

@@ -164,6 +164,8 @@ def _ends(stream: IO[bytes], where: str) -> _Seen:
 
 
 def _ends_well(head: bytes, tail: bytes) -> bool:
+    """Whether the end mark stands at the end: one further in may be that of a thumbnail in the file's head."""
+    tail = tail[-256:]
     if head.startswith(b"\xff\xd8"):
         return b"\xff\xd9" in tail
     if head.startswith(b"\x89PNG"):
