@@ -12,9 +12,12 @@ import timm
 import torch
 from torch import Tensor
 
+from attngraft.cli import main
 from attngraft.errors import HostError
-from attngraft.study import Tools, compare, load_result, study_from_dict
+from attngraft.study import Tools, compare, conduct, load_result, study_from_dict
 from attngraft.training.run_folder import read_run
+
+from .fakes import FakeTrainer, tools
 
 ARGS = {"img_size": 8, "patch_size": 4, "depth": 2, "embed_dim": 24, "num_heads": 3, "in_chans": 1}
 
@@ -114,3 +117,51 @@ def test_weights_that_were_changed_on_the_way_are_told_of(tmp_path: Path, weight
     compared(tmp_path / "study", mine, "linear-probe", grafts=["cb"], seeds=2)
     notes = " ".join(load_result(tmp_path / "study").notes)
     assert "do not all start from the same weights" in notes
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--weights", "nowhere.pth"), 2, "nowhere.pth: there is no such file of weights"),
+        (
+            ("--weights", "{weights}", "--host-arg", "mlp_ratio=2"),
+            1,
+            "blocks.0.mlp.fc1.weight (96, 24) where (48, 24) fits",
+        ),
+        (("--weights", "{weights}", "--pretrained"), 2, "host.weights: excludes pretrained: true"),
+        (
+            ("--weights", "{weights}", "--train", "grafts"),
+            2,
+            "take grafts+head: the host as it is (a study's baseline)",
+        ),
+        (("--weights", "{weights}", "--train", "everything"), 2, "'everything' is not a choice"),
+    ],
+)
+def test_mistakes_on_the_command_line_cost_no_run(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], code: int, message: str
+) -> None:
+    arguments = [text for name, value in ARGS.items() for text in ("--host-arg", f"{name}={value}")]
+    arguments += ["--host", "vit_tiny_patch16_224", "--graft", "cb_s", "--data", "digits"]
+    options = tuple(option.format(weights=weights) for option in options)
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *arguments, *options, "--out", str(tmp_path / "study")])
+    assert ended.value.code == code
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "study" / "runs").exists()
+
+
+def test_options_reach_every_run(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeTrainer()
+    monkeypatch.setattr(conduct, "Tools", lambda: tools(fake))
+    arguments = [text for name, value in ARGS.items() for text in ("--host-arg", f"{name}={value}")]
+    arguments += ["--host", "vit_tiny_patch16_224", "--graft", "cb_s", "--data", "digits", "--seeds", "1"]
+    own = ["--recipe", "finetune", "--weights", str(weights), "--train", "grafts+head", "--epochs", "2"]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *arguments, *own, "--out", str(tmp_path)])
+    assert not ended.value.code, capsys.readouterr().err
+    for folder in (tmp_path / "runs").glob("*/seed0"):
+        recipe = read_run(folder).recipe
+        assert (recipe.host.weights, recipe.host.pretrained) == (str(weights), False)
+        assert (recipe.train.parameters, recipe.optimizer.layer_decay) == ("grafts+head", 0.75)
