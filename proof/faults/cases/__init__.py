@@ -7,7 +7,7 @@ from proof.faults.cases import diverged, killed, loading, memory, places, room, 
 
 #: heading -> its lines
 CASES: dict[str, tuple[Case, ...]] = {
-    "Killed: `kill -9`, a power cut, the kernel for want of memory": killed.CASES,
+    "Killed: `kill -9`, or the kernel for want of memory": killed.CASES,
     "No room: full disk, quota, file size limit": room.CASES,
     "Asked to stop": stopped.CASES,
     "Processes that load data": loading.CASES,
