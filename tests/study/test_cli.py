@@ -96,6 +96,21 @@ def test_a_dry_run_trains_nothing(tmp_path: Path, trainer: FakeTrainer, capsys: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_halving_is_part_of_the_study_and_jobs_are_not(tmp_path: Path, trainer: FakeTrainer) -> None:
+    grafts = [part for spec in ("cb", "horizontal", "vertical") for part in ("--graft", spec)]
+    study = [*STUDY[:-1], "9", *grafts, "--out", str(tmp_path)]
+    assert call(*study, "--halving", "3,1", "--jobs", "1") == 0
+    kept = read_study(tmp_path / "study.yaml")
+    assert kept["halving"] == "3,1"
+    assert not {"jobs", "ray", "retries"} & kept.keys()
+    result = load_result(tmp_path)
+    assert result.halving is not None
+    assert len(result.halving.stopped) == 3
+    assert call(*study, "--halving", "off") == 0
+    assert "halving" not in read_study(tmp_path / "study.yaml")
+    assert all(len(variant.runs) == 2 for variant in load_result(tmp_path).variants)
+
+
 def test_missing_runs_are_exit_code_1(tmp_path: Path, trainer: FakeTrainer, capsys: pytest.CaptureFixture[str]) -> None:
     trainer.fails = {("cb_s", 1)}
     assert call(*STUDY, "--out", str(tmp_path)) == 1
@@ -122,6 +137,11 @@ def test_an_interruption_is_exit_code_130(
         (["--graft", "cb_s", "--out", "x", "--host-arg", "depth"], "--host-arg"),
         (["--report-only", "--out", "nowhere"], "study.yaml"),
         (["--study", "nowhere.yaml"], "nowhere.yaml"),
+        (["--graft", "cb_s", "--out", "x", "--jobs", "0"], "--jobs: at least one"),
+        (["--graft", "cb_s", "--out", "x", "--jobs", "2", "--ray", "local"], "exclude each other"),
+        (["--graft", "cb_s", "--out", "x", "--gpus-per-run", "1"], "give --ray as well"),
+        (["--graft", "cb_s", "--out", "x", "--retries", "1"], "--jobs or --ray"),
+        (["--graft", "cb_s", "--out", "x", "--halving", "1"], "halving: a factor from 2 on"),
     ],
 )
 def test_usage_errors_are_exit_code_2(
