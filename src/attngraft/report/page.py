@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from attngraft.report import wording
+from attngraft.report.coverage import coverage_note
 from attngraft.report.facts import facts
 from attngraft.report.figures import panel_svg, study_figures
 from attngraft.report.forest import difference_range
@@ -17,6 +18,7 @@ from attngraft.report.inline import inline_svg
 from attngraft.report.sections import section_views
 from attngraft.report.theme import LIGHT, THEMES, VERDICT_SIGNS, Look, Theme, looks
 from attngraft.report.wording import MetricFormat, metric_format, shown
+from attngraft.study.coverage import measured_coverage
 from attngraft.study.result import Difference, Interval, StudyResult, VariantResult
 
 
@@ -101,6 +103,8 @@ def _context(result: StudyResult) -> dict[str, Any]:
         "host": facts(result.host),
         "data": facts(result.data, counts=True),
         "environment": facts(result.environment),
+        "coverage": measured_coverage(),
+        "coverage_note": coverage_note(measured_coverage()),
         "recipe": _yaml(result.recipe),
     }
 

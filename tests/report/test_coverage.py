@@ -1,0 +1,43 @@
+"""The footnote on the intervals' measured coverage."""
+
+from __future__ import annotations
+
+import re
+
+from attngraft.report.coverage import coverage_note
+from attngraft.report.page import report_html
+from attngraft.study.coverage import Coverage, SeedsCoverage, measured_coverage
+from tests.report import studies
+
+MADE_UP = Coverage(
+    command="measure it",
+    kinds=2,
+    measured=(
+        SeedsCoverage(seeds=3, studies=4000, bootstrap=0.98799, t=0.95),
+        SeedsCoverage(seeds=10, studies=4000, bootstrap=1.0, t=0.9496),
+    ),
+)
+
+
+def test_sentence() -> None:
+    note = coverage_note(MADE_UP)
+    assert "(4,000 for each number of seeds, of 2 kinds)" in note
+    assert note.endswith("t-interval: with 3 seeds 98.7% and 95.0%, with 10 seeds 100.0% and 94.9%.")
+
+
+def test_every_report_says_it() -> None:
+    for make in studies.ALL.values():
+        html = report_html(make())
+        footer = html.partition("<footer>")[2]
+        assert coverage_note(measured_coverage()) in footer
+        assert f"<code>{measured_coverage().command}</code>" in footer
+
+
+def test_what_is_shipped() -> None:
+    """3, 5 and 10 seeds, each interval at 95% up to what the number of studies can tell."""
+    shipped = measured_coverage()
+    assert [row.seeds for row in shipped.measured] == [3, 5, 10]
+    for row in shipped.measured:
+        slack = 2 * (0.95 * 0.05 / row.studies) ** 0.5
+        assert min(row.bootstrap, row.t) > 0.95 - slack
+    assert re.fullmatch(r"python -m [\w.]+", shipped.command)
