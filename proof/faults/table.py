@@ -38,8 +38,8 @@ refuses large batches), the clock (a process sees it run backwards), and a file 
 _FOOT = """
 ## What is not covered
 
-- A power cut was not tried. Files are flushed to disk before they take another's place, so it should be like `kill -9`, on a disk
-  that does not lose what it confirmed to have written.
+- A power cut was not tried. Files are flushed to disk before they take another's place, so it should be like `kill -9`, on a
+  disk that does not lose what it confirmed to have written.
 - In runs of several processes (`torchrun`, `accelerate launch`): one process that is killed leaves the others waiting until
   their launcher ends them; the same command then goes on. SIGTERM to one of them stops all after the same update, but does
   not end a wait for slow data. Batch sizes that fit are not tried out.
