@@ -23,7 +23,9 @@ def test_the_report_is_written_and_stale_plots_go(tmp_path: Path):
     assert left == ["curves-dark.png", "curves-dark.svg", "curves.png", "curves.svg", "mine.png"]
 
 
-@pytest.mark.parametrize("name", ["one_seed", "with_failed_runs", "without_costs", "with_hostile_names"])
+@pytest.mark.parametrize(
+    "name", ["one_seed", "with_failed_runs", "without_costs", "with_hostile_names", "with_sections"]
+)
 def test_a_result_read_back_gives_the_same_page(tmp_path: Path, name: str):
     study = studies.ALL[name]()
     save_result(study, tmp_path)
