@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from attngraft.errors import DataError
+from attngraft.tasks.task import TaskData
+from attngraft.training import setup
 from attngraft.training.recipe import recipe_to_dict
 from tests.training.processes import finish, start, start_together
 from tests.training.toys import assert_same_outcome, final_state, metric_rows, toy_recipe
@@ -50,6 +54,17 @@ def test_float32_losses_and_logits_agree_and_every_example_is_evaluated_once(tmp
     with np.load(one / "predictions.npz") as a, np.load(two / "predictions.npz") as b:
         assert a["name"].tolist() == b["name"].tolist() == [f"toy/{1000 + i}" for i in range(9)]
         np.testing.assert_allclose(a["logits"], b["logits"], rtol=0, atol=1e-5)
+
+
+def test_processes_that_found_other_data_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    split: Any = None
+    data = TaskData(train=split, val=split, model_args={}, facts={"sizes": {"train": 9}})
+    two: Any = SimpleNamespace(num_processes=2)
+    monkeypatch.setattr(setup, "gather_object", lambda own: own * 2)
+    setup._refuse_other_data(two, data)
+    monkeypatch.setattr(setup, "gather_object", lambda own: [*own, '{"sizes": {"train": 8}}'])
+    with pytest.raises(DataError, match="the processes of this run found different data"):
+        setup._refuse_other_data(two, data)
 
 
 def test_two_processes_stop_together_and_go_on_to_the_same_end(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType, KwargsHandler
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, KwargsHandler, gather_object
 from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from attngraft.environment import environment
-from attngraft.errors import ConfigError
+from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.unused import unused_parts
 from attngraft.tasks.task import Task, TaskData
 from attngraft.training.build import Start, build_started_model, build_task, model_data_config
@@ -73,6 +73,7 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
     """
     task = build_task(recipe)
     data = task.load(model_data_config=model_data_config(recipe))
+    _refuse_other_data(accelerator, data)
     order = TrainOrder(
         split=data.train,
         seed=recipe.seed,
@@ -128,6 +129,17 @@ def _say_start(recipe: Recipe, start: Start) -> None:
             "to start from (--pretrained, --weights FILE)",
             recipe.train.parameters,
         )
+
+
+def _refuse_other_data(accelerator: Accelerator, data: TaskData) -> None:
+    """Every process opens the data for itself; where one of them found others, their batches would not be one batch."""
+    if accelerator.num_processes > 1:
+        found = gather_object([json.dumps(data.facts, sort_keys=True, default=str)])
+        if len(set(found)) > 1:
+            raise DataError(
+                "the processes of this run found different data (perhaps one could not read what another could); look with "
+                "attngraft data check on each machine, and repeat the command"
+            )
 
 
 def _refuse_what_shards_cannot(recipe: Recipe, core: nn.Module) -> None:
