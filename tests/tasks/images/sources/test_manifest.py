@@ -153,10 +153,19 @@ def test_a_table_for_each_part_and_one_alone_in_a_folder(pictures: Path) -> None
     assert found.val is not None
     assert (len(found.train), len(found.val), found.origin) == (8, 4, "train.csv and test.csv")
     table(pictures / "test.csv", "path,name", rows[8:])
-    with pytest.raises(DataError, match=r"test\.csv: has no column 'label', which train\.csv has"):
+    with pytest.raises(DataError, match=r"test\.csv: has no column 'label', which train\.csv has; .*val_fraction"):
         parts_of(pictures)
     (pictures / "train.csv").rename(pictures / "labels.csv")
     assert len(parts_of(pictures).train) == 8
+
+
+def test_a_column_of_ids(pictures: Path) -> None:
+    (pictures / "images").rename(pictures / "train")
+    path = table(pictures / "x.csv", "image_id,label", [f"{i},{'ab'[i % 2]}" for i in range(12)])
+    found = parts_of(path)
+    assert found.train.names[3] == "3.png"
+    assert found.notes == ("Paths begin in train/ beside the table.", "Paths are taken to end in .png.")
+    assert np.array_equal(np.asarray(found.train.open(3)), np.asarray(picture(3)))
 
 
 def test_class_folders_outweigh_a_table_beside_them(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ SPLIT_NAMES = ("split", "part", "subset", "partition", "set", "fold")
 #: of a table that is alone in a folder
 TABLE_NAMES = ("metadata", "labels", "annotations", "manifest", "dataset", "data")
 
+_ENDINGS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG", ".webp", ".tif")  #: that a column of ids lacks
 _PROBED = 20  #: paths that are looked for to find where relative paths begin
 
 
@@ -61,7 +62,10 @@ def open_manifests(folder: Path, config: DataConfig) -> Parts:
     one, other = read_table(there[train]), read_table(there[val])
     missing = [name for name in one.columns if name not in other.columns]
     if missing:
-        raise DataError(f"{there[val]}: has no column {missing[0]!r}, which {there[train].name} has")
+        raise DataError(
+            f"{there[val]}: has no column {missing[0]!r}, which {there[train].name} has; where it is no validation part, "
+            "draw one with task.data.val_fraction=0.2"
+        )
     both = Table(
         where=str(folder),
         columns={name: one.columns[name] + other.columns[name] for name in one.columns},
@@ -133,10 +137,13 @@ def _parts(table: Table, folder: Path, config: DataConfig, side: np.ndarray, ori
         )
     paths = _paths(table, table.column(column, field="path_column"), column)
     labels = read_labels(table, config, but={column, config.split_column or _told(table, SPLIT_NAMES) or ""})
-    root = _root(folder, paths, config)
+    root, ending = _root(folder, paths, config)
+    paths = [f"{path}{ending}" for path in paths] if ending else paths
     notes = [labels.note] if labels.note else []
     if root != folder and config.root is None:
         notes.append(f"Paths begin in {root.name}/ beside the table.")
+    if ending:
+        notes.append(f"Paths are taken to end in {ending}.")
 
     def images(which: int) -> FolderImages:
         rows = np.flatnonzero(side == which)
@@ -166,17 +173,23 @@ def _paths(table: Table, entries: Sequence[Any], column: str) -> list[str]:
     return paths
 
 
-def _root(folder: Path, paths: Sequence[str], config: DataConfig) -> Path:
-    """Where relative paths begin: as the user says, beside the table, or in the folder beside it where the first are."""
+def _root(folder: Path, paths: Sequence[str], config: DataConfig) -> tuple[Path, str]:
+    """Where relative paths begin: as the user says, beside the table, or in the folder beside it where the first are. And
+    what all of them lack at their end (`7` for `7.jpg`)."""
+    probed = paths[:_PROBED]
     if config.root is not None:
         root = Path(config.root).expanduser()
         if not root.is_dir():
             raise DataError(f"task.data.root: there is no folder {root}")
-        return root
-    probed = paths[:_PROBED]
-    for place in (folder, *(folder / name for name in USUAL_FOLDERS)):
-        if any((place / path).is_file() for path in probed):
-            return place
+        places = [root]
+    else:
+        places = [folder, *(folder / name for name in USUAL_FOLDERS)]
+    for ending in ("", *_ENDINGS):
+        for place in places:
+            if any((place / f"{path}{ending}").is_file() for path in probed):
+                return place, ending
+    if config.root is not None:
+        return places[0], ""
     raise DataError(
         f"{folder}: none of the first {len(probed)} images of the table is there ({probed[0]}, ...); say where relative "
         "paths begin with task.data.root"
