@@ -11,11 +11,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
-NO_FAULTS = """# Faults
-
-The table of faults and outcomes has not been made in this checkout.
-"""
-
 
 def pages() -> dict[str, Callable[[], str]]:
     """The generated pages by their path in the site's sources."""
@@ -35,8 +30,6 @@ def pages() -> dict[str, Callable[[], str]]:
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         executed = ROOT / "build" / "notebooks" / path.name
         made[f"notebooks/{path.stem}.md"] = partial(notebook_page, path, executed=executed)
-    if not (ROOT / "docs" / "faults.md").is_file():
-        made["faults.md"] = lambda: NO_FAULTS
     return made
 
 
