@@ -223,6 +223,11 @@ class _Tasks:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             message = f"Ray could not carry it out: {reason}"
             return running.work, Outcome(kind="failed", message=message, deaths=running.deaths)
+        except exceptions.LocalRayletDiedError:
+            raise TrainingError(
+                "Ray ended on this machine, so no run can be handed out; its logs are in /tmp/ray/session_latest/logs. "
+                "Everything is kept: the same command goes on, also with --jobs"
+            ) from None
         except exceptions.RayError as error:
             return self._after_death(running, self._how(error))
         if outcome.kind == "stopped":  # by its node, and it has saved
