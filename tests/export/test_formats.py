@@ -139,3 +139,14 @@ def test_damaged_programs_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"nonsense")
     with pytest.raises(ExportError, match=name):
         (onnx.open_onnx if name.endswith("onnx") else torch_export.open_program)(tmp_path / name)
+
+
+def test_nothing_is_left_where_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+    run = make_run(tmp_path / "run", host=ONE_BLOCK["vit"])
+    monkeypatch.setattr(torch.export, "save", full)
+    with pytest.raises(ExportError, match=r"model\.pt2: cannot be written .* make room"):
+        export_run(run, tmp_path / "out", to=["pt2"])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -39,10 +39,13 @@ def write_program(program: torch.export.ExportedProgram, model: nn.Module, manif
     """Write model.pt2, load it again, and compare its outputs with the model's at several batch sizes.
 
     Raises:
-        ExportError: the program differs.
+        ExportError: the program differs, or cannot be written.
     """
     path = folder / FILE
-    torch.export.save(program, path, extra_files={MANIFEST: manifest_text(manifest)})
+    try:
+        torch.export.save(program, path, extra_files={MANIFEST: manifest_text(manifest)})
+    except (OSError, RuntimeError) as error:  # torch's writer has an error of its own for a full disk
+        raise ExportError(f"{FILE}: cannot be written ({_first_line(error)}); make room and try again") from error
     return check_outputs(
         open_program(path)[0], model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE
     )
