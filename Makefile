@@ -7,13 +7,14 @@ DEMO_ARGS ?=
 # Two test processes on small tensors: one thread each is fastest, and keeps two cores from fighting.
 JOBS ?= 2
 
-.PHONY: demo test slow oldest lint docs notebooks clean help
+.PHONY: demo test slow oldest lint docs notebooks proof clean help
 
 help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
 	@echo "make test    install with the development extras, then ruff, mypy and pytest"
 	@echo "make slow    the long tests"
 	@echo "make oldest  the default tests with the oldest versions that we support (in $(VENV)-oldest)"
+	@echo "make proof   measure how often a comparison's intervals hold the truth (ten minutes; goes on where it stopped)"
 	@echo "make docs    the documentation, links checked, in site/"
 	@echo "make notebooks  run the notebooks; make docs shows what they put out"
 	@echo "make clean   remove $(VENV), caches and $(DEMO_OUT)/"
@@ -41,6 +42,9 @@ test: lint
 
 slow: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+
+proof: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m proof.null_study --jobs $(JOBS)
 
 $(VENV)-oldest/installed: pyproject.toml requirements/oldest.txt
 	$(PYTHON) -m venv $(VENV)-oldest

@@ -77,6 +77,19 @@ def test_what_is_shipped_is_what_was_measured(committed: dict[str, Any]) -> None
     assert min(row.studies for row in measured_coverage().measured) >= 10_000
 
 
+def test_the_guide_quotes_what_was_measured(committed: dict[str, Any]) -> None:
+    guide = (COMMITTED.parents[1] / "docs" / "guide" / "statistics.md").read_text(encoding="utf-8")
+    for shares in measured_coverage().measured:
+        kinds = [row for row in committed["simulated"]["kinds"] if row["seeds"] == shares.seeds]
+        equal = [count_of(row) for row in kinds if row["accuracy"][0] == row["accuracy"][1]]
+        called = sum(count.verdicts for count in equal) / sum(count.studies for count in equal)
+        assert f"| {shares.seeds} | {_down(shares.bootstrap)} | {_down(shares.t)} | {called:.1%} |" in guide
+
+
+def _down(share: float) -> str:
+    return f"{int(share * 1000) / 10:.1f}%"
+
+
 @pytest.mark.slow
 def test_the_command_measures_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, coverage = tmp_path / "out.json", tmp_path / "coverage.json"
