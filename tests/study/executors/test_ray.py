@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from attngraft.errors import UsageError
 from attngraft.study import compare, incomplete
 from attngraft.study.executors import Processes, Ray
 from attngraft.study.executors import ray as module
+from attngraft.study.executors.work import Work
+from attngraft.study.schedule import plan_runs
 from tests.study.fakes import FakeTrainer, study, tools
 
 from .laborers import Laborer, gone, processes
@@ -138,3 +141,21 @@ def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numbers_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match="--cpus-per-run: must not be negative"):
         Ray(cpus=-1)
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    work = Work(run=plan_runs(study(tmp_path))[0])
+    beacon = tmp_path / module.BEACON
+    threads = torch.get_num_threads()  # what it has, so that nothing changes here
+    errand = module._Errand(
+        work=work, train=FakeTrainer(), threads=threads, cwd=str(tmp_path), beacon=beacon, sign="here"
+    )
+    for text in (None, "another study"):  # no file at all, or that of a folder of the same name
+        if text is not None:
+            beacon.write_text(text)
+        outcome = module._on_node(errand)
+        assert outcome.kind == "failed"
+        assert "on storage that all nodes see under the same path" in outcome.message
+    beacon.write_text("here")
+    assert module._on_node(errand).kind == "finished"
