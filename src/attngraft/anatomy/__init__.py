@@ -10,7 +10,7 @@ names the stage at which it stands. Neither knows the other: what a graft may kn
 
 from attngraft.anatomy.geometry import AttentionGeometry, Geometry, MlpGeometry, RowBlock
 from attngraft.anatomy.graft import Graft, GraftType, NoOptions, Unused
-from attngraft.anatomy.sentence import AttentionSite, GraftedModule, MlpEnds, MlpSite, Projected
+from attngraft.anatomy.sentence import AttentionSite, GraftedModule, MlpEnds, MlpSite, Projected, is_graft
 from attngraft.anatomy.stages import STAGES, Stage
 from attngraft.anatomy.tap import Listener, TapPoint
 
@@ -32,4 +32,5 @@ __all__ = [
     "Stage",
     "TapPoint",
     "Unused",
+    "is_graft",
 ]

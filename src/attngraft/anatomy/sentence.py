@@ -16,6 +16,11 @@ from attngraft.anatomy.stages import Stage
 from attngraft.anatomy.tap import TapPoint
 
 
+def is_graft(name: str) -> bool:
+    """Whether the parameter, buffer or module of this dotted name is a graft's, not the host's."""
+    return ".grafts." in f".{name}."
+
+
 class GraftedModule(TapPoint):
     """What every richer class shares: its grafts, in the order in which they were made."""
 

@@ -13,14 +13,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule
+from attngraft.anatomy import GraftedModule, is_graft
 from attngraft.errors import ExportError, GraftFileError, HostError, UsageError
 from attngraft.export.manifest import GRAFTS, WEIGHTS, Manifest, read_manifest, write_manifest
 from attngraft.files import write_atomically
@@ -29,6 +28,7 @@ from attngraft.grafting.io import graft_bytes, load_grafts
 from attngraft.hosts import find_host
 from attngraft.models.create import create_model
 from attngraft.tasks.seeding import seeded
+from attngraft.tensors import apart
 
 _SHOWN = 3  #: names in a message
 
@@ -36,8 +36,8 @@ _SHOWN = 3  #: names in a message
 def write_model(model: nn.Module, manifest: Manifest, folder: Path) -> Manifest:
     """Write weights, grafts and, last, the manifest; returned as written."""
     has_grafts = _has_grafts(model)
-    weights = {name: value for name, value in model.state_dict().items() if not _of_graft(name)}
-    write_atomically(folder / WEIGHTS, safetensors.torch.save(_apart(weights), metadata={"format": "pt"}))
+    weights = {name: value for name, value in model.state_dict().items() if not is_graft(name)}
+    write_atomically(folder / WEIGHTS, safetensors.torch.save(apart(weights), metadata={"format": "pt"}))
     if has_grafts:
         write_atomically(folder / GRAFTS, graft_bytes(find_host(model)))
     manifest = replace(manifest, grafted=has_grafts)
@@ -97,7 +97,7 @@ def _fill(model: nn.Module, file: Path) -> None:
         raise ExportError(f"{file}: there is no such file; the folder is not whole, export the model again") from None
     except (OSError, SafetensorError) as error:
         raise ExportError(f"{file}: cannot be read ({error}); it is damaged, export the model again") from None
-    own = {name: value for name, value in model.state_dict().items() if not _of_graft(name)}
+    own = {name: value for name, value in model.state_dict().items() if not is_graft(name)}
     if problem := _misfit(own, weights):
         raise ExportError(
             f"{file} does not fit the host that the manifest names: it {problem}; export the model again, or use the "
@@ -137,19 +137,3 @@ def _mark_folded(model: nn.Module, manifest: Manifest) -> None:
 
 def _has_grafts(model: nn.Module) -> bool:
     return any(isinstance(module, GraftedModule) and len(module.grafts) for module in model.modules())
-
-
-def _of_graft(name: str) -> bool:
-    return ".grafts." in f".{name}"
-
-
-def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU that share no memory (tied weights), as safetensors wants them."""
-    seen: set[int] = set()
-    apart: dict[str, Any] = {}
-    for name, value in weights.items():
-        tensor = value.detach().cpu()
-        shared = tensor.untyped_storage().data_ptr() in seen
-        seen.add(tensor.untyped_storage().data_ptr())
-        apart[name] = tensor.clone(memory_format=torch.contiguous_format) if shared else tensor.contiguous()
-    return apart

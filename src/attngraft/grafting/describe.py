@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import Geometry, GraftedModule, Stage
+from attngraft.anatomy import Geometry, GraftedModule, Stage, is_graft
 from attngraft.grafting.placement import Placement, build
 from attngraft.grafting.report import Entry, GraftReport
 from attngraft.grafting.spec import GraftSpec
@@ -27,7 +27,7 @@ def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftR
         spec=str(spec),
         host=host.adapter.name,
         model=type(host.core).__name__,
-        host_parameters=sum(p.numel() for name, p in host.core.named_parameters() if ".grafts." not in name),
+        host_parameters=sum(p.numel() for name, p in host.core.named_parameters() if not is_graft(name)),
         entries=entries,
     )
 

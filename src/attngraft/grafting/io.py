@@ -25,6 +25,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from attngraft._version import __version__
+from attngraft.anatomy import is_graft
 from attngraft.errors import GraftFileError, GraftSpecError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted, install
@@ -137,7 +138,7 @@ def weights_fingerprint(host: Host) -> str:
     digest = hashlib.sha256()
     head = set(host.adapter.parts(host.core).get("head", ()))
     for name, parameter in host.core.named_parameters():
-        if ".grafts." not in f".{name}" and name not in head:
+        if not is_graft(name) and name not in head:
             value = parameter.detach().cpu().contiguous()
             digest.update(f"{host.adapter.canonical(name)} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.view(torch.uint8).numpy().tobytes() if value.dim() else repr(value.item()).encode())

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, GraftedModule, MlpGeometry, Stage
+from attngraft.anatomy import AttentionGeometry, GraftedModule, MlpGeometry, Stage, is_graft
 from attngraft.errors import HostError
 
 
@@ -129,6 +129,6 @@ def norm_parameters(model: nn.Module) -> tuple[str, ...]:
     return tuple(
         f"{path}.{name}"
         for path, module in model.named_modules()
-        if "norm" in type(module).__name__.lower() and ".grafts." not in f"{path}."
+        if "norm" in type(module).__name__.lower() and not is_graft(path)
         for name, _ in module.named_parameters(recurse=False)
     )

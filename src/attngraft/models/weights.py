@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from timm.models import adapt_input_conv, load_state_dict
 from torch import Tensor, nn
 
+from attngraft.anatomy import is_graft
 from attngraft.errors import HostError, UsageError
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".tar")
@@ -57,7 +58,7 @@ class WeightsFile:
         """
         if not self.grafts:
             return
-        own = {name: value for name, value in model.state_dict().items() if _is_graft(name)}
+        own = {name: value for name, value in model.state_dict().items() if is_graft(name)}
         problems = _misfits(self.grafts, own, missing=set(own) - set(self.grafts))
         if problems:
             raise HostError(
@@ -152,16 +153,12 @@ def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
 
 def _split(file: Path, values: Any) -> WeightsFile:
     tensors = {name: value for name, value in dict(values).items() if isinstance(value, Tensor)}
-    host = {name: value for name, value in tensors.items() if not _is_graft(name)}
-    grafts = {name: value for name, value in tensors.items() if _is_graft(name)}
+    host = {name: value for name, value in tensors.items() if not is_graft(name)}
+    grafts = {name: value for name, value in tensors.items() if is_graft(name)}
     if not host:
         what = "only grafts (attngraft.load_grafts reads such a file)" if grafts else "no tensors under names"
         raise HostError(f"{file} holds {what}, not the weights of a host")
     return WeightsFile(path=file, host=host, grafts=grafts)
-
-
-def _is_graft(name: str) -> bool:
-    return ".grafts." in f".{name}"
 
 
 def _family_filter(model: nn.Module) -> Callable[[dict[str, Tensor], nn.Module], Mapping[str, Tensor]] | None:

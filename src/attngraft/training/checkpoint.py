@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
+from attngraft.tensors import apart
 from attngraft.training.run_folder import Metrics, RunFolder
 from attngraft.training.stages import Stages
 
@@ -181,7 +182,7 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, 
     metadata = {
         "attngraft": json.dumps(dict(facts))
     }  # one entry: safetensors keeps no order, and equal runs give equal files
-    write_atomically(path, safetensors.torch.save(_apart(weights), metadata))
+    write_atomically(path, safetensors.torch.save(apart(weights), metadata))
 
 
 def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
@@ -245,14 +246,3 @@ def _own_sums(sums: list[dict[str, float]], accelerator: Accelerator) -> dict[st
 
 def _broadcast(value: Any) -> Any:
     return broadcast_object_list([value])[0]
-
-
-def _apart(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors that share no memory (tied weights), as safetensors wants them."""
-    seen: set[int] = set()
-    apart = {}
-    for name, tensor in weights.items():
-        shared = tensor.untyped_storage().data_ptr() in seen
-        seen.add(tensor.untyped_storage().data_ptr())
-        apart[name] = tensor.detach().cpu().clone() if shared else tensor.detach().cpu().contiguous()
-    return apart

@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from attngraft.anatomy import is_graft
 from attngraft.errors import ConfigError, HostError
 from attngraft.hosts import find_host
 from attngraft.training.recipe import TRAINED, Parameters
@@ -56,11 +57,6 @@ def trained_names(model: nn.Module, parameters: Parameters) -> set[str]:
         return set(names)
     head = head_prefixes(model) if "head" in wanted else ()
     return {name for name in names if ("grafts" in wanted and is_graft(name)) or name.startswith(head)}
-
-
-def is_graft(name: str) -> bool:
-    """Whether a parameter or module of this name was added by a graft."""
-    return ".grafts." in f".{name}"
 
 
 def head_prefixes(model: nn.Module) -> tuple[str, ...]:

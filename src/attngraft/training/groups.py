@@ -10,7 +10,7 @@ from timm.models import group_parameters
 from timm.optim import auto_group_layers
 from torch import nn
 
-from attngraft.training.freezing import is_graft
+from attngraft.anatomy import is_graft
 from attngraft.training.recipe import OptimizerConfig
 
 
