@@ -96,13 +96,12 @@ def test_a_dry_run_trains_nothing(tmp_path: Path, trainer: FakeTrainer, capsys: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_halving_is_part_of_the_study_and_jobs_are_not(tmp_path: Path, trainer: FakeTrainer) -> None:
+def test_halving_is_part_of_the_study(tmp_path: Path, trainer: FakeTrainer) -> None:
     grafts = [part for spec in ("cb", "horizontal", "vertical") for part in ("--graft", spec)]
     study = [*STUDY[:-1], "9", *grafts, "--out", str(tmp_path)]
-    assert call(*study, "--halving", "3,1", "--jobs", "1") == 0
+    assert call(*study, "--halving", "3,1") == 0
     kept = read_study(tmp_path / "study.yaml")
     assert kept["halving"] == "3,1"
-    assert not {"jobs", "ray", "retries"} & kept.keys()
     result = load_result(tmp_path)
     assert result.halving is not None
     assert len(result.halving.stopped) == 3

@@ -71,6 +71,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> StudyConfig:
     return config
 
 
+@pytest.mark.slow
 def test_jobs_change_no_bit(alone: StudyConfig, tmp_path: Path) -> None:
     config = tiny(tmp_path)
     carry_out(config, Processes(jobs=2))
