@@ -94,7 +94,8 @@ class BareLoop:
 
     def __init__(self, recipe: Recipe, laps: Laps) -> None:
         self.recipe, self.laps = recipe, laps
-        data = build_task(recipe).load(model_data_config=model_data_config(recipe))
+        self.task = build_task(recipe)
+        data = self.task.load(model_data_config=model_data_config(recipe))
         self.split, self.model_args = data.train, data.model_args
         order = TrainOrder(split=self.split, seed=recipe.seed, batch_size=recipe.train.batch_size)
         self.keys = list(order.stream(epoch=0, step=0, epochs=1))
@@ -107,7 +108,8 @@ class BareLoop:
         self.laps.start()
         for batch in loader:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(batch["image"]), batch["target"])
+            (images,), _ = self.task.to_model(batch)
+            loss = nn.functional.cross_entropy(model(images), batch["target"])
             loss.backward()
             optimizer.step()
             self.laps.update(loss.item())

@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 
+from attngraft.tasks.images.batches import ImageBatches
+from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.task import TaskData
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.recipe import Recipe, recipe_from_dict
@@ -44,7 +46,9 @@ def shown(data: TaskData, split: str = "val") -> torch.Tensor:
     """What the model is shown of a split, as a batch."""
     part = getattr(data, split)
     keys = [(0, index) for index in range(len(part))]
-    images: torch.Tensor = part.collate([part[key] for key in keys])["image"]
+    told = data.facts["input"]
+    host = HostInput.from_model({"input_size": told["size"], "mean": told["mean"], "std": told["std"]})
+    images: torch.Tensor = ImageBatches(host).to_model(part.collate([part[key] for key in keys]))[0][0]
     return images
 
 

@@ -27,7 +27,7 @@ def test_the_note_says_who_has_it_and_is_taken_back(tmp_path: Path) -> None:
     assert (tmp_path / ".lock").read_text() == ""
 
 
-@pytest.mark.parametrize("process", [DEAD, os.getpid(), 1])
+@pytest.mark.parametrize("process", [DEAD, os.getpid(), 1], ids=["gone", "itself", "init"])
 def test_a_note_that_was_left_here_says_nothing_where_the_system_has_locks(
     tmp_path: Path, process: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from attngraft.errors import ConfigError, TrainingError
 from attngraft.tasks import Split
-from tests.tasks.images.making import host_config, make_folder, make_task
+from tests.tasks.images.making import host_config, make_folder, make_task, normalized
 
 
 def _batch(split: Any, size: int = 8, epoch: int = 0) -> dict[str, torch.Tensor]:
@@ -23,7 +23,8 @@ def test_the_model_is_called_with_images() -> None:
     task = make_task("digits")
     batch = _batch(task.load(model_data_config=host_config(8)).train)
     arguments, keywords = task.to_model(batch)
-    assert arguments == (batch["image"],)
+    assert torch.equal(arguments[0], normalized(batch["image"], host_config(8)))
+    assert len(arguments) == 1
     assert keywords == {}
 
 

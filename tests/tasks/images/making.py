@@ -10,9 +10,19 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
 
 from attngraft.tasks.classification import Classification
+from attngraft.tasks.images.batches import ImageBatches
+from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.task import TaskData
+
+
+def normalized(images: Tensor, host: Mapping[str, Any]) -> Tensor:
+    """A batch's images as the model of this data configuration gets them."""
+    ready: Tensor = ImageBatches(HostInput.from_model(host)).to_model({"image": images})[0][0]
+    return ready
+
 
 Tree = Mapping[str, Any]  #: folder -> tree, or -> how many images lie there
 

@@ -15,7 +15,7 @@ from attngraft.sections import Section
 from attngraft.tasks.images import opening
 from attngraft.tasks.images.sources import Parts, open_source
 from attngraft.tasks.multilabel import MultiLabel
-from tests.tasks.images.making import host_config, make_task
+from tests.tasks.images.making import host_config, make_task, normalized
 
 TRAITS = ("even", "below five", "loop", "zero")
 
@@ -54,7 +54,7 @@ def test_batches_facts_and_the_model() -> None:
     assert data.facts["task"] == "multilabel"
     assert data.facts["counts"]["train"]["even"] > data.facts["counts"]["train"]["zero"] > 0
     assert 1 < data.facts["labels_per_image"]["val"] < 2
-    assert task.to_model(batch)[0] == (batch["image"],)
+    assert torch.equal(task.to_model(batch)[0][0], normalized(batch["image"], host_config(8)))
 
 
 @pytest.mark.usefixtures("traits")
@@ -89,6 +89,7 @@ def test_mixing_mixes_labels_as_images() -> None:
     task = _task(augment={"mixup": 1.0, "crop": "center", "hflip": 0.0})
     data = task.load(model_data_config=host_config(8))
     batch = data.train.collate([data.train[(0, i)] for i in range(7)])
+    batch["image"] = normalized(batch["image"], host_config(8))
     mixed = task.prepare(batch, epoch=1, step=2)
     again = task.prepare(batch, epoch=1, step=2)
     assert torch.equal(mixed["image"], again["image"])

@@ -16,6 +16,7 @@ from attngraft.tasks.classification.evaluator import ClassificationEvaluator
 from attngraft.tasks.classification.losses import class_weights, example_losses, training_loss
 from attngraft.tasks.classification.mixing import Mixing
 from attngraft.tasks.classification.sections import sections
+from attngraft.tasks.images.batches import ImageBatches
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.loading import load_images, read_task
@@ -28,8 +29,8 @@ TOP = 5
 
 
 class Classification(Task):
-    """Images with one label each. A batch is `{"image": (B, C, H, W) float32, "target": (B,)}`; after mixing, `target`
-    is (B, classes)."""
+    """Images with one label each. A batch is `{"image": (B, C, H, W), "target": (B,)}`; after mixing, `target` is
+    (B, classes)."""
 
     name = "classification"
     primary = "top1"  # unless the recipe says otherwise
@@ -40,24 +41,24 @@ class Classification(Task):
         "macro_f1": Metric(label="macro F1", share=True),
         "loss": Metric(label="loss"),
     }
+    _batches: ImageBatches  # known when the data are
 
     def __init__(self, config: ClassificationConfig, *, seed: int) -> None:
         self.config, self.seed = config, seed
         self.primary, self.higher_is_better = config.metrics.primary, config.metrics.primary != "loss"
         self._loss = training_loss(config.loss)
         self._classes = 0  # known when the data are
-        self._mixing: Mixing | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> Classification:
         return cls(read_task(ClassificationConfig, config), seed=seed)
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
-        config = self.config
+        config, host = self.config, HostInput.from_model(model_data_config)
         found = load_images(
             config.data,
             config.augment,
-            host=HostInput.from_model(model_data_config),
+            host=host,
             seed=self.seed,
             task=self.name,
             multilabel=False,
@@ -67,19 +68,18 @@ class Classification(Task):
         if self.primary == "top5" and self._classes <= TOP:
             raise ConfigError(f"task.metrics.primary: top5 needs more than five classes, the data have {self._classes}")
         self._loss = training_loss(config.loss, class_weights(config.loss, found.counts, found.classes))
+        smoothing = config.loss.smoothing
+        mix = None
         if config.augment.mixes:
-            smoothing = config.loss.smoothing
-            self._mixing = Mixing(config.augment, classes=self._classes, smoothing=smoothing, seed=self.seed)
+            mix = Mixing(config.augment, classes=self._classes, smoothing=smoothing, seed=self.seed)
+        self._batches = ImageBatches(host, mix)
         return TaskData(train=found.train, val=found.val, model_args={"num_classes": self._classes}, facts=found.facts)
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        return (batch["image"],), {}
+        return self._batches.to_model(batch)
 
     def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
-        if self._mixing is None:
-            return batch
-        image, target = self._mixing(batch["image"], batch["target"], epoch=epoch, step=step)
-        return {**batch, "image": image, "target": target}
+        return self._batches.prepare(batch, epoch=epoch, step=step)
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """`loss`: the mean over the batch, and over both heads of a distilled host."""

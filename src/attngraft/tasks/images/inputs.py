@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -62,15 +63,25 @@ class HostInput:
         return size[0] <= self.width and size[1] <= self.height
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Bytes (..., C, H, W) to (x / 255 - mean) / std, float32."""
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        floats = torch.empty(images.shape)  # contiguous, whatever the strides of the bytes
-        return floats.copy_(images).div_(255).sub_(mean).div_(std)
+        """Bytes (..., C, H, W) to (x / 255 - mean) / std, float32, on their device: torchvision's numbers."""
+        mean, std = _on_device(self.mean, images.device), _on_device(self.std, images.device)
+        floats = torch.empty(images.shape, device=images.device)  # contiguous, whatever the strides of the bytes
+        one_by_one = images.ndim == 4 and images.device.type == "cpu"  # an image at a time stays in the cache
+        for part, pixels in zip(floats, images, strict=True) if one_by_one else [(floats, images)]:
+            part.copy_(pixels).div_(255).sub_(mean).div_(std)
+        return floats
 
-    def tensor(self, image: Image.Image) -> Tensor:
-        """An image in the host's mode to (C, H, W), normalized: torchvision's numbers in half of its passes over memory."""
-        pixels = torch.from_numpy(np.array(image))
-        return self.normalize(pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None])
+
+def pixels(image: Image.Image) -> Tensor:
+    """The bytes (C, H, W) of an image in one of a host's modes."""
+    array = np.asarray(image)
+    return torch.from_numpy(np.ascontiguousarray(array.transpose(2, 0, 1)) if array.ndim == 3 else array[None].copy())
+
+
+@lru_cache(maxsize=16)
+def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """(C, 1, 1); kept, as sending numbers to a device would wait for it."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def _per_channel(values: Any, channels: int) -> tuple[float, ...]:

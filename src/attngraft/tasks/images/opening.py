@@ -13,6 +13,7 @@ from attngraft.errors import DataError
 from attngraft.tasks.images.checks import check_amount, check_split
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.findings import CORRUPT_LIMIT, Findings, corrupt_limit, findings
+from attngraft.tasks.images.printable import printable
 from attngraft.tasks.images.scan import Progress, Scan, scan
 from attngraft.tasks.images.sources import Images, Parts, open_source, restrict, with_validation
 
@@ -56,9 +57,9 @@ def open_images(config: DataConfig) -> Opened:
     if survey.refusals or survey.val is None:
         raise DataError(survey.refusals[0])
     for note in survey.parts.notes:
-        log.info("%s: %s", survey.parts.where, note)
+        log.info("%s", printable(f"{survey.parts.where}: {note}"))
     for note in survey.found.notes():
-        log.warning("%s: %s", survey.parts.where, note)
+        log.warning("%s", printable(f"{survey.parts.where}: {note}"))
     notes = [*survey.parts.notes, *survey.found.notes()]
     check = survey.found.facts() | {"train_digest": split_digest(survey.parts.train)}
     facts = {"notes": notes, "split_digest": split_digest(survey.val), "check": check}

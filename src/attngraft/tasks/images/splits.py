@@ -22,8 +22,8 @@ Example = tuple[Tensor, Any]  #: image; a class (whole number), or a row of 0 an
 
 
 class LabelledSplit(Split):
-    """Examples are (image, label); a batch has `image` (B, C, H, W) float32 and `target`: (B,) int64, or (B, classes)
-    uint8 where images have several labels.
+    """Examples are (image, label); a batch has `image` (B, C, H, W), bytes or normalized float32, and `target`: (B,) int64,
+    or (B, classes) uint8 where images have several labels.
 
     With `repeats` R above 1 (repeated augmentation: Hoffer et al. 2020) an epoch takes one R-th of the examples, drawn
     anew each epoch, R times in a row with views of their own, and is as long as without. Repeat r of an example has the
@@ -68,9 +68,8 @@ class LabelledSplit(Split):
 
     def collate(self, examples: list[Example]) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
-        image = default_collate(list(images))  # in a loading process: stacked in shared memory at once
         return {
-            "image": self.host.normalize(image) if image.dtype == torch.uint8 else image,
+            "image": default_collate(list(images)),  # in a loading process: stacked in shared memory at once
             "target": torch.from_numpy(np.stack(labels)),
         }
 

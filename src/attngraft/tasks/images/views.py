@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 
 from attngraft.tasks.images.config import AugmentConfig
-from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.inputs import HostInput, pixels
 
 View = Callable[[Image.Image], Tensor]  #: (C, H, W): bytes, still to be normalized, or float32 ready for the model
 
@@ -63,7 +63,10 @@ def fixed_view(host: HostInput, *, crop_pct: float, interpolation: str | None = 
 
 
 def random_view(config: AugmentConfig, plan: ViewPlan, host: HostInput) -> Compose:
-    """The training view; draws from the global generators of python, numpy and torch; gives normalized float32."""
+    """The training view; draws from the global generators of python, numpy and torch.
+
+    Gives bytes; where parts are erased, which works on what the model sees, normalized float32.
+    """
     moves, changes, finish = create_transform(
         input_size=(host.channels, host.height, host.width),
         is_training=True,
@@ -89,7 +92,8 @@ def random_view(config: AugmentConfig, plan: ViewPlan, host: HostInput) -> Compo
     to_tensor, normalize, *erase = finish.transforms
     if not (isinstance(to_tensor, MaybeToTensor) and isinstance(normalize, Normalize)):
         raise RuntimeError(f"timm's training transforms end otherwise than expected: {finish}")
-    return Compose([*moves.transforms, *changes.transforms, host.tensor, *erase])
+    finish = [pixels, host.normalize, *erase] if erase else [pixels]
+    return Compose([*moves.transforms, *changes.transforms, *finish])
 
 
 def _shifts(config: AugmentConfig, plan: ViewPlan, host: HostInput) -> Compose:

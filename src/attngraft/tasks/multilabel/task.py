@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.sections import Metric, Section
+from attngraft.tasks.images.batches import ImageBatches
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.loading import load_images, read_task
@@ -25,7 +26,7 @@ from attngraft.tasks.task import Batch, Evaluator, Serving, Split, Task, TaskDat
 
 
 class MultiLabel(Task):
-    """A batch is `{"image": (B, C, H, W) float32, "target": (B, classes)}`: uint8 0 or 1, floats after mixing."""
+    """A batch is `{"image": (B, C, H, W), "target": (B, classes)}`: uint8 0 or 1, floats after mixing."""
 
     name = "multilabel"
     primary = "image_ap"  # unless the recipe says otherwise
@@ -36,24 +37,24 @@ class MultiLabel(Task):
         "micro_f1": Metric(label="micro F1", share=True),
         "loss": Metric(label="loss"),
     }
+    _batches: ImageBatches  # known when the data are
 
     def __init__(self, config: MultiLabelConfig, *, seed: int) -> None:
         self.config, self.seed = config, seed
         self.primary, self.higher_is_better = config.metrics.primary, config.metrics.primary != "loss"
         self._loss = training_loss(config.loss)
         self._classes = 0  # known when the data are
-        self._mixing = LabelMixing(config.augment, seed=seed) if config.augment.mixes else None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> MultiLabel:
         return cls(read_task(MultiLabelConfig, config), seed=seed)
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
-        config = self.config
+        config, host = self.config, HostInput.from_model(model_data_config)
         found = load_images(
             config.data,
             config.augment,
-            host=HostInput.from_model(model_data_config),
+            host=host,
             seed=self.seed,
             task=self.name,
             multilabel=True,
@@ -64,6 +65,8 @@ class MultiLabel(Task):
         self._classes = len(found.classes)
         weights = positive_weights(config.loss, found.counts, images=len(found.train), classes=found.classes)
         self._loss = training_loss(config.loss, weights)
+        mix = LabelMixing(config.augment, seed=self.seed) if config.augment.mixes else None
+        self._batches = ImageBatches(host, mix)
         labels = {
             part: float(split.labels.sum(1).mean()) for part, split in (("train", found.train), ("val", found.val))
         }
@@ -75,13 +78,10 @@ class MultiLabel(Task):
         )
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        return (batch["image"],), {}
+        return self._batches.to_model(batch)
 
     def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
-        if self._mixing is None:
-            return batch
-        image, target = self._mixing(batch["image"], batch["target"], epoch=epoch, step=step)
-        return {**batch, "image": image, "target": target}
+        return self._batches.prepare(batch, epoch=epoch, step=step)
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """`loss`: the mean over images and classes, and over both heads of a distilled host."""

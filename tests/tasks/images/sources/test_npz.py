@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attngraft.errors import DataError
-from tests.tasks.images.making import host_config, load, make_task
+from tests.tasks.images.making import host_config, load, make_task, normalized
 
 
 def _arrays(**changes: Any) -> dict[str, np.ndarray]:
@@ -39,7 +39,7 @@ def test_pixels_labels_and_names(tmp_path: Path) -> None:
     assert [data.val.name(0), data.train.name(7)] == ["a.jpg", "train/7"]
     batch = data.val.collate([data.val[(0, i)] for i in (2, 0)])
     pixels = torch.from_numpy(_arrays()["x_test"][[2, 0]]).permute(0, 3, 1, 2)
-    assert torch.equal(batch["image"], (pixels.float() / 255 - 0.5) / 0.25)
+    assert torch.equal(normalized(batch["image"], host_config(16)), (pixels.float() / 255 - 0.5) / 0.25)
     assert batch["target"].tolist() == [1, 0]
 
 
@@ -59,7 +59,8 @@ def test_gray_and_rgba_become_what_the_host_takes(tmp_path: Path, shape: tuple[i
     data = make_task(path).load(model_data_config=host_config(16, channels=channels))
     batch = data.train.collate([data.train[(0, 0)]])
     assert batch["image"].shape == (1, channels, 16, 16)
-    assert batch["image"].max() == pytest.approx((round(shown) / 255 - 0.5) / 0.25)
+    images = normalized(batch["image"], host_config(16, channels=channels))
+    assert images.max() == pytest.approx((round(shown) / 255 - 0.5) / 0.25)
 
 
 def test_classes_without_names_are_numbers(tmp_path: Path) -> None:
