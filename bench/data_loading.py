@@ -83,10 +83,6 @@ def our_split(folder: Path) -> LabelledSplit:
     return load_images(data, AUGMENT, host=HOST, seed=0, task="classification", multilabel=False).train
 
 
-def first_size(split: LabelledSplit) -> list[int]:
-    return list(split.images.open(0).size)
-
-
 def check(folder: Path, split: LabelledSplit) -> None:
     """Equal random numbers give equal views."""
     view = create_transform((3, SIZE, SIZE), **VIEWS)
@@ -152,6 +148,7 @@ def main() -> int:
         common = {"batch": arguments.batch, "epochs": arguments.epochs, "workers": arguments.workers}
         ours = Ours(split, **common)
         timms = {name: Timms(folder, split, prefetcher=each, **common) for name, each in PREFETCHER.items()}
+        first = list(split.images.open(0).size)
         counts = {ours(), *(loader() for loader in timms.values())}
         if len(counts) > 1:
             raise GateError(f"the loaders gave different numbers of images: {sorted(counts)}")
@@ -166,8 +163,7 @@ def main() -> int:
         command=setting.command,
         environment=setting.environment,
         load=setting.load,
-        settings=common
-        | {"pairs": arguments.pairs, "images in a sample": counts.pop(), "first image": first_size(split)},
+        settings=common | {"pairs": arguments.pairs, "images in a sample": counts.pop(), "first image": first},
         measurements=tuple(lines),
     )
     return finish(result, out=arguments.out, as_json=arguments.json)
