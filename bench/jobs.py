@@ -77,7 +77,7 @@ def works(place: Path, *, epochs: int, depth: int, size: int) -> tuple[Callable[
 
 def main() -> int:
     parser = options("Two runs at a time over one after the other.", pairs=5)
-    parser.add_argument("--epochs", type=int, default=20, help="epochs of a run")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of a run")
     parser.add_argument("--depth", type=int, default=4, help="blocks of the host")
     parser.add_argument("--size", type=int, default=32, help="side of the images in pixels")
     arguments = parser.parse_args()
