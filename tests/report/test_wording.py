@@ -98,7 +98,7 @@ def test_headlines():
     assert "unknown" in wording.headline(studies.one_seed())
     assert wording.headline(studies.with_failed_runs()).endswith("1 variant could not be compared.")
     assert wording.headline(studies.usual(names=("none", "cb_s"))) == "The graft is better than the baseline."
-    assert wording.headline(studies.usual(names=("none", "cb", "horizontal"))) == "All 2 grafts are inside the noise."
+    assert wording.headline(studies.usual(names=("none", "cb", "horizontal"))) == "Both grafts are inside the noise."
 
 
 def test_reasons_are_true_of_the_numbers():

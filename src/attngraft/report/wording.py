@@ -180,12 +180,12 @@ def headline(result: StudyResult) -> str:
         return "One seed: the noise between seeds is unknown, so no graft is called better or worse."
     if all(variant.difference is None or no_difference(variant.difference) for variant in grafted):
         sentence = (
-            f"{'The graft makes' if len(compared) == 1 else f'All {len(compared)} grafts make'} no difference at all."
+            f"{'The graft makes' if len(compared) == 1 else f'{_all(compared)} make'} no difference at all."
         )
     elif len(compared) == 1:
         sentence = f"The graft is {_standing(compared[0])}."
     elif len(set(compared)) == 1:
-        sentence = f"All {len(compared)} grafts are {_standing(compared[0])}."
+        sentence = f"{_all(compared)} are {_standing(compared[0])}."
     else:
         order: tuple[Verdict, ...] = ("better", "worse", "inside the noise")
         parts = [f"{compared.count(v)} {'is' if compared.count(v) == 1 else 'are'} {v}" for v in order if v in compared]
@@ -196,6 +196,11 @@ def headline(result: StudyResult) -> str:
     if stopped:
         sentence += f" {plural(stopped, 'variant')} {'was' if stopped == 1 else 'were'} stopped early."
     return sentence + (f" {plural(missing, 'variant')} could not be compared." if missing else "")
+
+
+def _all(variants: Sequence[object]) -> str:
+    """Several variants, as the subject of a sentence."""
+    return "Both grafts" if len(variants) == 2 else f"All {len(variants)} grafts"
 
 
 def _standing(verdict: Verdict) -> str:
