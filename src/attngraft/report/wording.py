@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attngraft.sections import Metric
@@ -179,9 +179,7 @@ def headline(result: StudyResult) -> str:
     if not seed_deviation_known(result):
         return "One seed: the noise between seeds is unknown, so no graft is called better or worse."
     if all(variant.difference is None or no_difference(variant.difference) for variant in grafted):
-        sentence = (
-            f"{'The graft makes' if len(compared) == 1 else f'{_all(compared)} make'} no difference at all."
-        )
+        sentence = f"{'The graft makes' if len(compared) == 1 else f'{_all(compared)} make'} no difference at all."
     elif len(compared) == 1:
         sentence = f"The graft is {_standing(compared[0])}."
     elif len(set(compared)) == 1:
