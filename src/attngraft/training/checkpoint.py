@@ -54,6 +54,11 @@ class Counters:
     rows: list[Metrics] = field(default_factory=list)
     best: dict[str, float] = field(default_factory=dict)  #: best primary metric so far, per kind of weights
 
+    @property
+    def moved(self) -> bool:
+        """Whether any update was made: only then has an optimizer states of its own."""
+        return bool(self.epoch or self.step)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
@@ -99,8 +104,7 @@ def save(run: RunFolder, learner: Learner) -> None:
 
 def _optimizer_state(learner: Learner) -> dict[str, Any]:
     """Of an optimizer that has made a step: to read another's, torch would make an empty one, which counts."""
-    counters = learner.counters
-    if not (counters.epoch or counters.step):
+    if not learner.counters.moved:
         return {}
     return get_optimizer_state_dict(learner.model, learner.optimizer, options=_whole())
 
@@ -121,9 +125,11 @@ def restore(run: RunFolder, learner: Learner) -> bool:
         return False
     state = state or {"model": {}, "optimizer": {}, "ema": {}}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=accelerator.num_processes > 1)
-    counters = plain["counters"]
-    learner.stages.enter_last(epoch=counters["epoch"], step=counters["step"])
-    if counters["epoch"] or counters["step"]:
+    for name, value in plain["counters"].items():
+        setattr(learner.counters, name, value)
+    learner.counters.sums = _own_sums(plain["sums"], accelerator)
+    learner.stages.enter_last(epoch=learner.counters.epoch, step=learner.counters.step)
+    if learner.counters.moved:
         # the optimizer first: to have a state to fill, torch makes an empty step
         set_optimizer_state_dict(learner.model, learner.optimizer, state["optimizer"], options=options)
     set_model_state_dict(learner.model, state["model"], options=options)
@@ -131,9 +137,6 @@ def restore(run: RunFolder, learner: Learner) -> bool:
         set_model_state_dict(learner.ema.module, state["ema"], options=options)
     if accelerator.scaler:
         accelerator.scaler.load_state_dict(plain["scaler"])
-    for name, value in counters.items():
-        setattr(learner.counters, name, value)
-    learner.counters.sums = _own_sums(plain["sums"], accelerator)
     return True
 
 
