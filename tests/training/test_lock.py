@@ -48,7 +48,7 @@ def test_from_another_host_it_is_taken_over_with_a_warning(tmp_path: Path, caplo
 def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / ".lock").write_text(text)
     with locked(tmp_path):
-        pass
+        assert json.loads((tmp_path / ".lock").read_text())["process"] == os.getpid()
 
 
 class TestWithoutLocksOfTheSystem:
@@ -59,7 +59,7 @@ class TestWithoutLocksOfTheSystem:
     def test_the_dead_of_this_host_are_passed_over(self, tmp_path: Path) -> None:
         leave(tmp_path, process=DEAD)
         with locked(tmp_path):
-            pass
+            assert json.loads((tmp_path / ".lock").read_text())["process"] == os.getpid()
 
     def test_the_living_are_not(self, tmp_path: Path) -> None:
         leave(tmp_path, process=os.getppid())
