@@ -17,7 +17,7 @@ from attngraft.tasks.images.opening import Opened, open_images
 from attngraft.tasks.images.printable import printable
 from attngraft.tasks.images.sampling import Sampling
 from attngraft.tasks.images.sources import Images, decoded
-from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, PixelSplit
+from attngraft.tasks.images.splits import Common, ImageSplit, LabelledSplit, PixelSplit, Taking
 from attngraft.tasks.images.views import View, ViewPlan, fixed_view, only_moves, random_view
 
 VIEWS_LIMIT = 2**29  #: bytes of fixed views of a split that are held in memory unasked
@@ -103,27 +103,24 @@ class _Splits:
         seed: int,
     ) -> None:
         self.data, self.augment, self.plan, self.host = data, augment, plan, host
-        self.classes, self.seed = classes, seed
+        self.common = Common(classes=classes, host=host, seed=seed)
 
     def training(self, images: Images, sampling: Sampling | None) -> LabelledSplit:
         augment, host = self.augment, self.host
-        common: dict[str, Any] = {"classes": self.classes, "host": host, "seed": self.seed}
-        common |= {"repeats": augment.repeats, "sampling": sampling, "buffer": self._buffer(images, sampling)}
+        taking = Taking(repeats=augment.repeats, sampling=sampling, buffer=self._buffer(images, sampling))
         if self.data.cache and not images.in_memory:
             images = decoded(images, host.mode)
         view: View
         if only_moves(augment, self.plan) and self._fits(images):
             view = fixed_view(host, crop_pct=1.0, interpolation=augment.interpolation)
-            return PixelSplit(images, view, self.plan, **common)
-        view = random_view(augment, self.plan, host)
-        return ImageSplit(images, view, **common)
+            return PixelSplit(images, view, self.plan, common=self.common, taking=taking)
+        return ImageSplit(images, random_view(augment, self.plan, host), common=self.common, taking=taking)
 
     def evaluation(self, images: Images) -> LabelledSplit:
         view = fixed_view(self.host, crop_pct=self.plan.eval_crop_pct)
-        common: dict[str, Any] = {"classes": self.classes, "host": self.host, "seed": self.seed}
         if self._fits(images):
-            return PixelSplit(images, view, None, **common)
-        return ImageSplit(images, view, **common)
+            return PixelSplit(images, view, None, common=self.common)
+        return ImageSplit(images, view, common=self.common)
 
     def _buffer(self, images: Images, sampling: Sampling | None) -> int | None:
         if self.data.order == "random":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,32 @@ from attngraft.tasks.task import Split
 Example = tuple[Tensor, Any]  #: image; a class (whole number), or a row of 0 and 1, one per class
 
 
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What the splits of one source share."""
+
+    classes: tuple[str, ...]
+    host: HostInput
+    seed: int  #: of augmentation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taking:
+    """How an epoch takes examples; `LabelledSplit` says what each means."""
+
+    repeats: int = 1
+    sampling: Sampling | None = None
+    buffer: int | None = None
+
+
+ONCE = Taking()  #: each once, in an order of the engine's
+
+
 class LabelledSplit(Split):
     """Examples are (image, label); a batch has `image` (B, C, H, W), bytes or normalized float32, and `target`: (B,) int64,
     or (B, classes) uint8 where images have several labels.
+
+    How an epoch takes its examples is `taking`.
 
     With `repeats` R above 1 (repeated augmentation: Hoffer et al. 2020) an epoch takes one R-th of the examples, drawn
     anew each epoch, R times in a row with views of their own, and is as long as without. Repeat r of an example has the
@@ -36,15 +59,11 @@ class LabelledSplit(Split):
         self,
         images: Images,
         *,
-        classes: Sequence[str],
-        host: HostInput,
-        seed: int,
-        repeats: int = 1,
-        sampling: Sampling | None = None,
-        buffer: int | None = None,
+        common: Common,
+        taking: Taking = ONCE,
     ) -> None:
-        self.images, self.names, self.labels, self.classes = images, images.names, images.labels, tuple(classes)
-        self.host, self.seed, self.repeats, self.sampling, self.buffer = host, seed, repeats, sampling, buffer
+        self.images, self.names, self.labels = images, images.names, images.labels
+        self.classes, self.host, self.seed, self.taking = common.classes, common.host, common.seed, taking
 
     def __len__(self) -> int:
         return len(self.names)
@@ -53,18 +72,18 @@ class LabelledSplit(Split):
         return self.names[index % len(self)]
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
-        length, stream = len(self), generator(seed, epoch, -1)
-        if self.buffer is not None and self.images.shelf is not None:
-            return shelf_order(self.images.shelf, buffer=self.buffer, stream=stream)
-        if self.repeats == 1 and self.sampling is None:
+        length, stream, taking = len(self), generator(seed, epoch, -1), self.taking
+        if taking.buffer is not None and self.images.shelf is not None:
+            return shelf_order(self.images.shelf, buffer=taking.buffer, stream=stream)
+        if taking.repeats == 1 and taking.sampling is None:
             return None
-        size = -(-length // self.repeats)
-        if self.sampling is None:
+        size = -(-length // taking.repeats)
+        if taking.sampling is None:
             first = stream.permutation(length)[:size]
         else:
-            chosen, turns = draw_by_class(self.labels, size=size, sampling=self.sampling, stream=stream)
-            first = chosen + length * self.repeats * turns
-        return (first[:, None] + length * np.arange(self.repeats)).reshape(-1)[:length]
+            chosen, turns = draw_by_class(self.labels, size=size, sampling=taking.sampling, stream=stream)
+            first = chosen + length * taking.repeats * turns
+        return (first[:, None] + length * np.arange(taking.repeats)).reshape(-1)[:length]
 
     def collate(self, examples: list[Example]) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
@@ -82,16 +101,10 @@ class ImageSplit(LabelledSplit):
         images: Images,
         view: View,
         *,
-        classes: Sequence[str],
-        host: HostInput,
-        seed: int,
-        repeats: int = 1,
-        sampling: Sampling | None = None,
-        buffer: int | None = None,
+        common: Common,
+        taking: Taking = ONCE,
     ) -> None:
-        super().__init__(
-            images, classes=classes, host=host, seed=seed, repeats=repeats, sampling=sampling, buffer=buffer
-        )
+        super().__init__(images, common=common, taking=taking)
         self.view = view
 
     def __getitem__(self, key: tuple[int, int]) -> Example:
@@ -115,17 +128,11 @@ class PixelSplit(LabelledSplit):
         view: View,
         plan: ViewPlan | None,
         *,
-        classes: Sequence[str],
-        host: HostInput,
-        seed: int,
-        repeats: int = 1,
-        sampling: Sampling | None = None,
-        buffer: int | None = None,
+        common: Common,
+        taking: Taking = ONCE,
     ) -> None:
-        super().__init__(
-            images, classes=classes, host=host, seed=seed, repeats=repeats, sampling=sampling, buffer=buffer
-        )
-        margin = plan.padding if plan else 0
+        super().__init__(images, common=common, taking=taking)
+        host, margin = common.host, plan.padding if plan else 0
         shape = (len(images), host.channels, host.height + 2 * margin, host.width + 2 * margin)
         self.plan, self.pixels = plan, np.zeros(shape, dtype=np.uint8)
         self.made, self.view = np.zeros(len(images), dtype=bool), view
