@@ -8,9 +8,10 @@ and every MLP is `front -> hidden -> mid -> out -> end`. A host adapter reads it
 names the stage at which it stands. Neither knows the other: what a graft may know of a site is its `Geometry`.
 """
 
-from attngraft.anatomy.geometry import AttentionGeometry, Geometry, MlpGeometry, RowBlock
+from attngraft.anatomy.geometry import AttentionGeometry, Geometry, MlpGeometry, Projection, RowBlock
 from attngraft.anatomy.graft import Graft, GraftType, NoOptions, Unused
-from attngraft.anatomy.sentence import AttentionSite, GraftedModule, MlpEnds, MlpSite, Projected, is_graft
+from attngraft.anatomy.mixing import MixContext, Mixed, Projected
+from attngraft.anatomy.sentence import AttentionSite, GraftedModule, MlpEnds, MlpSite, is_graft
 from attngraft.anatomy.stages import STAGES, Stage
 from attngraft.anatomy.tap import Listener, TapPoint
 
@@ -23,11 +24,14 @@ __all__ = [
     "GraftType",
     "GraftedModule",
     "Listener",
+    "MixContext",
+    "Mixed",
     "MlpEnds",
     "MlpGeometry",
     "MlpSite",
     "NoOptions",
     "Projected",
+    "Projection",
     "RowBlock",
     "Stage",
     "TapPoint",

@@ -22,6 +22,15 @@ class RowBlock:
     stop: int
 
 
+@dataclass(frozen=True)
+class Projection:
+    """What the host's projections are, for a graft that adds some of its own beside them."""
+
+    bias: bool = True
+    norm: Literal["batch"] | None = None  #: behind every linear map: batch norm over all tokens of the batch
+    activation: str | None = None  #: before the output projection; a name that timm knows
+
+
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
     """A site as a graft sees it.
@@ -30,7 +39,7 @@ class Geometry:
     the host's own input size; `tokens` is None where that is not known before a forward pass.
     """
 
-    dim: int  #: C, width of the tokens that enter and leave
+    dim: int  #: C, width of the tokens that enter; they leave with the same, where a site does not say otherwise
     tokens: int | None = None  #: N, tokens of one sequence, prefix tokens included
     sequences: int = 1  #: sequences (windows) per input
     prefix_tokens: int = 0  #: leading tokens that stand on no grid (class, distillation, registers)
@@ -38,7 +47,8 @@ class Geometry:
     grid: tuple[int, int] | None = None  #: (rows, columns) of the whole map of spatial tokens
     causal: bool = False  #: tokens must not see later ones
     padded: bool = False  #: a batch may hold padding tokens
-    init: Literal["trunc_normal", "xavier_uniform"] = "trunc_normal"  #: the host's rule for weight matrices
+    #: the host's rule for weight matrices; `torch` is that of `torch.nn.Linear`
+    init: Literal["trunc_normal", "xavier_uniform", "torch"] = "trunc_normal"
 
     def width(self, stage: Stage) -> int:
         """Width of the last axis of what stands at `stage`."""
@@ -58,26 +68,27 @@ class AttentionGeometry(Geometry):
     value_width: int  #: dv, width of v per head
     window: tuple[int, int] | None = None  #: (rows, columns) of a window; None where attention is global
     cross: bool = False  #: keys and values come from other tokens than the queries
+    query_tokens: int | None = None  #: Nq, where the query side has not all N tokens (subsampling)
+    out_dim: int | None = None  #: width of the tokens that leave, where it is not `dim`
+    projection: Projection = Projection()
     rows: Mapping[str, RowBlock] = field(default_factory=dict)  #: "q", "k", "v" -> rows of the host's projection
     query_key_parameters: tuple[str, ...] = ()  #: beside `rows`, what serves only the scores (qk-norm, bias tables)
     score_columns: tuple[str, ...] = ()  #: those of them whose last axis counts heads (bias tables)
 
+    def width(self, stage: Stage) -> int:
+        return self.dim if self.out_dim is None else self.out_dim
+
     def shape(self, stage: Stage) -> tuple[int, ...] | None:
         if self.tokens is None:
             return None
+        queries = self.tokens if self.query_tokens is None else self.query_tokens
         if stage == "heads":
-            return self.sequences, self.heads, self.tokens, self.value_width
+            return self.sequences, self.heads, queries, self.value_width
         if stage == "weights":
-            return self.sequences, self.heads, self.tokens, self.tokens
-        if stage == "attn.end":
-            return self._whole_map()
-        return self.sequences, self.tokens, self.dim
-
-    def _whole_map(self) -> tuple[int, ...]:
-        """The attention branch's output, windows put back."""
-        if self.window is not None and self.grid is not None:
-            return 1, *self.grid, self.dim
-        return 1, self.tokens or 1, self.dim
+            return self.sequences, self.heads, queries, self.tokens
+        if stage == "attn.end" and self.window is not None and self.grid is not None:  # windows put back
+            return 1, *self.grid, self.width(stage)
+        return self.sequences, queries, self.width(stage)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,7 @@ class Graft(TapPoint, nn.Module):
 
     | stage | forward | x is |
     |---|---|---|
+    | mix | `(context)` -> `Mixed`; context is a `MixContext` | |
     | weights | `(weights, visible)` -> weights; (B, H, Nq, Nk), `visible` boolean, broadcastable to it, or None for all | |
     | heads | `(heads, x)` -> heads; (B, H, Nq, dv) | the query side's tokens (B, Nq, C) |
     | tokens | `(tokens, x)` -> tokens; (B, Nq, C) | the query side's tokens (B, Nq, C) |

@@ -6,12 +6,14 @@ module that was never constructed by our `__init__`: state lives in `self.grafts
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attngraft.anatomy.mixing import MixContext, Mixed, Projected
 from attngraft.anatomy.stages import Stage
 from attngraft.anatomy.tap import TapPoint
 
@@ -46,18 +48,6 @@ class GraftedModule(TapPoint):
         return value
 
 
-class Projected(NamedTuple):
-    """What `project` returns. Query side Nq rows, key side Nk rows; B counts windows where there are any."""
-
-    q: Tensor  #: (B, H, Nq, dk)
-    k: Tensor  #: (B, H, Nk, dk)
-    v: Tensor  #: (B, H, Nk, dv)
-    queries: Tensor  #: (B, Nq, C), the tokens that the queries were projected from
-    bias: Tensor | None = None  #: what is added to the scaled scores, mask included; boolean: True may be seen
-    causal: bool = False
-    rest: Any = None  #: what the adapter's `merge` needs besides the heads
-
-
 class AttentionSite(GraftedModule):
     """project -> mix -> merge -> drop. An adapter supplies `project`, `merge`, `drop` and, if need be, `visible`."""
 
@@ -79,15 +69,22 @@ class AttentionSite(GraftedModule):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The sentence."""
         projected = self.project(x, *args, **kwargs)
-        heads = self.run("heads", self.mix(projected), projected.queries)
-        tokens = self.run("tokens", self.merge(heads, projected), projected.queries)
+        mixed = self.mix(projected, lambda tokens: self.project(tokens, *args, **kwargs))
+        tokens = self.merge(self.run("heads", mixed.heads, projected.queries), projected)
+        if mixed.after is not None:
+            tokens = mixed.after(tokens)
+        tokens = self.run("tokens", tokens, projected.queries)
         return self.run(self.end_stage, self.drop(tokens))
 
-    def mix(self, projected: Projected) -> Tensor:
-        """Scores -> weights -> heads: a mix graft's way, else fused where nobody needs the weights, else explicit."""
+    def mix(self, projected: Projected, again: Callable[[Tensor], Projected]) -> Mixed:
+        """Scores -> weights -> heads: a mix graft's way where there is one, else the host's."""
         mixers = self.grafts_at("mix")
-        if mixers:
-            return cast(Tensor, mixers[-1](projected))
+        if not mixers:
+            return Mixed(self.attend(projected))
+        return cast(Mixed, mixers[-1](MixContext(self, projected, again)))
+
+    def attend(self, projected: Projected) -> Tensor:
+        """The host's own heads (B, H, Nq, dv): fused where nobody needs the weights, else explicit."""
         if self.fused_attn and not self.grafts_at("weights"):
             if self.listened():  # the output stays the fused kernel's, bit for bit; the map is computed beside it
                 self.offer("weights", self.scores(projected).softmax(dim=-1))
@@ -102,6 +99,10 @@ class AttentionSite(GraftedModule):
             )
         visible = self.visible(projected) if self.grafts_at("weights") else None
         weights = self.run("weights", self.scores(projected).softmax(dim=-1), visible)
+        return self.spread(weights, projected)
+
+    def spread(self, weights: Tensor, projected: Projected) -> Tensor:
+        """The values (B, H, Nk, dv) averaged by the weights (B, H, Nq, Nk), with the host's dropout."""
         return cast(Tensor, self.attn_drop(weights)) @ projected.v
 
     def scores(self, projected: Projected) -> Tensor:
@@ -117,6 +118,11 @@ class AttentionSite(GraftedModule):
     def fused_bias(self, projected: Projected) -> Tensor | None:
         """What the fused kernel gets as its mask."""
         return projected.bias
+
+    def shared_bias(self, projected: Projected) -> Tensor | None:
+        """The same for a mix graft, with four axes; one entry may serve several of the batch (see `MixContext.bias`)."""
+        bias = self.fused_bias(projected)
+        return bias if bias is None else bias.view((1,) * (4 - bias.ndim) + bias.shape)
 
     def visible(self, projected: Projected) -> Tensor | None:
         """Which keys each query may see, boolean and broadcastable to the map; None means all."""

@@ -7,7 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import Geometry, GraftedModule, Stage, is_graft
+from attngraft.anatomy import AttentionGeometry, Geometry, GraftedModule, Stage, is_graft
+from attngraft.grafting.mixing import mix_macs
 from attngraft.grafting.placement import Placement, build
 from attngraft.grafting.report import Entry, GraftReport
 from attngraft.grafting.spec import GraftSpec
@@ -71,16 +72,18 @@ def _cost(placement: Placement) -> tuple[int, int | None]:
     with torch.device("meta"):
         graft = build(placement)
     parameters = sum(parameter.numel() for parameter in graft.parameters())
-    shape = geometry.shape(stage)
-    if shape is None:
+    if geometry.shape(stage) is None:
         return parameters, None
+    if stage == "mix":
+        return parameters, mix_macs(graft.eval(), cast(AttentionGeometry, geometry))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        graft.eval()(*_meta_inputs(geometry, stage, shape))
+        graft.eval()(*_meta_inputs(geometry, stage))
     return parameters, counter.get_total_flops() // 2
 
 
-def _meta_inputs(geometry: Geometry, stage: Stage, shape: tuple[int, ...]) -> tuple[Tensor | None, ...]:
-    value = torch.empty(shape, device="meta")
-    if stage in ("heads", "tokens"):
-        return value, torch.empty(geometry.sequences, cast(int, geometry.tokens), geometry.dim, device="meta")
+def _meta_inputs(geometry: Geometry, stage: Stage) -> tuple[Tensor | None, ...]:
+    value = torch.empty(cast(tuple[int, ...], geometry.shape(stage)), device="meta")
+    if isinstance(geometry, AttentionGeometry) and stage in ("heads", "tokens"):
+        queries = geometry.tokens if geometry.query_tokens is None else geometry.query_tokens
+        return value, torch.empty(geometry.sequences, cast(int, queries), geometry.dim, device="meta")
     return (value, None) if stage == "weights" else (value,)

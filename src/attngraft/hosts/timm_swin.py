@@ -35,6 +35,10 @@ class GraftedWindowAttention(AttentionSite, WindowAttention):
         mask = mask.view(1, windows, 1, tokens, tokens).expand(images, -1, self.num_heads, -1, -1)
         return bias + mask.reshape(-1, self.num_heads, tokens, tokens)
 
+    def shared_bias(self, projected: Projected) -> Tensor:
+        bias, mask = cast(Tensor, projected.bias), projected.rest
+        return bias if mask is None else bias + mask.unsqueeze(1)
+
     def scores(self, projected: Projected) -> Tensor:
         scores = (projected.q * self.scale) @ projected.k.transpose(-2, -1) + cast(Tensor, projected.bias)
         mask = projected.rest

@@ -1,0 +1,145 @@
+"""The public operations of bi-directional attention, with their backends.
+
+Shapes: q (B, H, Nq, dk), k (B, H, Nk, dk), v (B, H, Nk, dv), q_hat (B, H, Nq, s), v_hat (B, H, Nk, s), hyper (s, s, dv).
+`bias` is added to the scaled scores: (b, H or 1, Nq, Nk), where b divides B and entry i takes bias i mod b. `visible` is
+boolean and broadcastable to (B, H, Nq, Nk). A masked pair (False, or a bias of -inf) takes part in neither direction.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from attngraft.dispatch import Backend, Op
+from attngraft.errors import UsageError
+from attngraft.mechanisms.bisa import eager, reference
+
+TWO_WAY_ATTENTION = Op(
+    "two_way_attention",
+    "softmax of one score matrix over keys times v, and over queries times v_hat",
+    backends={"reference": Backend(reference.two_way_attention), "eager": Backend(eager.two_way_attention)},
+)
+HYPER_TRANSFORM = Op(
+    "hyper_transform",
+    "sum_ab u_i[a] q_hat_i[b] G[a, b, c]",
+    backends={"reference": Backend(reference.hyper_transform), "eager": Backend(eager.hyper_transform)},
+)
+INVERSE_ATTENTION = Op(
+    "inverse_attention",
+    "sum_j softmax over queries(S)_ij q_hat_i W_j, with W_j = v_hat_j G",
+    backends={"reference": Backend(reference.inverse_attention), "eager": Backend(eager.inverse_attention)},
+)
+INVERSE_ATTENTION_MLP = Op(
+    "inverse_attention_mlp",
+    "sum_j softmax over queries(S)_ij MLP([q_hat_i ; v_hat_j])",
+    backends={"reference": Backend(reference.inverse_attention_mlp), "eager": Backend(eager.inverse_attention_mlp)},
+)
+
+
+def _check(q: Tensor, k: Tensor, *, bias: Tensor | None, visible: Tensor | None) -> None:
+    if bias is not None and (bias.ndim != 4 or len(q) % max(len(bias), 1)):
+        raise UsageError(f"bias is (b, H or 1, Nq, Nk) with b a divisor of B = {len(q)}, not {tuple(bias.shape)}")
+
+
+def two_way_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    v_hat: Tensor,
+    *,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor | None, Tensor]:
+    """Both directions of one score matrix (Eq. 1, and the inner sum of Eq. 2); shapes as above.
+
+    Args:
+        v: None where only the inverse direction is wanted (MISA).
+        scale: of q k^T; 1 / sqrt(dk) where not given.
+
+    Returns:
+        sa_i = sum_j A_ij v_j (B, H, Nq, dv) or None, and u_i = sum_j L_ij v_hat_j (B, H, Nq, s), A the softmax over keys
+        and L that over queries. The columns of L sum to 1, its rows need not.
+
+    Raises:
+        UsageError: a bias of another shape.
+        BackendError: a backend asked for by name cannot be used here.
+    """
+    _check(q, k, bias=bias, visible=visible)
+    found: tuple[Tensor | None, Tensor] = TWO_WAY_ATTENTION(
+        q, k, v, v_hat, bias=bias, visible=visible, scale=scale, backend=backend
+    )
+    return found
+
+
+def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor, *, backend: str = "auto") -> Tensor:
+    """out_i[c] = sum_ab u_i[a] q_hat_i[b] G[a, b, c] (Sec. 3.1): each query through the matrix that its values make.
+
+    Args:
+        u, q_hat: (B, H, N, s). hyper: G (s, s, dv); its first axis contracts with the values, its second with the query.
+    """
+    found: Tensor = HYPER_TRANSFORM(u, q_hat, hyper, backend=backend)
+    return found
+
+
+def inverse_attention(
+    q: Tensor,
+    k: Tensor,
+    q_hat: Tensor,
+    v_hat: Tensor,
+    hyper: Tensor,
+    *,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """isa_i = sum_j L_ij (q_hat_i W_j), W_j = v_hat_j G, L the softmax of the scores over queries (Eq. 2); (B, H, Nq, dv).
+
+    Errors as `two_way_attention`.
+    """
+    _check(q, k, bias=bias, visible=visible)
+    found: Tensor = INVERSE_ATTENTION(
+        q, k, q_hat, v_hat, hyper, bias=bias, visible=visible, scale=scale, backend=backend
+    )
+    return found
+
+
+def inverse_attention_mlp(
+    q: Tensor,
+    k: Tensor,
+    q_hat: Tensor,
+    v_hat: Tensor,
+    *,
+    expand: Tensor,
+    expand_bias: Tensor,
+    contract: Tensor,
+    contract_bias: Tensor,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """isa_i = sum_j L_ij (W2 GELU(W1 [q_hat_i ; v_hat_j] + b1) + b2), the MLP shared by heads (Table 3); (B, H, Nq, dv).
+
+    Args:
+        expand, expand_bias: W1 (m, 2 s), b1 (m). contract, contract_bias: W2 (dv, m), b2 (dv).
+
+    Errors as `two_way_attention`.
+    """
+    _check(q, k, bias=bias, visible=visible)
+    found: Tensor = INVERSE_ATTENTION_MLP(
+        q,
+        k,
+        q_hat,
+        v_hat,
+        expand=expand,
+        expand_bias=expand_bias,
+        contract=contract,
+        contract_bias=contract_bias,
+        bias=bias,
+        visible=visible,
+        scale=scale,
+        backend=backend,
+    )
+    return found
