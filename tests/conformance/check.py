@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.conformance import cb, hv
+from tests.conformance import bisa, cb, hv
 from tests.conformance.vector import Builder, Built, Vector, load
 from tests.conformance.weights import input_value, weight
 
 #: family -> kind -> builder; a new family adds a file and a line
-FAMILIES: dict[str, dict[str, Builder]] = {"cb": cb.BUILDERS, "hv": hv.BUILDERS}
+FAMILIES: dict[str, dict[str, Builder]] = {"bisa": bisa.BUILDERS, "cb": cb.BUILDERS, "hv": hv.BUILDERS}
 #: float64 results may differ by this many times what the vector's own float32 run differed
 FLOAT64_FACTOR = 10
 

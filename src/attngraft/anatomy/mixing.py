@@ -63,13 +63,18 @@ class MixContext:
 
     @property
     def plain(self) -> bool:
-        """Whether `attend` is softmax(scores) v and nothing else: no weights graft, no dropout at work, nobody listens."""
-        return not (self._site.grafts_at("weights") or self._site.listened() or self.dropout)
+        """Whether `attend` is softmax(scores) v and nothing else: no weights graft, no dropout at work."""
+        return not (self._site.grafts_at("weights") or self.dropout)
+
+    @property
+    def listened(self) -> bool:
+        """Whether somebody listens to the place: then `attend` offers its map."""
+        return self._site.listened()
 
     @property
     def dropout(self) -> float:
         """The share of attention weights that is dropped now; 0 in eval mode."""
-        return self._site.attn_drop.p if self._site.training else 0.0
+        return self._site.dropped()
 
     def project_again(self, tokens: Tensor) -> MixContext:
         """The place with other tokens (B, N, C), under the same projections, bias and mask."""

@@ -76,6 +76,10 @@ class AttentionSite(GraftedModule):
         tokens = self.run("tokens", tokens, projected.queries)
         return self.run(self.end_stage, self.drop(tokens))
 
+    def dropped(self) -> float:
+        """The share of attention weights that is dropped now; a host without `attn_drop` says so here and in `spread`."""
+        return self.attn_drop.p if self.training else 0.0
+
     def mix(self, projected: Projected, again: Callable[[Tensor], Projected]) -> Mixed:
         """Scores -> weights -> heads: a mix graft's way where there is one, else the host's."""
         mixers = self.grafts_at("mix")
@@ -93,7 +97,7 @@ class AttentionSite(GraftedModule):
                 projected.k,
                 projected.v,
                 attn_mask=self.fused_bias(projected),
-                dropout_p=self.attn_drop.p if self.training else 0.0,
+                dropout_p=self.dropped(),
                 is_causal=projected.causal,
                 scale=self.scale,
             )

@@ -14,13 +14,26 @@ Source: "Bi-Directional Self-Attention for Vision Transformers", Eqs. 1-3, Alg. 
 | reference.py | the equations |
 | eager.py | lean PyTorch |
 | ops.py | the public operations and their backends |
+| variant.py | the paper's variants, and which go together |
+| maps.py, transform.py, inverse.py | the inverse branch: its maps, and what a value makes of a query |
+| mix.py, layer.py | how the branches join, and the whole attention |
+| graft.py | the grafts bisa, misa |
 """
 
+from attngraft.mechanisms.bisa.layer import BidirectionalAttention
 from attngraft.mechanisms.bisa.ops import (
     hyper_transform,
     inverse_attention,
     inverse_attention_mlp,
     two_way_attention,
 )
+from attngraft.mechanisms.bisa.variant import Variant
 
-__all__ = ["hyper_transform", "inverse_attention", "inverse_attention_mlp", "two_way_attention"]
+__all__ = [
+    "BidirectionalAttention",
+    "Variant",
+    "hyper_transform",
+    "inverse_attention",
+    "inverse_attention_mlp",
+    "two_way_attention",
+]

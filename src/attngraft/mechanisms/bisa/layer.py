@@ -1,0 +1,128 @@
+"""Bi-directional attention as a whole layer, for any network."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from attngraft.anatomy import AttentionSite, Projected
+from attngraft.anatomy.geometry import Projection
+from attngraft.anatomy.mixing import MixContext, Mixed
+from attngraft.errors import UsageError
+from attngraft.mechanisms.bisa.maps import LINEAR, TokenMap, activation, split_heads
+from attngraft.mechanisms.bisa.mix import BidirectionalMix
+from attngraft.mechanisms.bisa.variant import PAPER, Variant
+from attngraft.mechanisms.initialization import InitRule
+
+
+class BidirectionalAttention(AttentionSite, nn.Module):
+    """Multi-head attention in both directions of one score matrix, from the projections to the output projection.
+
+    Without self-attention (`Variant(weight=0)`, MISA) there is no value map but that of the inverse branch.
+
+    Args:
+        dim: C. num_heads: H.
+        key_dim: dk, width of queries and keys per head; C / H where not given.
+        value_dim: dv, width per head of what the heads put out; C / H where not given.
+        hyper_dim: s, width per head of q_hat and v_hat; dv where not given.
+        variant: which of the paper's forms.
+        projection: whether the maps have biases, batch norm behind them, an activation before the output projection.
+        scale: of the scores, 1 / sqrt(dk) where not given.
+        mlp_hidden: units of the MLP transform, see `MlpTransform`.
+        attn_drop: share of attention weights that is dropped in training, drawn for each direction by itself.
+
+    Raises:
+        UsageError: H does not divide C and a width is not given, or a sequential order where H dv is not C.
+    """
+
+    fused_attn = True
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        hyper_dim: int | None = None,
+        variant: Variant = PAPER,
+        projection: Projection = LINEAR,
+        scale: float | None = None,
+        mlp_hidden: int | None = None,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        init: InitRule = "trunc_normal",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if dim % num_heads and (key_dim is None or value_dim is None):
+            raise UsageError(f"{num_heads} heads do not divide the width {dim}; give key_dim and value_dim")
+        keys = dim // num_heads if key_dim is None else key_dim
+        values = dim // num_heads if value_dim is None else value_dim
+        if variant.order != "parallel" and num_heads * values != dim:
+            raise UsageError(
+                f"order={variant.order} sends merged heads through the projections again, and {num_heads} heads of width "
+                f"{values} do not make the width {dim}; use order=parallel"
+            )
+        self.num_heads = num_heads
+        self.scale = keys**-0.5 if scale is None else scale
+        made: dict[str, Any] = {"projection": projection, "init": init, "device": device, "dtype": dtype}
+        self.query = TokenMap(dim, num_heads * keys, **made)
+        self.key = TokenMap(dim, num_heads * keys, **made)
+        self.value = TokenMap(dim, num_heads * values, **made) if variant.attends else None
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.both = BidirectionalMix(
+            dim,
+            num_heads,
+            key_dim=keys,
+            value_dim=values,
+            hyper_dim=hyper_dim,
+            mlp_hidden=mlp_hidden,
+            variant=variant,
+            **made,
+        )
+        self.act = activation(projection)
+        self.proj = TokenMap(num_heads * values, dim, **made)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self.grafts = nn.ModuleDict()
+
+    def forward(self, x: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        """(B, N, C) to (B, N, C).
+
+        Args:
+            bias: added to the scaled scores, (b, H or 1, N, N) where b divides B and entry i takes bias i mod b; a pair at
+                -inf takes part in neither direction. Boolean: True where a query may see a key.
+
+        Raises:
+            UsageError: a bias of another shape.
+        """
+        return super().forward(x, bias=bias)
+
+    def project(self, x: Tensor, *, bias: Tensor | None = None) -> Projected:
+        q, k = split_heads(self.query(x), self.num_heads), split_heads(self.key(x), self.num_heads)
+        return Projected(q, k, k if self.value is None else split_heads(self.value(x), self.num_heads), x, bias=bias)
+
+    def mix(self, projected: Projected, again: Any) -> Mixed:
+        return cast(Mixed, self.both(MixContext(self, projected, again)))
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        return cast(Tensor, self.proj(self.act(heads.transpose(1, 2).flatten(2))))
+
+    def drop(self, tokens: Tensor) -> Tensor:
+        return cast(Tensor, self.proj_drop(tokens))
+
+    def fused_bias(self, projected: Projected) -> Tensor | None:
+        bias = projected.bias
+        return bias if bias is None or len(bias) in (1, len(projected.q)) else _for_all(bias, projected)
+
+    def shared_bias(self, projected: Projected) -> Tensor | None:
+        return projected.bias
+
+    def scores(self, projected: Projected) -> Tensor:
+        return super().scores(projected._replace(bias=self.fused_bias(projected)))
+
+
+def _for_all(bias: Tensor, projected: Projected) -> Tensor:
+    return bias.repeat(len(projected.q) // len(bias), 1, 1, 1)
