@@ -37,6 +37,14 @@ class Call:
             {name: _apply(function, value) for name, value in self.options.items()},
         )
 
+    def with_masks(self, function: Callable[[Tensor], Tensor]) -> Call:
+        """The same call with `function` applied to its boolean tensors."""
+
+        def apply(value: Any) -> Any:
+            return function(value) if isinstance(value, Tensor) and value.dtype == torch.bool else value
+
+        return Call(tuple(map(apply, self.arguments)), {name: apply(value) for name, value in self.options.items()})
+
     def tensors(self) -> list[Tensor]:
         """The floating-point tensors, which gradients are taken to."""
         values = [*self.arguments, *self.options.values()]
@@ -161,10 +169,11 @@ class OpTester:
     def test_shapes_and_costs_without_values(self) -> None:
         call = self.build(**self.small)
         expected = [(out.shape, out.dtype) for out in self.outputs(call, "reference")]
-        on_meta = self.outputs(call.map(lambda tensor: tensor.to("meta")), "auto") if self.all_floating(call) else None
+        meta = call.map(lambda tensor: tensor.to("meta")).with_masks(lambda tensor: tensor.to("meta"))
+        on_meta = self.outputs(meta, "auto") if self.all_floating(call) else None
         assert on_meta is None or [(out.shape, out.dtype) for out in on_meta] == expected
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fake = call.map(mode.from_tensor)
+            fake = call.map(mode.from_tensor).with_masks(mode.from_tensor)
             assert [(out.shape, out.dtype) for out in self.outputs(fake, "auto")] == expected
         with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
             self.outputs(call, "auto")

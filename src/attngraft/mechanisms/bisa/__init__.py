@@ -12,7 +12,8 @@ Source: "Bi-Directional Self-Attention for Vision Transformers", Eqs. 1-3, Alg. 
 | file | what |
 |---|---|
 | reference.py | the equations |
-| eager.py | lean PyTorch |
+| eager.py, groups.py | lean PyTorch: both softmaxes of one score matrix |
+| hyper.py, mlp.py | lean PyTorch: the hypernetwork, and the ablation's MLP |
 | ops.py | the public operations and their backends |
 | variant.py | the paper's variants, and which go together |
 | maps.py, transform.py, inverse.py | the inverse branch: its maps, and what a value makes of a query |

@@ -7,31 +7,81 @@ boolean and broadcastable to (B, H, Nq, Nk). A masked pair (False, or a bias of 
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from attngraft.dispatch import Backend, Op
+from attngraft.dispatch import Backend, Op, triton_obstacle
+from attngraft.dispatch.formula import in_autocast_dtype
+from attngraft.dispatch.triton import DTYPES
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bisa import eager, reference
+from attngraft.mechanisms.bisa import eager, hyper, mlp, reference
+
+#: channels of q, v and v_hat per head that a Triton program's tiles have room for
+WIDEST = 128
+
+
+def _triton_obstacle(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, *, bias: Tensor | None = None, **_: Any
+) -> str | None:
+    operands = [tensor for tensor in in_autocast_dtype(q, k, v, v_hat) if tensor is not None]
+    obstacle = triton_obstacle(operands[0])
+    if obstacle is None and any(tensor.dtype != operands[0].dtype for tensor in operands):
+        obstacle = "the kernels take q, k, v and v_hat of one dtype"
+    if obstacle is None and bias is not None and bias.dtype not in DTYPES:
+        obstacle = f"the kernels take no bias of {str(bias.dtype).removeprefix('torch.')}"
+    widest = max(tensor.shape[-1] for tensor in operands)
+    if obstacle is None and widest > WIDEST:
+        obstacle = f"the kernels take heads of up to {WIDEST} channels, and these have {widest}"
+    return obstacle
+
+
+def _triton_inverse_obstacle(
+    q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, weight: Tensor, **masks: Any
+) -> str | None:
+    return _triton_obstacle(q, k, None, v_hat, **masks)
+
+
+def _triton_two_way_attention(*args: Any, **masks: Any) -> tuple[Tensor | None, Tensor]:
+    from attngraft.mechanisms.bisa import triton  # here: needs Triton
+
+    return triton.two_way_attention(*args, **masks)
+
+
+def _triton_inverse_attention(
+    q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, weight: Tensor, **masks: Any
+) -> Tensor:
+    _, u = _triton_two_way_attention(q, k, None, v_hat, **masks)
+    return hyper.hyper_transform(u, q_hat, weight)
+
 
 TWO_WAY_ATTENTION = Op(
     "two_way_attention",
     "softmax of one score matrix over keys times v, and over queries times v_hat",
-    backends={"reference": Backend(reference.two_way_attention), "eager": Backend(eager.two_way_attention)},
+    backends={
+        "reference": Backend(reference.two_way_attention),
+        "eager": Backend(eager.two_way_attention),
+        "triton": Backend(_triton_two_way_attention, _triton_obstacle),
+    },
 )
 HYPER_TRANSFORM = Op(
     "hyper_transform",
     "sum_ab u_i[a] q_hat_i[b] G[a, b, c]",
-    backends={"reference": Backend(reference.hyper_transform), "eager": Backend(eager.hyper_transform)},
+    backends={"reference": Backend(reference.hyper_transform), "eager": Backend(hyper.hyper_transform)},
 )
 INVERSE_ATTENTION = Op(
     "inverse_attention",
     "sum_j softmax over queries(S)_ij q_hat_i W_j, with W_j = v_hat_j G",
-    backends={"reference": Backend(reference.inverse_attention), "eager": Backend(eager.inverse_attention)},
+    backends={
+        "reference": Backend(reference.inverse_attention),
+        "eager": Backend(eager.inverse_attention),
+        "triton": Backend(_triton_inverse_attention, _triton_inverse_obstacle),
+    },
 )
 INVERSE_ATTENTION_MLP = Op(
     "inverse_attention_mlp",
     "sum_j softmax over queries(S)_ij MLP([q_hat_i ; v_hat_j])",
-    backends={"reference": Backend(reference.inverse_attention_mlp), "eager": Backend(eager.inverse_attention_mlp)},
+    backends={"reference": Backend(reference.inverse_attention_mlp), "eager": Backend(mlp.inverse_attention_mlp)},
 )
 
 

@@ -56,7 +56,7 @@ def two_way_attention(
 
 def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
     """out_i[c] = sum_ab u_i[a] q_hat_i[b] G[a, b, c]: (B, H, N, dv)."""
-    return torch.einsum("bhia,bhib,abc->bhic", u, q_hat, hyper)
+    return torch.einsum("nhia,nhib,abc->nhic", u, q_hat, hyper)
 
 
 def inverse_attention(

@@ -1,0 +1,58 @@
+"""What operations with a written-out backward share: when to step aside for the formula, and how to differentiate twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def formula_wanted(*tensors: Tensor | None) -> bool:
+    """Whether someone looks on who must see plain operations: a compiler, an exporter, a function transform (vmap, grad),
+    or tensors that are not values in memory (on "meta", fake, distributed, any other subclass)."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or any(_unusual(tensor) for tensor in tensors if tensor is not None)
+    )
+
+
+def in_autocast_dtype(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The tensors as autocast would hand them to a matrix product; the first is not None."""
+    first = tensors[0]
+    if first is None or not torch.amp.is_autocast_available(first.device.type):
+        return tensors
+    device = first.device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def accurate(tensor: Tensor) -> torch.dtype:
+    """The dtype for softmaxes and long sums: float32 for half precision, else the tensor's own."""
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+
+
+def differentiable(
+    formula: Callable[..., tuple[Tensor | None, ...]],
+    inputs: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
+) -> Gradients:
+    """Gradients of `inputs` that can be differentiated again: those of `formula`, run on them once more."""
+    outputs = formula(*inputs)
+    given = [(output, g) for output, g in zip(outputs, gradients, strict=True) if output is not None and g is not None]
+    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [output for output, _ in given], wanted, [g for _, g in given], create_graph=True, allow_unused=True
+        )
+    )
+    return tuple(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs)
+
+
+def _unusual(tensor: Tensor) -> bool:
+    return tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter)

@@ -1,0 +1,101 @@
+"""The hypernetwork of inverse attention in lean PyTorch: each query through the matrix that its values make.
+
+Seen row by row, a row being one token of one head: X_i = u_i G is an s x dv matrix, and out_i = q_hat_i X_i. One product
+makes the matrices of a few hundred rows, in a buffer that stays in the cache and is used again: all of them at once would
+cost more in page faults than in multiplying. Nothing but the inputs is kept; with T_i = G g_i (s x s), g the gradient,
+
+    dq_hat_i = u_i T_i,    du_i = T_i q_hat_i,    dG = sum_i u_i (x) q_hat_i (x) g_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attngraft.dispatch.formula import Gradients, accurate, differentiable, formula_wanted, in_autocast_dtype
+
+#: bytes of the buffer per thread: half of a usual second-level cache
+BUFFER = 2**20
+#: rows below which the product with G is no longer at full speed
+FEWEST_ROWS = 128
+
+
+def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
+    """(B, H, N, dv), in memory as (B, N, H, dv), which the output projection wants."""
+    u, q_hat, hyper = in_autocast_dtype(u, q_hat, hyper)  # type: ignore[assignment]
+    if formula_wanted(u, q_hat, hyper) or not u.numel():
+        return formula(u, q_hat, hyper)
+    with torch.autocast(u.device.type, enabled=False):
+        return _Hyper.apply(u, q_hat, hyper)
+
+
+def formula(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
+    """The same as two plain products."""
+    matrices = (u @ hyper.flatten(1)).unflatten(-1, hyper.shape[1:])
+    return (q_hat.unsqueeze(-2) @ matrices).squeeze(-2)
+
+
+class _Hyper(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
+        ctx.save_for_backward(u, q_hat, hyper)
+        batch, heads, tokens, _ = u.shape
+        u, q_hat = _rows(u), _rows(q_hat)
+        matrix = hyper.reshape(len(hyper), -1)
+        out = u.new_empty(len(u), hyper.shape[2])
+        for start, stop, buffer in _chunks(u, matrix.shape[1]):
+            torch.mm(u[start:stop], matrix, out=buffer)
+            made = buffer.view(-1, *hyper.shape[1:])
+            torch.bmm(q_hat[start:stop, None], made, out=out[start:stop, None])
+        return out.view(batch, tokens, heads, -1).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Gradients:
+        inputs: tuple[Tensor, ...] = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return differentiable(lambda *tensors: (formula(*tensors),), inputs, (gradient,))
+        batch, heads, tokens, width = inputs[0].shape
+        hyper = inputs[2]
+        u, q_hat, gradient = _rows(inputs[0]), _rows(inputs[1]), _rows(gradient)
+        matrix = hyper.reshape(-1, hyper.shape[2]).t()
+        to_u, to_q_hat = torch.empty_like(u), torch.empty_like(q_hat)
+        to_matrix = torch.zeros_like(matrix, dtype=accurate(u), memory_format=torch.contiguous_format)
+        for start, stop, buffer in _chunks(u, matrix.shape[1]):
+            rows = slice(start, stop)
+            torch.mm(gradient[rows], matrix, out=buffer)
+            square = buffer.view(-1, *hyper.shape[:2])
+            torch.bmm(u[rows, None], square, out=to_q_hat[rows, None])
+            # as a row times the transposed matrices: a batch of matrix-vector products runs at half the speed
+            torch.bmm(q_hat[rows, None], square.transpose(1, 2), out=to_u[rows, None])
+            torch.mul(u[rows, :, None], q_hat[rows, None], out=square)
+            if to_matrix.dtype == buffer.dtype:
+                to_matrix.addmm_(gradient[rows].t(), buffer)
+            else:
+                to_matrix.add_(torch.mm(gradient[rows].t(), buffer))
+        shape = (batch, tokens, heads, width)
+        return (
+            to_u.view(shape).transpose(1, 2),
+            to_q_hat.view(shape).transpose(1, 2),
+            to_matrix.t().reshape(hyper.shape).to(hyper.dtype),
+        )
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """(B, H, N, width) as contiguous rows (B * N * H, width)."""
+    return tensor.transpose(1, 2).contiguous().view(-1, tensor.shape[-1])
+
+
+def _chunks(rows: Tensor, columns: int) -> Iterator[tuple[int, int, Tensor]]:
+    """Where each chunk of `rows` starts and stops, and the buffer (stop - start, columns), one and the same for all."""
+    if rows.device.type == "cpu":
+        fitting = BUFFER * torch.get_num_threads() // (columns * rows.element_size())
+    else:
+        fitting = 2**26 // columns  # no cache to stay in, but a limit to memory
+    step = min(max(fitting, FEWEST_ROWS), len(rows))
+    buffer = rows.new_empty(step, columns)
+    for start in range(0, len(rows), step):
+        stop = min(start + step, len(rows))
+        yield start, stop, buffer[: stop - start]

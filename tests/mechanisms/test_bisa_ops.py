@@ -1,0 +1,361 @@
+"""Bi-directional attention: the tester's promises, and what the mathematics says of the operations."""
+
+# ruff: noqa: RUF012 - the sizes of a tester are constants
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attngraft.errors import UsageError
+from attngraft.mechanisms.bisa import eager, groups, hyper, mlp, ops
+from tests.mechanisms.op_tester import Call, OpTester
+
+INFINITE = float("inf")
+
+
+def double(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def hidden_pairs(queries: int, keys: int) -> Tensor:
+    """Which pairs are visible: query 1 sees nothing, key 2 is seen by nobody, and a few pairs more are hidden."""
+    visible = torch.rand(queries, keys) > 0.2
+    visible[1:2], visible[:, 2:3] = False, False
+    return visible
+
+
+class PairTester(OpTester):
+    """Sizes and scores that the operations have in common."""
+
+    sizes = {
+        "images": st.integers(1, 2),
+        "windows": st.integers(1, 3),
+        "heads": st.integers(1, 3),
+        "queries": st.integers(1, 7),
+        "keys": st.integers(1, 7),
+        "key_width": st.integers(1, 4),
+        "width": st.integers(1, 4),
+        "out": st.integers(1, 5),
+        "bias": st.sampled_from(["none", "all heads", "each head"]),
+        "masked": st.booleans(),
+    }
+    small = {
+        "images": 1,
+        "windows": 2,
+        "heads": 1,
+        "queries": 3,
+        "keys": 4,
+        "key_width": 2,
+        "width": 2,
+        "out": 3,
+        "bias": "each head",
+        "masked": False,
+    }
+    large = {
+        "images": 2,
+        "windows": 2,
+        "heads": 2,
+        "queries": 40,
+        "keys": 30,
+        "key_width": 16,
+        "width": 8,
+        "out": 12,
+        "bias": "each head",
+        "masked": False,
+    }
+
+    def scores(self, s: dict[str, Any]) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """q, k and the options bias and visible."""
+        batch, pairs = s["images"] * s["windows"], (s["queries"], s["keys"])
+        q, k = (double(batch, s["heads"], n, s["key_width"]) for n in pairs)
+        bias = (
+            None if s["bias"] == "none" else double(s["windows"], 1 if s["bias"] == "all heads" else s["heads"], *pairs)
+        )
+        visible = hidden_pairs(*pairs) if s["masked"] else None
+        return q, k, {"bias": bias, "visible": visible}
+
+    def hats(self, s: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        batch = s["images"] * s["windows"]
+        q_hat, v_hat = (double(batch, s["heads"], n, s["width"]) for n in (s["queries"], s["keys"]))
+        return q_hat, v_hat
+
+
+class TestTwoWay(PairTester):
+    op = ops.TWO_WAY_ATTENTION
+    macs = 2 * 3 * 4 * (2 + 3 + 2)
+
+    def build(self, **s: Any) -> Call:
+        q, k, options = self.scores(s)
+        _, v_hat = self.hats(s)
+        v = double(*k.shape[:3], s["out"])
+        return Call((q, k, v, v_hat), {**options, "scale": 0.7})
+
+
+class TestTwoWayMasked(TestTwoWay):
+    small = {**PairTester.small, "masked": True}
+    large = {**PairTester.large, "masked": True, "bias": "all heads"}
+
+
+class TestTwoWayAgain(TestTwoWay):
+    """Nothing is kept for the backward, and a group is one head of one image."""
+
+    @pytest.fixture(autouse=True)
+    def _small_limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(eager, "KEPT", 0)
+        monkeypatch.setattr(groups, "NUMBERS", 1)
+
+
+class TestInverse(PairTester):
+    op = ops.INVERSE_ATTENTION
+    macs = 2 * (3 * 4 * (2 + 2) + 3 * (2 * 2 * 3 + 2 * 3))
+
+    def build(self, **s: Any) -> Call:
+        q, k, options = self.scores(s)
+        return Call((q, k, *self.hats(s), double(s["width"], s["width"], s["out"]) / s["width"]), options)
+
+
+class TestInverseMasked(TestInverse):
+    small = {**PairTester.small, "masked": True, "bias": "none"}
+    large = {**PairTester.large, "masked": True, "bias": "none"}
+
+
+class TestInverseMlp(PairTester):
+    op = ops.INVERSE_ATTENTION_MLP
+    macs = 2 * (3 * 4 * 2 + 3 * 2 * 5 + 4 * 2 * 5 + 3 * 4 * 5 + 3 * 5 * 3)
+
+    def build(self, **s: Any) -> Call:
+        q, k, options = self.scores(s)
+        return Call(
+            (q, k, *self.hats(s)),
+            {
+                "expand": double(5, 2 * s["width"]),
+                "expand_bias": double(5),
+                "contract": double(s["out"], 5) / 5**0.5,
+                "contract_bias": double(s["out"]),
+                **options,
+            },
+        )
+
+
+class TestInverseMlpMasked(TestInverseMlp):
+    small = {**PairTester.small, "masked": True, "bias": "none"}
+    large = {**PairTester.large, "masked": True, "bias": "none"}
+
+    @pytest.fixture(autouse=True)
+    def _small_limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mlp, "NUMBERS", 1)
+
+
+class TestHyper(OpTester):
+    op = ops.HYPER_TRANSFORM
+    sizes = {
+        "batch": st.integers(1, 3),
+        "heads": st.integers(1, 3),
+        "tokens": st.integers(1, 7),
+        "width": st.integers(1, 5),
+        "out": st.integers(1, 5),
+    }
+    small = {"batch": 2, "heads": 2, "tokens": 3, "width": 2, "out": 3}
+    large = {"batch": 2, "heads": 3, "tokens": 50, "width": 16, "out": 24}
+    macs = 2 * 2 * 3 * (2 * 2 * 3 + 2 * 3)
+
+    def build(self, *, batch: int, heads: int, tokens: int, width: int, out: int) -> Call:
+        u, q_hat = (double(batch, heads, tokens, width) for _ in range(2))
+        return Call((u, q_hat, double(width, width, out) / width))
+
+
+class TestHyperInChunks(TestHyper):
+    """Chunks of two rows; the last has one."""
+
+    small = {**TestHyper.small, "tokens": 1, "batch": 3, "heads": 1}
+    macs = 3 * (2 * 2 * 3 + 2 * 3)
+
+    @pytest.fixture(autouse=True)
+    def _small_limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hyper, "BUFFER", 0)
+        monkeypatch.setattr(hyper, "FEWEST_ROWS", 2)
+
+
+def two_way(**sizes: Any) -> Call:
+    torch.manual_seed(0)
+    return TestTwoWay().build(**{**PairTester.large, **sizes})
+
+
+def run(call: Call, **changed: Any) -> tuple[Tensor, Tensor]:
+    return ops.two_way_attention(*call.arguments, **{**call.options, **changed})
+
+
+def shares(call: Call, **changed: Any) -> Tensor:
+    """L itself: u for v_hat = 1, key by key."""
+    q, k = call.arguments[:2]
+    unit = torch.eye(k.shape[2], dtype=q.dtype).expand(*k.shape[:3], -1)
+    return ops.two_way_attention(q, k, None, unit, **{**call.options, **changed})[1]
+
+
+def test_every_key_shares_itself_out_among_the_queries() -> None:
+    found = shares(two_way())
+    assert found.min() >= 0
+    torch.testing.assert_close(found.sum(-2), torch.ones_like(found.sum(-2)))
+    assert (found.sum(-1) - 1).abs().max() > 0.1  # what a query receives is not 1
+
+
+def test_without_values_only_the_inverse_direction_is_worked_out() -> None:
+    call = two_way()
+    q, k, _, v_hat = call.arguments
+    attended, u = ops.two_way_attention(q, k, None, v_hat, **call.options)
+    assert attended is None
+    torch.testing.assert_close(u, run(call)[1])
+
+
+def test_the_order_of_keys_changes_nothing_and_that_of_queries_the_order_of_outputs() -> None:
+    call = two_way(bias="none")
+    q, k, v, v_hat = call.arguments
+    keys, queries = torch.randperm(k.shape[2]), torch.randperm(q.shape[2])
+    outputs = run(call)
+    moved = ops.two_way_attention(q[:, :, queries], k[:, :, keys], v[:, :, keys], v_hat[:, :, keys], scale=0.7)
+    for ours, theirs in zip(moved, outputs, strict=True):
+        torch.testing.assert_close(ours, theirs[:, :, queries])
+
+
+def test_a_bias_per_query_is_felt_by_the_inverse_only_and_one_per_key_by_self_attention_only() -> None:
+    call = two_way(bias="none")
+    attended, u = run(call)
+    per_query, per_key = double(1, 1, 40, 1).expand(1, 1, 40, 30), double(1, 1, 1, 30).expand(1, 1, 40, 30)
+    torch.testing.assert_close(run(call, bias=per_query)[0], attended)
+    assert not torch.allclose(run(call, bias=per_query)[1], u)
+    torch.testing.assert_close(run(call, bias=per_key)[1], u)
+    assert not torch.allclose(run(call, bias=per_key)[0], attended)
+
+
+def test_exchanging_queries_and_keys_exchanges_the_directions() -> None:
+    """For s = dv and u of v_hat: L is the softmax over keys of the transposed scores, transposed."""
+    call = two_way(bias="none")
+    q, k = call.arguments[:2]
+    unit = torch.eye(40, dtype=q.dtype).expand(*q.shape[:3], -1)
+    attended, _ = ops.two_way_attention(k, q, unit, unit, scale=0.7)
+    torch.testing.assert_close(attended.mT, shares(call))
+
+
+def test_a_bias_of_minus_infinity_hides_as_visible_does() -> None:
+    call = two_way(bias="none")
+    visible = hidden_pairs(40, 30)
+    bias = torch.zeros(1, 1, 40, 30, dtype=torch.float64).masked_fill(~visible, -INFINITE)
+    for ours, theirs in zip(run(call, bias=bias), run(call, visible=visible), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("backend", ["reference", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_who_sees_nothing_gets_nothing_and_who_is_not_seen_gives_nothing(backend: str, dtype: torch.dtype) -> None:
+    call = two_way(bias="each head")
+    bias = call.options["bias"]
+    bias[:, :, 3], bias[:, :, :, 5] = -INFINITE, -INFINITE  # query 3 sees nothing, key 5 is seen by nobody
+    bias[0] = -INFINITE  # nor is anything in the first window
+    call = call.map(lambda tensor: tensor.to(dtype).requires_grad_())
+    outputs = run(call, backend=backend)
+    gradients = torch.autograd.grad([out.sum() * 3 + out.square().sum() for out in outputs], call.tensors())
+    for out in outputs:
+        assert out.isfinite().all()
+        assert not out[:, :, 3].any()
+        assert not out[0::2].any()
+    for gradient in gradients:
+        assert gradient.isfinite().all()
+    to_q, to_k, to_v, to_v_hat, to_bias = gradients
+    assert not to_q[:, :, 3].any()
+    assert not any(gradient[:, :, 5].any() for gradient in (to_k, to_v, to_v_hat))
+    assert not to_bias[call.options["bias"].isinf()].any()
+    assert to_bias.any()
+
+
+def test_a_nan_is_not_taken_for_a_masked_line() -> None:
+    call = two_way()
+    call.arguments[0][1, 0, 7] = float("nan")
+    call.options["bias"][:, :, :, 0] = -INFINITE
+    attended, u = run(call)
+    assert attended[1, 0, 7].isnan().all()
+    assert u[1, 0].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_large_scores_stay_finite(dtype: torch.dtype) -> None:
+    call = two_way(bias="none")
+    q, k, v, v_hat = (tensor.to(dtype).requires_grad_() for tensor in call.arguments)
+    scale = 1e4 / (q @ k.mT).abs().max().item()
+    bias = torch.full((1, 1, 40, 30), -1e4, dtype=dtype).index_fill(2, torch.tensor([4]), 1e4).requires_grad_()
+    outputs = ops.two_way_attention(q, k, v, v_hat, bias=bias, scale=scale)
+    gradients = torch.autograd.grad([out.sum() for out in outputs], [q, k, v, v_hat, bias])
+    assert all(tensor.isfinite().all() for tensor in (*outputs, *gradients))
+
+
+def test_one_token_is_transformed_by_its_own_value() -> None:
+    """N = 1: both softmaxes are 1, isa = q_hat (v_hat G)."""
+    torch.manual_seed(0)
+    call = TestInverse().build(**{**PairTester.large, "queries": 1, "keys": 1})
+    *_, q_hat, v_hat, weight = call.arguments
+    expected = torch.einsum("nhtb,nhta,abc->nhtc", q_hat, v_hat, weight)
+    torch.testing.assert_close(ops.inverse_attention(*call.arguments, **call.options), expected)
+
+
+def test_the_first_axis_of_the_hypernetwork_is_the_values() -> None:
+    u, q_hat = torch.zeros(1, 1, 1, 3), torch.zeros(1, 1, 1, 3)
+    u[..., 2], q_hat[..., 1] = 1, 1
+    weight = torch.arange(27.0).view(3, 3, 3)
+    assert torch.equal(ops.hyper_transform(u, q_hat, weight).flatten(), weight[2, 1])
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 3), (3, 0), (0, 0)])
+def test_no_tokens(queries: int, keys: int) -> None:
+    call = two_way(bias="none", queries=queries, keys=keys)
+    attended, u = run(call)
+    assert attended.shape == (4, 2, queries, 12)
+    assert u.shape == (4, 2, queries, 8)
+    assert not attended.any()
+    inverse = TestInverse().build(**{**PairTester.large, "bias": "none", "queries": queries, "keys": keys})
+    assert not ops.inverse_attention(*inverse.arguments, **inverse.options).any()
+
+
+def test_outputs_leave_in_the_layout_that_the_projection_wants() -> None:
+    call = two_way()
+    attended, u = run(call)
+    inverse = TestInverse().build(**PairTester.large)
+    isa = ops.inverse_attention(*inverse.arguments, **inverse.options)
+    for found in (attended, u, isa):
+        assert found.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_kept_for_the_backward_has_a_limit(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = two_way().map(lambda tensor: tensor.float().requires_grad_())
+    maps = 2 * (4 * 2 * 40 * 30) * 4
+    monkeypatch.setattr(eager, "KEPT", maps if kept else maps - 1)
+    saved: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel() if tensor.shape == (4, 2, 40, 30) else 0)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run(call)
+    assert sum(saved) * 4 == (maps if kept else 0)
+
+
+def test_a_bias_that_does_not_divide_the_batch_is_refused() -> None:
+    call = two_way(bias="none")
+    with pytest.raises(UsageError, match="divisor of B = 4"):
+        run(call, bias=double(3, 2, 40, 30))
+
+
+@pytest.mark.slow
+def test_exports() -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, *tensors: Tensor) -> Tensor:
+            return ops.inverse_attention(*tensors)
+
+    call = TestInverse().build(**{**PairTester.small, "bias": "none"})
+    exported = torch.export.export(Layer(), call.arguments)
+    torch.testing.assert_close(exported.module()(*call.arguments), ops.inverse_attention(*call.arguments))
