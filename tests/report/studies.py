@@ -9,10 +9,10 @@ import numpy as np
 from scipy import stats
 
 from attngraft.sections import Column, Matrix, Metric, Reliability, Section, Table
+from attngraft.study.epochs import epochs_to_baseline
 from attngraft.study.result import (
     Cost,
     Difference,
-    EpochsToBaseline,
     Interval,
     McNemar,
     RunSummary,
@@ -303,11 +303,6 @@ def _spreads(found: list[dict[str, float]]) -> dict[str, Spread]:
 def _variant(name: str, runs: list[RunSummary], base: list[RunSummary], *, comparisons: int) -> VariantResult:
     spec, _, _, ratios = USUAL[name]
     is_baseline = runs is base
-    target = max(np.mean([run.curve["val/top1"] for run in base], axis=0))
-    reached = {
-        run.seed: next((i + 1 for i, value in enumerate(run.curve["val/top1"]) if value >= target), None)
-        for run in runs
-    }
     return VariantResult(
         name=name,
         spec=spec,
@@ -317,9 +312,7 @@ def _variant(name: str, runs: list[RunSummary], base: list[RunSummary], *, compa
         best=_spreads([run.best for run in runs]),
         cost=_cost(ratios, is_baseline=is_baseline),
         difference=None if is_baseline else _difference(runs, base, comparisons),
-        epochs_to_baseline=EpochsToBaseline(
-            target=float(target), by_seed=reached, of_mean_curve=next(iter(reached.values()))
-        ),
+        epochs_to_baseline=epochs_to_baseline(runs, base, key="val/top1", higher_is_better=True),
     )
 
 

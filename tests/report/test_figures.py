@@ -54,9 +54,9 @@ def test_svg_files_stand_alone(usual_files):
     ("study", "names"),
     [
         (studies.only_baseline(), ["curves"]),
-        (studies.without_costs(), ["differences", "curves", "cost"]),
-        (studies.one_seed(), ["differences", "curves", "cost", "cost-more"]),
-        (studies.translation(), ["differences", "curves", "cost", "cost-more"]),
+        (studies.without_costs(), ["differences", "curves", "epochs", "cost"]),
+        (studies.one_seed(), ["differences", "curves", "epochs", "cost", "cost-more"]),
+        (studies.translation(), ["differences", "curves", "epochs", "cost", "cost-more"]),
     ],
 )
 def test_only_what_there_is_data_for(study, names):

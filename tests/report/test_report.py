@@ -16,7 +16,7 @@ def test_the_report_is_written_and_stale_plots_go(tmp_path: Path):
     path = write_report(studies.usual(), tmp_path)
     assert path == tmp_path / "report.html"
     assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert len(list((tmp_path / "plots").iterdir())) == 16
+    assert len(list((tmp_path / "plots").iterdir())) == 20
     (tmp_path / "plots" / "mine.png").write_bytes(b"not ours")
     write_report(studies.only_baseline(), str(tmp_path))
     left = sorted(file.name for file in (tmp_path / "plots").iterdir())

@@ -54,11 +54,14 @@ def test_epochs_to_the_baselines_best(tmp_path: Path) -> None:
     assert baseline is not None
     assert gain is not None
     assert loss is not None
-    assert gain.target == pytest.approx(np.mean([run.best["top1"] for run in result.variants[0].runs]))
+    curves = np.array([run.curve["val/top1"] for run in result.variants[0].runs])
+    assert gain.target == pytest.approx(curves.mean(axis=0).max())
     assert set(gain.by_seed.values()) <= {6, 7}
     assert gain.of_mean_curve in (6, 7)
     assert loss.by_seed == {0: None, 1: None}
-    assert loss.of_mean_curve is None
+    assert (loss.of_mean_curve, loss.ratio, loss.speed_up) == (None, None, None)
+    assert (baseline.baseline_epoch, baseline.of_mean_curve, baseline.ratio) == (8, 8, 1)
+    assert gain.ratio == gain.of_mean_curve / 8
 
 
 def test_best_epoch_is_secondary_and_the_first_of_equals(tmp_path: Path) -> None:

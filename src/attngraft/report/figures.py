@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attngraft.report import wording
 from attngraft.report.curves import Band, curve_bands, difference_bands, draw_bands
+from attngraft.report.epochs import compared, draw_epochs, epochs_sentence
 from attngraft.report.forest import draw_forest
 from attngraft.report.scene import NAME_WIDTH, Scene, names_margin
 from attngraft.report.sheet import LINE_HEIGHT, Panel, drawing, png, sheet, svg
@@ -19,7 +20,7 @@ from attngraft.study.result import StudyResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FIGURES = ("differences", "curves", "cost", "cost-more")
+FIGURES = ("differences", "curves", "epochs", "cost", "cost-more")
 #: every file that `plot_files` may give
 FILES = frozenset(f"{name}{theme}.{kind}" for name in FIGURES for theme in ("", "-dark") for kind in ("png", "svg"))
 
@@ -47,6 +48,7 @@ def study_figures(result: StudyResult) -> list[StudyFigure]:
     drawn = (
         _forest(result),
         _curves(result),
+        _epochs(result),
         _costs(result, ("parameters", "macs", "train_time")),
         _costs(result, ("inference_time", "memory")),
     )
@@ -115,6 +117,17 @@ def _curves(result: StudyResult) -> list[Drawing]:
         for name, title, bands, scale, zero in parts
         if any(bands)
     ]
+
+
+def _epochs(result: StudyResult) -> list[Drawing]:
+    rows = compared(result)
+    if not rows:
+        return []
+    said = [wording.shown(epochs_sentence(variant, reached, result.epochs)) for _, variant, reached in rows]
+    longest = max(len(wording.shorten(variant.name, NAME_WIDTH)) for _, variant, _ in rows)
+    place = Panel(width=8.4, height=1.25 + 0.42 * len(rows), left=0.3 + 0.083 * longest, right=1.75, bottom=0.6)
+    alt = f"Epochs to the baseline's best mean over those of the baseline itself. {'. '.join(said)}."
+    return [Drawing(name="epochs", alt=alt, panel=place, draw=draw_epochs)]
 
 
 def _height(result: StudyResult) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 from attngraft.report import wording
 from attngraft.report.coverage import coverage_note
+from attngraft.report.epochs import added_parameters, compared
 from attngraft.report.facts import facts
 from attngraft.report.figures import panel_svg, study_figures
 from attngraft.report.forest import difference_range
@@ -90,6 +91,10 @@ def _context(result: StudyResult) -> dict[str, Any]:
         "one_seed": not wording.seed_deviation_known(result),
         "created": _date(result.created),
         "figures": _inline_figures(result),
+        "paces": [
+            {"row": rows[place], "reached": reached, "added": added_parameters(variant)}
+            for place, variant, reached in compared(result)
+        ],
         "halving": halving_view(result),
         "sections": section_views(result),
         "themes": {theme.name: _css_variables(theme) for theme in THEMES},

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from attngraft.report import wording
+from attngraft.report.epochs import ratio_text
 from attngraft.report.halving import fate
 from attngraft.report.wording import ABSENT, MetricFormat, metric_format, ratio, shown
 from attngraft.study.result import Cost, Difference, Interval, StudyResult, VariantResult
@@ -161,8 +162,9 @@ def markdown_table(result: StudyResult) -> str:
         "verdict",
         *("parameters", "MACs", "training step", "inference", "memory"),
         "epochs to baseline",
+        "over the baseline's",
     ]
-    rows = [head, ["---", *["---:"] * 5, "---", *["---:"] * 5, "---"]]
+    rows = [head, ["---", *["---:"] * 5, "---", *["---:"] * 5, "---", "---:"]]
     rows += [_markdown_cells(variant, result, style) for variant in result.variants]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
@@ -184,7 +186,11 @@ def _markdown_cells(variant: VariantResult, result: StudyResult, style: MetricFo
         if cost is None
         else [ratio(number, exact=name in ("parameters", "macs")) for name, number in _ratios(cost).items()]
     )
-    return [*cells, "" if variant.is_baseline else wording.epochs_text(variant, result.epochs)]
+    if variant.is_baseline:
+        return [*cells, "", ""]
+    reached = variant.epochs_to_baseline
+    share = ABSENT if reached is None or reached.baseline_epoch is None else ratio_text(reached, result.epochs)
+    return [*cells, wording.epochs_text(variant, result.epochs), share]
 
 
 def _markdown_text(text: str) -> str:
@@ -231,6 +237,9 @@ def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[st
     reached = variant.epochs_to_baseline
     yield "epochs_to_baseline_target", reached.target if reached else None
     yield "epochs_to_baseline", reached.of_mean_curve if reached else None
+    yield "epochs_of_baseline", reached.baseline_epoch if reached else None
+    yield "epochs_to_baseline_ratio", reached.ratio if reached else None
+    yield "epochs_to_baseline_speed_up", reached.speed_up if reached else None
     by_seed = {run.seed: run for run in variant.runs}
     for seed in result.seeds:
         run = by_seed.get(seed)

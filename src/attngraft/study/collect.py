@@ -15,6 +15,7 @@ import numpy as np
 from attngraft._version import __version__
 from attngraft.errors import TrainingError
 from attngraft.study.config import StudyConfig
+from attngraft.study.epochs import epochs_to_baseline
 from attngraft.study.halving_record import in_words, outcome_of
 from attngraft.study.pairing import aligned_scores, read_scores
 from attngraft.study.result import (
@@ -55,9 +56,6 @@ class _Metric:
         signed = [worst if math.isnan(v) else v if self.higher_is_better else -v for v in values]
         return signed.index(max(signed))
 
-    def reaches(self, value: float, target: float) -> bool:
-        return value >= target if self.higher_is_better else value <= target
-
 
 def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, notes: Sequence[str] = ()) -> StudyResult:
     """Everything that the study's finished runs say.
@@ -95,7 +93,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             runs[v.name],
             (costs or {}).get(v.spec),
             differences[v.name],
-            _reached(runs[v.name], baseline_runs, metric),
+            epochs_to_baseline(runs[v.name], baseline_runs, key=metric.key, higher_is_better=metric.higher_is_better),
             variant_sections(task, list(records[v.name].values())),
         )
         for v in config.variants
@@ -223,21 +221,6 @@ def _differences(
             )
         )
     return dict(zip((variant.name for variant in config.variants), corrected(found, untested=stopped), strict=True))
-
-
-def _reached(runs: Sequence[RunSummary], baseline: Sequence[RunSummary], metric: _Metric) -> EpochsToBaseline | None:
-    """When each seed, and the mean curve, first reach the mean over seeds of the baseline's best."""
-    if not runs or not baseline:
-        return None
-    target = float(np.mean([run.best[metric.name] for run in baseline]))
-    curves = [run.curve[metric.key] for run in runs]
-    mean_curve = [float(np.mean(values)) for values in zip(*curves, strict=False)]
-
-    def first(curve: Sequence[float]) -> int | None:
-        return next((epoch for epoch, value in enumerate(curve, start=1) if metric.reaches(value, target)), None)
-
-    by_seed = {run.seed: first(curve) for run, curve in zip(runs, curves, strict=True)}
-    return EpochsToBaseline(target=target, by_seed=by_seed, of_mean_curve=first(mean_curve))
 
 
 def _title(record: RunRecord, variants: Sequence[Variant]) -> str:

@@ -86,11 +86,22 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochsToBaseline:
-    """Epochs (1-based) that each seed needs to reach the baseline's best mean; None where it never does."""
+    """Epochs (1-based) until the baseline's best mean over seeds is reached; None where it never is.
 
-    target: float
+    `ratio` and `speed_up` are of mean curves; those of results from before they were counted are None.
+    """
+
+    target: float  #: the best value of the baseline's mean curve
     by_seed: dict[int, int | None]
     of_mean_curve: int | None
+    baseline_epoch: int | None = None  #: the first epoch at which the baseline's own mean curve is at `target`
+    ratio: float | None = None  #: of_mean_curve / baseline_epoch; below 1 the variant is sooner
+    speed_up: float | None = None  #: 1 / ratio
+
+    def ratio_of(self, seed: int) -> float | None:
+        """The same ratio for one seed's curve; None where that seed never reaches the target."""
+        reached = self.by_seed.get(seed)
+        return None if reached is None or self.baseline_epoch is None else reached / self.baseline_epoch
 
 
 @dataclass(frozen=True, kw_only=True)
