@@ -97,6 +97,8 @@ def _measured_for(config: StudyConfig) -> dict[str, Any]:
 
     recipe = recipe_to_dict(config.recipe_of(config.baseline, config.seeds[0]))
     kept = {name: recipe[name] for name in ("host", "task", "optimizer", "train")}
+    if recipe["distill"] is not None:
+        kept["distill"] = recipe["distill"]
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain
 

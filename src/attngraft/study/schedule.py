@@ -108,12 +108,13 @@ def check_variants(config: StudyConfig) -> None:
     Raises:
         UsageError: a variant does not fit the host (a GraftSpecError where its text is wrong); names the variant.
         ConfigError: the host is unknown or does not take its arguments.
-        HostError: the weights that it starts from cannot be had, or do not fit.
+        HostError: the weights that it starts from cannot be had, or do not fit; or those of a teacher.
     """
     import torch
 
     from attngraft.grafting.plan import plan
     from attngraft.training.build import build_model, check_start
+    from attngraft.training.teacher import check_teacher
 
     recipe = config.recipe_of(config.baseline, config.seeds[0])
     with torch.device("meta"):
@@ -127,3 +128,4 @@ def check_variants(config: StudyConfig) -> None:
             raise UsageError(f"the variant {variant.name} does not fit the host: {error}") from error
     if any(run.state == "new" for run in plan_runs(config)):  # others have a checkpoint, and the weights may be gone
         check_start(recipe)
+        check_teacher(recipe)

@@ -29,10 +29,27 @@ def start_notes(records: Mapping[str, Mapping[int, RunRecord]], metric: str) -> 
             "The runs do not all start from the same weights (the file was changed in between), so part of a difference "
             "may come from there."
         )
+    notes += _teachers(every)
     if before := _before(records, f"val/{metric}"):
         notes.append(f"Before training, {metric} is {before}: what a graft takes from the host at the start.")
     if every and (trained := _TRAINED.get(every[0].recipe.train.parameters)):
         notes.append(trained)
+    return notes
+
+
+def _teachers(every: list[RunRecord]) -> list[str]:
+    """Whom the runs learned from, what that one scores, and whether it was the same for all."""
+    taught = {record.teacher["sha256"]: record.teacher for record in every if record.teacher}
+    notes = []
+    for teacher in taught.values():
+        scores = [f"{name} {value:.4g}" for name, value in list(teacher.get("metrics", {}).items())[:1]]
+        known = "; ".join([teacher["from"], *scores])
+        notes.append(f"The runs learn from a teacher besides the labels: {teacher['name']} ({known}).")
+    if len(taught) > 1 or (taught and not all(record.teacher for record in every)):
+        notes.append(
+            "The runs do not all have the same teacher (its weights were changed in between), so part of a difference may "
+            "come from there."
+        )
     return notes
 
 

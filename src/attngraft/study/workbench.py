@@ -19,11 +19,12 @@ from torch import nn
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Batch, Task, TaskData
 from attngraft.training.build import build_model, build_task, model_data_config
-from attngraft.training.evaluate import model_inputs
 from attngraft.training.freezing import train_mode
+from attngraft.training.inputs import model_inputs
 from attngraft.training.loading import EvalOrder, TrainOrder
 from attngraft.training.optimizer import create_ema, create_optimizer
 from attngraft.training.recipe import Recipe
+from attngraft.training.teacher import Teacher, create_teacher, step_losses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Material:
     steps_per_epoch: int
     eval_batches: int
     load_seconds: float  #: to load one update's examples, in one process
+    teacher: Teacher | None = None  #: of all variants; part of every training step
 
 
 def load_material(recipe: Recipe) -> Material:
@@ -48,6 +50,7 @@ def load_material(recipe: Recipe) -> Material:
     with _apart(recipe):
         task = build_task(recipe)
         data = task.load(model_data_config=model_data_config(recipe))
+        teacher = create_teacher(recipe, task, data, device=run_device())
         order = TrainOrder(
             split=data.train,
             seed=recipe.seed,
@@ -70,6 +73,7 @@ def load_material(recipe: Recipe) -> Material:
         steps_per_epoch=order.steps,
         eval_batches=len(evaluation),
         load_seconds=min(seconds),
+        teacher=teacher,
     )
 
 
@@ -89,15 +93,17 @@ class Workbench:
         self._amp = {"no": None, "fp16": torch.float16, "bf16": torch.bfloat16}[recipe.train.amp]
 
     def train_step(self) -> None:
-        """One update: forward, loss and backward for each micro-batch, then the optimizer."""
-        task, train = self.material.task, self.recipe.train
+        """One update: forward (the teacher's, too), loss and backward for each micro-batch, then the optimizer."""
+        task, train, teacher = self.material.task, self.recipe.train, self.material.teacher
         with _apart(self.recipe):
             train_mode(self.model)
             for _ in range(train.accumulate):
                 batch = task.prepare(self._batch, epoch=0, step=0)
                 with self._precision():
+                    taught = None if teacher is None else teacher(batch)
                     args, kwargs = model_inputs(task, batch, channels_last=train.channels_last)
-                    loss = task.loss(self._call(*args, **kwargs), batch)["loss"]
+                    outputs = self._call(*args, **kwargs)
+                    loss = step_losses(task, outputs, batch, teacher=teacher, taught=taught)["loss"]
                 (loss / train.accumulate).backward()
             if train.clip_grad is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), train.clip_grad)
@@ -116,11 +122,13 @@ class Workbench:
             self._call(*args, **kwargs)
 
     def state_bytes(self) -> int:
-        """Bytes that stay between steps: parameters, buffers, optimizer state, moving average, the batch."""
+        """Bytes that stay between steps: parameters, buffers, optimizer state, moving average, teacher, the batch."""
         tensors = [*self.model.parameters(), *self.model.buffers(), *_tensors(self._batch)]
         tensors += [value for state in self.optimizer.state.values() for value in _tensors(state)]
         if self._ema is not None:
             tensors += [*self._ema.parameters(), *self._ema.buffers()]
+        if (teacher := self.material.teacher) is not None:
+            tensors += [*teacher.model.parameters(), *teacher.model.buffers()]
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         return sum(storages.values())
 

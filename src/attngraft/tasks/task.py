@@ -23,6 +23,7 @@ from torch import Tensor
 from attngraft.errors import ConfigError
 from attngraft.sections import Metric, Section
 from attngraft.suggest import did_you_mean
+from attngraft.tasks.teaching import Teaching
 
 Batch = Any  #: nested dicts, lists and tuples of tensors (and of plain values, which stay where they are)
 
@@ -175,6 +176,20 @@ class Task(ABC):
             facts: what `load` said of the data.
         """
         return []
+
+    def teaching(self, *, model_data_config: Mapping[str, Any]) -> Teaching:
+        """How a model of this task learns from a teacher (the recipe's `distill`); asked for after `load`.
+
+        Args:
+            model_data_config: what the teacher expects of its input, as in `load`.
+
+        Raises:
+            ConfigError: the task does not say, or the teacher cannot be shown this data.
+        """
+        raise ConfigError(
+            f"task {self.name}: does not say how its models learn from a teacher (Task.teaching); leave the "
+            "recipe's section distill out"
+        )
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         """How a model of this task is used without its data.

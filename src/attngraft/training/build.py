@@ -82,6 +82,8 @@ def build_started_model(
     with seeded("graft", recipe.seed):
         if recipe.graft is not None:
             attngraft.graft(model, recipe.graft)
+    if recipe.distill is not None and recipe.distill.kind == "token":
+        _train_both_heads(model, recipe)
     if file is not None:
         file.fill_grafts(model)
     freeze(model, recipe.train.parameters)
@@ -117,6 +119,17 @@ def _started_host(
     there, here = getattr(model, "pretrained_cfg", {}).get("num_classes"), getattr(model, "num_classes", None)
     head = "" if there == here else f" (a new head: for {here} classes instead of {there})"
     return model, None, Start(origin=f"timm's weights of {recipe.host.name}{head}", whole=there == here)
+
+
+def _train_both_heads(model: nn.Module, recipe: Recipe) -> None:
+    """Let a distilled host give both heads' logits in training; in evaluation it gives their mean as before."""
+    switch = getattr(model, "set_distilled_training", None)
+    if not callable(switch):
+        raise ConfigError(
+            f"distill.kind: token trains the second head of a distilled host, and {recipe.host.name} has one head; "
+            "take logits, or a host such as deit_tiny_distilled_patch16_224 or levit_128s"
+        )
+    switch(True)
 
 
 def _host_of_run(weights: Path) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
@@ -16,6 +16,7 @@ from attngraft.errors import DataError, TrainingError
 from attngraft.tasks.task import Batch, Evaluation, Split, Task
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.checkpoint import load_weights, read_checkpoint
+from attngraft.training.inputs import Arguments, model_inputs
 from attngraft.training.loading import EvalOrder, eval_batches, indices_of
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
@@ -41,12 +42,19 @@ class SplitEvaluator:
         self._loader = eval_batches(split, self._order, workers=config.workers, pin=pin)
         self._channels_last = config.channels_last
 
-    def __call__(self, model: nn.Module, *, stop: StopSignal | None = None) -> Evaluation | None:
-        """Metrics and predictions of `model`, the same in every process; None if `stop` said so before the end."""
+    def __call__(
+        self,
+        model: nn.Module,
+        *,
+        stop: StopSignal | None = None,
+        inputs: Callable[[Batch], Arguments] | None = None,
+    ) -> Evaluation | None:
+        """Metrics and predictions of `model`, the same in every process; None if `stop` said so before the end. `inputs`
+        says what it is called with on a batch; None: as the task says."""
         evaluator = self._task.evaluator(self._split)
         batches = self._loader if stop is None else stop.while_waiting(self._loader)
         try:
-            for outputs, indices in self._outputs(model, batches):
+            for outputs, indices in self._outputs(model, batches, inputs or self._inputs):
                 evaluator.update(outputs, indices)
                 if stop is not None and stop.agreed():
                     return None
@@ -58,26 +66,23 @@ class SplitEvaluator:
         """End the loading processes now."""
         self._loader.send_away()
 
+    def _inputs(self, batch: Batch) -> Arguments:
+        return model_inputs(self._task, batch, channels_last=self._channels_last)
+
     @torch.no_grad()
-    def _outputs(self, model: nn.Module, batches: Iterable[Batch]) -> Iterable[tuple[dict[str, Tensor], Tensor]]:
+    def _outputs(
+        self, model: nn.Module, batches: Iterable[Batch], inputs: Callable[[Batch], Arguments]
+    ) -> Iterable[tuple[dict[str, Tensor], Tensor]]:
         """Per batch, what the task predicts and of which examples, gathered from all processes, on the CPU."""
         model.eval()
         device = self._accelerator.device
         for keys, batch in zip(self._order, batches, strict=True):
             batch = send_to_device(batch, device, non_blocking=True)
-            args, kwargs = model_inputs(self._task, batch, channels_last=self._channels_last)
+            args, kwargs = inputs(batch)
             with self._accelerator.autocast():
                 outputs = self._task.predict(model(*args, **kwargs), batch)
             gathered = gather((outputs, indices_of(keys).to(device)))
             yield {name: _on_cpu(tensor) for name, tensor in gathered[0].items()}, gathered[1].cpu()
-
-
-def model_inputs(task: Task, batch: Batch, *, channels_last: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model is called with on this batch, 4-D tensors in the wanted memory format."""
-    args, kwargs = task.to_model(batch)
-    if not channels_last:
-        return args, dict(kwargs)
-    return tuple(map(_channels_last, args)), {name: _channels_last(value) for name, value in kwargs.items()}
 
 
 def evaluate_run(
@@ -149,9 +154,3 @@ def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
 
 def _on_cpu(tensor: Tensor) -> Tensor:
     return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).cpu()
-
-
-def _channels_last(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.ndim == 4:
-        return value.contiguous(memory_format=torch.channels_last)
-    return value

@@ -38,7 +38,7 @@ from attngraft.training.randomness import reseed, stream_seed
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import Metrics, RunFolder, RunRecord, read_run, write_json
 from attngraft.training.setup import Job, create_accelerator, prepare
-from attngraft.training.start import record_start
+from attngraft.training.start import record_start, record_teacher
 from attngraft.training.stopping import Interrupted, StoppedWaiting, StopSignal
 
 T = TypeVar("T")
@@ -132,6 +132,7 @@ def _fit(job: Job, progress: Progress, *, stop_after_epoch: int | None = None) -
         trainer = Trainer(job, progress, stop)
         try:
             record_start(job, trainer.evaluate)
+            record_teacher(job, trainer.evaluate_teacher)
             while counters.epoch < min(epochs, epochs if stop_after_epoch is None else stop_after_epoch):
                 trainer.train_epoch()
                 row = trainer.end_epoch()
@@ -178,6 +179,13 @@ class Trainer:
         """Of the weights as they are, on the validation split; None if stopped."""
         with memory_explained(self._job, "evaluation"):
             return self._evaluate(self._job.learner.model, stop=self._stop)
+
+    def evaluate_teacher(self) -> Evaluation | None:
+        """Of the run's teacher, on the validation split; None if it has none, or stopped."""
+        teacher = self._job.teacher
+        if teacher is None:
+            return None
+        return self._evaluate(teacher.model, stop=self._stop, inputs=teacher.inputs)
 
     def train_epoch(self) -> None:
         """The updates that are left of this epoch."""

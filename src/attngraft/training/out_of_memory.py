@@ -17,8 +17,8 @@ from accelerate.utils import send_to_device
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from attngraft.errors import TrainingError
-from attngraft.training.evaluate import model_inputs
 from attngraft.training.forward import losses_of
+from attngraft.training.inputs import model_inputs
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import Job
 

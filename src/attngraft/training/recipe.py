@@ -156,6 +156,45 @@ class TrainConfig:
             raise FieldError("first.parameters", rule)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    """Whom a run learns from: a model of timm's (`name`), a run or an exported model of one's own (`weights`), or both."""
+
+    name: str | None = None  #: as in timm; alone: with timm's weights of that name (name.tag: of that tag)
+    args: Mapping[str, Any] = field(default_factory=dict)  #: of its factory: img_size, ...; belong to `name`
+    #: a run's folder (its best weights), an exported model's, or, with `name`, a file of weights as host.weights takes it
+    weights: str | None = None
+    size: int | None = None  #: pixels at which it is asked; null: the student's, or its own where it takes no other
+
+    def __post_init__(self) -> None:
+        _require(self, "args", not self.args or self.name is not None, "belong to a name, which is not given")
+        _require(self, "weights", self.weights != "", "must be a path, or null")
+        _require(self, "size", self.size is None or self.size > 0, "must be positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """Learning from a teacher besides the labels: loss = label loss + alpha * teacher loss, on the same mixed images."""
+
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    #: logits: the student's whole answer follows the teacher's; token: the second head of a distilled host does, and the
+    #: first one the labels
+    kind: Literal["logits", "token"] = "logits"
+    hard: bool = False  #: follow the teacher's best class (DeiT) instead of its probabilities
+    alpha: float | None = None  #: weight of the teacher's part; null: 5 for logits (USI), 1 for token
+    temperature: float = 1.0  #: divides the logits of both; the teacher's part is multiplied by its square
+
+    def __post_init__(self) -> None:
+        _require(self, "alpha", self.alpha is None or self.alpha > 0, "must be positive")
+        _require(self, "temperature", self.temperature > 0, "must be positive")
+        _require(self, "temperature", self.temperature == 1 or not self.hard, "changes nothing where hard is true")
+
+    @property
+    def weight(self) -> float:
+        """`alpha`, or what it is by itself."""
+        return self.alpha if self.alpha is not None else {"logits": 5.0, "token": 1.0}[self.kind]
+
+
 _NO_GRAFT = (
     "is grafts, and there is no graft to train. Name one, or take grafts+head: the host as it is (a study's baseline) "
     "then trains its head alone"
@@ -172,6 +211,7 @@ class Recipe:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    distill: DistillConfig | None = None  #: learn from a teacher, too: {teacher: {name: ...}}
     seed: int = 0  #: of initialization, order and augmentation
 
     def __post_init__(self) -> None:

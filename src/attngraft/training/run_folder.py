@@ -3,6 +3,7 @@
 recipe.yaml         the resolved recipe
 environment.json    versions, commit, device, threads
 data.json           what the task found in the data, and what the host was built with for it
+teacher.json        whom it learned from, and the hash of those weights (not there where it learned from labels alone)
 start.json          the weights that it started from, and what they scored (not there where it started from random values)
 metrics.jsonl       one line per finished epoch
 tensorboard/        the same and the learning rate, as events
@@ -58,6 +59,10 @@ class RunFolder:
     @property
     def start(self) -> Path:
         return self.path / "start.json"
+
+    @property
+    def teacher(self) -> Path:
+        return self.path / "teacher.json"
 
     @property
     def metrics(self) -> Path:
@@ -118,6 +123,9 @@ class RunFolder:
     def write_data(self, *, model_args: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         write_json(self.data, {"model_args": dict(model_args), "facts": dict(facts)})
 
+    def write_teacher(self, facts: Mapping[str, Any]) -> None:
+        write_json(self.teacher, dict(facts))
+
     def write_metrics(self, rows: list[Metrics]) -> None:
         """All rows anew: what the file holds is exactly what the checkpoint knows."""
         write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
@@ -157,7 +165,7 @@ class RunFolder:
 
     def note_choice(self, recipe: Recipe, *, epoch: int, step: int) -> None:
         """Write down what was chosen for want of memory in step `step` of `epoch` (both from 1): the run goes on so."""
-        environment = _read_json(self.environment) if self.environment.is_file() else {}
+        environment = read_json(self.environment) if self.environment.is_file() else {}
         names = [name.partition(".")[2] for name in CHOSEN_BY_MEMORY]
         choice = {"epoch": epoch, "step": step} | {name: getattr(recipe.train, name) for name in names}
         write_json(
@@ -182,6 +190,7 @@ class RunRecord:
     model_args: dict[str, Any]  #: what the data demanded of the host's factory
     facts: dict[str, Any]  #: what the task found in the data
     start: dict[str, Any] = field(default_factory=dict)  #: `from`, and `metrics` before training where there was a head
+    teacher: dict[str, Any] = field(default_factory=dict)  #: `name`, `from`, `sha256`, and `metrics` of the teacher
     epochs: list[Metrics] = field(default_factory=list)  #: per epoch: epoch (1-based), seconds, train/..., val/...
     finished: bool = False
     predictions: Path | None = None
@@ -201,21 +210,27 @@ def read_run(folder: Path | str) -> RunRecord:
     run = RunFolder(Path(folder))
     if not run.recipe.is_file():
         raise TrainingError(f"{run.path}: there is no run here (no recipe.yaml)")
-    data = _read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
+    data = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
     return RunRecord(
         folder=run.path,
         recipe=run.read_recipe(),
-        environment=_read_json(run.environment) if run.environment.is_file() else {},
+        environment=read_json(run.environment) if run.environment.is_file() else {},
         model_args=data["model_args"],
         facts=data["facts"],
-        start=_read_json(run.start) if run.start.is_file() else {},
+        start=read_json(run.start) if run.start.is_file() else {},
+        teacher=read_json(run.teacher) if run.teacher.is_file() else {},
         epochs=_read_rows(run.metrics) if run.metrics.is_file() else [],
         finished=run.finished.is_file(),
         predictions=run.predictions if run.predictions.is_file() else None,
     )
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """What the file holds.
+
+    Raises:
+        TrainingError: it cannot be read.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -24,6 +24,7 @@ from attngraft.training.optimizer import create_ema, create_optimizer, create_sc
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, write_json
 from attngraft.training.stages import Stages
+from attngraft.training.teacher import Teacher, create_teacher, note_teacher
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Job:
     schedule: Scheduler
     core: nn.Module  #: the model inside accelerate's wrappers
     start: Start  #: what it starts from; random values where the run goes on from a checkpoint
+    teacher: Teacher | None = None  #: whom it learns from besides the labels
 
 
 def create_accelerator(recipe: Recipe) -> Accelerator:
@@ -82,6 +84,9 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         rank=accelerator.process_index,
         world=accelerator.num_processes,
     )
+    teacher = create_teacher(recipe, task, data, device=accelerator.device)
+    if teacher is not None:
+        teacher.refuse_other(run)
     begun = run.last.exists() or run.previous.exists()  # then the checkpoint fills the model, whatever it started from
     core, start = build_started_model(recipe, data.model_args, weights=not begun)
     if accelerator.is_main_process and not begun:
@@ -104,6 +109,7 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         )  # without a scaler accelerate's wrapper adds nothing but a look for packages, per step
     if accelerator.is_main_process:
         _write_facts(recipe, run, accelerator, data)
+        note_teacher(run, teacher)
     return Job(
         recipe=recipe,
         run=run,
@@ -117,6 +123,7 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         schedule=schedule,
         core=core,
         start=start,
+        teacher=teacher,
     )
 
 

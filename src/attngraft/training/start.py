@@ -1,4 +1,4 @@
-"""What a run starts from, kept beside what it comes to: start.json.
+"""What a run starts from, kept beside what it comes to: start.json; and what its teacher scores: teacher.json.
 
 A host that brings its weights and its head is evaluated before the first update. A graft that starts as the identity then
 scores what the host scores; by how much another one falls short is what training has to win back first.
@@ -42,6 +42,23 @@ def record_start(job: Job, evaluate: Callable[[], Evaluation | None]) -> None:
         primary = job.task.primary
         log.info("before training: val/%s %.4g", primary, evaluation.metrics[primary])
     write_json(job.run.start, facts)
+
+
+def record_teacher(job: Job, evaluate: Callable[[], Evaluation | None]) -> None:
+    """Write down what the run's teacher, if it has one, scores on the validation split, before the first update.
+
+    It tells a teacher that has learned these classes, in this order, from one that has not.
+    """
+    counters = job.learner.counters
+    if job.teacher is None or counters.epoch or counters.step:
+        return
+    evaluation = evaluate()
+    if evaluation is None or not job.accelerator.is_main_process:
+        return
+    metrics = {f"val/{name}": float(value) for name, value in evaluation.metrics.items()}
+    primary = f"val/{job.task.primary}"
+    log.info("the teacher, %s: %s %.4g", job.teacher.facts["name"], primary, metrics[primary])
+    job.run.write_teacher({**job.teacher.facts, "metrics": metrics})
 
 
 def _sha256(path: Path) -> str:

@@ -37,6 +37,18 @@ def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss
     return cross_entropy
 
 
+def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bool) -> Tensor:
+    """How far the student's `logits` (B, classes) are from the teacher's, mean over the batch.
+
+    T^2 KL(softmax(taught / T) || softmax(logits / T)) (Hinton et al. 2015; the factor T^2 keeps gradients of a size as T
+    grows), or, `hard`, the cross entropy with the teacher's best class (DeiT, Touvron et al. 2021, equation 3).
+    """
+    if hard:
+        return F.cross_entropy(logits, taught.argmax(-1))
+    student, teacher = ((each / temperature).log_softmax(-1) for each in (logits, taught))
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
+
+
 def example_losses(config: LossConfig, logits: Tensor, target: Tensor) -> Tensor:
     """The same loss per example (B,), without smoothing and class weights; `target` hard."""
     if config.name == "bce":

@@ -13,7 +13,7 @@ from attngraft.errors import ConfigError
 from attngraft.sections import Metric, Section
 from attngraft.tasks.classification.config import ClassificationConfig
 from attngraft.tasks.classification.evaluator import ClassificationEvaluator
-from attngraft.tasks.classification.losses import class_weights, example_losses, training_loss
+from attngraft.tasks.classification.losses import class_weights, example_losses, teacher_loss, training_loss
 from attngraft.tasks.classification.mixing import Mixing
 from attngraft.tasks.classification.sections import sections
 from attngraft.tasks.images.batches import ImageBatches
@@ -22,7 +22,9 @@ from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.loading import load_images, read_task
 from attngraft.tasks.images.serving import image_serving
 from attngraft.tasks.images.splits import LabelledSplit
+from attngraft.tasks.images.teaching import ImageTeaching
 from attngraft.tasks.task import Batch, Evaluator, Serving, Split, Task, TaskData
+from attngraft.tasks.teaching import Teaching
 
 LOGITS_LIMIT = 1000  #: classes up to which predictions keep all logits
 TOP = 5
@@ -42,6 +44,7 @@ class Classification(Task):
         "loss": Metric(label="loss"),
     }
     _batches: ImageBatches  # known when the data are
+    _input: HostInput
 
     def __init__(self, config: ClassificationConfig, *, seed: int) -> None:
         self.config, self.seed = config, seed
@@ -72,7 +75,7 @@ class Classification(Task):
         mix = None
         if config.augment.mixes:
             mix = Mixing(config.augment, classes=self._classes, smoothing=smoothing, seed=self.seed)
-        self._batches = ImageBatches(host, mix)
+        self._input, self._batches = host, ImageBatches(host, mix)
         return TaskData(train=found.train, val=found.val, model_args={"num_classes": self._classes}, facts=found.facts)
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -103,6 +106,12 @@ class Classification(Task):
         if wanted == "logits" or (wanted == "auto" and self._classes <= LOGITS_LIMIT):
             found["logits"] = logits
         return found
+
+    def teaching(self, *, model_data_config: Mapping[str, Any]) -> Teaching:
+        teacher = HostInput.from_model(model_data_config)
+        return ImageTeaching(
+            self._batches, student=self._input, teacher=teacher, loss=teacher_loss, classes=self._classes
+        )
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         activation: Literal["softmax", "sigmoid"] = "sigmoid" if self._sigmoid else "softmax"

@@ -25,6 +25,15 @@ def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss
     return _Bce(config, weights) if config.name == "bce" else _Asymmetric(config)
 
 
+def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bool) -> Tensor:
+    """Binary cross entropy with the teacher's probabilities sigmoid(taught / T), times T^2, or, `hard`, with the labels that
+    it gives; mean over images and classes."""
+    if hard:
+        return F.binary_cross_entropy_with_logits(logits, (taught > 0).to(logits.dtype))
+    loss = F.binary_cross_entropy_with_logits(logits / temperature, (taught / temperature).sigmoid())
+    return loss * temperature**2
+
+
 def example_losses(logits: Tensor, target: Tensor) -> Tensor:
     """Plain binary cross entropy, mean over classes, whatever training's loss is; (B,)."""
     losses = F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")

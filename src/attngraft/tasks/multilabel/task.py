@@ -17,12 +17,14 @@ from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.loading import load_images, read_task
 from attngraft.tasks.images.serving import image_serving
 from attngraft.tasks.images.splits import LabelledSplit
+from attngraft.tasks.images.teaching import ImageTeaching
 from attngraft.tasks.multilabel.config import MultiLabelConfig
 from attngraft.tasks.multilabel.evaluator import MultiLabelEvaluator
-from attngraft.tasks.multilabel.losses import example_losses, positive_weights, training_loss
+from attngraft.tasks.multilabel.losses import example_losses, positive_weights, teacher_loss, training_loss
 from attngraft.tasks.multilabel.mixing import LabelMixing
 from attngraft.tasks.multilabel.sections import sections
 from attngraft.tasks.task import Batch, Evaluator, Serving, Split, Task, TaskData
+from attngraft.tasks.teaching import Teaching
 
 
 class MultiLabel(Task):
@@ -38,6 +40,7 @@ class MultiLabel(Task):
         "loss": Metric(label="loss"),
     }
     _batches: ImageBatches  # known when the data are
+    _input: HostInput
 
     def __init__(self, config: MultiLabelConfig, *, seed: int) -> None:
         self.config, self.seed = config, seed
@@ -66,7 +69,7 @@ class MultiLabel(Task):
         weights = positive_weights(config.loss, found.counts, images=len(found.train), classes=found.classes)
         self._loss = training_loss(config.loss, weights)
         mix = LabelMixing(config.augment, seed=self.seed) if config.augment.mixes else None
-        self._batches = ImageBatches(host, mix)
+        self._input, self._batches = host, ImageBatches(host, mix)
         labels = {
             part: float(split.labels.sum(1).mean()) for part, split in (("train", found.train), ("val", found.val))
         }
@@ -92,6 +95,12 @@ class MultiLabel(Task):
         """`target` and `logits` (B, classes), `loss` (B,)."""
         logits = mean_logits(outputs, classes=self._classes)
         return {"target": batch["target"], "logits": logits, "loss": example_losses(logits, batch["target"])}
+
+    def teaching(self, *, model_data_config: Mapping[str, Any]) -> Teaching:
+        teacher = HostInput.from_model(model_data_config)
+        return ImageTeaching(
+            self._batches, student=self._input, teacher=teacher, loss=teacher_loss, classes=self._classes
+        )
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         return image_serving(

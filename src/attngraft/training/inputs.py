@@ -1,0 +1,32 @@
+"""What a model is called with, its 4-D tensors in the wanted memory format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attngraft.tasks.task import Batch, Task
+
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  #: positional, and by keyword
+
+
+def model_inputs(task: Task, batch: Batch, *, channels_last: bool) -> Arguments:
+    """The arguments with which a model is called on this batch."""
+    return in_format(task.to_model(batch), channels_last=channels_last)
+
+
+def in_format(arguments: Arguments, *, channels_last: bool) -> Arguments:
+    """`arguments`, images in channels-last where that is wanted."""
+    if not channels_last:
+        return arguments
+    args, kwargs = arguments
+    return tuple(map(_channels_last, args)), {name: _channels_last(value) for name, value in kwargs.items()}
+
+
+def _channels_last(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.ndim == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    return value

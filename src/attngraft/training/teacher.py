@@ -1,0 +1,295 @@
+"""A teacher that a run learns from besides its labels (the recipe's `distill`).
+
+The teacher is no part of what is trained: it has no gradient, stands in no checkpoint, moving average, parameter list or
+DDP wrapper, and every process has one. Each micro-batch goes through it as `Task.prepare` left it, mixed images included,
+in evaluation mode and under the run's precision. What it says there is a function of the batch, so a run that goes on
+needs nothing of it but the same weights; these are known by their hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import attngraft
+from attngraft.errors import ConfigError, ExportError, TrainingError
+from attngraft.models.weights import read_weights
+from attngraft.tasks.seeding import seeded
+from attngraft.tasks.task import Batch, Task, TaskData
+from attngraft.tasks.teaching import Teaching
+from attngraft.training.build import Start, build_model, build_started_model, model_data_config
+from attngraft.training.checkpoint import load_weights
+from attngraft.training.inputs import Arguments, in_format
+from attngraft.training.recipe import DistillConfig, HostConfig, Recipe, TeacherConfig
+from attngraft.training.run_folder import RunFolder, read_json, read_run
+
+MANIFEST = "attngraft.json"  #: what makes a folder that of an exported model
+_FIELD = "distill.teacher"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A teacher as it was found, on the CPU."""
+
+    model: nn.Module
+    name: str
+    origin: str  #: of its weights, in words
+    expects: Mapping[str, Any]  #: of its input, as `model_data_config` says it
+    built_for: Mapping[str, Any]  #: what it was built with for its data (num_classes)
+    classes: tuple[str, ...] | None = None  #: names, where they are known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher:
+    """A teacher at work, on the run's device."""
+
+    model: nn.Module
+    teaching: Teaching
+    config: DistillConfig
+    channels_last: bool
+    facts: Mapping[str, Any]  #: `name`, `from`, `sha256` of its weights, `input_size` at which it is asked
+
+    def inputs(self, batch: Batch) -> Arguments:
+        """What it is called with on a batch."""
+        return in_format(self.teaching.to_teacher(batch), channels_last=self.channels_last)
+
+    @torch.no_grad()  # not inference_mode: what is learned from it stands in a graph
+    def __call__(self, batch: Batch) -> Any:
+        """What it says of a batch, without a gradient."""
+        args, kwargs = self.inputs(batch)
+        return self.model(*args, **kwargs)
+
+    def refuse_other(self, run: RunFolder) -> None:
+        """Check that a run that has saved something learned from this teacher.
+
+        Raises:
+            TrainingError: its weights were others then.
+        """
+        if run.has_saved and run.teacher.exists():
+            before = read_json(run.teacher)
+            if before.get("sha256") != self.facts["sha256"]:
+                raise TrainingError(
+                    f"{run.path}: the teacher's weights have changed since this run began ({_FIELD}: "
+                    f"{before.get('from')}). Put those back, or choose another folder"
+                )
+
+
+def step_losses(
+    task: Task, outputs: Any, batch: Batch, *, teacher: Teacher | None, taught: Any = None
+) -> dict[str, Tensor]:
+    """The losses of a prepared batch, `loss` among them; with a teacher, who said `taught`, also its two parts:
+
+        loss = label_loss + alpha * teacher_loss
+
+    Raises:
+        TrainingError: the host was to have two heads and has not.
+    """
+    if teacher is None:
+        return task.loss(outputs, batch)
+    config, own, following = teacher.config, outputs, outputs
+    if config.kind == "token":
+        if not (isinstance(outputs, tuple | list) and len(outputs) == 2):
+            raise TrainingError(
+                "distill.kind: token needs a host that returns two heads in training; this one does not"
+            )
+        own, following = outputs
+    losses = task.loss(own, batch)
+    part = teacher.teaching.loss(following, taught, temperature=config.temperature, hard=config.hard)
+    return {**losses, "loss": losses["loss"] + config.weight * part, "label_loss": losses["loss"], "teacher_loss": part}
+
+
+def note_teacher(run: RunFolder, teacher: Teacher | None) -> None:
+    """Write down who teaches; what the run's folder says of this teacher already is kept."""
+    if teacher is None:
+        run.teacher.unlink(missing_ok=True)  # of an attempt that saved nothing, with another recipe
+    elif not run.teacher.exists() or read_json(run.teacher).get("sha256") != teacher.facts["sha256"]:
+        run.write_teacher(teacher.facts)
+
+
+def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.device) -> Teacher | None:
+    """The recipe's teacher, fit for the data; None where it has none.
+
+    Raises:
+        ConfigError: no teacher is named, it is of other classes, or the task cannot learn from one.
+        UsageError, HostError, ExportError, TrainingError: it cannot be found or read.
+    """
+    config = recipe.distill
+    if config is None:
+        return None
+    found = _open(config.teacher, data.model_args)
+    _refuse_other_classes(found, data)
+    expects = dict(found.expects) | {"input_size": _size(config.teacher, found, recipe)}
+    teaching = task.teaching(model_data_config=expects)
+    facts = {
+        "name": found.name,
+        "from": found.origin,
+        "sha256": weights_hash(found.model),
+        "input_size": list(expects["input_size"]),
+    }
+    model = found.model.eval().requires_grad_(False).to(device)
+    if recipe.train.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if recipe.train.compile:
+        model.compile()
+    return Teacher(model=model, teaching=teaching, config=config, channels_last=recipe.train.channels_last, facts=facts)
+
+
+def check_teacher(recipe: Recipe) -> None:
+    """Find the recipe's teacher, if it has one, without data: to know early that it is there.
+
+    Raises:
+        ConfigError, UsageError, HostError, ExportError, TrainingError: as `create_teacher`.
+    """
+    if recipe.distill is not None:
+        _open(recipe.distill.teacher, None)
+
+
+def weights_hash(model: nn.Module) -> str:
+    """SHA-256 over names, shapes, types and bytes of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        plain = value.detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(plain.shape)} {plain.dtype}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _open(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) -> _Found:
+    """The model that is named; `model_args` is what the data demand of one, None where they are not at hand."""
+    if teacher.name is None and teacher.weights is None:
+        raise ConfigError(
+            f"{_FIELD}: which teacher? --set {_FIELD}.name=NAME for timm's weights of that name, "
+            f"--set {_FIELD}.weights=FOLDER for a run of yours or a model exported from one, or both for a file of weights"
+        )
+    with seeded("teacher", 0):
+        if teacher.name is not None:
+            return _named(teacher, teacher.name, model_args)
+        return _own(Path(str(teacher.weights)).expanduser())
+
+
+def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | None) -> _Found:
+    """A model of timm's with its own weights, or with those of a file."""
+    from_file = teacher.weights is not None
+    place = Path(str(teacher.weights)).expanduser()
+    if from_file and ((place / MANIFEST).is_file() or RunFolder(place).recipe.is_file()):
+        raise ConfigError(f"{_FIELD}.name: follows from what lies in {place}; leave name and args out")
+    host = HostConfig(name=name, args=teacher.args, pretrained=not from_file, weights=teacher.weights)
+    recipe = Recipe(host=host)
+    wanted = dict(model_args or {}) if from_file else {}  # timm's own head is for the classes that it is for
+    model, start = build_started_model(recipe, {key: wanted[key] for key in wanted if key not in teacher.args})
+    if not start.whole and (model_args is not None or not from_file):
+        raise ConfigError(
+            f"{_FIELD}: {_headless(model, start)}; take weights that were trained on the student's classes"
+        )
+    built_for = {"num_classes": getattr(model, "num_classes", None)}
+    return _Found(model=model, name=name, origin=start.origin, expects=model_data_config(recipe), built_for=built_for)
+
+
+def _headless(model: nn.Module, start: Start) -> str:
+    """Why a file's head did not take its place."""
+    layer = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ""
+    names = [f"{name}.weight" for name in ((layer,) if isinstance(layer, str) else layer)]
+    values = {} if start.path is None else read_weights(start.path).host
+    there = next((len(values[name]) for name in names if name in values), None)
+    if there is None:
+        return f"{start.path} holds no head"
+    return f"{start.path} is for {there} classes, and the data have {getattr(model, 'num_classes', '?')}"
+
+
+def _own(place: Path) -> _Found:
+    """The model of a run's folder, of a file of weights in one, or of an exported folder."""
+    if (place / MANIFEST).is_file():
+        return _exported(place)
+    run = RunFolder(place if place.is_dir() else place.parent.parent)
+    if not run.recipe.is_file():
+        raise ConfigError(
+            f"{_FIELD}.weights: {place} is neither a run's folder nor that of an exported model"
+            + (f"; for a file of weights also say of which model: {_FIELD}.name" if place.is_file() else "")
+        )
+    record = read_run(run.path)
+    if place.is_dir() and not record.finished:
+        raise ConfigError(
+            f"{_FIELD}.weights: the run in {place} is not finished, and its best weights may change; finish it, or give a "
+            "file of weights (a copy of its checkpoints/best.safetensors, with name and args of its host)"
+        )
+    weights = run.best() if place.is_dir() else place
+    model = build_model(record.recipe, record.model_args, weights=False)
+    facts = load_weights(weights, model)
+    classes = record.facts.get("classes")
+    return _Found(
+        model=model,
+        name=_grafted_name(record.recipe.host.name, record.recipe.graft),
+        origin=f"weights of {weights}" + (f" (epoch {facts['epoch']})" if "epoch" in facts else ""),
+        expects=model_data_config(record.recipe),
+        built_for=record.model_args,
+        classes=tuple(classes) if isinstance(classes, list | tuple) else None,
+    )
+
+
+def _exported(folder: Path) -> _Found:
+    from attngraft.export.manifest import read_manifest
+
+    manifest = read_manifest(folder)
+    if manifest.dtype != "float32":
+        raise ExportError(f"{folder}: holds {manifest.dtype} weights; export the teacher in float32")
+    serving = manifest.serving
+    return _Found(
+        model=attngraft.load(folder),
+        name=_grafted_name(manifest.host.name, manifest.graft),
+        origin=f"the exported model in {folder}",
+        expects={**serving.input, "input_size": manifest.input_size},
+        built_for=manifest.host.args,
+        classes=serving.classes,
+    )
+
+
+def _grafted_name(host: str, graft: object) -> str:
+    return host if graft is None else f"{host} with {graft}"
+
+
+def _refuse_other_classes(found: _Found, data: TaskData) -> None:
+    for name, value in data.model_args.items():
+        own = found.built_for.get(name)
+        if own is not None and own != value:
+            what = (
+                f"{own} classes, and the data have {value}" if name == "num_classes" else f"{name} {own}, not {value}"
+            )
+            raise ConfigError(
+                f"{_FIELD}: {found.name} was made for {what}; take a teacher that was trained on the same classes as the "
+                "student will be"
+            )
+    classes = data.facts.get("classes")
+    if found.classes is None or not isinstance(classes, list | tuple) or tuple(classes) == found.classes:
+        return
+    if sorted(classes) == sorted(found.classes):
+        raise ConfigError(
+            f"{_FIELD}: {found.name} knows the data's classes in another order; give task.data.classes in the teacher's: "
+            f"{_listed(found.classes)}"
+        )
+    strange = [name for name in classes if name not in found.classes]
+    raise ConfigError(f"{_FIELD}: {found.name} was trained on other classes; it does not know {_listed(strange)}")
+
+
+def _listed(names: tuple[str, ...] | list[str], shown: int = 12) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(map(str, names[:shown])) + more
+
+
+def _size(config: TeacherConfig, found: _Found, recipe: Recipe) -> tuple[int, int, int]:
+    """Channels, height and width at which the teacher is asked: its own where it takes no other, else the student's."""
+    channels, *own = found.expects["input_size"]
+    known = getattr(found.model, "pretrained_cfg", None)
+    fixed = known is None or bool(known.get("fixed_input_size"))
+    if fixed and config.size is not None and [config.size, config.size] != own:
+        raise ConfigError(
+            f"{_FIELD}.size: {found.name} takes images of {own[0]}x{own[1]} pixels only, not {config.size}; leave it out"
+        )
+    if not fixed:
+        own = [config.size] * 2 if config.size is not None else list(model_data_config(recipe)["input_size"][1:])
+    return channels, own[0], own[1]
