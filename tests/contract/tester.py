@@ -43,6 +43,17 @@ GRAFTS = [
     "horizontal(identity=true)",
     "vertical",
     "vertical(identity=true)",
+    "bisa",
+    "bisa(weight=0.3, norm=true)",
+    "bisa(learned=true, norm=true)",
+    "bisa(transform=mlp)",
+    "bisa(order=inverse_then_self)",
+    "bisa(order=self_then_inverse)",
+    "bisa(separate=true)",
+    "bisa(identity=true)",
+    "bisa(identity=true, learned=true, separate=true)",
+    "misa",
+    "misa(norm=true, transform=mlp)",
     "identity",
     "identity(stage=heads)",
     "identity(stage='attn.end')",
@@ -58,6 +69,8 @@ class HostContract:
 
     #: grafts that this host refuses, each with a part of the reason it must give
     refused: ClassVar[dict[str, str]] = {}
+    #: grafts that some of its sites refuse (a specification, or a name for all its forms) -> where they stand
+    where: ClassVar[dict[str, str]] = {}
     layers: ClassVar[int]  #: number of attention sites
 
     def make(self) -> nn.Module:
@@ -78,7 +91,9 @@ class HostContract:
     def spec(self, request: pytest.FixtureRequest) -> str:
         if request.param in self.refused:
             pytest.skip("refused by this host, which test_refusals checks")
-        return str(request.param)
+        spec = str(request.param)
+        where = self.where.get(spec) or self.where.get(spec.partition("(")[0])
+        return f"{spec}@{where}" if where else spec
 
     # -- the host alone ------------------------------------------------------------------------------------------------
 
@@ -144,9 +159,9 @@ class HostContract:
         with torch.no_grad():
             after = host(*inputs)
         if all(entry.identity for entry in report.entries):
-            assert torch.equal(after, expected)
-        else:
-            assert not torch.equal(after, expected)
+            torch.testing.assert_close(after, expected, rtol=0, atol=1e-5)
+        assert torch.equal(after, expected) or not all(entry.exact for entry in report.entries)
+        assert all(entry.identity for entry in report.entries) or not torch.equal(after, expected)
         attngraft.ungraft(host)
         assert_same_host(host, before)
         assert torch.equal(host(*inputs), expected)
@@ -177,10 +192,11 @@ class HostContract:
         for entry in report.entries:
             site = next(site for site in found.sites if site.path == entry.site)
             module = found.module(site.carriers[entry.stage])
-            for name, start, stop in entry.unused.rows:
-                assert not module.get_parameter(name).grad[start:stop].any(), f"{entry.site} {name}"
-            for name, start, stop in entry.unused.columns:
-                assert not module.get_parameter(name).grad[..., start:stop].any(), f"{entry.site} {name}"
+            for spans, axis in ((entry.unused.rows, 0), (entry.unused.columns, -1)):
+                for name, start, stop in spans:
+                    gradient = module.get_parameter(name).grad
+                    unmoved = gradient is None or not gradient.narrow(axis, start, stop - start).any()
+                    assert unmoved, f"{entry.site} {name}"
             for name in entry.unused.parameters:
                 assert not module.get_parameter(name).requires_grad
 
@@ -196,7 +212,8 @@ class HostContract:
 
     def test_deepcopy_and_pickle(self, host, inputs, spec) -> None:
         attngraft.graft(host, spec)
-        expected = host(*inputs)
+        with torch.no_grad():  # a host may keep tensors between calls, and those with a graph cannot be copied
+            expected = host(*inputs)
         assert torch.equal(copy.deepcopy(host)(*inputs), expected)
         assert torch.equal(pickle.loads(pickle.dumps(host))(*inputs), expected)
         buffer = io.BytesIO()
@@ -222,6 +239,7 @@ class HostContract:
         for a, b in zip(gradients, found_gradients, strict=True):
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
 
+    @torch.no_grad()
     def test_bf16(self, host, inputs, spec) -> None:
         attngraft.graft(host, spec)
         expected = host(*inputs)
@@ -260,8 +278,8 @@ class HostContract:
         report = attngraft.plan(host, spec, measure=True)
         assert torch.equal(torch.get_rng_state(), generator)
         assert_same_host(host, before)
-        identity = all(entry.identity for entry in report.entries)
-        assert (report.change.max_absolute == 0) == identity
+        assert (report.change.max_absolute <= 1e-5) == all(entry.identity for entry in report.entries)
+        assert report.change.max_absolute == 0 or not all(entry.exact for entry in report.entries)
 
     def test_meta_device(self, host, spec) -> None:
         with torch.device("meta"):

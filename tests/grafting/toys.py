@@ -80,7 +80,7 @@ class ValuesOnly(Graft):
     """Each token keeps its own value: queries and keys are not used at all."""
 
     def forward(self, weights: Tensor, visible: Tensor | None) -> Tensor:
-        return torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device).expand_as(weights)
+        return torch.eye(*weights.shape[-2:], dtype=weights.dtype, device=weights.device).expand_as(weights)
 
 
 class ToyValuesOnly(GraftType[object]):
@@ -99,9 +99,7 @@ class ToyValuesOnly(GraftType[object]):
 
     def unused(self, geometry: Geometry, stage: Stage, options: object) -> Unused:
         assert isinstance(geometry, AttentionGeometry)
-        rows = tuple(
-            (n, geometry.rows[w].start, geometry.rows[w].stop) for w in "qk" for n in geometry.rows[w].parameters
-        )
+        rows = geometry.head_rows("q", 0, geometry.heads) + geometry.head_rows("k", 0, geometry.heads)
         return Unused(parameters=geometry.query_key_parameters, rows=rows)
 
 

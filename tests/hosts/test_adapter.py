@@ -74,7 +74,7 @@ def test_geometry_of_a_vit() -> None:
         (14, 14),
     )
     assert (attention.heads, attention.key_width, attention.value_width, attention.dim) == (6, 64, 64, 384)
-    assert (attention.rows["k"].start, attention.rows["k"].stop) == (384, 768)
+    assert attention.rows["k"].spans(0, 6) == ((384, 768),)
     assert (mlp.hidden, mlp.width("mlp.mid"), mlp.shape("mlp.end")) == (1536, 1536, (1, 198, 384))
 
 

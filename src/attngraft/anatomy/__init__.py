@@ -8,8 +8,8 @@ and every MLP is `front -> hidden -> mid -> out -> end`. A host adapter reads it
 names the stage at which it stands. Neither knows the other: what a graft may know of a site is its `Geometry`.
 """
 
-from attngraft.anatomy.geometry import AttentionGeometry, Geometry, MlpGeometry, Projection, RowBlock
-from attngraft.anatomy.graft import Graft, GraftType, NoOptions, Unused
+from attngraft.anatomy.geometry import AttentionGeometry, Geometry, HeadRows, MlpGeometry, Projection
+from attngraft.anatomy.graft import Graft, GraftType, LinearLayer, NoOptions, Unused
 from attngraft.anatomy.mixing import MixContext, Mixed, Projected
 from attngraft.anatomy.sentence import AttentionSite, GraftedModule, MlpEnds, MlpSite, is_graft
 from attngraft.anatomy.stages import STAGES, Stage
@@ -23,6 +23,8 @@ __all__ = [
     "Graft",
     "GraftType",
     "GraftedModule",
+    "HeadRows",
+    "LinearLayer",
     "Listener",
     "MixContext",
     "Mixed",
@@ -32,7 +34,6 @@ __all__ = [
     "NoOptions",
     "Projected",
     "Projection",
-    "RowBlock",
     "Stage",
     "TapPoint",
     "Unused",

@@ -10,16 +10,25 @@ from attngraft.anatomy.stages import Stage
 
 
 @dataclass(frozen=True)
-class RowBlock:
-    """Rows `start:stop` of a host's projection that make all heads of one of q, k, v, heads contiguous.
+class HeadRows:
+    """Rows of a host's projection that make one of q, k, v: head h has rows `start + h * step` and the `width - 1` after.
 
-    `parameters` are the names, relative to the site's module, of the tensors whose first axis holds these rows
-    (weight, and bias where there is one).
+    Where q, k and v stand as three blocks, `step` is `width`; where each head's q, k and v stand together, `step` is the
+    width of the three.
     """
 
-    parameters: tuple[str, ...]
+    #: tensors whose first axis holds these rows, relative to the site's module, and how many numbers one row of each has
+    parameters: Mapping[str, int]
     start: int
-    stop: int
+    width: int
+    step: int
+
+    def spans(self, first: int, stop: int) -> tuple[tuple[int, int], ...]:
+        """The rows (start, stop) of heads `first` to `stop - 1`, neighbours joined."""
+        if self.step == self.width and first < stop:
+            return ((self.start + first * self.step, self.start + stop * self.step),)
+        starts = [self.start + head * self.step for head in range(first, stop)]
+        return tuple((start, start + self.width) for start in starts)
 
 
 @dataclass(frozen=True)
@@ -71,9 +80,22 @@ class AttentionGeometry(Geometry):
     query_tokens: int | None = None  #: Nq, where the query side has not all N tokens (subsampling)
     out_dim: int | None = None  #: width of the tokens that leave, where it is not `dim`
     projection: Projection = Projection()
-    rows: Mapping[str, RowBlock] = field(default_factory=dict)  #: "q", "k", "v" -> rows of the host's projection
+    rows: Mapping[str, HeadRows] = field(default_factory=dict)  #: "q", "k", "v" -> rows of the host's projection
     query_key_parameters: tuple[str, ...] = ()  #: beside `rows`, what serves only the scores (qk-norm, bias tables)
-    score_columns: tuple[str, ...] = ()  #: those of them whose last axis counts heads (bias tables)
+    score_rows: tuple[str, ...] = ()  #: those of them whose first axis counts heads
+    score_columns: tuple[str, ...] = ()  #: those of them whose last axis counts heads
+
+    @property
+    def own_keys(self) -> bool:
+        """Whether every query stands beside its own key: the map (Nq, Nk) is square, and its diagonal means something."""
+        return not self.cross and self.query_tokens in (None, self.tokens)
+
+    def head_rows(self, role: Literal["q", "k", "v"], first: int, stop: int) -> tuple[tuple[str, int, int], ...]:
+        """(parameter, start, stop) of the rows that make q, k or v of heads `first` to `stop - 1`, as `Unused.rows`."""
+        if role not in self.rows:
+            return ()
+        rows = self.rows[role]
+        return tuple((name, *span) for name in rows.parameters for span in rows.spans(first, stop))
 
     def width(self, stage: Stage) -> int:
         return self.dim if self.out_dim is None else self.out_dim

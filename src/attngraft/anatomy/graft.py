@@ -12,6 +12,8 @@ from attngraft.anatomy.geometry import Geometry
 from attngraft.anatomy.stages import Stage
 from attngraft.anatomy.tap import TapPoint
 
+LinearLayer = nn.Linear | nn.Conv2d  #: one matrix for every token: a convolution has a kernel of 1 and one group
+
 
 @dataclass(frozen=True)
 class Unused:
@@ -60,7 +62,7 @@ class Graft(TapPoint, nn.Module):
     frozen: tuple[str, ...]  #: parameters of the module that it froze, to be unfrozen on undo
     folded: str | None = None  #: what of it stands in the host's weights; then it cannot be taken out again
 
-    def fold(self, *, before: nn.Linear | None, after: nn.Linear | None) -> Graft | str | None:
+    def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str | None:
         """For inference: move what is exact to rounding into the host's linear layers next to this graft.
 
         Args:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attngraft.anatomy.graft import LinearLayer
 from attngraft.anatomy.mixing import MixContext, Mixed, Projected
 from attngraft.anatomy.stages import Stage
 from attngraft.anatomy.tap import TapPoint
@@ -32,11 +33,11 @@ class GraftedModule(TapPoint):
         """The grafts that stand at `stage`, oldest first."""
         return [graft for graft in self.grafts.values() if graft.stage == stage]
 
-    def linear_before(self, stage: Stage) -> nn.Linear | None:
+    def linear_before(self, stage: Stage) -> LinearLayer | None:
         """The layer whose output, but for dropout, is what the first graft at `stage` gets; for folding."""
         return None
 
-    def linear_after(self, stage: Stage) -> nn.Linear | None:
+    def linear_after(self, stage: Stage) -> LinearLayer | None:
         """The layer whose input is what the last graft at `stage` puts out; for folding."""
         return None
 

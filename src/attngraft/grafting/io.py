@@ -129,8 +129,8 @@ def _included(host: Host, include: list[str]) -> dict[str, Tensor]:
     unknown = [part for part in include if part not in parts]
     if unknown:
         raise GraftSpecError(f"include: there is no part {unknown[0]!r}; there are {', '.join(parts)}")
-    parameters = dict(host.core.named_parameters())
-    return {_HOST + host.adapter.canonical(name): parameters[name] for part in include for name in parts[part]}
+    state = host.core.state_dict()
+    return {_HOST + host.adapter.canonical(name): state[name] for part in include for name in parts[part]}
 
 
 def weights_fingerprint(host: Host) -> str:
@@ -160,14 +160,14 @@ def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerp
     _check_host(file, manifest, host, check_fingerprint)
     placements = [_placement(file, host, entry) for entry in manifest["entries"]]
     report = describe(host, placements, parse(_spec(manifest["entries"])))
-    parameters = _host_parameters(file, host, tensors)
+    included = _host_state(file, host, tensors)
     _check_tensors(file, host, placements, tensors)
     for placement, graft in zip(placements, install(host, placements), strict=True):
         prefix = _tensor_prefix(host, placement.carrier, placement.instance)
         graft.load_state_dict({name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)})
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
+        for name, value in included.items():
+            value.copy_(tensors[name])
     return report
 
 
@@ -268,9 +268,9 @@ def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors:
         raise GraftFileError(f"{file} does not fit its own manifest: it {problems[0]}{more}; save the grafts again")
 
 
-def _host_parameters(file: Path, host: Host, tensors: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
-    """The host's parameters that the file includes, by the file's names."""
-    own = {_HOST + host.adapter.canonical(name): parameter for name, parameter in host.core.named_parameters()}
+def _host_state(file: Path, host: Host, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The host's parameters and buffers that the file includes, by the file's names."""
+    own = {_HOST + host.adapter.canonical(name): value for name, value in host.core.state_dict().items()}
     included = [name for name in tensors if name.startswith(_HOST)]
     for name in included:
         if name not in own:

@@ -31,6 +31,14 @@ class Entry:
     parked: tuple[str, ...] = ()  #: host parameters taken out of the model until undo, where the graft replaces them
     notes: tuple[str, ...] = ()
 
+    @property
+    def exact(self) -> bool:
+        """Whether it starts as the identity bit for bit.
+
+        Around the attention map it is one to rounding only: the host's fused attention gives way to one spelled out.
+        """
+        return self.identity and self.stage not in ("mix", "weights")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
@@ -109,8 +117,9 @@ class GraftReport:
         if changing:
             lines.append(f"Not the identity at start: {', '.join(changing)}; a pretrained host's outputs change.")
         elif self.entries:
+            how = "" if all(entry.exact for entry in self.entries) else " to rounding"
             lines.append(
-                "All grafts start as the identity: the host's outputs are unchanged until training moves them."
+                f"All grafts start as the identity: the host's outputs are unchanged{how} until training moves them."
             )
         if self.change is not None:
             lines.append(

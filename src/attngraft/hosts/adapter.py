@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, GraftedModule, MlpGeometry, Stage, is_graft
+from attngraft.anatomy import AttentionGeometry, GraftedModule, HeadRows, MlpGeometry, Stage, is_graft
 from attngraft.errors import HostError
 
 
@@ -32,7 +32,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFold:
-    """What folding did to the host itself, beside its grafts."""
+    """What `HostAdapter.fold` did."""
 
     folded: str | None = None  #: what moved into which layers; None: nothing
     stayed: str | None = None  #: what could have moved, and why it did not
@@ -69,10 +69,19 @@ class HostAdapter(ABC):
 
     @abstractmethod
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        """Names of the host's parameters that a graft file can include: `head` and `norms`."""
+        """Names of the host's parameters and buffers that a graft file can include: `head` and `norms`."""
+
+    def fuse(self, model: nn.Module) -> str | None:
+        """For inference, before the grafts are folded: put batch norms into the linear maps next to them, in place.
+
+        Modules are replaced, so the result is none that the factory makes. What is replaced must follow from the
+        structure alone: loading an exported folder does it to a fresh host, and then fills in the weights. All else that
+        the adapter says (sites, geometries) must hold for the fused host too. Returns what moved; None: nothing.
+        """
+        return None
 
     def fold(self, model: nn.Module) -> HostFold:
-        """For inference: move what is exact to rounding (batch norms, scales) into the layers before, in place.
+        """For inference, after the grafts are folded: move scales of the host's own into the layers before, in place.
 
         What is left must be a host that the factory makes, with `HostFold.arguments`: exported folders are loaded so.
         """
@@ -118,17 +127,37 @@ def own_parameters(module: nn.Module, *names: str) -> tuple[str, ...]:
     return tuple(name for name in present if any(name == wanted or name.startswith(f"{wanted}.") for wanted in names))
 
 
+def head_rows(module: nn.Module, name: str, *, start: int, width: int, step: int) -> HeadRows:
+    """`HeadRows` of the projection called `name`: all its parameters have one entry of the first axis per row."""
+    sizes = {each: module.get_parameter(each)[0].numel() for each in own_parameters(module, name)}
+    return HeadRows(sizes, start, width, step)
+
+
+def fused_rows(module: nn.Module, name: str, *, heads: int) -> dict[str, HeadRows]:
+    """The rows of a projection that makes q of all heads, then k, then v, all of one width."""
+    total = next(module.get_parameter(each).shape[0] for each in own_parameters(module, name)) // 3
+    width = total // heads
+    return {
+        role: head_rows(module, name, start=i * total, width=width, step=width)
+        for i, role in enumerate(("q", "k", "v"))
+    }
+
+
 def random_images(model: nn.Module, size: tuple[int, ...], *, batch: int) -> tuple[Tensor, ...]:
     """A batch of standard-normal images of shape (B, C, H, W) on the model's device and in its precision."""
     parameter = next(model.parameters())
     return (torch.randn(batch, *size, device=parameter.device, dtype=parameter.dtype),)
 
 
-def norm_parameters(model: nn.Module) -> tuple[str, ...]:
-    """Names of all parameters of normalization layers, whichever they are (LayerNorm, RmsNorm, BatchNorm, ...)."""
-    return tuple(
-        f"{path}.{name}"
-        for path, module in model.named_modules()
-        if "norm" in type(module).__name__.lower() and not is_graft(path)
-        for name, _ in module.named_parameters(recurse=False)
-    )
+def own_state(module: nn.Module, *names: str) -> tuple[str, ...]:
+    """As `own_parameters`, with persistent buffers (what a batch norm has seen)."""
+    present = list(module.state_dict())
+    return tuple(name for name in present if any(name == wanted or name.startswith(f"{wanted}.") for wanted in names))
+
+
+def norm_state(model: nn.Module) -> tuple[str, ...]:
+    """Names of all that normalization layers hold, whichever they are (LayerNorm, RmsNorm, BatchNorm, ...)."""
+    norms = {
+        path for path, module in model.named_modules() if "norm" in type(module).__name__.lower() and not is_graft(path)
+    }
+    return tuple(name for name in model.state_dict() if name.rpartition(".")[0] in norms)

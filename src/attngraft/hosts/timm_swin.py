@@ -11,9 +11,17 @@ from timm.models._features import FeatureDictNet, FeatureListNet
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, AttentionSite, GraftedModule, MlpGeometry, Projected, RowBlock, Stage
+from attngraft.anatomy import AttentionGeometry, AttentionSite, GraftedModule, MlpGeometry, Projected, Stage
 from attngraft.hosts import timm_mlp
-from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_parameters, own_parameters, random_images
+from attngraft.hosts.adapter import (
+    HostAdapter,
+    Site,
+    check_known,
+    fused_rows,
+    norm_state,
+    own_parameters,
+    random_images,
+)
 from attngraft.hosts.registry import register_host
 
 
@@ -128,7 +136,6 @@ class TimmSwin(HostAdapter):
         )
         window = tuple(module.window_size)
         width = module.qkv.out_features // 3
-        parameters = own_parameters(module, "qkv")
         geometry = AttentionGeometry(
             dim=module.dim,
             tokens=window[0] * window[1],
@@ -138,7 +145,7 @@ class TimmSwin(HostAdapter):
             heads=module.num_heads,
             key_width=width // module.num_heads,
             value_width=width // module.num_heads,
-            rows={name: RowBlock(parameters, i * width, (i + 1) * width) for i, name in enumerate(("q", "k", "v"))},
+            rows=fused_rows(module, "qkv", heads=module.num_heads),
             query_key_parameters=("relative_position_bias_table",),
             score_columns=("relative_position_bias_table",),
         )
@@ -161,7 +168,7 @@ class TimmSwin(HostAdapter):
         return random_images(model, (channels, *model.patch_embed.img_size), batch=batch)
 
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_parameters(model, "head"), "norms": norm_parameters(model)}
+        return {"head": own_parameters(model, "head"), "norms": norm_state(model)}
 
 
 register_host(TimmSwin())

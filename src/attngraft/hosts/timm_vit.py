@@ -18,7 +18,6 @@ from attngraft.anatomy import (
     GraftedModule,
     MlpGeometry,
     Projected,
-    RowBlock,
     Stage,
 )
 from attngraft.errors import HostError
@@ -28,7 +27,8 @@ from attngraft.hosts.adapter import (
     HostFold,
     Site,
     check_known,
-    norm_parameters,
+    fused_rows,
+    norm_state,
     own_parameters,
     random_images,
 )
@@ -106,14 +106,12 @@ class TimmViT(HostAdapter):
             arguments=("x", "attn_mask", "is_causal", "args", "kwargs"),
             children=("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"),
         )
-        width = module.num_heads * module.head_dim
-        parameters = own_parameters(module, "qkv")
         geometry = AttentionGeometry(
             **self._tokens(model),
             heads=module.num_heads,
             key_width=module.head_dim,
             value_width=module.head_dim,
-            rows={name: RowBlock(parameters, i * width, (i + 1) * width) for i, name in enumerate(("q", "k", "v"))},
+            rows=fused_rows(module, "qkv", heads=module.num_heads),
             query_key_parameters=own_parameters(module, "q_norm", "k_norm"),
         )
         stages: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.end")
@@ -170,7 +168,7 @@ class TimmViT(HostAdapter):
         )
 
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_parameters(model, "head", "head_dist", "fc_norm"), "norms": norm_parameters(model)}
+        return {"head": own_parameters(model, "head", "head_dist", "fc_norm"), "norms": norm_state(model)}
 
 
 def _last_linear(module: Any) -> nn.Linear | None:

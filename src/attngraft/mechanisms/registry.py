@@ -9,6 +9,7 @@ from attngraft.anatomy import GraftType
 
 #: modules that register graft types when imported; a new mechanism adds its line here
 BUILT_IN = (
+    "attngraft.mechanisms.bisa.graft",
     "attngraft.mechanisms.context_broadcast.graft",
     "attngraft.mechanisms.horizontal_vertical.graft",
     "attngraft.mechanisms.identity.graft",

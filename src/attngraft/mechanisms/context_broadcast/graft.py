@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, Stage, Unused
+from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, LinearLayer, Stage, Unused
 from attngraft.mechanisms.context_broadcast import layer, ops
 from attngraft.mechanisms.context_broadcast.reference import Context
 from attngraft.mechanisms.registry import register_graft
@@ -17,7 +17,7 @@ from attngraft.mechanisms.registry import register_graft
 class ContextBroadcastGraft(layer.ContextBroadcast, Graft):
     """`ContextBroadcast` at a site."""
 
-    def fold(self, *, before: nn.Linear | None, after: nn.Linear | None) -> Graft | str:
+    def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str:
         """(x + context) / 2 is y + context of y with y = x / 2, so the half can go into the layer before, weight and bias;
         into the layer after it goes as a factor of the weight alone. x + context is left: CB_S with Lambda = 1."""
         if self.prefix_tokens:
@@ -29,7 +29,7 @@ class ContextBroadcastGraft(layer.ContextBroadcast, Graft):
             layer.weight.mul_(0.5)
             if before is not None and before.bias is not None:
                 before.bias.mul_(0.5)
-        width = before.out_features if before is not None else layer.in_features
+        width = layer.weight.shape[0 if before is not None else 1]
         left = ScaledContextBroadcastGraft(
             width, init=1.0, context=self.context, device=layer.weight.device, dtype=layer.weight.dtype
         )
@@ -254,8 +254,11 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
         heads = _attention(geometry).heads
         if options.count > heads:
             return f"it has {heads} heads; use count={heads} or less"
-        if options.value == "cb" and _attention(geometry).cross:
-            return "its queries are not its keys, so a head cannot do CB on its values; use value=average"
+        if options.value == "cb" and not _attention(geometry).own_keys:
+            return (
+                "its queries are not its keys, so a head cannot do CB on its values; use value=average, or name other "
+                "sites with @"
+            )
         return None
 
     def build(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> Graft:
@@ -263,20 +266,17 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
 
     def unused(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> Unused:
         site = _attention(geometry)
-        kept = (site.heads - options.count) * site.key_width
-        rows = tuple(
-            (name, block.start + kept, block.stop)
-            for block in (site.rows[role] for role in ("q", "k") if role in site.rows)
-            for name in block.parameters
-        )
-        if options.count == site.heads:
+        kept = site.heads - options.count
+        rows = (*site.head_rows("q", kept, site.heads), *site.head_rows("k", kept, site.heads))
+        if kept == 0:
             return Unused(parameters=site.query_key_parameters, rows=rows)
-        columns = tuple((name, site.heads - options.count, site.heads) for name in site.score_columns)
+        rows = (*rows, *((name, kept, site.heads) for name in site.score_rows))
+        columns = tuple((name, kept, site.heads) for name in site.score_columns)
         return Unused(rows=rows, columns=columns)
 
     def notes(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> tuple[str, ...]:
-        site, unused = _attention(geometry), self.unused(geometry, stage, options)
-        saved = sum((stop - start) * (1 if name.endswith("bias") else site.dim) for name, start, stop in unused.rows)
+        rows = [block for role, block in _attention(geometry).rows.items() if role in ("q", "k")]
+        saved = sum(options.count * block.width * sum(block.parameters.values()) for block in rows)
         return (
             f"Table 1 counts a model without the unused q and k rows: {saved:,} parameters fewer at this site "
             "(build one with attn_layer=UniformHeadAttention)",

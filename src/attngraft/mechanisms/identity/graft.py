@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from attngraft.anatomy import Geometry, Graft, GraftType, Stage
+from attngraft.anatomy import Geometry, Graft, GraftType, LinearLayer, Stage
 from attngraft.mechanisms.registry import register_graft
 
 
@@ -17,7 +17,7 @@ class IdentityGraft(Graft):
     def forward(self, value: Tensor, context: Tensor | None = None) -> Tensor:
         return value
 
-    def fold(self, *, before: nn.Linear | None, after: nn.Linear | None) -> None:
+    def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> None:
         """Nothing is all there is, so nothing stays."""
 
 
