@@ -1,0 +1,227 @@
+"""Both directions of one score matrix as Triton kernels, forward and backward: no N x N matrix in memory.
+
+Forward: the log-sum-exp of the columns, then both sums from one sweep over the scores. Backward: the scores again, from
+the saved log-sum-exps of rows and columns. A learned bias gets its gradient in a fixed order of summation, without atomics.
+Import this module only where the operation's obstacle found none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from attngraft.dispatch.flops import register_flops
+from attngraft.dispatch.formula import differentiable, in_autocast_dtype
+from attngraft.mechanisms.bisa import triton_kernels as kernels
+from attngraft.mechanisms.bisa.eager import formula
+
+#: programs that fill a large GPU: the sum over entries that share a bias is cut into parts until there are so many
+PROGRAMS = 1024
+
+
+def tiles(width: int, dtype: torch.dtype, *, large: bool = True) -> dict[str, int]:
+    """Tile sizes and launch options for operands of up to `width` channels.
+
+    What a program keeps then fits its registers (compiled, hardly anything is spilled) and the shared memory of every GPU
+    from compute capability 8.0 on. `large` is False for the kernel that keeps the most.
+    """
+    if dtype == torch.float32:  # exact products are made by the ordinary units, element by element
+        return {"BLOCK_Q": 32 if width <= 64 else 16, "BLOCK_K": 32, "num_warps": 8, "num_stages": 1}
+    if large and width <= 64:
+        return {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 8, "num_stages": 2}
+    return {"BLOCK_Q": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
+
+
+def _operand(tensor: Tensor | None) -> tuple[Any, ...] | None:
+    """The tensor and its strides, as the kernels take it; a copy only where channels lie apart."""
+    if tensor is None:
+        return None
+    tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    return (tensor, *tensor.stride()[:-1])
+
+
+def _masks(bias: Tensor | None, visible: Tensor | None, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+    """Bias and mask with the strides of their broadcast forms, and the entries of the bias; nothing is copied."""
+    found_bias = found_visible = None
+    if bias is not None:
+        found_bias = (bias, *bias.expand(-1, *sizes[1:]).stride())
+    if visible is not None:
+        visible = visible.expand(sizes).view(torch.uint8)
+        found_visible = (visible, *visible.stride())
+    return found_bias, found_visible, 1 if bias is None else len(bias)
+
+
+def _widths(q: Tensor, v: Tensor | None, v_hat: Tensor) -> dict[str, int]:
+    return {"DK": q.shape[-1], "DV": 0 if v is None else v.shape[-1], "S": v_hat.shape[-1]}
+
+
+@torch.library.custom_op("attngraft::two_way_attention", mutates_args=())
+def attend(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, visible: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """sa (empty without values), u, and in float32 the log-sum-exp of rows (empty without values) and of columns."""
+    sa, u, row_lse, column_lse = _empty_outputs(q, k, v, v_hat)
+    if not (q.numel() and k.numel()):  # a sum of nothing
+        return sa.zero_(), u.zero_(), row_lse.zero_(), column_lse.zero_()
+    batch, heads, nq, nk = *q.shape[:3], k.shape[2]
+    operands = [_operand(tensor) for tensor in (q, k, v, v_hat)]
+    masks, sizes = _masks(bias, visible, (batch, heads, nq, nk)), (heads, nq, nk)
+    widths = _widths(q, v, v_hat)
+    options = tiles(max(widths.values()), q.dtype)
+    with torch.cuda.device_of(q):
+        grid = (batch * heads * triton.cdiv(nk, options["BLOCK_K"]),)
+        kernels.column_kernel[grid](*operands[:2], masks, column_lse, sizes, scale, DK=widths["DK"], **options)
+        grid = (batch * heads * triton.cdiv(nq, options["BLOCK_Q"]),)
+        kernels.row_kernel[grid](
+            *operands, masks, column_lse, row_lse, _operand(sa), _operand(u), sizes, scale, **widths, **options
+        )
+    return sa, u, row_lse, column_lse
+
+
+def _empty_outputs(q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    row_lse = q.new_empty(0 if v is None else q.shape[:3], dtype=torch.float32)
+    column_lse = q.new_empty(k.shape[:3], dtype=torch.float32)
+    return _like_rows(q, v), _like_rows(q, v_hat), row_lse, column_lse
+
+
+def _like_rows(side: Tensor, values: Tensor | None) -> Tensor:
+    """Room for (B, H, N, width), N of `side` and the width of `values`, in memory as (B, N, H, width), so that heads join
+    without a copy; empty where there are no values."""
+    batch, heads, tokens = side.shape[:3]
+    if values is None:
+        return side.new_empty(0)
+    return side.new_empty(batch, tokens, heads, values.shape[-1]).transpose(1, 2)
+
+
+@attend.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, visible: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _empty_outputs(q, k, v, v_hat)
+
+
+@torch.library.custom_op("attngraft::two_way_attention_backward", mutates_args=())
+def attend_backward(
+    dsa: Tensor | None,
+    du: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    v_hat: Tensor,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    sa: Tensor,
+    row_lse: Tensor,
+    column_lse: Tensor,
+    scale: float,
+    bias_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v (empty without values), v_hat and the bias (empty where it is not asked for)."""
+    dq, dk, dv, dv_hat, dbias = _empty_gradients(q, k, v, v_hat, bias if bias_gradient else None)
+    if not (q.numel() and k.numel()):
+        return dq.zero_(), dk.zero_(), dv.zero_(), dv_hat.zero_(), dbias.zero_()
+    batch, heads, nq, nk = *q.shape[:3], k.shape[2]
+    operands = [_operand(tensor) for tensor in (q, k, v, v_hat, dsa, du)]
+    masks, sizes = _masks(bias, visible, (batch, heads, nq, nk)), (heads, nq, nk)
+    row_dot = row_lse if dsa is None else (dsa.float() * sa.float()).sum(-1)
+    lines = (row_lse, row_dot, column_lse, torch.empty_like(column_lse))
+    widths = _widths(q, v, v_hat)
+    options = tiles(max(widths.values()), q.dtype)
+    shared = (*operands, masks, lines)
+    with torch.cuda.device_of(q):
+        grid = (batch * heads * triton.cdiv(nk, options["BLOCK_K"]),)
+        results = [_operand(tensor) for tensor in (dk, dv, dv_hat)]
+        kernels.key_gradient_kernel[grid](*shared, *results, sizes, scale, **widths, **options)
+        grid = (batch * heads * triton.cdiv(nq, options["BLOCK_Q"]),)
+        kernels.query_gradient_kernel[grid](*shared, _operand(dq), sizes, scale, **widths, **options)
+        if bias is not None and bias_gradient:
+            options = tiles(max(widths.values()), q.dtype, large=False)
+            tiled = triton.cdiv(nq, options["BLOCK_Q"]) * triton.cdiv(nk, options["BLOCK_K"])
+            entries, bias_heads = bias.shape[:2]
+            members = (batch // entries) * (heads // bias_heads)  # batch entries and heads with the same bias
+            programs = entries * bias_heads * tiled
+            per_part = triton.cdiv(members, max(1, min(members, PROGRAMS // programs)))
+            parts = q.new_empty((triton.cdiv(members, per_part), entries, bias_heads, nq, nk), dtype=torch.float32)
+            kernels.bias_gradient_kernel[(programs, len(parts))](
+                *shared, parts, bias_heads, members, per_part, sizes, scale, **widths, **options
+            )
+            dbias = parts.sum(0).sum_to_size(bias.shape).to(bias.dtype)
+    return dq, dk, dv, dv_hat, dbias
+
+
+def _empty_gradients(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dbias = q.new_empty(0) if bias is None else torch.empty_like(bias, memory_format=torch.contiguous_format)
+    return _like_rows(q, q), _like_rows(k, k), _like_rows(k, v), _like_rows(k, v_hat), dbias
+
+
+@attend_backward.register_fake
+def _(
+    dsa: Tensor | None,
+    du: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    v_hat: Tensor,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    sa: Tensor,
+    row_lse: Tensor,
+    column_lse: Tensor,
+    scale: float,
+    bias_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return _empty_gradients(q, k, v, v_hat, bias if bias_gradient else None)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.scale = inputs
+    sa, _, row_lse, column_lse = output
+    ctx.save_for_backward(*tensors, sa, row_lse, column_lse)
+
+
+def _backward(ctx: Any, dsa: Tensor, du: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    *inputs, sa, row_lse, column_lse = ctx.saved_tensors
+    v, bias = inputs[2], inputs[4]
+    to_sa = None if v is None else dsa
+    if torch.is_grad_enabled():  # these gradients are to be differentiated again
+        return *differentiable(lambda *i: formula(*i, scale=ctx.scale), inputs, (to_sa, du)), None
+    learned = bias is not None and ctx.needs_input_grad[4]
+    dq, dk, dv, dv_hat, dbias = attend_backward(to_sa, du, *inputs, sa, row_lse, column_lse, ctx.scale, learned)
+    return dq, dk, None if v is None else dv, dv_hat, dbias if learned else None, None, None
+
+
+attend.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _forward_flops(q: Any, k: Any, v: Any, v_hat: Any, *_: Any, **__: Any) -> int:
+    """Scores, A v and L v_hat, each once: how often a kernel makes its tiles again is its own affair."""
+    batch, heads, nq, dk = q
+    return int(2 * batch * heads * nq * k[2] * (dk + (0 if v is None else v[-1]) + v_hat[-1]))
+
+
+register_flops(torch.ops.attngraft.two_way_attention, _forward_flops)
+register_flops(
+    torch.ops.attngraft.two_way_attention_backward,  # two products for each one of the forward
+    lambda dsa, du, *operands, **options: 2 * _forward_flops(*operands, **options),
+)
+
+
+def two_way_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    v_hat: Tensor,
+    *,
+    bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor | None, Tensor]:
+    """sa (B, H, Nq, dv) and u (B, H, Nq, s). in memory as (B, Nq, H, width)."""
+    q, k, v, v_hat = in_autocast_dtype(q, k, v, v_hat)  # type: ignore[assignment]
+    sa, u, _, _ = attend(q, k, v, v_hat, bias, visible, q.shape[-1] ** -0.5 if scale is None else float(scale))
+    return (None if v is None else sa), u

@@ -1,0 +1,269 @@
+"""The Triton kernels of bi-directional attention: two softmaxes of one score matrix, which never stands in memory.
+
+    c_j = log sum_i exp S_ij,   r_i = log sum_j exp S_ij,   A_ij = exp(S_ij - r_i),   L_ij = exp(S_ij - c_j)
+
+No exponent is positive, so nothing overflows. With D_i = dsa_i . sa_i and E_j = v_hat_j . dv_hat_j, the gradient of the
+scores is dS = A (dsa v^T - D) + L (du v_hat^T - E). c and r are 0 where a column or a row is empty.
+
+An operand is a tuple: its pointer, then the strides of batch, heads and tokens; its channels are next to each other.
+`masks` is (bias, visible, b): both operands with a fourth stride, or None, and how many batch entries the bias has. `sizes`
+is (heads, Nq, Nk). `lines` is (r, D, c, E), contiguous. A program has one tile of queries or of keys and sweeps over the
+other axis. Scores, exponentials and sums are float32, and so are float32 operands' products
+("ieee", not TF32); those of half precision operands round A, L and dS to it.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attngraft.dispatch.triton import interpreting
+
+#: whether these kernels run in Triton's interpreter, which would multiply the bits of bfloat16 numbers as integers
+INTERPRETED = tl.constexpr(interpreting())
+
+
+@triton.jit
+def places_of(operand, batch, head, rows, count, WIDTH: tl.constexpr):
+    """Pointers to rows of an operand, and which of them lie within `count` rows and WIDTH channels.
+
+    There are as many lanes as channels, rounded up to a power of two that tl.dot takes.
+    """
+    lane = tl.arange(0, max(16, triton.next_power_of_2(WIDTH)))[None, :]
+    first = operand[0] + batch * operand[1] + head * operand[2]
+    return first + rows[:, None].to(tl.int64) * operand[3] + lane, (rows[:, None] < count) & (lane < WIDTH)
+
+
+@triton.jit
+def load_rows(operand, batch, head, rows, count, WIDTH: tl.constexpr):
+    """Rows of an operand, with zeros outside."""
+    places, inside = places_of(operand, batch, head, rows, count, WIDTH)
+    return tl.load(places, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(operand, value, batch, head, rows, count, WIDTH: tl.constexpr):
+    places, inside = places_of(operand, batch, head, rows, count, WIDTH)
+    tl.store(places, value.to(operand[0].dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_line(pointer, entry, index, count):
+    """A piece of a contiguous (B, H, count), zero beyond it."""
+    return tl.load(pointer + entry * count + index, mask=index < count, other=0.0)
+
+
+@triton.jit
+def times(a, b):
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def place(tiles, heads):
+    """Of this program: the tile, the entry (batch and head as one), the batch and the head."""
+    entry = (tl.program_id(0) // tiles).to(tl.int64)
+    return tl.program_id(0) % tiles, entry, entry // heads, entry % heads
+
+
+@triton.jit
+def score_tile(query, key, masks, sizes, batch, head, rows, columns, scale):
+    """S of a tile of queries and a tile of keys; -inf where a pair is masked or outside."""
+    found = times(query, tl.trans(key)) * scale
+    inside = (rows[:, None] < sizes[1]) & (columns[None, :] < sizes[2])
+    row, column = rows[:, None].to(tl.int64), columns[None, :].to(tl.int64)
+    if masks[0] is not None:
+        bias = masks[0]
+        first = bias[0] + (batch % masks[2]) * bias[1] + head * bias[2]
+        found += tl.load(first + row * bias[3] + column * bias[4], mask=inside, other=0.0).to(tl.float32)
+    if masks[1] is not None:
+        visible = masks[1]
+        first = visible[0] + batch * visible[1] + head * visible[2]
+        inside = inside & (tl.load(first + row * visible[3] + column * visible[4], mask=inside, other=0) != 0)
+    return tl.where(inside, found, -float("inf"))
+
+
+@triton.jit
+def finite(highest):
+    """A maximum that can be subtracted: 0 where everything is -inf."""
+    return tl.where(highest == -float("inf"), 0.0, highest)
+
+
+@triton.jit
+def something(total):
+    """A sum that can be divided by: 1 where nothing was summed."""
+    return tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
+def column_kernel(
+    q, k, masks, column_lse, sizes, scale, DK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """c of a tile of keys."""
+    nq, nk = sizes[1], sizes[2]
+    tile, entry, batch, head = place(tl.cdiv(nk, BLOCK_K), sizes[0])
+    columns = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+    key = load_rows(k, batch, head, columns, nk, DK)
+    highest = tl.full((BLOCK_K,), -float("inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    for start in range(0, nq, BLOCK_Q):
+        rows = start + tl.arange(0, BLOCK_Q)
+        query = load_rows(q, batch, head, rows, nq, DK)
+        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        new = tl.maximum(highest, tl.max(found, 0))
+        total = total * tl.exp(highest - finite(new)) + tl.sum(tl.exp(found - finite(new)[None, :]), 0)
+        highest = new
+    tl.store(column_lse + entry * nk + columns, finite(highest) + tl.log(something(total)), mask=columns < nk)
+
+
+@triton.jit
+def row_kernel(
+    q, k, v, v_hat, masks, column_lse, row_lse, sa, u, sizes, scale,
+    DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """sa, u and r of a tile of queries: each tile of scores serves both sums."""
+    nq, nk = sizes[1], sizes[2]
+    tile, entry, batch, head = place(tl.cdiv(nq, BLOCK_Q), sizes[0])
+    rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    query = load_rows(q, batch, head, rows, nq, DK)
+    highest = tl.full((BLOCK_Q,), -float("inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_Q,), dtype=tl.float32)
+    summed = tl.zeros((BLOCK_Q, max(16, triton.next_power_of_2(S))), dtype=tl.float32)
+    if v is not None:
+        attended = tl.zeros((BLOCK_Q, max(16, triton.next_power_of_2(DV))), dtype=tl.float32)
+    for start in range(0, nk, BLOCK_K):
+        columns = start + tl.arange(0, BLOCK_K)
+        key = load_rows(k, batch, head, columns, nk, DK)
+        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        share = tl.exp(found - load_line(column_lse, entry, columns, nk)[None, :])
+        value_hat = load_rows(v_hat, batch, head, columns, nk, S)
+        summed += times(share.to(value_hat.dtype), value_hat)
+        if v is not None:
+            new = tl.maximum(highest, tl.max(found, 1))
+            keep = tl.exp(highest - finite(new))
+            weight = tl.exp(found - finite(new)[:, None])
+            value = load_rows(v, batch, head, columns, nk, DV)
+            attended = attended * keep[:, None] + times(weight.to(value.dtype), value)
+            total = total * keep + tl.sum(weight, 1)
+            highest = new
+    store_rows(u, summed, batch, head, rows, nq, S)
+    if v is not None:
+        store_rows(sa, attended / something(total)[:, None], batch, head, rows, nq, DV)
+        tl.store(row_lse + entry * nq + rows, finite(highest) + tl.log(something(total)), mask=rows < nq)
+
+
+@triton.jit
+def through_softmax(weight, gradient, value, dot):
+    """The gradient of a softmax's scores: weight (gradient value^T - dot)."""
+    return weight * (times(gradient, tl.trans(value)) - dot)
+
+
+@triton.jit
+def key_gradient_kernel(
+    q, k, v, v_hat, dsa, du, masks, lines, dk, dv, dv_hat, sizes, scale,
+    DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """dv, dv_hat, E and dk of a tile of keys: one sweep over the queries for the values, then one for k, which needs E."""
+    nq, nk = sizes[1], sizes[2]
+    tile, entry, batch, head = place(tl.cdiv(nk, BLOCK_K), sizes[0])
+    columns = tile * BLOCK_K + tl.arange(0, BLOCK_K)
+    key = load_rows(k, batch, head, columns, nk, DK)
+    column_lse = load_line(lines[2], entry, columns, nk)
+    to_value_hat = tl.zeros((BLOCK_K, max(16, triton.next_power_of_2(S))), dtype=tl.float32)
+    if v is not None:
+        to_value = tl.zeros((BLOCK_K, max(16, triton.next_power_of_2(DV))), dtype=tl.float32)
+    for start in range(0, nq, BLOCK_Q):
+        rows = start + tl.arange(0, BLOCK_Q)
+        query = load_rows(q, batch, head, rows, nq, DK)
+        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        to_u = load_rows(du, batch, head, rows, nq, S)
+        to_value_hat += times(tl.trans(tl.exp(found - column_lse[None, :]).to(to_u.dtype)), to_u)
+        if v is not None:
+            to_sa = load_rows(dsa, batch, head, rows, nq, DV)
+            row_lse = load_line(lines[0], entry, rows, nq)
+            to_value += times(tl.trans(tl.exp(found - row_lse[:, None]).to(to_sa.dtype)), to_sa)
+    store_rows(dv_hat, to_value_hat, batch, head, columns, nk, S)
+    value_hat = load_rows(v_hat, batch, head, columns, nk, S)
+    column_dot = tl.sum(value_hat.to(tl.float32) * to_value_hat, 1)
+    tl.store(lines[3] + entry * nk + columns, column_dot, mask=columns < nk)
+    if v is not None:
+        store_rows(dv, to_value, batch, head, columns, nk, DV)
+        value = load_rows(v, batch, head, columns, nk, DV)
+    to_key = tl.zeros((BLOCK_K, max(16, triton.next_power_of_2(DK))), dtype=tl.float32)
+    for start in range(0, nq, BLOCK_Q):
+        rows = start + tl.arange(0, BLOCK_Q)
+        query = load_rows(q, batch, head, rows, nq, DK)
+        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        to_u = load_rows(du, batch, head, rows, nq, S)
+        gradient = through_softmax(tl.exp(found - column_lse[None, :]), to_u, value_hat, column_dot[None, :])
+        if v is not None:
+            to_sa = load_rows(dsa, batch, head, rows, nq, DV)
+            weight = tl.exp(found - load_line(lines[0], entry, rows, nq)[:, None])
+            gradient += through_softmax(weight, to_sa, value, load_line(lines[1], entry, rows, nq)[:, None])
+        to_key += times(tl.trans(gradient.to(query.dtype)), query)
+    store_rows(dk, to_key * scale, batch, head, columns, nk, DK)
+
+
+@triton.jit
+def query_gradient_kernel(
+    q, k, v, v_hat, dsa, du, masks, lines, dq, sizes, scale,
+    DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """dq of a tile of queries."""
+    nq, nk = sizes[1], sizes[2]
+    tile, entry, batch, head = place(tl.cdiv(nq, BLOCK_Q), sizes[0])
+    rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    query = load_rows(q, batch, head, rows, nq, DK)
+    to_u = load_rows(du, batch, head, rows, nq, S)
+    if v is not None:
+        to_sa = load_rows(dsa, batch, head, rows, nq, DV)
+        row_lse, row_dot = load_line(lines[0], entry, rows, nq), load_line(lines[1], entry, rows, nq)
+    to_query = tl.zeros((BLOCK_Q, max(16, triton.next_power_of_2(DK))), dtype=tl.float32)
+    for start in range(0, nk, BLOCK_K):
+        columns = start + tl.arange(0, BLOCK_K)
+        key = load_rows(k, batch, head, columns, nk, DK)
+        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        value_hat = load_rows(v_hat, batch, head, columns, nk, S)
+        share = tl.exp(found - load_line(lines[2], entry, columns, nk)[None, :])
+        gradient = through_softmax(share, to_u, value_hat, load_line(lines[3], entry, columns, nk)[None, :])
+        if v is not None:
+            value = load_rows(v, batch, head, columns, nk, DV)
+            gradient += through_softmax(tl.exp(found - row_lse[:, None]), to_sa, value, row_dot[:, None])
+        to_query += times(gradient.to(key.dtype), key)
+    store_rows(dq, to_query * scale, batch, head, rows, nq, DK)
+
+
+@triton.jit
+def bias_gradient_kernel(
+    q, k, v, v_hat, dsa, du, masks, lines, parts, bias_heads, members, per_part, sizes, scale,
+    DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """A tile of the sum of dS over a part of the `members`, the batch entries (and heads) that share one bias.
+
+    Axis 0 of the grid: bias and tile; axis 1: the part. Each part has its place in `parts` (parts, b, bias_heads, Nq, Nk),
+    so the order of the sum never changes.
+    """
+    heads, nq, nk = sizes[0], sizes[1], sizes[2]
+    tile, shared, bias_batch, bias_head = place(tl.cdiv(nq, BLOCK_Q) * tl.cdiv(nk, BLOCK_K), bias_heads)
+    rows = tile // tl.cdiv(nk, BLOCK_K) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    columns = tile % tl.cdiv(nk, BLOCK_K) * BLOCK_K + tl.arange(0, BLOCK_K)
+    sharing = heads // bias_heads  # heads with one bias: one, or all of them
+    part = tl.program_id(1)
+    total = tl.zeros((BLOCK_Q, BLOCK_K), dtype=tl.float32)
+    for member in range(part * per_part, tl.minimum((part + 1) * per_part, members)):
+        batch, head = bias_batch + member // sharing * masks[2], bias_head + member % sharing
+        entry = batch * heads + head
+        query, key = load_rows(q, batch, head, rows, nq, DK), load_rows(k, batch, head, columns, nk, DK)
+        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        to_u, value_hat = load_rows(du, batch, head, rows, nq, S), load_rows(v_hat, batch, head, columns, nk, S)
+        share = tl.exp(found - load_line(lines[2], entry, columns, nk)[None, :])
+        total += through_softmax(share, to_u, value_hat, load_line(lines[3], entry, columns, nk)[None, :])
+        if v is not None:
+            to_sa, value = load_rows(dsa, batch, head, rows, nq, DV), load_rows(v, batch, head, columns, nk, DV)
+            weight = tl.exp(found - load_line(lines[0], entry, rows, nq)[:, None])
+            total += through_softmax(weight, to_sa, value, load_line(lines[1], entry, rows, nq)[:, None])
+    places = parts + ((part * masks[2] * bias_heads + shared) * nq + rows[:, None]) * nk + columns[None, :]
+    tl.store(places, total, mask=(rows[:, None] < nq) & (columns[None, :] < nk))

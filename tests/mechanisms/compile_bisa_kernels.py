@@ -1,0 +1,62 @@
+"""Compiles the kernels of bi-directional attention for a GPU that need not be there: `python <this file> 80`.
+
+Runs the operation itself, forward and backward, with a driver that names that GPU, up to where a kernel would be launched:
+the very arguments, layouts and options of use. Prints each kernel's name and its bytes of shared memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from attngraft.mechanisms.bisa import triton
+
+
+class Absent:
+    """A driver of a GPU of this compute capability."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def main(capability: int) -> None:
+    compile_and_launch = JITFunction.run
+
+    def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled = compile_and_launch(kernel, *args, grid=grid, warmup=True, **options)
+        sys.stdout.write(f"{kernel.__name__} {compiled.metadata.shared}\n")
+        return compiled
+
+    driver.set_active(Absent(capability))
+    JITFunction.run = compile_only
+    for dtype, width, values in (
+        (torch.bfloat16, 32, True),
+        (torch.float16, 64, True),
+        (torch.bfloat16, 128, True),
+        (torch.float32, 64, True),
+        (torch.float32, 128, True),
+        (torch.bfloat16, 20, False),
+    ):
+        q, k, v, v_hat = (torch.zeros(2, 3, 49, width, dtype=dtype, requires_grad=True) for _ in range(4))
+        bias = torch.zeros(2, 3, 49, 49, requires_grad=True)
+        visible = torch.ones(49, 49, dtype=torch.bool)
+        sa, u = triton.two_way_attention(q, k, v if values else None, v_hat, bias=bias, visible=visible)
+        (u.sum() if sa is None else sa.sum() + u.sum()).backward()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

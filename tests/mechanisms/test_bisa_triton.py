@@ -1,0 +1,298 @@
+"""The Triton kernels of bi-directional attention: in Triton's interpreter everywhere, compiled without a GPU, and on one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from attngraft.dispatch.triton import INSTALLED, interpreting
+from attngraft.mechanisms.bisa import ops, reference
+
+INFINITY = float("inf")
+inside = pytest.mark.skipif(not interpreting(), reason="runs inside test_the_kernels_in_the_interpreter")
+outside = pytest.mark.skipif(interpreting(), reason="runs outside of Triton's interpreter")
+gpu = pytest.mark.skipif(interpreting() or not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of a call; `bias` is (b, its heads); `masked` hides pairs, all keys of one query, and all queries of one key."""
+
+    batch: int = 1
+    heads: int = 2
+    queries: int = 20
+    keys: int = 35
+    widths: tuple[int, int | None, int] = (5, 18, 3)  # of q, of v (None: no values) and of v_hat
+    bias: tuple[int, int] | None = None
+    masked: bool = False
+    spread: float = 1.0
+
+    def operands(self) -> list[Tensor | None]:
+        """q, k, v, v_hat, bias in float64, heads between tokens in memory as projections leave them."""
+
+        def draw(tokens: int, width: int | None) -> Tensor | None:
+            if width is None:
+                return None
+            return torch.randn(self.batch, tokens, self.heads, width, dtype=torch.float64).transpose(1, 2)
+
+        torch.manual_seed(0)
+        dk, dv, s = self.widths
+        bias = self.bias and torch.randn(*self.bias, self.queries, self.keys, dtype=torch.float64)
+        q, *rest = draw(self.queries, dk), draw(self.keys, dk), draw(self.keys, dv), draw(self.keys, s), bias
+        return [None if q is None else q * self.spread, *rest]
+
+    def visible(self) -> Tensor | None:
+        if not self.masked:
+            return None
+        seen = torch.rand(self.batch, 1, self.queries, self.keys) > 0.3
+        seen[..., 3, :] = False
+        seen[..., 5] = False
+        return seen
+
+
+def outputs_and_gradients(
+    operands: list[Tensor | None], visible: Tensor | None, backend: str, dtype: torch.dtype, device: str = "cpu"
+) -> list[Tensor]:
+    """Outputs, then gradients of their products with fixed cotangents, all in float64."""
+    given = [t if t is None else t.to(device, dtype).requires_grad_() for t in operands]
+    *rest, bias = given
+    visible = None if visible is None else visible.to(device)
+    found = [o for o in ops.two_way_attention(*rest, bias=bias, visible=visible, backend=backend) if o is not None]
+    generator = torch.Generator().manual_seed(5)
+    cotangents = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out) for out in found]
+    gradients = torch.autograd.grad(found, [t for t in given if t is not None], cotangents)
+    assert all(one.dtype == dtype for one in (*found, *gradients))
+    return [one.detach().cpu().double() for one in (*found, *gradients)]
+
+
+CASES = {
+    "across tiles, odd widths, a learned bias of all entries": Case(bias=(1, 2)),
+    "one bias for the heads, one per two entries, without values": Case(
+        batch=4, queries=9, keys=9, widths=(16, None, 20), bias=(2, 1)
+    ),
+    "masked, with empty rows and columns": Case(masked=True, keys=33),
+    "both, and fewer keys than queries": Case(queries=34, keys=7, batch=2, heads=1, bias=(2, 1), masked=True),
+    "one token": Case(queries=1, keys=1, widths=(1, 1, 1)),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles that small calls cross, and sums that are cut into parts."""
+    if interpreting():
+        from attngraft.mechanisms.bisa import triton
+
+        options = {"BLOCK_Q": 16, "BLOCK_K": 32, "num_warps": 4, "num_stages": 1}
+        monkeypatch.setattr(triton, "tiles", lambda *_, **__: options)
+
+
+@inside
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_gradients(name: str) -> None:
+    operands, visible = CASES[name].operands(), CASES[name].visible()
+    ours = outputs_and_gradients(operands, visible, "triton", torch.float32)
+    for mine, truth in zip(ours, outputs_and_gradients(operands, visible, "reference", torch.float64), strict=True):
+        torch.testing.assert_close(mine, truth, atol=1e-5, rtol=1e-5)
+
+
+def as_good_as_plain(case: Case, dtype: torch.dtype, device: str = "cpu") -> None:
+    operands, visible = case.operands(), case.visible()
+    rounded = [t if t is None else t.to(dtype) for t in operands]
+    exact = outputs_and_gradients(rounded, visible, "reference", torch.float64)
+    plain = outputs_and_gradients(rounded, visible, "reference", dtype, device)
+    ours = outputs_and_gradients(rounded, visible, "triton", dtype, device)
+    for mine, theirs, truth in zip(ours, plain, exact, strict=True):
+        floor = torch.finfo(dtype).eps * truth.norm() / 4  # where plain PyTorch happens to be exact
+        assert (mine - truth).norm() <= 2 * (theirs - truth).norm() + floor
+
+
+@inside
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_good_as_plain_pytorch(dtype: torch.dtype) -> None:
+    as_good_as_plain(Case(queries=40, keys=40, heads=1, widths=(16, 16, 16), bias=(1, 1)), dtype)
+
+
+@inside
+def test_large_scores_stay_finite_and_right() -> None:
+    case = Case(queries=17, keys=33, heads=1, spread=1e4, widths=(4, 4, 4))
+    operands = [t if t is None else t.float() for t in case.operands()]
+    assert reference.scores(operands[0], operands[1]).abs().max() > 1e4
+    ours = outputs_and_gradients(operands, None, "triton", torch.float32)
+    exact = outputs_and_gradients(operands, None, "reference", torch.float64)
+    for mine, truth in zip(ours[:2], exact, strict=False):
+        torch.testing.assert_close(mine, truth, atol=1e-2, rtol=1e-2)  # a float32 score of 1e4 is off by 1e-3
+    assert all(one.isfinite().all() for one in ours)
+
+
+@inside
+def test_a_bias_of_minus_infinity_hides_a_pair_from_both_directions() -> None:
+    case = Case(queries=5, keys=6, heads=1, bias=(1, 1), widths=(4, 4, 4))
+    *rest, bias = case.operands()
+    bias[..., 1, :] = bias[..., 2] = -INFINITY
+    sa, u, *_, dq, dk, dv, dv_hat, dbias = outputs_and_gradients([*rest, bias], None, "triton", torch.float32)
+    assert not any(one[0, 0, 1].any() for one in (sa, u, dq, dbias))
+    assert not any(one[0, 0, 2].any() for one in (dk, dv, dv_hat)) and not dbias[..., 2].any()
+    seen = outputs_and_gradients([*rest, bias], None, "reference", torch.float64)
+    for mine, truth in zip((sa, u, dq, dk, dv, dv_hat, dbias), seen, strict=True):
+        torch.testing.assert_close(mine, truth, atol=1e-5, rtol=1e-5)
+
+
+@inside
+def test_the_gradient_of_a_bias_is_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attngraft.mechanisms.bisa import triton
+
+    operands = Case(batch=3, queries=4, keys=4, bias=(1, 1)).operands()
+    whole = outputs_and_gradients(operands, None, "reference", torch.float64)[-1]
+    for programs in (1, 4):  # one part of six members; three parts of two
+        monkeypatch.setattr(triton, "PROGRAMS", programs)
+        parts = outputs_and_gradients(operands, None, "triton", torch.float32)[-1]
+        torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
+
+
+@inside
+def test_second_derivatives_come_from_plain_operations() -> None:
+    case = Case(queries=3, keys=4, heads=1, bias=(1, 1), widths=(2, 2, 2), masked=False)
+
+    def penalty(backend: str) -> tuple[Tensor, ...]:
+        given = [t if t is None else t.float().requires_grad_() for t in case.operands()]
+        sa, u = ops.two_way_attention(*given[:4], bias=given[4], backend=backend)
+        first = torch.autograd.grad(sa.square().sum() + u.cos().sum(), given, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), given)
+
+    for mine, theirs in zip(penalty("triton"), penalty("reference"), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+@inside
+@pytest.mark.parametrize("values", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_custom_ops_are_registered_properly(values: bool) -> None:
+    from attngraft.mechanisms.bisa import triton
+
+    case = Case(queries=3, keys=4, heads=1, widths=(2, 2 if values else None, 2), bias=(1, 1))
+    given = [t if t is None else t.float().requires_grad_() for t in case.operands()]
+    arguments = (*given, torch.rand(3, 4) > 0.2, 0.5)
+    assert set(torch.library.opcheck(triton.attend, arguments).values()) == {"SUCCESS"}
+    with torch.no_grad():
+        sa, u, row_lse, column_lse = triton.attend(*arguments)
+    back = (sa if values else None, u, *arguments[:-1], sa, row_lse, column_lse, 0.5, True)
+    back = tuple(one.detach() if isinstance(one, Tensor) else one for one in back)
+    assert set(torch.library.opcheck(triton.attend_backward, back).values()) == {"SUCCESS"}
+
+
+@inside
+def test_the_kernels_serve_every_way_in() -> None:
+    q, k, v, v_hat, _ = (t if t is None else t.float() for t in Case(queries=4, keys=4, widths=(3, 3, 3)).operands())
+    assert ops.TWO_WAY_ATTENTION.explain(q, k, v, v_hat).chosen == "triton"
+    u_alone = ops.two_way_attention(q, k, None, v_hat)
+    both = ops.two_way_attention(q, k, v, v_hat)
+    assert u_alone[0] is None
+    torch.testing.assert_close(u_alone[1], both[1])
+    assert both[0].transpose(1, 2).is_contiguous()  # heads join without a copy
+    hyper = torch.randn(3, 3, 5)
+    found = ops.inverse_attention(q, k, v_hat, v_hat, hyper, backend="triton")
+    torch.testing.assert_close(found, ops.inverse_attention(q, k, v_hat, v_hat, hyper, backend="reference"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert {one.dtype for one in ops.two_way_attention(q, k.bfloat16(), v, v_hat)} == {torch.bfloat16}
+    nothing = ops.two_way_attention(q, k[:, :, :0], v[:, :, :0], v_hat[:, :, :0], backend="triton")
+    assert [out.shape for out in nothing] == [q.shape, q.shape] and not any(out.any() for out in nothing)
+
+
+@inside
+def test_costs_count_every_product_once() -> None:
+    case = Case(queries=3, keys=4, heads=1, widths=(2, 5, 6))
+    given = [t if t is None else t.float().requires_grad_() for t in case.operands()]
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        sa, u = ops.two_way_attention(*given[:4], backend="triton")
+        assert counter.get_total_flops() == 2 * 3 * 4 * (2 + 5 + 6)
+        (sa.sum() + u.sum()).backward()
+    assert counter.get_total_flops() == 3 * 2 * 3 * 4 * (2 + 5 + 6)
+
+
+@inside
+@pytest.mark.slow
+def test_compiles_whole() -> None:
+    case = Case(queries=3, keys=4, heads=1, bias=(1, 1), widths=(2, 2, 2))
+    given = [t if t is None else t.float().requires_grad_() for t in case.operands()]
+
+    def call(*tensors: Tensor) -> Tensor:
+        sa, u = ops.two_way_attention(*tensors[:4], bias=tensors[4], backend="triton")
+        return sa.square().sum() + u.sin().sum()
+
+    expected = torch.autograd.grad(call(*given), given)
+    found = torch.autograd.grad(torch.compile(call, fullgraph=True)(*given), given)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@outside
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+def test_the_kernels_in_the_interpreter() -> None:
+    """The tests above, in a process of their own: the interpreter must be chosen before Triton is imported."""
+    run_inside("not slow")
+
+
+@outside
+@pytest.mark.slow
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+def test_the_kernels_in_the_interpreter_at_length() -> None:
+    run_inside("slow")
+
+
+def run_inside(marks: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, __file__]
+    result = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert "passed" in result.stdout
+
+
+@outside
+def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def verdict(*operands: Tensor | None, **masks: Tensor) -> str:
+        return ops.TWO_WAY_ATTENTION.explain(*operands, **masks).verdicts["triton"]
+
+    x, wide = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 129)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert "the tensors are on cpu" in verdict(x, x, x, x)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", True)
+    assert verdict(x, x, None, x) == "chosen"
+    assert "float64" in verdict(x.double(), x.double(), None, x.double())
+    assert "of one dtype" in verdict(x, x.half(), x, x)
+    assert "no bias of float64" in verdict(x, x, x, x, bias=torch.zeros(1, 1, 2, 2, dtype=torch.float64))
+    assert "up to 128 channels, and these have 129" in verdict(x, x, wide, x)
+    inverse = ops.INVERSE_ATTENTION.explain(x, x, wide, wide, torch.ones(129, 129, 4)).verdicts["triton"]
+    assert "129" in inverse
+
+
+@outside
+@pytest.mark.slow
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_kernels_compile_for_a_gpu_that_is_not_here(capability: int, tmp_path: Path) -> None:
+    """Triton's compiler needs no device; what a program keeps must fit the shared memory of all GPUs from Ampere on."""
+    script = Path(__file__).with_name("compile_bisa_kernels.py")
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    result = subprocess.run([sys.executable, script, str(capability)], env=environment, capture_output=True, text=True)
+    if "no compiler" in result.stdout:
+        pytest.skip(result.stdout)
+    assert result.returncode == 0, result.stderr[-3000:]
+    compiled = [line.split() for line in result.stdout.splitlines()]
+    assert {name for name, _ in compiled} == {
+        f"{which}_kernel" for which in ("column", "row", "key_gradient", "query_gradient", "bias_gradient")
+    }
+    assert max(int(shared) for _, shared in compiled) <= 99 * 1024
+
+
+@gpu
+@pytest.mark.parametrize("width", [16, 32, 64, 128, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_a_gpu(dtype: torch.dtype, width: int) -> None:
+    case = Case(batch=4, queries=197, keys=150, heads=3, widths=(width,) * 3, bias=(2, 3), masked=True)
+    as_good_as_plain(case, dtype, "cuda")
