@@ -8,12 +8,20 @@ from torch import nn
 
 import attngraft
 from attngraft.hosts import find_host
+from tests.contract import test_timm_levit as levit
 from tests.contract import test_timm_swin as swin
 from tests.contract import test_timm_vit as vit
 from tests.contract.tester import GRAFTS, HostContract
 
 # named through their modules, so that pytest does not collect the contract a second time here
-HOSTS = [vit.TestViT, vit.TestViTWithRegisters, vit.TestDistilledDeiT, swin.TestSwin]
+HOSTS = [
+    vit.TestViT,
+    vit.TestViTWithRegisters,
+    vit.TestDistilledDeiT,
+    swin.TestSwin,
+    levit.TestLevit,
+    levit.TestLevitConv,
+]
 
 
 def grafted(contract: type[HostContract], spec: str) -> nn.Module:

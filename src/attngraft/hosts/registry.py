@@ -16,7 +16,7 @@ from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, Site
 
 #: modules that register adapters when imported; a new family adds its line here
-BUILT_IN = ("attngraft.hosts.timm_vit", "attngraft.hosts.timm_swin")
+BUILT_IN = ("attngraft.hosts.timm_vit", "attngraft.hosts.timm_swin", "attngraft.hosts.timm_levit")
 _adapters: dict[str, HostAdapter] = {}
 
 

@@ -118,8 +118,8 @@ class _Vertical(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         merged, x, context, merged_weight, gate, gate_bias, ctx.identity = inputs
-        rows, dim = merged.reshape(-1, merged.shape[-1]), merged.shape[-1]
-        hidden = torch.mm(x.reshape(-1, dim), context.t())
+        rows = merged.reshape(-1, merged.shape[-1])
+        hidden = torch.mm(x.reshape(-1, x.shape[-1]), context.t())
         torch.addmm(hidden, rows, merged_weight.t(), out=hidden).relu_()
         beta = torch.mm(hidden, gate.t()).add_(gate_bias).sigmoid_()  # addmm would first write the bias into every row
         gated = rows * beta
@@ -135,7 +135,7 @@ class _Vertical(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *_differentiable(_plain_vertical, inputs, (gradient, beta_gradient), ctx.identity), None
         merged, x, context, merged_weight, gate, _ = inputs
-        rows, x_rows = merged.reshape(beta.shape), x.reshape(beta.shape)
+        rows, x_rows = merged.reshape(beta.shape), x.reshape(-1, x.shape[-1])
         if gradient is None:
             to_gate, to_merged = torch.zeros_like(beta), torch.zeros_like(beta)
         else:

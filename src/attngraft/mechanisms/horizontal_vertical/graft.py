@@ -81,9 +81,11 @@ class VerticalType(GraftType[VerticalOptions]):
         return ("tokens",)
 
     def build(self, geometry: Geometry, stage: Stage, options: VerticalOptions) -> Graft:
+        width = geometry.width(stage)
         return VerticalGraft(
-            geometry.dim,
-            hidden=max(1, geometry.dim // options.reduction),
+            width,
+            hidden=max(1, width // options.reduction),
+            context_dim=geometry.dim,
             identity=options.identity,
             init=geometry.init,
         )

@@ -65,13 +65,14 @@ class HorizontalAttention(TapPoint, nn.Module):
 
 
 class VerticalAttention(TapPoint, nn.Module):
-    """Gate the channels of every token by beta (Eqs. 7, 8); 3 C Da + C parameters.
+    """Gate the channels of every token by beta (Eqs. 7, 8); 3 C Da + C parameters where Y and x have one width.
 
     Offers `beta` (B, N, C) to a listener.
 
     Args:
-        dim: C, width of the tokens.
+        dim: C, width of the tokens Y.
         hidden: Da, the squeezed width; a quarter of C, rounded down, where not given.
+        context_dim: width of the tokens x, where it is not C (a module that widens its tokens).
         identity: gate by 2 beta with W^U = 0 and b^U = 0: a fresh module then leaves the tokens as they are.
         init: the host's rule for weight matrices.
     """
@@ -81,6 +82,7 @@ class VerticalAttention(TapPoint, nn.Module):
         dim: int,
         *,
         hidden: int | None = None,
+        context_dim: int | None = None,
         identity: bool = False,
         init: InitRule = "trunc_normal",
         device: Any = None,
@@ -89,7 +91,7 @@ class VerticalAttention(TapPoint, nn.Module):
         super().__init__()
         hidden = hidden or max(1, dim // 4)
         self.identity = identity
-        self.context = nn.Linear(dim, hidden, bias=False, device=device, dtype=dtype)
+        self.context = nn.Linear(context_dim or dim, hidden, bias=False, device=device, dtype=dtype)
         self.merged = nn.Linear(dim, hidden, bias=False, device=device, dtype=dtype)
         self.gate = nn.Linear(hidden, dim, device=device, dtype=dtype)
         for linear in (self.context, self.merged, self.gate):
@@ -99,7 +101,7 @@ class VerticalAttention(TapPoint, nn.Module):
         nn.init.zeros_(self.gate.bias)
 
     def forward(self, merged: Tensor, x: Tensor) -> Tensor:
-        """(B, N, C) and (B, N, C) to (B, N, C)."""
+        """Y (B, N, C) and x (B, N, its own width) to (B, N, C)."""
         gated, beta = ops.vertical_attention(
             merged,
             x,

@@ -68,8 +68,9 @@ def vertical_attention(
 
     Args:
         merged: Y, the output projection's output, its bias included, (B, N, C).
-        x: what the attention module received as queries, (B, N, C).
-        context, merged_weight, gate, gate_bias: W^U1 (Da, C), W^U2 (Da, C), W^U (C, Da), b^U (C), laid out (out, in).
+        x: what the attention module received as queries, (B, N, C), or of another width where the module widens its tokens.
+        context, merged_weight, gate, gate_bias: W^U1 (Da, width of x), W^U2 (Da, C), W^U (C, Da), b^U (C), laid out
+            (out, in).
         identity: gate by 2 beta instead of beta, which with gate = 0 and gate_bias = 0 leaves the tokens as they are.
 
     Returns:

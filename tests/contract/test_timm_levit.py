@@ -1,0 +1,91 @@
+"""timm's LeViT under the contract: as tokens, as maps, distilled."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import timm
+from timm.models.levit import ConvNorm, LinearNorm, NormLinear
+from torch import nn
+
+import attngraft
+from tests.contract.test_timm_vit import NO_CLASS_TOKEN, NO_WINDOWS
+from tests.contract.tester import HostContract
+
+TINY: dict[str, Any] = {
+    "img_size": 48,
+    "stem_type": "s16",
+    "embed_dim": (16, 24),
+    "key_dim": 4,
+    "depth": (1, 1),
+    "num_heads": (2, 3),
+    "num_classes": 5,
+    "drop_path_rate": 0.0,
+}
+
+
+def unlike_at_first(model: nn.Module) -> nn.Module:
+    """LeViT starts with branches that put out zero, and its batch norms have seen nothing: as after some training."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.2)
+            nn.init.normal_(module.running_mean, std=0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+        if isinstance(module, ConvNorm | LinearNorm | NormLinear):  # torch's own rule would leave little of the images
+            nn.init.kaiming_normal_(module.linear.weight, nonlinearity="linear")
+        if hasattr(module, "attention_biases"):
+            nn.init.normal_(module.attention_biases, std=0.5)
+    return model
+
+
+class TestLevit(HostContract):
+    """Tokens; a 3 x 3 map, of which 2 x 2 are left after the first stage."""
+
+    layers = 3
+    name: ClassVar = "levit_256d"
+    refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
+    where: ClassVar = dict.fromkeys(("uniform_heads(value=cb)", "bisa", "misa"), "stages.*.blocks")
+
+    def make(self) -> nn.Module:
+        return unlike_at_first(timm.create_model(self.name, **TINY))
+
+
+#: a graft for each stage
+ONE_PER_STAGE = [
+    "bisa(learned=true, norm=true)@stages.*.blocks",
+    "toy_flatten + toy_scale(start=0.5, stage=heads)",
+    "vertical + cb(at=both)",
+    "cb_s(init=1, position=front) + toy_scale(start=0.5, stage='mlp.mid') + se(reduction=2)",
+]
+
+
+class TestLevitConv(TestLevit):
+    """Maps; with every graft in the slow tests."""
+
+    name = "levit_conv_256d"
+
+    @pytest.fixture(params=ONE_PER_STAGE)
+    def spec(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+
+class TestLevitDistilled(TestLevitConv):
+    """Two heads, whose outputs are averaged."""
+
+    name = "levit_128s"
+
+
+@pytest.mark.slow
+class TestLevitConvWithEveryGraft(TestLevit):
+    """Maps."""
+
+    name = "levit_conv_256d"
+
+
+def test_what_needs_a_square_map_is_refused_where_tokens_are_subsampled() -> None:
+    model = TestLevit().make()
+    for spec, reason in {"uniform_heads(value=cb)": "queries are not its keys", "bisa": "subsamples"}.items():
+        with pytest.raises(attngraft.HostError, match=f"stages.1.downsample.attn_downsample.*{reason}.*other"):
+            attngraft.graft(model, spec)
