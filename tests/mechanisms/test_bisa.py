@@ -82,7 +82,16 @@ def merged(module: BidirectionalAttention, heads: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
-    "variant", [{}, {"weight": 0.2}, {"learned": True}, {"transform": "mlp"}, {"norm": True}, {"identity": True}]
+    "variant",
+    [
+        {},
+        {"weight": 0.2},
+        {"learned": True},
+        {"transform": "mlp"},
+        {"norm": True},
+        {"identity": True},
+        {"identity": True, "learned": True},
+    ],
 )
 def test_the_layer_is_the_equations(variant: dict[str, Any], masked: bool) -> None:
     module, x, bias = layer(**variant)
@@ -128,6 +137,28 @@ def test_separate_has_scores_and_a_projection_of_its_own() -> None:
     inverse = reference.inverse_attention(q, k, q_hat, v_hat, module.both.inverse.transform.weight, bias=bias)
     expected = 0.25 * attended + 0.75 * own.proj(inverse.transpose(1, 2).flatten(2))
     torch.testing.assert_close(module(x, bias=bias), expected)
+
+
+def test_batch_norms_behind_the_maps_fold_into_them() -> None:
+    torch.manual_seed(0)
+    kind = graft_types()["bisa"]
+    geometry = AttentionGeometry(dim=16, tokens=9, heads=2, key_width=4, value_width=8, projection=LEVIT, init="torch")
+    made = kind.build(geometry, "mix", kind.Options(separate=True)).double()
+    x = torch.randn(4, 9, 16, dtype=torch.float64)
+    for _ in range(3):  # statistics of its own
+        made.inverse.queries(x), made.inverse.values(3 * x + 1), made.own.scored(x, 2 - x), made.own.merge(x)
+    made.eval()
+    calls = (made.inverse.queries, made.inverse.values, made.own.merge, lambda x: torch.cat(made.own.scored(x, x)))
+    expected = [call(x) for call in calls]
+    assert made.fold(before=None, after=None) is made
+    for call, value in zip(calls, expected, strict=True):
+        torch.testing.assert_close(call(x), value)
+    plain = AttentionGeometry(
+        dim=16, tokens=9, heads=2, key_width=4, value_width=8, projection=Projection(activation="hard_swish")
+    )
+    rebuilt = kind.build(plain, "mix", kind.Options(separate=True))
+    assert {k: v.shape for k, v in rebuilt.state_dict().items()} == {k: v.shape for k, v in made.state_dict().items()}
+    assert isinstance(rebuilt.fold(before=None, after=None), str)
 
 
 def test_one_token() -> None:

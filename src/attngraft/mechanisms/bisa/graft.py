@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, Stage, Unused
+from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, LinearLayer, Stage, Unused
+from attngraft.mechanisms.bisa.maps import TokenMap
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 from attngraft.mechanisms.bisa.variant import Transform, Variant
 from attngraft.mechanisms.registry import register_graft
@@ -17,6 +18,16 @@ WHOLE_SET = (
 
 class BidirectionalGraft(BidirectionalMix, Graft):
     """`BidirectionalMix` at a site."""
+
+    def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str | None:
+        """Its own batch norms go into its own linear maps, as those of a host that has them go into the host's."""
+        maps = [module for module in self.modules() if isinstance(module, TokenMap) and module.norm is not None]
+        if not maps:
+            return super().fold(before=before, after=after)
+        for each in maps:
+            each.absorb_norm()
+        self.folded = "its batch norms stand in its linear maps"
+        return self
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from attngraft.anatomy.geometry import Projection
 from attngraft.mechanisms.initialization import InitRule, init_matrix
@@ -41,6 +42,11 @@ class TokenMap(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = cast(Tensor, self.linear(x))
         return y if self.norm is None else self.norm(y.flatten(0, 1)).view_as(y)
+
+    def absorb_norm(self) -> None:
+        """For inference: gamma (W x - mean) / std + beta is a linear map with a bias. In evaluation mode only."""
+        if self.norm is not None:
+            self.linear, self.norm = fuse_linear_bn_eval(self.linear, self.norm), None
 
 
 def split_heads(tokens: Tensor, heads: int) -> Tensor:
