@@ -1,4 +1,4 @@
-"""Every cell of both papers: it agrees to the printed digit, or it is one of those known not to."""
+"""Every cell of the papers: it agrees to the printed digit, or it is one of those known not to."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ EXPECTED = {
     ("cb", "table14"): (15, 1, 0),
     ("hv", "table2"): (15, 1, 0),
     ("hv", "table3"): (8, 0, 8),
+    ("bisa", "text"): (1, 1, 0),
+    ("bisa", "table1"): (16, 8, 0),
+    ("bisa", "table2"): (0, 0, 4),
+    ("bisa", "table4"): (2, 16, 0),
+    ("bisa", "table4_maps"): (10, 0, 0),
+    ("bisa", "table4_separate"): (2, 2, 0),
 }
 #: the printed numbers that do not come out, all of them with a reason
 ERRATA = {
@@ -33,8 +39,34 @@ ERRATA = {
     ("cb", "table13", "ViT-S", "base", "1260"),
     ("cb", "table14", "ViT-S", "base", "1260"),
     ("hv", "table2", "WMT-16: Transformer + Hor.", "params", "47.1"),
+    ("bisa", "text", "LeViT-128S + BiSA", "added", "2.56"),
+    ("bisa", "table4_separate", "LeViT-128S + BiSA, 1 layer", "mflops", "351"),
+    ("bisa", "table4_separate", "LeViT-128S + BiSA, 2 layers", "mflops", "395"),
 }
-TABLES = [(name, table.id) for name in ("cb", "hv") for table in load_paper(name).tables]
+LEVIT_LAYERS = {  # the equations have two C x C maps per layer less than the paper's sizes
+    ("table1", f"{data}: LeViT-128S {variant}", "8.0", "395")
+    for data, variant in (
+        ("CIFAR-100", "+ BiSA"),
+        ("CIFAR-100", "+ BiSA, norm"),
+        ("CIFAR-100", "+ BiSA, norm, learned"),
+        ("ImageNet-1K", "+ BiSA"),
+    )
+} | {
+    ("table4", f"LeViT-128S + {variant}", params, flops)
+    for variant, params, flops in (
+        ("MISA, 1 layer", "7.9", "346"),
+        ("BiSA, 1 layer", "7.9", "351"),
+        ("BiSA, 1 layer, norm", "7.9", "351"),
+        ("BiSA, 1 layer, norm, learned", "7.9", "351"),
+        ("MISA, 2 layers", "8.0", "385"),
+        ("BiSA, 2 layers", "8.0", "395"),
+        ("BiSA, 2 layers, norm", "8.0", "395"),
+        ("BiSA, 2 layers, norm, learned", "8.0", "395"),
+    )
+}
+for _table, _row, _params, _flops in LEVIT_LAYERS:
+    ERRATA |= {("bisa", _table, _row, "params", _params), ("bisa", _table, _row, "mflops", _flops)}
+TABLES = [(name, table.id) for name in ("cb", "hv", "bisa") for table in load_paper(name).tables]
 
 
 @cache
@@ -62,6 +94,17 @@ def test_what_differs_is_known_and_says_why():
                 else:
                     assert column not in row.row.errata, "an erratum that comes out is none"
     assert found == ERRATA
+
+
+def test_how_far_levits_sizes_are_is_said_truly():
+    """By the equations and, where two more maps are added, to the printed digit."""
+    maps = {row.label: row for row in computed("bisa", "table4_maps").rows}
+    for row in computed("bisa", "table4").rows[1:]:
+        label = row.label.split(", norm")[0]
+        params, flops = row.cells["params"], row.cells["mflops"]
+        assert params.ours is not None and flops.ours is not None and maps[label].cells["params"].ours is not None
+        short, share = maps[label].cells["params"].ours - params.ours, 1 - flops.ours / float(flops.printed)  # type: ignore[operator]
+        assert f"{short:.2f}M parameters and {100 * share:.1f}% of the FLOPs short" in row.row.errata["params"]
 
 
 def test_what_is_not_computed_says_what_is_missing():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -12,7 +13,16 @@ from torch import nn
 
 import attngraft
 from attngraft.grafting.spec import parse
-from attngraft.papers.counters import COUNTERS, GI, MI, count_cb, count_cb_multiplications, count_hv
+from attngraft.papers.counters import (
+    COUNTERS,
+    GI,
+    MI,
+    count_bisa,
+    count_bisa_two_maps,
+    count_cb,
+    count_cb_multiplications,
+    count_hv,
+)
 from attngraft.papers.skeletons import SKELETONS
 
 IMAGE = (torch.empty(1, 3, 224, 224, device="meta"),)
@@ -73,9 +83,72 @@ def test_hv_translation(shared: Path, model: str, vocabulary: int, variant: str)
     assert counted["macs"] * GI == expected["macs_linear_only"]
 
 
+BISA_LEVIT = {None: 0, "misa@first:1": 1, "bisa@first:1": 2, "misa@first:2": 3, "bisa@first:2": 4}  # row of Table 4
+
+
+@pytest.mark.parametrize("spec", list(BISA_LEVIT))
+def test_bisa_levit(shared: Path, spec: str | None):
+    expected = bisa_counts(shared)["table4"][BISA_LEVIT[spec]]
+    model = on_meta("levit_128s", spec)
+    for reading, counter in (("formula", count_bisa), ("two_extra_maps", count_bisa_two_maps)):
+        counts, found = expected["readings"][reading] if spec else expected, counter(model, IMAGE)
+        assert round(found["params"] * 1e6) == counts["params"]
+        assert round(found["macs"] * 1e9) == counts["macs"]
+        # the reference has six elements more, all of them in the host
+        assert round(found["flops_m"] * 1e6) == counts["paper_counter"] - 6
+
+
+def test_bisa_with_a_branch_of_its_own(shared: Path):
+    """`separate` has the printed parameters; its own scores, 2 x 196 x 196 x 64, are not in the printed FLOPs."""
+    modules = [each for name, each in bisa_counts(shared)["alternatives"].items() if "complete module" in name]
+    found = count_bisa(on_meta("levit_128s", "bisa(separate=true)@first:2"), IMAGE)
+    maps = count_bisa_two_maps(on_meta("levit_128s", "bisa@first:2"), IMAGE)
+    assert found["params"] == maps["params"] == modules[0]["levit"]["bisa-2"]["params"] / 1e6
+    assert round(found["flops_m"] * 1e6) == modules[0]["levit"]["bisa-2"]["paper_counter"] - 6
+    assert found["flops_m"] - maps["flops_m"] == pytest.approx(2 * 196 * 196 * 64 / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("stage", "spec"), [(0, "bisa@first:2"), (1, "bisa@layers.1"), (2, "bisa@layers.2"), (3, "bisa@layers.3")]
+)
+def test_bisa_swin(shared: Path, stage: int, spec: str):
+    expected = bisa_counts(shared)["table3"][stage]
+    found = count_bisa(on_meta("swin_tiny_patch4_window7_224", spec, num_classes=100), IMAGE)
+    assert round(found["params"] * 1e6) == expected["params"]
+    assert found["macs"] * 1e9 == pytest.approx(expected["macs"], abs=1000)  # the reference is rounded to thousands
+    if stage == 0:
+        assert round(found["added_percent"], 3) == bisa_counts(shared)["table1"][1]["params_added_percent"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "softmaxes"),
+    [
+        (None, 1),
+        ("misa@blocks.0", 1),
+        ("bisa@blocks.0", 2),
+        ("bisa(norm=true, learned=true)@blocks.0", 2),
+        ("bisa(separate=true)@blocks.0", 2),
+        ("bisa(transform=mlp)@blocks.0", 2),
+        ("bisa(order=self_then_inverse)@blocks.0", 2),
+    ],
+)
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_softmaxes_are_those_of_the_equations_not_of_the_kernel(spec: str | None, softmaxes: int, device: str):
+    """A ViT has no batch norm: beyond the multiply-adds there is one FLOP per attention weight, 5 x 5 x 3 per softmax."""
+    with torch.device(device):
+        model = attngraft.create_model("vit_tiny_patch16_224", graft=spec, img_size=32, depth=2)
+        found = count_bisa(model, (torch.zeros(1, 3, 32, 32),))
+    assert round(found["flops_m"] * 1e6 - found["macs"] * 1e9) == (softmaxes + 1) * 5 * 5 * 3
+
+
+def bisa_counts(shared: Path) -> dict[str, Any]:
+    counts: dict[str, Any] = json.loads((shared / "facts" / "bisa_counts.json").read_text())
+    return counts
+
+
 def test_counting_leaves_no_hooks_and_changes_nothing():
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2).train()
-    attngraft.graft(model, "cb + horizontal")
+    attngraft.graft(model, "cb + horizontal + bisa@blocks.0")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for counter in COUNTERS.values():
         assert all(value >= 0 for value in counter(model, (torch.randn(1, 3, 32, 32),)).values())

@@ -92,14 +92,14 @@ def _explanations(result: TableResult) -> list[Text]:
     lines: list[Text] = []
     titles = {column.id: column.title for column in result.table.columns}
     for verdict in ("differs", "not computed"):
-        reasons: dict[str, list[str]] = {}
+        reasons: dict[str, dict[str, list[str]]] = {}  # why -> row -> columns
         for row in result.rows:
             for column, cell in row.cells.items():
                 if cell.verdict == verdict:
-                    place = f"{row.label} ({titles[column]})" if verdict == "differs" else row.label
-                    reasons.setdefault(cell.why or "", []).append(place)
-        for why, places in reasons.items():
-            lines.append(Text(f"{_shorten(list(dict.fromkeys(places)))}: {why}", style=_STYLES[verdict]))
+                    reasons.setdefault(cell.why or "", {}).setdefault(row.label, []).append(titles[column])
+        for why, rows in reasons.items():
+            places = [f"{row} ({'; '.join(columns)})" if verdict == "differs" else row for row, columns in rows.items()]
+            lines.append(Text(f"{_shorten(places)}: {why}", style=_STYLES[verdict]))
     lines += [Text(f"{row.label}: {row.row.note}") for row in result.rows if row.row.note]
     lines += [Text(note) for note in result.table.notes]
     return lines + _about_runs(result)
