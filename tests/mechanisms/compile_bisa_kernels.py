@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from attngraft.mechanisms.bisa import triton
+from attngraft.mechanisms.bisa import triton, triton_hyper
 
 
 class Absent:
@@ -55,7 +55,9 @@ def main(capability: int) -> None:
         bias = torch.zeros(2, 3, 49, 49, requires_grad=True)
         visible = torch.ones(49, 49, dtype=torch.bool)
         sa, u = triton.two_way_attention(q, k, v if values else None, v_hat, bias=bias, visible=visible)
-        (u.sum() if sa is None else sa.sum() + u.sum()).backward()
+        hyper = torch.zeros(width, width, width, dtype=dtype, requires_grad=True)
+        out = triton_hyper.hyper_transform(u, q, hyper)
+        (out.sum() if sa is None else sa.sum() + out.sum()).backward()
 
 
 if __name__ == "__main__":

@@ -87,10 +87,12 @@ CASES = {
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that small calls cross, and sums that are cut into parts."""
     if interpreting():
-        from attngraft.mechanisms.bisa import triton
+        from attngraft.mechanisms.bisa import triton, triton_hyper
 
         options = {"BLOCK_Q": 16, "BLOCK_K": 32, "num_warps": 4, "num_stages": 1}
         monkeypatch.setattr(triton, "tiles", lambda *_, **__: options)
+        rows = {"BLOCK": 16, "num_warps": 4, "num_stages": 1}
+        monkeypatch.setattr(triton_hyper, "tiles", lambda *_: rows)
 
 
 @inside
@@ -215,6 +217,74 @@ def test_costs_count_every_product_once() -> None:
     assert counter.get_total_flops() == 3 * 2 * 3 * 4 * (2 + 5 + 6)
 
 
+def hyper_results(sizes: dict[str, int], backend: str, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
+    """The hypernetwork's output, then its gradients, all in float64."""
+    torch.manual_seed(0)
+    rows = (sizes.get("batch", 2), sizes.get("heads", 2), sizes["tokens"], sizes["width"])
+    drawn = [torch.randn(*rows), torch.randn(*rows), torch.randn(rows[-1], rows[-1], sizes["out"]) / rows[-1]]
+    rounded = [tensor.to(torch.bfloat16 if dtype == torch.bfloat16 else torch.float16) for tensor in drawn]
+    given = [tensor.to(device, dtype).requires_grad_() for tensor in rounded]
+    out = ops.hyper_transform(*given, backend=backend)
+    assert out.dtype == dtype
+    found = [out, *torch.autograd.grad(out, given, torch.randn(out.shape).to(out))]
+    return [one.detach().cpu().double() for one in found]
+
+
+@inside
+@pytest.mark.parametrize("programs", [1, 64])
+@pytest.mark.parametrize("sizes", [{"tokens": 9, "width": 3, "out": 5}, {"tokens": 5, "width": 18, "out": 33}])
+def test_the_hypernetwork(sizes: dict[str, int], programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from attngraft.mechanisms.bisa import triton_hyper
+
+    monkeypatch.setattr(triton_hyper, "PROGRAMS", programs)
+    ours = hyper_results(sizes, "triton", torch.float32)
+    for mine, truth in zip(ours, hyper_results(sizes, "reference", torch.float64), strict=True):
+        torch.testing.assert_close(mine, truth, atol=1e-5, rtol=1e-5)
+
+
+def hyper_as_good_as_plain(sizes: dict[str, int], dtype: torch.dtype, device: str = "cpu") -> None:
+    ours, plain = (hyper_results(sizes, backend, dtype, device) for backend in ("triton", "eager"))
+    exact = hyper_results(sizes, "reference", torch.float64)
+    for mine, theirs, truth in zip(ours, plain, exact, strict=True):
+        floor = torch.finfo(dtype).eps * truth.norm() / 4
+        assert (mine - truth).norm() <= 2 * (theirs - truth).norm() + floor
+
+
+@inside
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_hypernetwork_in_half_precision(dtype: torch.dtype) -> None:
+    hyper_as_good_as_plain({"tokens": 20, "width": 8, "out": 12}, dtype)
+
+
+@inside
+def test_the_hypernetwork_as_a_custom_op() -> None:
+    from attngraft.mechanisms.bisa import triton_hyper
+
+    shapes = ((2, 2, 3, 2), (2, 2, 3, 2), (2, 2, 5))
+    given = [torch.randn(*shape, requires_grad=True) for shape in shapes]
+    assert set(torch.library.opcheck(triton_hyper.transform, given).values()) == {"SUCCESS"}
+    back = [torch.randn(2, 2, 3, 5), *(tensor.detach() for tensor in given)]
+    assert set(torch.library.opcheck(triton_hyper.transform_backward, back).values()) == {"SUCCESS"}
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        out = ops.hyper_transform(*given)
+    plain = torch.utils.flop_counter.FlopCounterMode(display=False)
+    with plain:
+        ops.hyper_transform(*given, backend="eager")
+    assert counter.get_total_flops() == plain.get_total_flops()
+    assert out.transpose(1, 2).is_contiguous()
+    nothing = ops.hyper_transform(given[0][:, :, :0], given[1][:, :, :0], given[2], backend="triton")
+    assert nothing.shape == (2, 2, 0, 5)
+
+    def penalty(backend: str) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(
+            ops.hyper_transform(*given, backend=backend).square().sum(), given, create_graph=True
+        )
+        return torch.autograd.grad(sum(g.square().sum() for g in first), given)
+
+    for mine, theirs in zip(penalty("triton"), penalty("reference"), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
 @inside
 @pytest.mark.slow
 def test_compiles_whole() -> None:
@@ -265,10 +335,13 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict(x, x, None, x) == "chosen"
     assert "float64" in verdict(x.double(), x.double(), None, x.double())
     assert "of one dtype" in verdict(x, x.half(), x, x)
-    assert "no bias of float64" in verdict(x, x, x, x, bias=torch.zeros(1, 1, 2, 2, dtype=torch.float64))
+    assert "not float64" in verdict(x, x, x, x, bias=torch.zeros(1, 1, 2, 2, dtype=torch.float64))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert verdict(x, x.half(), x, x) == "chosen"
     assert "up to 128 channels, and these have 129" in verdict(x, x, wide, x)
-    inverse = ops.INVERSE_ATTENTION.explain(x, x, wide, wide, torch.ones(129, 129, 4)).verdicts["triton"]
-    assert "129" in inverse
+    matrix = torch.ones(129, 129, 4)
+    assert "have 129" in ops.INVERSE_ATTENTION.explain(x, x, wide, wide, matrix).verdicts["triton"]
+    assert "have 129" in ops.HYPER_TRANSFORM.explain(wide, wide, matrix).verdicts["triton"]
 
 
 @outside
@@ -285,7 +358,11 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(capability: int, tmp_pat
     assert result.returncode == 0, result.stderr[-3000:]
     compiled = [line.split() for line in result.stdout.splitlines()]
     assert {name for name, _ in compiled} == {
-        f"{which}_kernel" for which in ("column", "row", "key_gradient", "query_gradient", "bias_gradient")
+        f"{which}_kernel"
+        for which in (
+            *("column", "row", "key_gradient", "query_gradient", "bias_gradient"),
+            *("transform", "row_gradient", "hyper_gradient"),
+        )
     }
     assert max(int(shared) for _, shared in compiled) <= 99 * 1024
 
@@ -296,3 +373,4 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(capability: int, tmp_pat
 def test_on_a_gpu(dtype: torch.dtype, width: int) -> None:
     case = Case(batch=4, queries=197, keys=150, heads=3, widths=(width,) * 3, bias=(2, 3), masked=True)
     as_good_as_plain(case, dtype, "cuda")
+    hyper_as_good_as_plain({"batch": 4, "heads": 3, "tokens": 197, "width": width, "out": width}, dtype, "cuda")

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attngraft.dispatch import Backend, Op, triton_obstacle
-from attngraft.dispatch.formula import in_autocast_dtype
-from attngraft.dispatch.triton import DTYPES
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa import eager, hyper, mlp, reference
 
@@ -21,25 +20,28 @@ from attngraft.mechanisms.bisa import eager, hyper, mlp, reference
 WIDEST = 128
 
 
-def _triton_obstacle(
-    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, *, bias: Tensor | None = None, **_: Any
-) -> str | None:
-    operands = [tensor for tensor in in_autocast_dtype(q, k, v, v_hat) if tensor is not None]
-    obstacle = triton_obstacle(operands[0])
-    if obstacle is None and any(tensor.dtype != operands[0].dtype for tensor in operands):
-        obstacle = "the kernels take q, k, v and v_hat of one dtype"
-    if obstacle is None and bias is not None and bias.dtype not in DTYPES:
-        obstacle = f"the kernels take no bias of {str(bias.dtype).removeprefix('torch.')}"
-    widest = max(tensor.shape[-1] for tensor in operands)
+def _kernel_obstacle(*operands: Tensor) -> str | None:
+    first, widest = operands[0], max(tensor.shape[-1] for tensor in operands)
+    obstacle = next((found for found in map(triton_obstacle, operands) if found is not None), None)
+    cast = torch.amp.is_autocast_available(first.device.type) and torch.is_autocast_enabled(first.device.type)
+    if obstacle is None and not cast and any(tensor.dtype != first.dtype for tensor in operands):
+        obstacle = "the kernels take operands of one dtype"
     if obstacle is None and widest > WIDEST:
         obstacle = f"the kernels take heads of up to {WIDEST} channels, and these have {widest}"
     return obstacle
 
 
-def _triton_inverse_obstacle(
-    q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, weight: Tensor, **masks: Any
+def _two_way_obstacle(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, *, bias: Tensor | None = None, **_: Any
 ) -> str | None:
-    return _triton_obstacle(q, k, None, v_hat, **masks)
+    obstacle = _kernel_obstacle(q, k, v_hat, *(() if v is None else (v,)))
+    return triton_obstacle(bias) if obstacle is None and bias is not None else obstacle
+
+
+def _inverse_obstacle(
+    q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, weight: Tensor, *, bias: Tensor | None = None, **_: Any
+) -> str | None:
+    return _two_way_obstacle(q, k, None, v_hat, bias=bias) or _kernel_obstacle(v_hat, q_hat, weight)
 
 
 def _triton_two_way_attention(*args: Any, **masks: Any) -> tuple[Tensor | None, Tensor]:
@@ -48,11 +50,17 @@ def _triton_two_way_attention(*args: Any, **masks: Any) -> tuple[Tensor | None, 
     return triton.two_way_attention(*args, **masks)
 
 
+def _triton_hyper_transform(u: Tensor, q_hat: Tensor, weight: Tensor) -> Tensor:
+    from attngraft.mechanisms.bisa import triton_hyper  # here: needs Triton
+
+    return triton_hyper.hyper_transform(u, q_hat, weight)
+
+
 def _triton_inverse_attention(
     q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, weight: Tensor, **masks: Any
 ) -> Tensor:
     _, u = _triton_two_way_attention(q, k, None, v_hat, **masks)
-    return hyper.hyper_transform(u, q_hat, weight)
+    return _triton_hyper_transform(u, q_hat, weight)
 
 
 TWO_WAY_ATTENTION = Op(
@@ -61,13 +69,17 @@ TWO_WAY_ATTENTION = Op(
     backends={
         "reference": Backend(reference.two_way_attention),
         "eager": Backend(eager.two_way_attention),
-        "triton": Backend(_triton_two_way_attention, _triton_obstacle),
+        "triton": Backend(_triton_two_way_attention, _two_way_obstacle),
     },
 )
 HYPER_TRANSFORM = Op(
     "hyper_transform",
     "sum_ab u_i[a] q_hat_i[b] G[a, b, c]",
-    backends={"reference": Backend(reference.hyper_transform), "eager": Backend(hyper.hyper_transform)},
+    backends={
+        "reference": Backend(reference.hyper_transform),
+        "eager": Backend(hyper.hyper_transform),
+        "triton": Backend(_triton_hyper_transform, _kernel_obstacle),
+    },
 )
 INVERSE_ATTENTION = Op(
     "inverse_attention",
@@ -75,7 +87,7 @@ INVERSE_ATTENTION = Op(
     backends={
         "reference": Backend(reference.inverse_attention),
         "eager": Backend(eager.inverse_attention),
-        "triton": Backend(_triton_inverse_attention, _triton_inverse_obstacle),
+        "triton": Backend(_triton_inverse_attention, _inverse_obstacle),
     },
 )
 INVERSE_ATTENTION_MLP = Op(
@@ -86,8 +98,8 @@ INVERSE_ATTENTION_MLP = Op(
 
 
 def _check(q: Tensor, k: Tensor, *, bias: Tensor | None, visible: Tensor | None) -> None:
-    if bias is not None and (bias.ndim != 4 or len(q) % max(len(bias), 1)):
-        raise UsageError(f"bias is (b, H or 1, Nq, Nk) with b a divisor of B = {len(q)}, not {tuple(bias.shape)}")
+    if bias is not None and (bias.ndim != 4 or q.shape[0] % max(bias.shape[0], 1)):
+        raise UsageError(f"bias is (b, H or 1, Nq, Nk) with b a divisor of B = {q.shape[0]}, not {tuple(bias.shape)}")
 
 
 def two_way_attention(

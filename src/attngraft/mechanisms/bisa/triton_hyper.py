@@ -1,0 +1,202 @@
+"""The hypernetwork of inverse attention as Triton kernels: rows meet G slice by slice, and no matrix per query is made.
+
+A row is one token of one head. With G_a = G[a] (s x dv) and g the gradient of what comes out,
+
+    out_i = sum_a u_i[a] (q_hat_i G_a)
+    T_ia = g_i G_a^T,    du_i[a] = T_ia . q_hat_i,    dq_hat_i = sum_a u_i[a] T_ia,    dG_a = sum_i u_i[a] q_hat_i (x) g_i
+
+The sum over rows in dG is cut into parts that are added in a fixed order. Sums are float32; so are products of float32
+operands ("ieee", not TF32). Import this module only where the operation's obstacle found none.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attngraft.dispatch.flops import register_flops
+from attngraft.dispatch.formula import differentiable, in_autocast_dtype
+from attngraft.mechanisms.bisa.hyper import formula
+from attngraft.mechanisms.bisa.triton_kernels import times
+
+#: programs that fill a large GPU, see `triton.PROGRAMS`
+PROGRAMS = 1024
+
+
+@triton.jit
+def load_matrix(pointer, rows, count, WIDTH: tl.constexpr):
+    """Rows of a contiguous (count, WIDTH), zeros outside; as many lanes as tl.dot takes."""
+    lane = tl.arange(0, max(16, triton.next_power_of_2(WIDTH)))[None, :]
+    inside = (rows[:, None] < count) & (lane < WIDTH)
+    return tl.load(pointer + rows[:, None].to(tl.int64) * WIDTH + lane, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_matrix(pointer, value, rows, count, WIDTH: tl.constexpr):
+    lane = tl.arange(0, max(16, triton.next_power_of_2(WIDTH)))[None, :]
+    inside = (rows[:, None] < count) & (lane < WIDTH)
+    tl.store(pointer + rows[:, None].to(tl.int64) * WIDTH + lane, value.to(pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def transform_kernel(u, q_hat, hyper, out, rows, S: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr):
+    """What comes out for a tile of rows."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wide = tl.arange(0, max(16, triton.next_power_of_2(S)))
+    query = load_matrix(q_hat, row, rows, S)
+    total = tl.zeros((BLOCK, max(16, triton.next_power_of_2(DV))), dtype=tl.float32)
+    for a in range(S):
+        weight = tl.load(u + row.to(tl.int64) * S + a, mask=row < rows, other=0.0).to(tl.float32)
+        total += weight[:, None] * times(query, load_matrix(hyper + a * S * DV, wide, S, DV))
+    store_matrix(out, total, row, rows, DV)
+
+
+@triton.jit
+def row_gradient_kernel(
+    u, q_hat, hyper, gradient, du, dq_hat, rows, S: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """du and dq_hat of a tile of rows."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wide = tl.arange(0, max(16, triton.next_power_of_2(S)))
+    query = load_matrix(q_hat, row, rows, S).to(tl.float32)
+    to_out = load_matrix(gradient, row, rows, DV)
+    to_u = tl.zeros((BLOCK, max(16, triton.next_power_of_2(S))), dtype=tl.float32)
+    to_query = tl.zeros((BLOCK, max(16, triton.next_power_of_2(S))), dtype=tl.float32)
+    for a in range(S):
+        weight = tl.load(u + row.to(tl.int64) * S + a, mask=row < rows, other=0.0).to(tl.float32)
+        through = times(to_out, tl.trans(load_matrix(hyper + a * S * DV, wide, S, DV)))
+        to_u = tl.where(wide[None, :] == a, tl.sum(through * query, 1)[:, None], to_u)
+        to_query += weight[:, None] * through
+    store_matrix(du, to_u, row, rows, S)
+    store_matrix(dq_hat, to_query, row, rows, S)
+
+
+@triton.jit
+def hyper_gradient_kernel(
+    u, q_hat, gradient, parts, rows, per_part,
+    S: tl.constexpr, DV: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """SLICES slices of dG (axis 0 of the grid), summed over a part of the rows (axis 1), into `parts` (parts, s, s, dv)."""
+    WIDE: tl.constexpr = max(16, triton.next_power_of_2(S))
+    first = tl.program_id(1) * per_part
+    last = tl.minimum(first + per_part, rows)
+    slices = tl.program_id(0) * SLICES + tl.arange(0, SLICES)
+    total = tl.zeros((SLICES * WIDE, max(16, triton.next_power_of_2(DV))), dtype=tl.float32)
+    for start in range(first, last, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        inside = (row[:, None] < last) & (slices[None, :] < S)
+        weight = tl.load(u + row[:, None].to(tl.int64) * S + slices[None, :], mask=inside, other=0.0).to(tl.float32)
+        query, to_out = load_matrix(q_hat, row, last, S).to(tl.float32), load_matrix(gradient, row, last, DV)
+        outer = tl.reshape(weight[:, :, None] * query[:, None, :], (BLOCK, SLICES * WIDE))
+        total += times(tl.trans(outer.to(to_out.dtype)), to_out)
+    place = tl.arange(0, SLICES * WIDE)
+    a, b = tl.program_id(0) * SLICES + place // WIDE, place % WIDE
+    lane = tl.arange(0, max(16, triton.next_power_of_2(DV)))[None, :]
+    start = parts + tl.program_id(1).to(tl.int64) * S * S * DV
+    inside = ((a < S) & (b < S))[:, None] & (lane < DV)
+    tl.store(start + (a * S + b)[:, None] * DV + lane, total, mask=inside)
+
+
+def tiles(width: int, dtype: torch.dtype) -> dict[str, int]:
+    """Rows of a tile and launch options for operands of up to `width` channels; within the limits of `triton.tiles`."""
+    if dtype == torch.float32 or width > 64:
+        return {"BLOCK": 32, "num_warps": 8, "num_stages": 1}
+    return {"BLOCK": 64, "num_warps": 4, "num_stages": 2}
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """(B, H, N, width) as contiguous rows (B * N * H, width): no copy where heads lie between tokens."""
+    return tensor.transpose(1, 2).contiguous().view(-1, tensor.shape[-1])
+
+
+def _room(like: Tensor, width: int) -> Tensor:
+    """An empty (B, H, N, width), in memory as (B, N, H, width)."""
+    batch, heads, tokens = like.shape[:3]
+    return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
+
+
+@torch.library.custom_op("attngraft::hyper_transform", mutates_args=())
+def transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
+    """(B, H, N, dv)."""
+    out, rows = _room(u, hyper.shape[2]), u.shape[:3].numel()
+    if rows:
+        options = tiles(max(hyper.shape), u.dtype)
+        with torch.cuda.device_of(u):
+            transform_kernel[(triton.cdiv(rows, options["BLOCK"]),)](
+                _rows(u), _rows(q_hat), hyper.contiguous(), out, rows, S=len(hyper), DV=hyper.shape[2], **options
+            )
+    return out
+
+
+@transform.register_fake
+def _(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
+    return _room(u, hyper.shape[2])
+
+
+@torch.library.custom_op("attngraft::hyper_transform_backward", mutates_args=())
+def transform_backward(gradient: Tensor, u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """du, dq_hat and dG."""
+    du, dq_hat, rows = _room(u, u.shape[-1]), _room(u, u.shape[-1]), u.shape[:3].numel()
+    if not rows:
+        return du, dq_hat, torch.zeros_like(hyper, memory_format=torch.contiguous_format)
+    widths: dict[str, int] = {"S": len(hyper), "DV": hyper.shape[2]}
+    options = tiles(max(hyper.shape), u.dtype)
+    in_rows, query, to_out = _rows(u), _rows(q_hat), _rows(gradient)
+    slices = max(1, 128 // max(16, triton.next_power_of_2(len(hyper))))
+    groups = triton.cdiv(len(hyper), slices)
+    per_part = triton.cdiv(rows, max(1, PROGRAMS // groups))
+    per_part = triton.cdiv(per_part, options["BLOCK"]) * options["BLOCK"]
+    parts = u.new_empty((triton.cdiv(rows, per_part), *hyper.shape), dtype=torch.float32)
+    with torch.cuda.device_of(u):
+        row_gradient_kernel[(triton.cdiv(rows, options["BLOCK"]),)](
+            in_rows, query, hyper.contiguous(), to_out, du, dq_hat, rows, **widths, **options
+        )
+        hyper_gradient_kernel[(groups, len(parts))](
+            in_rows, query, to_out, parts, rows, per_part, SLICES=slices, **widths, **options
+        )
+    return du, dq_hat, parts.sum(0).to(hyper.dtype)
+
+
+@transform_backward.register_fake
+def _(gradient: Tensor, u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    to_hyper = torch.empty_like(hyper, memory_format=torch.contiguous_format)
+    return _room(u, u.shape[-1]), _room(u, u.shape[-1]), to_hyper
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():  # these gradients are to be differentiated again
+        return differentiable(lambda *tensors: (formula(*tensors),), ctx.saved_tensors, (gradient,))
+    found: tuple[Tensor, ...] = transform_backward(gradient, *ctx.saved_tensors)
+    return found
+
+
+transform.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _forward_flops(u: Any, q_hat: Any, hyper: Any, **_: Any) -> int:
+    """u_i G, then q_hat_i with that, as the plain form has it."""
+    batch, heads, tokens, width = u
+    return int(2 * batch * heads * tokens * (width + 1) * width * hyper[2])
+
+
+register_flops(torch.ops.attngraft.hyper_transform, _forward_flops)
+register_flops(
+    torch.ops.attngraft.hyper_transform_backward,
+    lambda gradient, *operands, **options: 2 * _forward_flops(*operands, **options),
+)
+
+
+def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
+    """(B, H, N, dv), in memory as (B, N, H, dv)."""
+    u, q_hat, hyper = in_autocast_dtype(u, q_hat, hyper)  # type: ignore[assignment]
+    return transform(u, q_hat, hyper)
