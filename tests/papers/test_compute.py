@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -193,6 +194,29 @@ def test_runs_fill_measured_cells_as_a_mean():
     assert list(result.unmatched) == ["c", "d"]
     assert result.data == ["digits"]
     assert result.summary.endswith("1 from runs")
+
+
+def test_a_teacher_makes_it_another_table():
+    paper = load_paper("bisa")
+    plain = a_run(top1=0.7, spec="bisa@first:2", host="levit_128s", folder="plain")
+    taught = replace(plain, folder="taught", metrics={"val/top1": 0.8}, distilled=True)
+    for table, row, ours, left in (
+        ("table1", "CIFAR-100: LeViT-128S + BiSA", 70, ["taught"]),
+        ("table4", "LeViT-128S + BiSA, 2 layers", 80, ["plain"]),
+    ):
+        found = compute_table(paper, without_sizes(paper.table(table)), runs=[plain, taught])
+        cells = {each.label: each.cells for each in found.rows}
+        assert cells[row]["top1"].ours == pytest.approx(ours)
+        assert list(found.unmatched) == left
+
+
+def without_sizes(table: Table) -> Table:
+    kept = [column.id for column in table.columns if not column.count]
+    rows = [
+        replace(row, printed={name: text for name, text in row.printed.items() if name in kept}, errata={})
+        for row in table.rows
+    ]
+    return replace(table, columns=tuple(c for c in table.columns if c.id in kept), rows=tuple(rows))
 
 
 def test_the_result_is_plain_data():

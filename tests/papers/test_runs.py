@@ -14,9 +14,12 @@ from attngraft.papers.runs import find_runs
 from attngraft.training.recipe import recipe_from_dict, recipe_to_yaml
 
 
-def a_run(folder: Path, *, graft: str | None, top1: list[float], finished: bool = True) -> None:
+def a_run(
+    folder: Path, *, graft: str | None, top1: list[float], finished: bool = True, teacher: str | None = None
+) -> None:
     recipe = recipe_from_dict(
         {
+            **({} if teacher is None else {"distill": {"teacher": {"name": teacher}}}),
             "host": {"name": "swin_tiny_patch4_window7_224", "args": {"drop_path_rate": 0.2}},
             "graft": graft,
             "task": {"name": "classification", "data": {"source": "imagenet100"}},
@@ -48,6 +51,12 @@ def test_a_single_runs_folder(tmp_path: Path):
     a_run(tmp_path / "run", graft="horizontal", top1=[0.1])
     (run,) = find_runs(tmp_path / "run")
     assert (run.host, run.spec, run.data) == ("swin_tiny_patch4_window7_224", "horizontal", "imagenet100")
+    assert not run.distilled
+
+
+def test_a_run_with_a_teacher(tmp_path: Path):
+    a_run(tmp_path / "run", graft=None, top1=[0.1], teacher="vit_tiny_patch16_224")
+    assert find_runs(tmp_path / "run")[0].distilled
 
 
 def test_nothing_finished(tmp_path: Path):

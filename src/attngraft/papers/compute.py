@@ -117,7 +117,7 @@ def compute_table(paper: Paper, table: Table, *, runs: Iterable[Run] = ()) -> Ta
     for row in table.rows:
         host = host if row.variant.startswith("+") else row.variant
         label = f"{host} {row.variant}" if row.variant.startswith("+") else row.variant
-        matched = matching(runs, table.model_of(row), row, paper.aliases)
+        matched = matching(runs, table, row, paper.aliases)
         used += matched
         results.append(RowResult(label=label, row=row, cells=_cells(paper, table, row, matched)))
     return TableResult(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attngraft.errors import UsageError
-from attngraft.papers.schema import Row
+from attngraft.papers.schema import Row, Table
 
 #: arguments of a host that do not make it another row: the data decides them, or they only act in training
 _INDIFFERENT = {"num_classes", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"}
@@ -23,6 +23,7 @@ class Run:
     args: Mapping[str, Any]
     spec: str  #: canonical
     data: str  #: what it was trained on
+    distilled: bool = False  #: whether it had a teacher
     metrics: Mapping[str, float]  #: of the last epoch, with prefix (`val/top1`)
 
 
@@ -40,12 +41,18 @@ def find_runs(folder: Path) -> list[Run]:
     return runs
 
 
-def matching(runs: Iterable[Run], model: str | None, row: Row, aliases: Mapping[str, Sequence[str]]) -> list[Run]:
-    """The runs of a row's model and graft."""
+def matching(runs: Iterable[Run], table: Table, row: Row, aliases: Mapping[str, Sequence[str]]) -> list[Run]:
+    """The runs of a row's model and graft, with a teacher or without as the table has it."""
     from attngraft.grafting.spec import parse
 
+    model = table.model_of(row)
     names = {model, *aliases.get(model or "", ())}
-    candidates = [run for run in runs if run.host in names and _essential(run.args) == _essential(row.args)]
+    taught = {False, True} if table.distilled is None else {table.distilled}
+    candidates = [
+        run
+        for run in runs
+        if run.host in names and _essential(run.args) == _essential(row.args) and run.distilled in taught
+    ]
     if not candidates:
         return []
     spec = str(parse(row.graft))
@@ -71,5 +78,6 @@ def _read(folder: Path) -> Run | None:
         args=recipe.host.args,
         spec=str(parse(recipe.graft)),
         data=str(recipe.task.get("data", {}).get("source", "unknown data")),
+        distilled=recipe.distill is not None,
         metrics=record.epochs[-1],
     )

@@ -64,6 +64,7 @@ class Table:
     rows: tuple[Row, ...]
     model: str | None = None  #: of the rows that name none and miss nothing
     counter: str | None = None  #: overrides the paper's
+    distilled: bool | None = None  #: whether runs that fill its cells must have had a teacher, or none; null: either
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

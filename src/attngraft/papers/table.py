@@ -116,5 +116,7 @@ def _about_runs(result: TableResult) -> list[Text]:
         trained = f"trained on {', '.join(result.data)}"
         lines.append(Text(f"Measured numbers of ours are the last epoch's, the mean over runs; these were {trained}."))
     if result.unmatched:
-        lines.append(Text(f"Runs of a model or graft that is no row of this table: {_shorten(list(result.unmatched))}"))
+        lines.append(
+            Text(f"Runs that are no row of this table (model, graft, teacher): {_shorten(list(result.unmatched))}")
+        )
     return lines
