@@ -28,7 +28,7 @@ def scores(
     """S (B, H, Nq, Nk), -inf where a pair is masked."""
     found = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
     if bias is not None:
-        found = found + (bias if bias.shape[0] in (1, len(found)) else bias.repeat(len(found) // len(bias), 1, 1, 1))
+        found = found + (bias if bias.shape[0] == 1 else bias.repeat(found.shape[0] // bias.shape[0], 1, 1, 1))
     return found if visible is None else found.masked_fill(~visible, float("-inf"))
 
 
