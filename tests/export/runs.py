@@ -21,6 +21,11 @@ SWIN = {
     "name": "swin_tiny_patch4_window7_224",
     "args": {"img_size": 32, "window_size": 4, "depths": [2, 2], "embed_dim": 12, "num_heads": [2, 4]},
 }
+LEVIT = {
+    "name": "levit_128s",
+    "args": {"img_size": 32, "embed_dim": [16, 24], "key_dim": 4, "depth": [1, 1], "num_heads": [2, 3]},
+}
+LEVIT_CONV = LEVIT | {"name": "levit_conv_256d"}
 CLASSES = ["ant", "bee", "café | crème", "`x`", "<b>bold</b>"]
 
 
@@ -49,7 +54,18 @@ def make_run(folder: Path, graft: str | None = None, *, host: dict[str, Any] = V
     for name, parameter in model.named_parameters():
         if ".grafts." in name or name.startswith("head"):
             torch.nn.init.normal_(parameter, std=0.3)
+    move_batch_norms(model)
     torch.save({"format": FORMAT, "model": model.state_dict(), "ema": None}, run.last)
     save_weights(run.best(), model.state_dict(), {"epoch": 1})
     write_json(run.finished, {"epochs": 1})
     return folder
+
+
+def move_batch_norms(model: torch.nn.Module) -> None:
+    """As after some training: statistics of other data, and no branch that puts out zero."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.normal_(module.bias, std=0.2)
+            torch.nn.init.normal_(module.running_mean, std=0.2)
+            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)

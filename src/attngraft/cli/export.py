@@ -48,7 +48,9 @@ def export(
     checkpoint: Annotated[Weights, typer.Option("--checkpoint", help="Which weights of the run.")] = Weights.last,
     fold: Annotated[
         bool,
-        typer.Option("--fold", help="Move what is exact of the grafts into the host's weights; to use, not to train."),
+        typer.Option(
+            "--fold", help="Move grafts and batch norms into linear layers, where exact; to use, not to train."
+        ),
     ] = False,
     dtype: Annotated[
         DType, typer.Option("--dtype", help="bf16: half the size, not for ONNX; int8: a second ONNX file, quantized.")

@@ -1,7 +1,9 @@
-"""Folding: what of a graft, or of the host, is a constant factor moves into linear layers. For inference only.
+"""Folding: what of a graft, or of the host, is constant moves into linear layers. For inference only.
 
-Each mechanism knows what of it can move (`Graft.fold`), each host which linear layer stands next to a stage
-(`linear_before`, `linear_after`) and what of itself can move (`HostAdapter.fold`); this joins them.
+Three steps, in this order. The host's batch norms go into the linear maps next to them (`HostAdapter.fuse`). Then every
+graft moves what it can into itself or into the linear layer next to it: each mechanism knows what (`Graft.fold`), each
+host which layer that is (`linear_before`, `linear_after`), which behind a batch norm only the first step lays bare. Last,
+scales of the host's own behind them (`HostAdapter.fold`).
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from attngraft.hosts import find_host
 
 @dataclass(frozen=True, kw_only=True)
 class Folded:
-    """What was done, one entry per graft and one for the host where it had something, and what makes the host now."""
+    """What was done, one entry per graft and one for each step of the host that had something, and what makes it now."""
 
     entries: tuple[FoldEntry, ...]
     arguments: Mapping[str, Any]  #: of the host's factory, where folding changed them
+    fused: bool = False  #: whether the factory's host must go through `HostAdapter.fuse` to be this one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,8 @@ def fold(model: nn.Module) -> Folded:
         host = find_host(model)
     except HostError:
         return Folded(entries=(), arguments={})
-    entries = []
+    fused = host.adapter.fuse(host.core)
+    entries = [FoldEntry(module="", folded=fused)] if fused else []
     for path, module, name, made in list(grafted(host.core)):
         result = _fold_one(module, made)
         _replace(module, name, made, result)
@@ -75,7 +79,7 @@ def fold(model: nn.Module) -> Folded:
     own = host.adapter.fold(host.core)
     if own.folded or own.stayed:
         entries.append(FoldEntry(module="", folded=own.folded, stayed=own.stayed))
-    return Folded(entries=tuple(entries), arguments=own.arguments)
+    return Folded(entries=tuple(entries), arguments=own.arguments, fused=fused is not None)
 
 
 def _fold_one(module: GraftedModule, made: Graft) -> Graft | str | None:

@@ -75,7 +75,11 @@ def create_host(manifest: Manifest) -> nn.Module:
     """The host that the manifest names, with random weights."""
     try:
         with seeded("host", 0):
-            return create_model(manifest.host.name, **manifest.host.args)
+            model = create_model(manifest.host.name, **manifest.host.args)
+        if manifest.host.fused:
+            host = find_host(model)
+            host.adapter.fuse(host.core)
+        return model
     except (HostError, UsageError) as error:
         made = ", ".join(f"{name} {version}" for name, version in manifest.packages.items())
         raise type(error)(f"{error} (the model was exported with {made or 'unknown versions'})") from None

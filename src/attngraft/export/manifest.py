@@ -31,6 +31,7 @@ class HostEntry:
 
     name: str
     args: Mapping[str, Any]  #: of timm's factory, the number of classes among them
+    fused: bool = False  #: whether its batch norms stand in the linear maps next to them; timm makes no such model
 
 
 @dataclass(frozen=True, kw_only=True)

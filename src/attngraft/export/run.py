@@ -63,7 +63,7 @@ def export_run(
         to: what the folder holds besides weights and manifest: `pt2` a torch.export program, `onnx` an ONNX file, `hf`
             timm's config.json; `torch` adds nothing.
         checkpoint: the weights of the last epoch, of the best one, or their moving averages.
-        fold: move what is exact to 1e-5 of the grafts into the host's weights; for inference only.
+        fold: move what is exact to 1e-5 of grafts and batch norms into the linear layers; for inference only.
         dtype: of the weights. bfloat16 halves the files. int8 (with `onnx`) adds an ONNX file with quantized weights, and
             leaves the others as they are.
         overwrite: replace a model that was exported to `out` before.
@@ -83,6 +83,11 @@ def export_run(
     if fold:
         manifest, check = _folded(source.model, manifest)
         checks.append(check)
+    if "hf" in to and manifest.host.fused:
+        raise UsageError(
+            f"--to hf with --fold: the batch norms of {manifest.host.name} would stand in its linear layers, and plain "
+            "timm makes no such model; leave --fold out for timm, or --to hf out for a folded model"
+        )
     if dtype == "bfloat16":
         manifest, check = _rounded(source.model, manifest)
         checks.append(check)
@@ -101,7 +106,7 @@ def export_run(
 def _folded(model: nn.Module, manifest: Manifest) -> tuple[Manifest, Check]:
     trained = copy.deepcopy(model)
     found = fold_model(model)
-    host = replace(manifest.host, args={**manifest.host.args, **found.arguments})
+    host = replace(manifest.host, args={**manifest.host.args, **found.arguments}, fused=found.fused)
     check = check_outputs(model, trained, manifest, file="folding", batches=(2,), tolerance=FOLDING)
     return replace(manifest, folds=found.entries, host=host), check
 
