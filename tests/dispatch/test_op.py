@@ -127,5 +127,8 @@ def test_reasons_against_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", True)
     assert triton_obstacle(torch.ones(1)) is None
     assert "not float64" in str(triton_obstacle(torch.ones(1, dtype=torch.float64)))
+    reasons: list[str | None] = []
+    torch.func.vmap(lambda one: reasons.append(triton_obstacle(one)) or one)(torch.ones(2))
+    assert "a function transform" in str(reasons)
     monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", False)
     assert "not installed" in str(triton_obstacle(torch.ones(1)))

@@ -207,6 +207,18 @@ def test_the_kernels_serve_every_way_in() -> None:
 
 
 @inside
+def test_function_transforms_get_plain_operations() -> None:
+    q, k, v, v_hat, _ = (t if t is None else t.float() for t in Case(queries=3, keys=4, widths=(3, 3, 3)).operands())
+
+    def loss(q: Tensor, backend: str = "auto") -> Tensor:
+        sa, u = ops.two_way_attention(q, k, v, v_hat, backend=backend)
+        return sa.square().sum() + ops.hyper_transform(u, q, torch.ones(3, 3, 2), backend=backend).sum()
+
+    expected = torch.autograd.grad(loss(q.requires_grad_(), "reference"), q)[0]
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(torch.stack([q, q]))[1], expected)
+
+
+@inside
 def test_costs_count_every_product_once() -> None:
     case = Case(queries=3, keys=4, heads=1, widths=(2, 5, 6))
     given = [t if t is None else t.float().requires_grad_() for t in case.operands()]

@@ -25,6 +25,10 @@ def triton_obstacle(tensor: Tensor) -> str | None:
         return f"the tensors are on {tensor.device.type}, and Triton kernels need cuda"
     if not INSTALLED:
         return "triton is not installed (pip install triton)"
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return (
+            "a function transform (torch.func: vmap, grad) needs operations that it can see, and a kernel is one piece"
+        )
     if tensor.dtype not in DTYPES:
         return f"the kernels take float32, float16 and bfloat16, not {str(tensor.dtype).removeprefix('torch.')}"
     return None

@@ -106,7 +106,7 @@ def hyper_gradient_kernel(
 def tiles(width: int, dtype: torch.dtype) -> dict[str, int]:
     """Rows of a tile and launch options for operands of up to `width` channels; within the limits of `triton.tiles`."""
     if dtype == torch.float32 or width > 64:
-        return {"BLOCK": 32, "num_warps": 8, "num_stages": 1}
+        return {"BLOCK": 16 if dtype == torch.float32 and width > 64 else 32, "num_warps": 8, "num_stages": 1}
     return {"BLOCK": 64, "num_warps": 4, "num_stages": 2}
 
 
