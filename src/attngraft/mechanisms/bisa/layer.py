@@ -114,15 +114,11 @@ class BidirectionalAttention(AttentionSite, nn.Module):
         return cast(Tensor, self.proj_drop(tokens))
 
     def fused_bias(self, projected: Projected) -> Tensor | None:
-        bias = projected.bias
-        return bias if bias is None or len(bias) in (1, len(projected.q)) else _for_all(bias, projected)
+        bias, batch = projected.bias, projected.q.shape[0]
+        return bias if bias is None or bias.shape[0] in (1, batch) else bias.repeat(batch // bias.shape[0], 1, 1, 1)
 
     def shared_bias(self, projected: Projected) -> Tensor | None:
         return projected.bias
 
     def scores(self, projected: Projected) -> Tensor:
         return super().scores(projected._replace(bias=self.fused_bias(projected)))
-
-
-def _for_all(bias: Tensor, projected: Projected) -> Tensor:
-    return bias.repeat(len(projected.q) // len(bias), 1, 1, 1)
