@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraft.errors import ConfigError
 from attngraft.tasks.task import load_task
+from attngraft.training.build import build_model, model_data_config
 from attngraft.training.config import parse_yaml
 from attngraft.training.recipe import (
     Recipe,
@@ -43,6 +45,37 @@ def test_the_papers_recipes_say_what_the_papers_say() -> None:
     assert cb.task["augment"]["mixup"] == 0.8
     assert hv.optimizer.lr == pytest.approx(5e-4 * 128 / 512)
     assert (hv.schedule.epochs, hv.schedule.warmup, hv.train.clip_grad) == (200, 20, 5.0)
+
+
+def test_swin_and_usi_say_what_their_papers_say() -> None:
+    swin, small = load_recipe("swin-imagenet"), load_recipe("swin-cifar100")
+    assert (swin.lr, load_recipe("swin-imagenet", ["train.batch_size=512"]).lr) == (1e-3, 5e-4)
+    assert (swin.schedule.epochs, swin.schedule.warmup, swin.train.clip_grad, swin.train.drop_path) == (
+        300,
+        20,
+        5.0,
+        0.2,
+    )
+    assert replace(small, schedule=swin.schedule) == swin
+    assert small.schedule.epochs == 600
+    usi, whole = load_recipe("usi"), load_recipe("usi-distilled", ["distill.teacher.name=resnet50"])
+    assert (usi.lr, usi.optimizer.weight_decay, usi.train.ema, usi.seed) == (2e-3, 0.02, 0.99996, 42)
+    schedule = usi.schedule
+    assert (schedule.epochs, schedule.cooldown_epochs, schedule.warmup, schedule.warmup_lr) == (310, 10, 5, 1e-4)
+    assert (usi.task["augment"]["repeats"], usi.task["loss"]["smoothing"]) == (3, 0.0)
+    assert usi.task["augment"]["auto_augment"] == "rand-m7-mstd0.5-inc1"
+    assert whole.distill is not None
+    assert (whole.distill.weight, whole.distill.temperature, whole.distill.teacher.name) == (5.0, 1.0, "resnet50")
+    assert replace(whole, distill=None) == usi
+
+
+def test_the_small_levit_is_made_and_looks_at_64_tokens() -> None:
+    recipe = load_recipe("cpu-levit")
+    model = build_model(recipe, {"num_classes": 10})
+    assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 10)
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(0.4e6, rel=0.1)
+    assert model_data_config(recipe)["input_size"] == (3, 64, 64)
+    assert model_data_config(load_recipe("usi"))["crop_pct"] == 0.95
 
 
 def test_recipes_that_start_from_weights() -> None:

@@ -176,11 +176,11 @@ def test_timms_weights_of_a_name_and_a_file_with_a_name(tmp_path: Path) -> None:
     assert from_file.facts["from"] == f"weights of {file} (with its head for 10 classes)"
 
 
-def test_a_convolutional_teacher_sees_the_students_size_or_the_one_that_is_given(tmp_path: Path) -> None:
+def test_a_convolutional_teacher_sees_its_own_size_or_the_one_that_is_given(tmp_path: Path) -> None:
     weights = timm.create_model("lcnet_035", num_classes=10).state_dict()
     safetensors.torch.save_file(weights, tmp_path / "r.safetensors")
     whom = {"name": "lcnet_035", "weights": str(tmp_path / "r.safetensors")}
-    assert open_teacher(digits({"teacher": whom})).facts["input_size"] == [3, 8, 8]
+    assert open_teacher(digits({"teacher": whom})).facts["input_size"] == [3, 224, 224]
     larger = open_teacher(digits({"teacher": {**whom, "size": 32}}))
     assert larger.facts["input_size"] == [3, 32, 32]
     shown = larger.inputs({"image": torch.randn(2, 1, 8, 8), "target": torch.zeros(2)})[0][0]

@@ -218,6 +218,9 @@ def compare(
 
         attngraft compare --recipe imbalanced --host vit_tiny_patch16_224 --graft cb_s --data ./rare --out rare
 
+        attngraft compare --host levit_128s --graft cb_s --data ./flowers --set distill.teacher.weights=runs/teacher
+        --out taught
+
         attngraft compare --report-only --out study
     """
     from attngraft.cli.values import assignments

@@ -74,6 +74,8 @@ def train(
 
         attngraft train --recipe graft-only --host vit_small_patch16_224 --weights vit_small.safetensors --graft cb_s
         --data ./birds --out runs/grafts
+
+        attngraft train --host levit_128s --data ./birds --set distill.teacher.weights=runs/tuned --out runs/taught
     """
     from attngraft.training.loop import train as run
     from attngraft.training.recipe import load_recipe

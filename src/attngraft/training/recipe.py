@@ -164,7 +164,7 @@ class TeacherConfig:
     args: Mapping[str, Any] = field(default_factory=dict)  #: of its factory: img_size, ...; belong to `name`
     #: a run's folder (its best weights), an exported model's, or, with `name`, a file of weights as host.weights takes it
     weights: str | None = None
-    size: int | None = None  #: pixels at which it is asked; null: the student's, or its own where it takes no other
+    size: int | None = None  #: pixels that images are resized to for it; null: as many as it was made for
 
     def __post_init__(self) -> None:
         _require(self, "args", not self.args or self.name is not None, "belong to a name, which is not given")

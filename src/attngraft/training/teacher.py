@@ -124,7 +124,7 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
         return None
     found = _open(config.teacher, data.model_args)
     _refuse_other_classes(found, data)
-    expects = dict(found.expects) | {"input_size": _size(config.teacher, found, recipe)}
+    expects = dict(found.expects) | {"input_size": _size(config.teacher, found)}
     teaching = task.teaching(model_data_config=expects)
     facts = {
         "name": found.name,
@@ -281,15 +281,15 @@ def _listed(names: tuple[str, ...] | list[str], shown: int = 12) -> str:
     return ", ".join(map(str, names[:shown])) + more
 
 
-def _size(config: TeacherConfig, found: _Found, recipe: Recipe) -> tuple[int, int, int]:
-    """Channels, height and width at which the teacher is asked: its own where it takes no other, else the student's."""
-    channels, *own = found.expects["input_size"]
+def _size(config: TeacherConfig, found: _Found) -> tuple[int, int, int]:
+    """Channels, height and width at which the teacher is asked: its own, as convolutional ones too know little of others,
+    unless the recipe says otherwise of one that takes any."""
+    channels, height, width = found.expects["input_size"]
+    if config.size is None:
+        return channels, height, width
     known = getattr(found.model, "pretrained_cfg", None)
-    fixed = known is None or bool(known.get("fixed_input_size"))
-    if fixed and config.size is not None and [config.size, config.size] != own:
+    if (known is None or known.get("fixed_input_size")) and (config.size, config.size) != (height, width):
         raise ConfigError(
-            f"{_FIELD}.size: {found.name} takes images of {own[0]}x{own[1]} pixels only, not {config.size}; leave it out"
+            f"{_FIELD}.size: {found.name} takes images of {height}x{width} pixels only, not {config.size}; leave it out"
         )
-    if not fixed:
-        own = [config.size] * 2 if config.size is not None else list(model_data_config(recipe)["input_size"][1:])
-    return channels, own[0], own[1]
+    return channels, config.size, config.size
