@@ -351,6 +351,13 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert verdict(x, x.half(), x, x) == "chosen"
     assert "up to 128 channels, and these have 129" in verdict(x, x, wide, x)
+    assert verdict(x, x[:, :, :1], x[:, :, :1], x[:, :, :1]) == "chosen"
+    for odd in ((x, x[..., :3], x, x), (x, x, x[:, :, :1], x), (x, x, x, x.expand(2, 1, 2, 4))):
+        assert "broadcast none" in verdict(*odd)
+    narrow = torch.ones(3, 3, 5)
+    assert "broadcast none" in ops.HYPER_TRANSFORM.explain(x, x, narrow).verdicts["triton"]
+    assert "broadcast none" in ops.INVERSE_ATTENTION.explain(x, x, x, x, narrow).verdicts["triton"]
+    assert ops.INVERSE_ATTENTION.explain(x, x, x, x, torch.ones(4, 4, 5)).chosen == "triton"
     matrix = torch.ones(129, 129, 4)
     assert "have 129" in ops.INVERSE_ATTENTION.explain(x, x, wide, wide, matrix).verdicts["triton"]
     assert "have 129" in ops.HYPER_TRANSFORM.explain(wide, wide, matrix).verdicts["triton"]

@@ -18,6 +18,7 @@ from attngraft.mechanisms.bisa import eager, hyper, mlp, reference
 
 #: channels of q, v and v_hat per head that a Triton program's tiles have room for
 WIDEST = 128
+NOT_BROADCAST = "the kernels read each operand in the shape that this operation documents, and broadcast none"
 
 
 def _kernel_obstacle(*operands: Tensor) -> str | None:
@@ -34,14 +35,27 @@ def _kernel_obstacle(*operands: Tensor) -> str | None:
 def _two_way_obstacle(
     q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, *, bias: Tensor | None = None, **_: Any
 ) -> str | None:
-    obstacle = _kernel_obstacle(q, k, v_hat, *(() if v is None else (v,)))
-    return triton_obstacle(bias) if obstacle is None and bias is not None else obstacle
+    values = (v_hat,) if v is None else (v_hat, v)
+    obstacle = _kernel_obstacle(q, k, *values)
+    if obstacle is None and bias is not None:
+        obstacle = triton_obstacle(bias)
+    alike = (
+        q.shape[:2] == k.shape[:2] and q.shape[-1] == k.shape[-1] and all(x.shape[:3] == k.shape[:3] for x in values)
+    )
+    return NOT_BROADCAST if obstacle is None and not alike else obstacle
 
 
 def _inverse_obstacle(
     q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, weight: Tensor, *, bias: Tensor | None = None, **_: Any
 ) -> str | None:
-    return _two_way_obstacle(q, k, None, v_hat, bias=bias) or _kernel_obstacle(v_hat, q_hat, weight)
+    obstacle = _two_way_obstacle(q, k, None, v_hat, bias=bias) or _kernel_obstacle(v_hat, q_hat, weight)
+    alike = q_hat.shape == (*q.shape[:3], v_hat.shape[-1]) and weight.shape[:2] == 2 * v_hat.shape[-1:]
+    return NOT_BROADCAST if obstacle is None and not alike else obstacle
+
+
+def _hyper_obstacle(u: Tensor, q_hat: Tensor, weight: Tensor) -> str | None:
+    alike = u.ndim == 4 and u.shape == q_hat.shape and weight.shape[:2] == 2 * u.shape[-1:]
+    return _kernel_obstacle(u, q_hat, weight) or (None if alike else NOT_BROADCAST)
 
 
 def _triton_two_way_attention(*args: Any, **masks: Any) -> tuple[Tensor | None, Tensor]:
@@ -78,7 +92,7 @@ HYPER_TRANSFORM = Op(
     backends={
         "reference": Backend(reference.hyper_transform),
         "eager": Backend(hyper.hyper_transform),
-        "triton": Backend(_triton_hyper_transform, _kernel_obstacle),
+        "triton": Backend(_triton_hyper_transform, _hyper_obstacle),
     },
 )
 INVERSE_ATTENTION = Op(

@@ -126,7 +126,7 @@ def attend_backward(
     batch, heads, nq, nk = *q.shape[:3], k.shape[2]
     operands = [_operand(tensor) for tensor in (q, k, v, v_hat, dsa, du)]
     masks, sizes = _masks(bias, visible, (batch, heads, nq, nk)), (heads, nq, nk)
-    row_dot = row_lse if dsa is None else (dsa.float() * sa.float()).sum(-1)
+    row_dot = row_lse if dsa is None else (dsa.float() * sa.float()).sum(-1).contiguous()
     lines = (row_lse, row_dot, column_lse, torch.empty_like(column_lse))
     widths = _widths(q, v, v_hat)
     options = tiles(max(widths.values()), q.dtype)
