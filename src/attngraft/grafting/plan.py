@@ -36,6 +36,8 @@ def plan(model: nn.Module, spec: Specification, *, measure: bool = False, **opti
 
 
 def _measure(model: nn.Module, placements: list[Placement]) -> Change:
+    found = find_host(model)
+    found.adapter.forget(found.core)
     with _untouched_generators(), torch.no_grad():
         host = find_host(plain := copy.deepcopy(model).eval())
         inputs = host.adapter.example_inputs(host.core, batch=2)

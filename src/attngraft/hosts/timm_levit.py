@@ -263,6 +263,12 @@ class TimmLevit(HostAdapter):
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
         return {"head": own_state(model, "head", "head_dist"), "norms": norm_state(model)}
 
+    def forget(self, model: nn.Module) -> None:
+        """The attention biases that an evaluation gathered: with their graph, if there was one, which cannot be copied."""
+        for module in model.modules():
+            if isinstance(module, Attention | AttentionDownsample):
+                module.attention_bias_cache = {}
+
     @torch.no_grad()
     def fuse(self, model: nn.Module) -> str | None:
         """Batch norms into the linear maps: gamma (W x - mean) / std + beta = (gamma / std) W x + (beta - gamma mean / std),
