@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True) and torch.export: every graft on a ViT, every host with two grafts."""
+"""torch.compile(fullgraph=True) and torch.export: every graft on a ViT, every host with several."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_every_host_compiles_with_two_grafts(contract: type[HostContract]) -> No
 
 
 @pytest.mark.parametrize("contract", HOSTS)
-def test_every_host_exports_with_two_grafts(contract: type[HostContract]) -> None:
-    check_export(grafted(contract, "vertical + cb(at=both)"))
+def test_every_host_exports_with_three_grafts(contract: type[HostContract]) -> None:
+    check_export(grafted(contract, f"bisa@{contract.where.get('bisa', 'all')} + vertical + cb(at=both)"))
 
 
 @pytest.mark.slow
 def test_training_compiles() -> None:
-    model = grafted(vit.TestViT, "horizontal + vertical + cb_s + uniform_heads").train()
+    model = grafted(vit.TestViT, "bisa@blocks.1 + horizontal + vertical + cb_s + uniform_heads@blocks.0").train()
     inputs = find_host(model).adapter.example_inputs(model, batch=2)
     model(*inputs).square().sum().backward()
     expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]

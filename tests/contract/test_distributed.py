@@ -12,7 +12,7 @@ import attngraft
 from tests.contract import test_timm_vit as vit
 from tests.training.processes import finish, run_together
 
-SPEC = "horizontal + vertical + cb_s(init=0.5) + uniform_heads + cb(at=attention)"
+SPEC = "bisa(learned=true)@blocks.1 + horizontal + vertical + cb_s(init=0.5) + uniform_heads + cb(at=attention)"
 
 
 def grafted() -> nn.Module:
