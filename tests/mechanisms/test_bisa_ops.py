@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bisa import eager, groups, hyper, mlp, ops
+from attngraft.mechanisms.bisa import groups, hyper, mlp, ops
 from tests.mechanisms.op_tester import Call, OpTester
 
 INFINITE = float("inf")
@@ -101,12 +101,11 @@ class TestTwoWayMasked(TestTwoWay):
     large = {**PairTester.large, "masked": True, "bias": "all heads"}
 
 
-class TestTwoWayAgain(TestTwoWay):
-    """Nothing is kept for the backward, and a group is one head of one image."""
+class TestTwoWayByHead(TestTwoWay):
+    """A group is one head of one image."""
 
     @pytest.fixture(autouse=True)
     def _small_limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(eager, "KEPT", 0)
         monkeypatch.setattr(groups, "NUMBERS", 1)
 
 
@@ -328,20 +327,34 @@ def test_outputs_leave_in_the_layout_that_the_projection_wants() -> None:
         assert found.transpose(1, 2).is_contiguous()
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_what_is_kept_for_the_backward_has_a_limit(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = two_way().map(lambda tensor: tensor.float().requires_grad_())
-    maps = 2 * (4 * 2 * 40 * 30) * 4
-    monkeypatch.setattr(eager, "KEPT", maps if kept else maps - 1)
-    saved: list[int] = []
+def test_nothing_of_queries_times_keys_is_kept_for_the_backward() -> None:
+    call = two_way(bias="none").map(lambda tensor: tensor.float().requires_grad_())
+    kept: list[int] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        saved.append(tensor.numel() if tensor.shape == (4, 2, 40, 30) else 0)
+        kept.append(tensor.numel())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        run(call)
-    assert sum(saved) * 4 == (maps if kept else 0)
+        ops.inverse_attention(*call.arguments[:2], call.arguments[0][..., :8], call.arguments[3], torch.ones(8, 8, 12))
+    assert kept
+    assert max(kept) < 4 * 2 * 40 * 30
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "fitting", "period"), [(6, 3, 0, 1), (6, 3, 2, 2), (8, 2, 5, 4), (6, 2, 8, 3)]
+)
+def test_groups_cover_every_head_once_and_keep_to_the_period_of_the_bias(
+    batch: int, heads: int, fitting: int, period: int
+) -> None:
+    found = list(groups._groups(batch, heads, fitting, period))
+    seen = torch.zeros(batch, heads)
+    for group in found:
+        seen[group.images, group.heads] += 1
+        count, of_heads = group.counts
+        assert count * of_heads <= max(fitting, 1)
+        assert count % period == 0 or (period % count == 0 and group.images.start % count == 0)
+    assert torch.equal(seen, torch.ones(batch, heads))
 
 
 def test_a_bias_that_does_not_divide_the_batch_is_refused() -> None:

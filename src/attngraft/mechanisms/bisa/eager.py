@@ -3,13 +3,14 @@
 The sum over keys is taken before the hypernetwork, which is exact: L_ij knows no channel and W_j is linear in v_hat_j, so
 isa_i = hyper(sum_j L_ij v_hat_j, q_hat_i), and nothing of N x N x d is made.
 
-Work goes group by group of (image, head) pairs whose score matrices fit the cache. Per group the scores become A = softmax
-over keys, and E = exp(S - its largest in the column); L = E / Z, Z the column sums, is never written: 1 / Z goes to v_hat.
-The softmax backward's subtractions ride along as one more column of the products:
+Nor is anything of N x N kept. Work goes group by group of (image, head) pairs in buffers that stay in the cache and are used
+again; the backward makes the scores once more, which costs less than the page faults of keeping them. The softmax over
+queries is E = exp(S - each key's largest) over its sums Z, where 1 / Z goes to v_hat and L = E / Z is never written; the
+backward gets the largest and the sums. The softmaxes' derivatives subtract in one more column of the products:
 
     dS = A (dsa v^T - D) + L (du v_hat^T - e),    D_i = dsa_i . sa_i,    e_j = dv_hat_j . v_hat_j
 
-A and E are kept for the backward where they are small, and made again where they are not.
+Half precision is worked on in float32.
 """
 
 from __future__ import annotations
@@ -21,11 +22,8 @@ from torch import Tensor
 
 from attngraft.dispatch.formula import Gradients, accurate, differentiable, formula_wanted, in_autocast_dtype
 from attngraft.mechanisms.bisa import reference
-from attngraft.mechanisms.bisa.groups import Group, Scores
+from attngraft.mechanisms.bisa.groups import Scores
 from attngraft.mechanisms.bisa.hyper import hyper_transform
-
-#: bytes of A and E that one call may keep for its backward
-KEPT = 2**26
 
 
 def two_way_attention(
@@ -90,68 +88,67 @@ class _TwoWay(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, Tensor]:
         q, k, v, v_hat, bias, visible, ctx.scale = inputs
         scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale)
-        keep = any(ctx.needs_input_grad) and 2 * scores.bytes <= KEPT
-        columns = scores.whole() if keep else scores.buffer()
-        rows = None if v is None else torch.empty_like(columns)
-        sums = columns.new_empty(*k.shape[:3], 1)
+        dtype, buffer, spare = scores.dtype, scores.buffer(), None if v is None else scores.buffer()
         attended: Any = None if v is None else _empty(q, v)
         u = _empty(q, v_hat)
+        of_keys = k.new_empty(*k.shape[:3], 2, dtype=dtype)
         for group in scores.groups:
-            column, row = _part(columns, group, keep), None if rows is None else _part(rows, group, keep)
-            total = scores.softmaxes(group, row, column)
-            group.put(sums, total)
-            group.put(u, torch.bmm(column, group.of(v_hat, scores.dtype) / total))
-            if row is not None:
-                group.put(attended, torch.bmm(row, group.of(v, scores.dtype)))
-        ctx.save_for_backward(*inputs[:-1], attended, *((columns, rows, sums) if keep else (None, None, None)))
+            found = scores.of(group, scores.queries(group), buffer)
+            if spare is not None:
+                group.put(attended, torch.bmm(scores.over_keys(found, spare), group.of(v, dtype)))
+            largest = scores.largest_of_keys(found)
+            shares = found.sub_(largest).exp_()
+            one_over = scores.one_over(shares.sum(-2))
+            group.put(u, torch.bmm(shares, group.of(v_hat, dtype) * one_over))
+            group.put(of_keys, torch.cat([largest.mT, one_over], -1))
+        ctx.save_for_backward(*inputs[:-1], attended, of_keys)
         return attended, u
 
     @staticmethod
     def backward(ctx: Any, to_attended: Any, to_u: Tensor) -> Gradients:
-        *inputs, attended, columns, rows, sums = ctx.saved_tensors
+        *inputs, attended, of_keys = ctx.saved_tensors
         if torch.is_grad_enabled():
-            found = differentiable(lambda *i: formula(*i, scale=ctx.scale), inputs, (to_attended, to_u))
-            return *found, None
+            again = differentiable(lambda *i: formula(*i, scale=ctx.scale), inputs, (to_attended, to_u))
+            return *again, None
         q, k, v, v_hat, bias, visible = inputs
         scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale)
-        kept, dtype = sums is not None, scores.dtype
-        if not kept:
-            columns, rows = scores.buffer(), None if v is None else scores.buffer()
-        first = scores.buffer()
-        second: Any = None if v is None else torch.empty_like(first) if kept else columns  # these have served by then
+        dtype, buffer, third, spare = (
+            scores.dtype,
+            scores.buffer(),
+            scores.buffer(),
+            None if v is None else scores.buffer(),
+        )
         to_q, to_k, to_v_hat = _empty(q, q), _empty(k, k), _empty(v_hat, v_hat)
         to_v: Any = None if v is None else _empty(v, v)
         to_bias = bias.new_zeros(bias.shape, dtype=dtype) if ctx.needs_input_grad[4] else None
         for group in scores.groups:
-            column, row = _part(columns, group, kept), None if rows is None else _part(rows, group, kept)
-            total = group.of(sums) if kept else scores.softmaxes(group, row, column)
-            to_scores = _part(first, group, False)
+            queries = scores.queries(group)
+            found = scores.of(group, queries, buffer)
+            weights = None if spare is None else scores.over_keys(found, spare)
+            largest, one_over = group.of(of_keys).split(1, -1)
+            shares = found.sub_(largest.mT).exp_()
             values, gradient = group.of(v_hat, dtype), group.of(to_u, dtype)
-            to_values = torch.bmm(column.mT, gradient).div_(total)
+            to_values = torch.bmm(shares.mT, gradient).mul_(one_over)
             group.put(to_v_hat, to_values)
             shift = (to_values * values).sum(-1, keepdim=True).neg_()
-            right = torch.cat([values, shift], -1).div_(total)
-            torch.bmm(torch.cat([gradient, torch.ones_like(gradient[..., :1])], -1), right.mT, out=to_scores)
-            to_scores.mul_(column)
-            if row is not None:
+            left, right = torch.cat([gradient, _one(gradient)], -1), torch.cat([values, shift], -1).mul_(one_over)
+            to_scores = torch.bmm(left, right.mT, out=third[: len(found)]).mul_(shares)
+            if weights is not None:
                 values, gradient = group.of(v, dtype), group.of(to_attended, dtype)
-                group.put(to_v, torch.bmm(row.mT, gradient))
+                group.put(to_v, torch.bmm(weights.mT, gradient))
                 shift = (gradient * group.of(attended, dtype)).sum(-1, keepdim=True).neg_()
-                right = torch.cat([values, torch.ones_like(values[..., :1])], -1)
-                by_rows = _part(second, group, False)
-                torch.bmm(torch.cat([gradient, shift], -1), right.mT, out=by_rows)
-                to_scores.addcmul_(row, by_rows)
+                left, right = torch.cat([gradient, shift], -1), torch.cat([values, _one(values)], -1)
+                to_scores.addcmul_(weights, torch.bmm(left, right.mT, out=found))  # the shares have served
             if to_bias is not None:
                 scores.gather(group, to_scores, to_bias)
             group.put(to_q, torch.bmm(to_scores, group.of(k, dtype)).mul_(ctx.scale))
-            group.put(to_k, torch.bmm(to_scores.mT, group.of(q, dtype)).mul_(ctx.scale))
+            group.put(to_k, torch.bmm(to_scores.mT, queries))
         to_bias = None if to_bias is None else to_bias.to(bias.dtype)
         return to_q, to_k, to_v, to_v_hat, to_bias, None, None
 
 
-def _part(matrices: Tensor, group: Group, whole: bool) -> Tensor:
-    """The group's part of all matrices, or of the buffer that groups take turns with."""
-    return group.of(matrices) if whole else matrices[: group.matrices]
+def _one(rows: Tensor) -> Tensor:
+    return torch.ones_like(rows[..., :1])
 
 
 def _empty(side: Tensor, values: Tensor) -> Tensor:

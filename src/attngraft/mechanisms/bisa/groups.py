@@ -1,4 +1,4 @@
-"""Score matrices in groups of (image, head) pairs that fit the cache, and the two softmaxes of a group."""
+"""Score matrices group by group, each group small enough for the cache, and the two softmaxes of a group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attngraft.dispatch.formula import accurate
 
-#: numbers in the score matrices of one group, per thread
+#: numbers in the score matrices of one group, per thread; at least one matrix
 NUMBERS = 2**18
 
 
@@ -31,8 +31,9 @@ class Group(NamedTuple):
         part.copy_(values.view(part.shape))
 
     @property
-    def matrices(self) -> int:
-        return (self.images.stop - self.images.start) * (self.heads.stop - self.heads.start)
+    def counts(self) -> tuple[int, int]:
+        """Images and heads."""
+        return self.images.stop - self.images.start, self.heads.stop - self.heads.start
 
 
 class Scores:
@@ -41,78 +42,85 @@ class Scores:
     def __init__(self, q: Tensor, k: Tensor, *, bias: Tensor | None, visible: Tensor | None, scale: float) -> None:
         self.q, self.k, self.bias, self.visible, self.scale = q, k, bias, visible, scale
         self.dtype = accurate(q)
-        self.shape = (*q.shape[:3], k.shape[2])
-        self.masked = bias is not None or visible is not None
-        self.groups = list(_groups(self.shape, 1 if bias is None else len(bias)))
+        self._size = (q.shape[2], k.shape[2])
+        fitting = _numbers(q.device) // (self._size[0] * self._size[1])
+        self.groups = list(_groups(*q.shape[:2], fitting, 1 if bias is None else len(bias)))
 
     @property
-    def bytes(self) -> int:
-        """Of all score matrices."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
-
-    def whole(self) -> Tensor:
-        """Room for all of them: (B, H, Nq, Nk)."""
-        return self.q.new_empty(self.shape, dtype=self.dtype)
+    def masked(self) -> bool:
+        """Whether a pair may be hidden."""
+        return self.bias is not None or self.visible is not None
 
     def buffer(self) -> Tensor:
-        """Room for the largest group: (n, Nq, Nk)."""
-        return self.q.new_empty(max(g.matrices for g in self.groups), *self.shape[2:], dtype=self.dtype)
+        """Room for the matrices of the largest group, for groups to take turns with: (n, Nq, Nk)."""
+        most = max(images * heads for images, heads in (group.counts for group in self.groups))
+        return self.q.new_empty(most, *self._size, dtype=self.dtype)
 
-    def softmaxes(self, group: Group, row: Tensor | None, column: Tensor) -> Tensor:
-        """Write the softmax over keys into `row`, and into `column` E, not yet divided by its column sums.
+    def queries(self, group: Group) -> Tensor:
+        """scale q (n, Nq, dk)."""
+        return group.of(self.q, self.dtype) * self.scale
 
-        Returns:
-            The column sums Z (n, Nk, 1). What is masked is 0 in both; a column of zeros has Z = 1.
-        """
-        self._scores(group, column)
-        if row is not None:
-            torch.softmax(column, -1, out=row)
-            # A row that sees nothing is NaN from end to end; to look at one column is cheap, to look at all is not.
-            if self.masked and (row.device.type != "cpu" or row[..., 0].isnan().any()):
-                row.masked_fill_((column == float("-inf")).all(-1, keepdim=True), 0)
-        largest = column.amax(-2, keepdim=True)
-        if self.masked:
-            largest.clamp_(min=torch.finfo(self.dtype).min)
-        sums = column.sub_(largest).exp_().sum(-2).unsqueeze(-1)
-        return sums.clamp_(min=1) if self.masked else sums
+    def of(self, group: Group, queries: Tensor, buffer: Tensor) -> Tensor:
+        """The scores of a group (n, Nq, Nk), written to `buffer`; -inf where a pair is hidden."""
+        out = buffer[: len(queries)]
+        torch.bmm(queries, group.of(self.k, self.dtype).mT, out=out)
+        if self.bias is not None:
+            self._by_bias(group, out).add_(self._bias(group, self.bias))
+        if self.visible is not None:
+            out.masked_fill_(~group.of(self.visible), float("-inf"))
+        return out
+
+    def over_keys(self, scores: Tensor, buffer: Tensor) -> Tensor:
+        """The softmax of a group's scores over keys, written to `buffer`; 0 where all is hidden."""
+        found = torch.softmax(scores, -1, out=buffer[: len(scores)])
+        # A query that sees nothing is NaN from end to end: to look at one key is cheap, to look at all is not.
+        if self.masked and (found.device.type != "cpu" or found[..., 0].isnan().any()):
+            found.masked_fill_((scores == float("-inf")).all(-1, keepdim=True), 0)
+        return found
+
+    def largest_of_keys(self, scores: Tensor) -> Tensor:
+        """Each key's largest score (n, 1, Nk); finite where all is hidden, so that exp(S - largest) is 0 there."""
+        found = scores.amax(-2, keepdim=True)
+        return found.clamp_(min=torch.finfo(self.dtype).min) if self.masked else found
+
+    def one_over(self, sums: Tensor) -> Tensor:
+        """1 / sums of exp(S - largest) (n, Nk, 1). They are at least 1, but 0 where all is hidden: no 0 / 0 there."""
+        return (sums.clamp_(min=1) if self.masked else sums).reciprocal_().unsqueeze(-1)
 
     def gather(self, group: Group, gradient: Tensor, to_bias: Tensor) -> None:
-        """Add the gradient of the group's scores (n, Nq, Nk) to that of the bias."""
-        part, by_bias = self._bias(group, to_bias), self._by_bias(group, gradient, to_bias)
-        part.add_(by_bias.sum(0).sum_to_size(part.shape))
+        """Add the gradient of the group's scores to that of the bias."""
+        part = self._bias(group, to_bias)
+        part.add_(self._by_bias(group, gradient).sum(0).sum_to_size(part.shape))
 
     def _bias(self, group: Group, bias: Tensor) -> Tensor:
         """The group's part of the bias: (images, or b if these are more, H or 1, Nq, Nk)."""
-        count = group.images.stop - group.images.start
-        if count < len(bias):
+        images = group.counts[0]
+        if images < len(bias):
             start = group.images.start % len(bias)
-            bias = bias[start : start + count]
+            bias = bias[start : start + images]
         return bias if bias.shape[1] == 1 else bias[:, group.heads]
 
-    def _by_bias(self, group: Group, tensor: Tensor, bias: Tensor) -> Tensor:
+    def _by_bias(self, group: Group, matrices: Tensor) -> Tensor:
         """(n, Nq, Nk) as (r, images or b, heads, Nq, Nk): the last four go with `_bias`."""
-        images = group.images.stop - group.images.start
-        return tensor.view(-1, min(images, len(bias)), group.heads.stop - group.heads.start, *self.shape[2:])
-
-    def _scores(self, group: Group, out: Tensor) -> None:
-        q, k = group.of(self.q, self.dtype), group.of(self.k, self.dtype)
-        torch.baddbmm(out, q, k.mT, beta=0, alpha=self.scale, out=out)
-        if self.bias is not None:
-            self._by_bias(group, out, self.bias).add_(self._bias(group, self.bias))
-        if self.visible is not None:
-            out.masked_fill_(~group.of(self.visible), float("-inf"))
+        images, heads = group.counts
+        period = images if self.bias is None else min(images, len(self.bias))
+        return matrices.view(-1, period, heads, *self._size)
 
 
-def _groups(shape: tuple[int, ...], period: int) -> Iterator[Group]:
+def _numbers(device: torch.device) -> int:
+    return NUMBERS * torch.get_num_threads() if device.type == "cpu" else 2**26  # no cache to stay in there
+
+
+def _groups(batch: int, heads: int, fitting: int, period: int) -> Iterator[Group]:
     """As many images as fit, part of one period of the bias or several whole ones; else some heads of one image."""
-    batch, heads, queries, keys = shape
-    fitting = max(1, NUMBERS * torch.get_num_threads() // (queries * keys))
     if fitting >= heads:
         most = min(batch, fitting // heads)
         step = next(count for count in range(most, 0, -1) if period % count == 0 or count % period == 0)
         for start in range(0, batch, step):
             yield Group(slice(start, min(start + step, batch)), slice(0, heads))
         return
+    rounds = -(-heads // max(fitting, 1))
+    step = -(-heads // rounds)  # rounds of about equal size
     for image in range(batch):
-        for start in range(0, heads, fitting):
-            yield Group(slice(image, image + 1), slice(start, min(start + fitting, heads)))
+        for start in range(0, heads, step):
+            yield Group(slice(image, image + 1), slice(start, min(start + step, heads)))
