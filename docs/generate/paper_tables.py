@@ -27,7 +27,12 @@ def paper_tables() -> str:
 def _table(paper: Paper, printed: Table) -> str:
     header = ["variant", *(column.title for column in printed.columns)]
     rows = [[row.variant, *(row.printed.get(column.id, "") for column in printed.columns)] for row in printed.rows]
-    notes = [*printed.notes, *(f"{row.variant}: {row.note}" for row in printed.rows if row.note)]
-    notes += [f"{row.variant}: {why}" for row in printed.rows for why in dict.fromkeys(row.errata.values())]
+    labeled = list(zip(printed.labels(), printed.rows, strict=True))
+    notes = [*printed.notes, *(f"{label}: {row.note}" for label, row in labeled if row.note)]
+    reasons: dict[str, list[str]] = {}
+    for label, row in labeled:
+        for why in dict.fromkeys(row.errata.values()):
+            reasons.setdefault(why, []).append(label)
+    notes += [f"{'; '.join(labels)}: {why}" for why, labels in reasons.items()]
     text = "".join(f"- {note}\n" for note in dict.fromkeys(notes))
     return f"### {paper.id} {printed.id}: {printed.title}\n\n{table(header, rows)}\n{text}"

@@ -113,10 +113,7 @@ def compute_table(paper: Paper, table: Table, *, runs: Iterable[Run] = ()) -> Ta
     runs = list(runs)
     used: list[Run] = []
     results = []
-    host = ""
-    for row in table.rows:
-        host = host if row.variant.startswith("+") else row.variant
-        label = f"{host} {row.variant}" if row.variant.startswith("+") else row.variant
+    for row, label in zip(table.rows, table.labels(), strict=True):
         matched = matching(runs, table, row, paper.aliases)
         used += matched
         results.append(RowResult(label=label, row=row, cells=_cells(paper, table, row, matched)))

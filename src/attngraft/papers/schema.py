@@ -86,6 +86,15 @@ class Table:
         """The name of the row's model; None where nothing here is that model yet."""
         return row.model or (None if row.missing else self.model)
 
+    def labels(self) -> list[str]:
+        """The rows' variants, those that begin with "+" behind the host that stands above them ("ViT-S + CB")."""
+        found, host = [], ""
+        for row in self.rows:
+            added = row.variant.startswith("+")
+            host = host if added else row.variant
+            found.append(f"{host} {row.variant}" if added else row.variant)
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
