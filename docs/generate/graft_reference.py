@@ -53,7 +53,11 @@ def _costs() -> str:
     for info in list_grafts():
         report = plan(model, info.name)
         share = f"{report.parameters:,} ({report.parameters / whole:.2%})" if report.parameters else "none"
-        macs = f"{report.macs / 1e6:.3g}M" if report.macs else "none"
+        macs = _macs(report.macs) if report.macs else "none"
         start = "yes" if info.identity else ""
         rows.append((f"[{info.name}](#{info.name})", str(len(report.entries)), share, macs, start))
     return table(("graft", "sites", "parameters", "MACs per image", "starts as the identity"), rows)
+
+
+def _macs(count: int) -> str:
+    return f"{count / 1e9:.3g}G" if count >= 1e9 else f"{count / 1e6:.3g}M"
