@@ -1,7 +1,8 @@
-"""Compiles the kernels of bi-directional attention for a GPU that need not be there: `python <this file> 80`.
+"""Compiles the kernels of bi-directional attention for a GPU that need not be there: `python <this file> 80 [CASE ...]`.
 
 Runs the operation itself, forward and backward, with a driver that names that GPU, up to where a kernel would be launched:
-the very arguments, layouts and options of use. Prints each kernel's name and its bytes of shared memory.
+the very arguments, layouts and options of use. Prints each kernel's name and its bytes of shared memory. Without cases,
+all of them: minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,19 @@ class Absent:
         return 0
 
 
-def main(capability: int) -> None:
+#: operands: their dtype, their width, and whether there are values (SA beside the inverse branch)
+CASES = {
+    "narrow": (torch.bfloat16, 32, True),
+    "middle": (torch.float16, 64, True),
+    "wide": (torch.bfloat16, 128, True),
+    "odd-inverse": (torch.bfloat16, 20, False),
+    "float32": (torch.float32, 32, True),
+    "float32-middle": (torch.float32, 64, True),
+    "float32-wide": (torch.float32, 128, True),
+}
+
+
+def main(capability: int, cases: list[str]) -> None:
     compile_and_launch = JITFunction.run
 
     def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -43,14 +56,7 @@ def main(capability: int) -> None:
 
     driver.set_active(Absent(capability))
     JITFunction.run = compile_only
-    for dtype, width, values in (
-        (torch.bfloat16, 32, True),
-        (torch.float16, 64, True),
-        (torch.bfloat16, 128, True),
-        (torch.float32, 64, True),
-        (torch.float32, 128, True),
-        (torch.bfloat16, 20, False),
-    ):
+    for dtype, width, values in (CASES[name] for name in cases):
         q, k, v, v_hat = (torch.zeros(2, 3, 49, width, dtype=dtype, requires_grad=True) for _ in range(4))
         bias = torch.zeros(2, 3, 49, 49, requires_grad=True)
         visible = torch.ones(49, 49, dtype=torch.bool)
@@ -61,4 +67,4 @@ def main(capability: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:] or list(CASES))
