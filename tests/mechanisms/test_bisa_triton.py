@@ -157,9 +157,9 @@ def test_a_bias_of_minus_infinity_hides_a_pair_from_both_directions() -> None:
 def test_the_gradient_of_a_bias_is_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     from attngraft.mechanisms.bisa import triton
 
-    operands = Case(batch=3, queries=4, keys=4, bias=(1, 1)).operands()
+    operands = Case(batch=3, heads=1, queries=4, keys=4, bias=(1, 1)).operands()
     whole = outputs_and_gradients(operands, None, "reference", torch.float64)[-1]
-    for programs in (1, 4):  # one part of six members; three parts of two
+    for programs in (1, 2):  # one part of three members; parts of two and of one
         monkeypatch.setattr(triton, "PROGRAMS", programs)
         parts = outputs_and_gradients(operands, None, "triton", torch.float32)[-1]
         torch.testing.assert_close(parts, whole, atol=1e-5, rtol=1e-5)
@@ -209,6 +209,13 @@ def test_the_kernels_serve_every_way_in() -> None:
     torch.testing.assert_close(found, ops.inverse_attention(q, k, v_hat, v_hat, hyper, backend="reference"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert {one.dtype for one in ops.two_way_attention(q, k.bfloat16(), v, v_hat)} == {torch.bfloat16}
+    bias = torch.randn(1, 1, 4, 4, requires_grad=True)  # a table in float32 beside operands in half precision
+    half = [one.bfloat16() for one in (q, k, v, v_hat)]
+    mixed = [ops.two_way_attention(*half, bias=bias, backend=backend)[0] for backend in ("triton", "eager")]
+    torch.testing.assert_close(*mixed, atol=0.02, rtol=0.02)
+    ours, plain = (torch.autograd.grad(one.float().square().sum(), bias)[0] for one in mixed)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours, plain, atol=0.05, rtol=0.05)
     nothing = ops.two_way_attention(q, k[:, :, :0], v[:, :, :0], v_hat[:, :, :0], backend="triton")
     assert [out.shape for out in nothing] == [q.shape, q.shape] and not any(out.any() for out in nothing)
 
