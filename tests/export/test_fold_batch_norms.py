@@ -16,6 +16,7 @@ from attngraft.export.fold import fold, summary
 from attngraft.export.run import export_run
 from attngraft.export.torch_export import open_program
 from attngraft.hosts import find_host
+from attngraft.models.weights import read_weights
 from tests.export.runs import LEVIT, LEVIT_CONV, make_run, move_batch_norms
 
 HOSTS = pytest.mark.parametrize("host", [LEVIT, LEVIT_CONV], ids=["linear", "conv"])
@@ -137,6 +138,14 @@ def test_the_folder_says_what_was_done_and_refuses_undo(exported: tuple[Path, nn
     assert "batch norms stand in" in (folder / "README.md").read_text()
     with pytest.raises(HostError, match="folded for inference"):
         attngraft.ungraft(attngraft.load(folder))
+
+
+def test_folded_weights_are_no_start_for_training(exported: tuple[Path, nn.Module]) -> None:
+    folder, _ = exported
+    for path in (folder, folder / "model.safetensors"):
+        with pytest.raises(UsageError, match="folded for inference.*exported without --fold"):
+            read_weights(path)
+    assert read_weights(folder.parent / "whole").host
 
 
 def test_plain_timm_makes_no_such_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -120,7 +121,7 @@ def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
     average is preferred), and prefixes of wrappers are taken off.
 
     Raises:
-        UsageError: there is no such file, or it is of another kind.
+        UsageError: there is no such file, it is of another kind, or of a model that was folded for inference.
         HostError: the file is damaged, holds more than plain tensors, or no weights of a host.
     """
     file = Path(path).expanduser()
@@ -134,6 +135,7 @@ def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
         raise UsageError(
             f"{file}: weights are read from {', '.join(SUFFIXES)} files, not from {file.suffix or 'others'}"
         )
+    _refuse_folded(file)
     try:
         values: Any = load_state_dict(str(file), weights_only=True)
     except SafetensorError as error:
@@ -240,6 +242,20 @@ def _in_folder(folder: Path) -> Path:
     files = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
     hint = f"; there are {', '.join(files[:3])}: give one of them" if files else ""
     raise UsageError(f"{folder} is a folder without {' or '.join(IN_FOLDERS)}, neither a run's nor a model's{hint}")
+
+
+def _refuse_folded(file: Path) -> None:
+    """Refuse weights that hold what stood in grafts, batch norms or scales before: no host has trained those."""
+    try:
+        folds = json.loads((file.parent / "attngraft.json").read_text(encoding="utf-8")).get("folds", ())
+        moved = [entry["folded"] for entry in folds if entry.get("folded") and not entry.get("removed")]
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        return  # no exported model's, or one that `attngraft.load` would refuse with more to say
+    if moved:
+        raise UsageError(
+            f"{file} is of a model that was folded for inference ({moved[0]}), so it is no start for training; give the run, "
+            "or a folder exported without --fold"
+        )
 
 
 def _without_wrapper(values: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
