@@ -253,8 +253,8 @@ def _refuse_folded(file: Path) -> None:
         return  # no exported model's, or one that `attngraft.load` would refuse with more to say
     if moved:
         raise UsageError(
-            f"{file} is of a model that was folded for inference ({moved[0]}), so it is no start for training; give the run, "
-            "or a folder exported without --fold"
+            f"{file} is of a model that was folded for inference ({moved[0]}), so it is no start for training; give the "
+            "run, or a folder exported without --fold"
         )
 
 
