@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
 
 import timm
 import torch
 from products import products_only
+from steps import check_against_reference, grafted, training_step
 from torch import nn
 
-import attngraft
 from attngraft.bench import several
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs, reference_backend
+from attngraft.bench.gate import check_outputs
 from attngraft.bench.result import BenchResult, here, measurement
 from attngraft.grafting.apply import enrich
 from attngraft.hosts import find_host
@@ -48,41 +47,15 @@ def enriched(host: nn.Module) -> nn.Module:
     return model
 
 
-def grafted(host: nn.Module, spec: str) -> nn.Module:
-    """A copy of `host` with grafts, their values away from any identity."""
-    model = copy.deepcopy(host)
-    attngraft.graft(model, spec)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".grafts." in name:
-                parameter.normal_(std=0.02)
-    return model
-
-
 def check(host: nn.Module, models: dict[str, nn.Module], images: torch.Tensor) -> None:
     """The gate: nothing with a wrong output is timed."""
     with torch.no_grad():
         expected = host.eval()(images)
         for name, model in models.items():
-            output = model.eval()(images)
             if name == PLAIN:
-                check_outputs(output, expected, what=name, rtol=0, atol=0)
+                check_outputs(model.eval()(images), expected, what=name, rtol=0, atol=0)
             else:
-                with reference_backend():
-                    check_outputs(output, model(images), what=name, rtol=1e-4, atol=1e-5)
-
-
-def training_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], object]:
-    """Work: one optimizer step on a fixed batch."""
-    model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.05)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-
-    return step
+                check_against_reference(model, images, what=name)
 
 
 def main() -> int:

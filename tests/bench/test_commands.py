@@ -16,7 +16,7 @@ from products import products_only
 from torch import nn
 
 from attngraft.anatomy import GraftedModule
-from attngraft.bench.gate import GateError
+from attngraft.bench.gate import GateError, check_outputs
 from attngraft.bench.result import read_result
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -26,9 +26,11 @@ COMMANDS = {
     "import_time": [],
     "report_size": ["--seeds", "2", "--epochs", "3", "--images", "300", "--classes", "12"],
     "data_loading": ["--invented", "80", "--batch", "16", "--epochs", "1", "--workers", "1"],
+    "bisa_layer": ["--shapes", "LeViT-128S, stage 1", "4096 tokens", "--threads", "1"],
+    "bisa_models": ["--hosts", "levit_128s", "--batch", "1", "--threads", "1"],
     "jobs": ["--epochs", "1", "--depth", "1", "--size", "8"],
 }
-PARTS = {"products"}  #: modules that commands share
+PARTS = {"products", "steps"}  #: modules that commands share
 
 
 def command(name: str) -> ModuleType:
@@ -36,6 +38,7 @@ def command(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -79,6 +82,30 @@ def test_a_step_of_graft_cost_trains():
     before = host.head.weight.detach().clone()
     graft_cost.training_step(host, torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))()
     assert not torch.equal(host.head.weight, before)
+
+
+def test_the_gate_of_bisa_layer_passes_the_lean_form_and_catches_another_hypernetwork():
+    bisa_layer = command("bisa_layer")
+    name = "LeViT-128S, stage 1"
+    _, lean, _ = bisa_layer.SHAPES[name].layers()
+    tokens = torch.randn(1, 196, 128, requires_grad=True)
+    naive = bisa_layer.naive(lean)
+    ours, theirs = (bisa_layer.forward_and_backward(layer, tokens)() for layer in (lean, naive))
+    check_outputs(ours, theirs, what=name, rtol=1e-3, atol=1e-4)
+    with torch.no_grad():
+        next(module for module in naive.modules() if isinstance(module, bisa_layer.NaiveTransform)).weight[0] *= 2
+    with pytest.raises(GateError, match=name):
+        check_outputs(ours, bisa_layer.forward_and_backward(naive, tokens)(), what=name, rtol=1e-3, atol=1e-4)
+
+
+def test_the_peak_of_memory_is_what_is_held_at_a_time():
+    bisa_layer = command("bisa_layer")
+
+    def work() -> None:
+        for _ in range(3):
+            torch.empty(2**20).add_(1)
+
+    assert 4 * 2**20 <= bisa_layer.peak_bytes(work) < 5 * 2**20
 
 
 def test_laps_count_from_the_first_update_to_the_last(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,57 @@
+"""What BiSA in the first two attention layers costs in time: a training step over the host's, side by side.
+
+    python bench/bisa_models.py --out benchmarks/bisa_models.json
+
+A step is forward, cross-entropy, backward and AdamW at 224, batch 8. Before timing, the grafted models must give the outputs
+of the equations themselves. The lines say how the multiply-adds compare.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import timm
+import torch
+from steps import check_against_reference, grafted, training_step
+
+from attngraft.bench import count_macs, paired_ratio
+from attngraft.bench.command import finish, options
+from attngraft.bench.result import BenchResult, here, measurement
+
+SPEC = "bisa@first:2"
+BARS = {"swin_tiny_patch4_window7_224": 1.35, "levit_128s": 1.5}
+
+
+def main() -> int:
+    parser = options("Training step of models with BiSA in two layers over their hosts'.", pairs=30)
+    parser.add_argument("--hosts", nargs="+", choices=list(BARS), default=list(BARS))
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    setting = here()
+    lines = []
+    for name in arguments.hosts:
+        torch.manual_seed(0)
+        host = timm.create_model(name)
+        images, labels = torch.randn(arguments.batch, 3, 224, 224), torch.randint(1000, (arguments.batch,))
+        model = grafted(host, SPEC)
+        check_against_reference(model, images[:2], what=name)
+        macs = count_macs(model, images[:1]) / count_macs(host, images[:1])
+        steps = (training_step(each, images, labels) for each in (host, model))
+        line = f"{name}, {SPEC} (multiply-adds {macs:.2f}x)"
+        lines.append(measurement(line, paired_ratio(*steps, pairs=arguments.pairs), bar=BARS[name]))
+    result = BenchResult(
+        title=f"Training step with BiSA in two layers, batch {arguments.batch}, over the host's",
+        command=setting.command,
+        environment=setting.environment,
+        load=setting.load,
+        settings={"hosts": arguments.hosts, "batch": arguments.batch, "pairs": arguments.pairs},
+        measurements=tuple(lines),
+    )
+    return finish(result, out=arguments.out, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
