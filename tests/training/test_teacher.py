@@ -200,8 +200,15 @@ def test_a_convolutional_teacher_sees_its_own_size_or_the_one_that_is_given(tmp_
             r"safetensors is for 7 classes, and the data have 10",
         ),
         ({"teacher": {"name": "local-dir:{hub}"}}, r"was made for 7 classes, and the data have 10"),
+        (
+            {"teacher": {"name": "local-dir:{hub}", "args": {"num_classes": 10}}},
+            r"a new head: for 10 classes instead of 7",
+        ),
         ({"teacher": {"name": "lcnet_035", "weights": "{run}"}}, r"distill\.teacher\.name: follows from what lies in"),
-        ({"teacher": {"name": "lcnot_035", "weights": "{seven}"}}, r"there is no model 'lcnot_035'.*did you mean"),
+        (
+            {"teacher": {"name": "lcnot_035", "weights": "{seven}"}},
+            r"^distill\.teacher: there is no model 'lcnot_035'.*did you mean",
+        ),
         ({"teacher": {"weights": "{run}", "size": 16}}, r"takes images of 8x8 pixels only, not 16"),
         (
             {"teacher": {"weights": "{run}"}, "kind": "token"},

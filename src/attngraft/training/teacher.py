@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.errors import ConfigError, ExportError, TrainingError
+from attngraft.errors import ConfigError, HostError, TrainingError, UsageError
+from attngraft.grafting.spec import parse
 from attngraft.models.weights import read_weights
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Batch, Task, TaskData
@@ -167,10 +168,15 @@ def _open(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) -> _Foun
             f"{_FIELD}: which teacher? --set {_FIELD}.name=NAME for timm's weights of that name, "
             f"--set {_FIELD}.weights=FOLDER for a run of yours or a model exported from one, or both for a file of weights"
         )
-    with seeded("teacher", 0):
-        if teacher.name is not None:
-            return _named(teacher, teacher.name, model_args)
-        return _own(Path(str(teacher.weights)).expanduser())
+    try:
+        with seeded("teacher", 0):
+            if teacher.name is not None:
+                return _named(teacher, teacher.name, model_args)
+            return _own(Path(str(teacher.weights)).expanduser())
+    except ConfigError:
+        raise
+    except (HostError, UsageError) as error:  # which would read as if the student's were meant
+        raise type(error)(f"{_FIELD}: {error}") from error
 
 
 def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | None) -> _Found:
@@ -195,7 +201,9 @@ def _headless(model: nn.Module, start: Start) -> str:
     """Why a file's head did not take its place."""
     layer = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ""
     names = [f"{name}.weight" for name in ((layer,) if isinstance(layer, str) else layer)]
-    values = {} if start.path is None else read_weights(start.path).host
+    if start.path is None:
+        return start.origin
+    values = read_weights(start.path).host
     there = next((len(values[name]) for name in names if name in values), None)
     if there is None:
         return f"{start.path} holds no head"
@@ -233,14 +241,12 @@ def _own(place: Path) -> _Found:
 
 
 def _exported(folder: Path) -> _Found:
-    from attngraft.export.manifest import read_manifest
+    from attngraft.export.manifest import read_manifest  # only where one teaches: a run knows nothing of exports
 
     manifest = read_manifest(folder)
-    if manifest.dtype != "float32":
-        raise ExportError(f"{folder}: holds {manifest.dtype} weights; export the teacher in float32")
     serving = manifest.serving
     return _Found(
-        model=attngraft.load(folder),
+        model=attngraft.load(folder).float(),  # exact where it was rounded to bfloat16
         name=_grafted_name(manifest.host.name, manifest.graft),
         origin=f"the exported model in {folder}",
         expects={**serving.input, "input_size": manifest.input_size},
@@ -249,8 +255,8 @@ def _exported(folder: Path) -> _Found:
     )
 
 
-def _grafted_name(host: str, graft: object) -> str:
-    return host if graft is None else f"{host} with {graft}"
+def _grafted_name(host: str, graft: str | list[Any] | None) -> str:
+    return host if graft is None else f"{host} with {parse(graft)}"
 
 
 def _refuse_other_classes(found: _Found, data: TaskData) -> None:
