@@ -17,6 +17,7 @@ import attngraft
 from attngraft.anatomy import AttentionGeometry
 from attngraft.anatomy.geometry import Projection
 from attngraft.errors import GraftSpecError, HostError, UsageError
+from attngraft.export.fold import fold
 from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, reference
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 from attngraft.mechanisms.bisa.transform import mlp_hidden
@@ -161,6 +162,33 @@ def test_batch_norms_behind_the_maps_fold_into_them() -> None:
     assert isinstance(rebuilt.fold(before=None, after=None), str)
 
 
+def test_a_folded_levit_is_one_that_was_folded_before_it_was_grafted() -> None:
+    torch.manual_seed(0)
+    sizes = {
+        "img_size": 48,
+        "stem_type": "s16",
+        "embed_dim": (16, 24),
+        "key_dim": 4,
+        "depth": (1, 1),
+        "num_heads": (2, 3),
+    }
+    models = [timm.create_model("levit_128s", num_classes=5, drop_path_rate=0.0, **sizes) for _ in range(2)]
+    images, spec = torch.randn(4, 3, 48, 48), "bisa(separate=true)@stages.*.blocks"
+    attngraft.graft(models[0], spec)
+    for _ in range(3):
+        models[0].train()(images)
+    expected = models[0].eval()(images)
+    what = {entry.graft: entry.folded for entry in fold(models[0]).entries}
+    assert what["bisa"] == "its batch norms stand in its linear maps"
+    fold(models[1].eval())
+    attngraft.graft(models[1], spec)
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        torch.testing.assert_close(model.eval()(images), expected, atol=1e-5, rtol=1e-4)
+    with pytest.raises(HostError, match="folded"):
+        attngraft.ungraft(models[0])
+
+
 def test_one_token() -> None:
     module, x, _ = layer(tokens=1)
     hats = module.both.inverse
@@ -171,6 +199,18 @@ def test_one_token() -> None:
     torch.testing.assert_close(module(x), merged(module, 0.5 * both["self"] + 0.5 * both["inverse"]))
     module, x, _ = layer(tokens=1, norm=True)
     torch.testing.assert_close(module(x), module.proj.linear.bias.expand_as(x))
+
+
+@pytest.mark.parametrize("options", [{"separate": True}, {"norm": True}, {}])
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_parameters_said_to_be_inert_are_and_no_others(tokens: int, options: dict[str, Any]) -> None:
+    kind = graft_types()["bisa"]
+    geometry = AttentionGeometry(dim=12, tokens=tokens, heads=2, key_width=4, value_width=5)
+    inert = kind.inert_parameters(geometry, "mix", kind.Options(**options))
+    module, x, _ = layer(tokens=tokens, **options)
+    module(x).square().sum().backward()
+    still = {name for name, p in module.both.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-12}
+    assert still == inert
 
 
 def test_padding_masked_on_both_sides_changes_nothing() -> None:
