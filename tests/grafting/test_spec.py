@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraft.errors import GraftSpecError
-from attngraft.grafting.options import build_options
+from attngraft.grafting.options import OptionError, build_options
 from attngraft.grafting.spec import GraftSpec, Term, parse
 from attngraft.grafting.where import Where
 from attngraft.mechanisms.registry import graft_types
@@ -37,10 +37,14 @@ def terms(draw: st.DrawFn) -> Term:
         if isinstance(field.default, bool):
             values[field.name] = draw(st.booleans())
         elif isinstance(field.default, float):
-            values[field.name] = draw(st.floats(-10, 10, allow_nan=False))
+            values[field.name] = draw(st.floats(0, 1) | st.floats(-10, 10, allow_nan=False))
         elif isinstance(field.default, int):
             values[field.name] = draw(st.integers(1, 8))
-    return Term(graft_type.name, build_options(graft_type, values), draw(wheres))
+    try:
+        options = build_options(graft_type, values)
+    except OptionError:  # a value out of range, or choices that do not go together
+        options = graft_type.Options()
+    return Term(graft_type.name, options, draw(wheres))
 
 
 @given(st.lists(terms(), max_size=4))
