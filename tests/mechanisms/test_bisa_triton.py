@@ -341,8 +341,16 @@ def test_the_kernels_in_the_interpreter_at_length() -> None:
     run_inside("slow")
 
 
-def run_inside(marks: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, __file__]
+@outside
+@pytest.mark.slow
+@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+def test_the_kernels_keep_what_every_op_promises() -> None:
+    testers = "TestTwoWayMasked or (TestHyper and not TestHyperInChunks)"
+    run_inside("not slow", "-k", testers, file=Path(__file__).with_name("test_bisa_ops.py"))
+
+
+def run_inside(marks: str, *options: str, file: Path = Path(__file__)) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *options, str(file)]
     result = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:]
     assert "passed" in result.stdout
