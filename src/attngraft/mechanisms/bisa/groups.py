@@ -44,7 +44,7 @@ class Scores:
         self.dtype = accurate(q)
         self._size = (q.shape[2], k.shape[2])
         fitting = _numbers(q.device) // (self._size[0] * self._size[1])
-        self.groups = list(_groups(*q.shape[:2], fitting, 1 if bias is None else len(bias)))
+        self.groups = list(_groups(q.shape[0], q.shape[1], fitting, 1 if bias is None else len(bias)))
 
     @property
     def masked(self) -> bool:
