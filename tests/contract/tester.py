@@ -17,7 +17,7 @@ import attngraft
 from attngraft.grafting.apply import enrich, restore
 from attngraft.grafting.placement import place
 from attngraft.grafting.spec import parse
-from attngraft.hosts import find_host
+from attngraft.hosts import find_host, forget
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
 
 #: every graft, with the options that change where it stands or what it computes
@@ -240,6 +240,7 @@ class HostContract:
     def test_bf16(self, host, inputs, spec) -> None:
         attngraft.graft(host, spec)
         expected = host(*inputs)
+        forget(host)
         half = copy.deepcopy(host).bfloat16()
         assert all(p.dtype == torch.bfloat16 for p in half.parameters())
         found = half(*(value.bfloat16() for value in inputs))

@@ -12,7 +12,7 @@ from torch import nn
 
 import attngraft
 from attngraft.anatomy import AttentionGeometry, MlpGeometry
-from attngraft.hosts import find_host
+from attngraft.hosts import find_host, forget
 from tests.contract.test_timm_levit import TINY, unlike_at_first
 
 
@@ -111,6 +111,18 @@ def test_grafted_attention_keeps_no_biases_of_before() -> None:
             if hasattr(module, "attention_biases"):
                 module.attention_biases.add_(torch.randn_like(module.attention_biases))
     assert not torch.equal(copy.deepcopy(model)(images), before)
+
+
+def test_an_average_of_weights_is_evaluated_with_its_own_biases() -> None:
+    """It is never in training mode, the only one in which older timm drops what it kept."""
+    model, images = make(), torch.randn(1, 3, 48, 48)
+    with torch.no_grad():
+        before = model(images)
+        for module in model.modules():
+            if hasattr(module, "attention_biases"):
+                module.attention_biases.add_(1.0).mul_(torch.randn_like(module.attention_biases))
+        forget(model)
+        assert not torch.equal(model(images), before)
 
 
 def test_a_model_that_ran_can_be_measured() -> None:

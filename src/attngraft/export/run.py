@@ -21,6 +21,7 @@ from attngraft.export.fold import fold as fold_model
 from attngraft.export.folder import load, write_model
 from attngraft.export.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
 from attngraft.export.source import Source, open_run
+from attngraft.hosts import forget
 from attngraft.training.evaluate import Weights
 
 Target = Literal["torch", "pt2", "onnx", "hf"]
@@ -112,6 +113,7 @@ def _folded(model: nn.Module, manifest: Manifest) -> tuple[Manifest, Check]:
 
 
 def _rounded(model: nn.Module, manifest: Manifest) -> tuple[Manifest, Check]:
+    forget(model)
     exact = copy.deepcopy(model)
     model.to(torch.bfloat16)
     check = check_outputs(

@@ -16,7 +16,7 @@ from attngraft.grafting.describe import describe
 from attngraft.grafting.placement import Placement, place, with_options
 from attngraft.grafting.report import Change, GraftReport
 from attngraft.grafting.spec import Specification
-from attngraft.hosts import find_host
+from attngraft.hosts import find_host, forget
 
 
 def plan(model: nn.Module, spec: Specification, *, measure: bool = False, **options: Any) -> GraftReport:
@@ -36,8 +36,7 @@ def plan(model: nn.Module, spec: Specification, *, measure: bool = False, **opti
 
 
 def _measure(model: nn.Module, placements: list[Placement]) -> Change:
-    found = find_host(model)
-    found.adapter.forget(found.core)
+    forget(model)
     with _untouched_generators(), torch.no_grad():
         host = find_host(plain := copy.deepcopy(model).eval())
         inputs = host.adapter.example_inputs(host.core, batch=2)

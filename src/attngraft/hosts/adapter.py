@@ -72,7 +72,7 @@ class HostAdapter(ABC):
         """Names of the host's parameters and buffers that a graft file can include: `head` and `norms`."""
 
     def forget(self, model: nn.Module) -> None:  # noqa: B027 - most hosts keep nothing
-        """Drop what the host keeps from earlier calls and makes again, where a copy of the model could not carry it."""
+        """Drop what the host keeps from earlier calls and makes again, where it may not follow new values or a copy."""
 
     def fuse(self, model: nn.Module) -> str | None:
         """For inference, before the grafts are folded: put batch norms into the linear maps next to them, in place.

@@ -99,6 +99,15 @@ def find_host(model: nn.Module) -> Host:
     return Host(model, core, f"{path}." if path else "", adapter)
 
 
+def forget(model: nn.Module) -> None:
+    """Drop what the host in `model`, if there is one, keeps from earlier calls: before a copy, or once its values changed."""
+    try:
+        host = find_host(model)
+    except HostError:
+        return
+    host.adapter.forget(host.core)
+
+
 def _refuse_wrapped(model: nn.Module) -> None:
     wrappers = {
         "OptimizedModule": "torch.compile",

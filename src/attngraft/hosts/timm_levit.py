@@ -264,7 +264,8 @@ class TimmLevit(HostAdapter):
         return {"head": own_state(model, "head", "head_dist"), "norms": norm_state(model)}
 
     def forget(self, model: nn.Module) -> None:
-        """The attention biases that an evaluation gathered: with their graph, if there was one, which cannot be copied."""
+        """The attention biases that an evaluation gathered. They have a graph, if there was one, which cannot be copied; and
+        older timm (1.0.26) makes them anew only after training: an average of weights would be evaluated with old ones."""
         for module in model.modules():
             if isinstance(module, Attention | AttentionDownsample):
                 module.attention_bias_cache = {}

@@ -13,6 +13,7 @@ from accelerate.utils import gather, send_to_device
 from torch import Tensor, nn
 
 from attngraft.errors import DataError, TrainingError
+from attngraft.hosts import forget
 from attngraft.tasks.task import Batch, Evaluation, Split, Task
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.checkpoint import load_weights, read_checkpoint
@@ -75,6 +76,7 @@ class SplitEvaluator:
     ) -> Iterable[tuple[dict[str, Tensor], Tensor]]:
         """Per batch, what the task predicts and of which examples, gathered from all processes, on the CPU."""
         model.eval()
+        forget(model)
         device = self._accelerator.device
         for keys, batch in zip(self._order, batches, strict=True):
             batch = send_to_device(batch, device, non_blocking=True)
