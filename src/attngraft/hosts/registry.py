@@ -100,7 +100,7 @@ def find_host(model: nn.Module) -> Host:
 
 
 def forget(model: nn.Module) -> None:
-    """Drop what the host in `model`, if there is one, keeps from earlier calls: before a copy, or once its values changed."""
+    """Drop what a host in `model` keeps from earlier calls: before a copy, and when its values have changed."""
     try:
         host = find_host(model)
     except HostError:
