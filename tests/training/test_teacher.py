@@ -325,7 +325,8 @@ def test_costs_and_estimates_time_the_teacher_too(teacher: Path, monkeypatch: py
     assert seen == [64]
     alone = Workbench(recipe, replace(material, teacher=None))
     alone.train_step()
-    own = sum(parameter.nbytes for parameter in material.teacher.model.parameters())
+    model = material.teacher.model
+    own = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
     assert bench.state_bytes() - alone.state_bytes() == own
     assert seen == [64]
 

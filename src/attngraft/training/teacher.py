@@ -48,7 +48,11 @@ class _Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """A teacher at work, on the run's device."""
+    """A teacher at work, on the run's device.
+
+    The model stands in timm's wrapper of teachers. What it is shown is made by the task: timm's own way of normalizing
+    anew knows neither other sizes nor gray images.
+    """
 
     model: nn.Module
     teaching: Teaching
@@ -133,7 +137,9 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
         "sha256": weights_hash(found.model),
         "input_size": list(expects["input_size"]),
     }
-    model = found.model.eval().requires_grad_(False).to(device)
+    from timm.task import DistillationTeacher  # here, as it takes a while to import
+
+    model = DistillationTeacher(found.model).requires_grad_(False).to(device)
     if recipe.train.channels_last:
         model = model.to(memory_format=torch.channels_last)
     if recipe.train.compile:
