@@ -27,7 +27,7 @@ COMMANDS = {
     "report_size": ["--seeds", "2", "--epochs", "3", "--images", "300", "--classes", "12"],
     "data_loading": ["--invented", "80", "--batch", "16", "--epochs", "1", "--workers", "1"],
     "bisa_layer": ["--shapes", "LeViT-128S, stage 1", "4096 tokens", "--threads", "1"],
-    "bisa_models": ["--hosts", "levit_128s", "--batch", "1", "--threads", "1"],
+    "bisa_models": ["--hosts", "levit_128s", "--batch", "2", "--threads", "1"],
     "jobs": ["--epochs", "1", "--depth", "1", "--size", "8"],
 }
 PARTS = {"products", "steps"}  #: modules that commands share

@@ -29,6 +29,13 @@ def hidden_pairs(queries: int, keys: int) -> Tensor:
     return visible
 
 
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "NUMBERS", 1)
+    monkeypatch.setattr(groups, "TILE", 0)
+    monkeypatch.setattr(groups, "FEWEST_KEYS", 2)
+
+
 class PairTester(OpTester):
     """Sizes and scores that the operations have in common."""
 
@@ -102,11 +109,17 @@ class TestTwoWayMasked(TestTwoWay):
 
 
 class TestTwoWayByHead(TestTwoWay):
-    """A group is one head of one image."""
+    """A group is one head of one image, its keys come by two."""
 
     @pytest.fixture(autouse=True)
-    def _small_limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(groups, "NUMBERS", 1)
+    def _small_limits(self, small_tiles: None) -> None:
+        """As said."""
+
+
+class TestTwoWayByHeadMasked(TestTwoWayMasked):
+    @pytest.fixture(autouse=True)
+    def _small_limits(self, small_tiles: None) -> None:
+        """A group is one head of one image, its keys come by two."""
 
 
 class TestInverse(PairTester):
@@ -248,9 +261,14 @@ def test_a_bias_of_minus_infinity_hides_as_visible_does() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("backend", ["reference", "eager"])
+@pytest.mark.parametrize("backend", ["reference", "eager", "tiled"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_who_sees_nothing_gets_nothing_and_who_is_not_seen_gives_nothing(backend: str, dtype: torch.dtype) -> None:
+def test_who_sees_nothing_gets_nothing_and_who_is_not_seen_gives_nothing(
+    backend: str, dtype: torch.dtype, request: pytest.FixtureRequest
+) -> None:
+    if backend == "tiled":
+        request.getfixturevalue("small_tiles")
+        backend = "eager"
     call = two_way(bias="each head")
     bias = call.options["bias"]
     bias[:, :, 3], bias[:, :, :, 5] = -INFINITE, -INFINITE  # query 3 sees nothing, key 5 is seen by nobody
@@ -271,7 +289,10 @@ def test_who_sees_nothing_gets_nothing_and_who_is_not_seen_gives_nothing(backend
     assert to_bias.any()
 
 
-def test_a_nan_is_not_taken_for_a_masked_line() -> None:
+@pytest.mark.parametrize("tiled", [False, True])
+def test_a_nan_is_not_taken_for_a_masked_line(tiled: bool, request: pytest.FixtureRequest) -> None:
+    if tiled:
+        request.getfixturevalue("small_tiles")
     call = two_way()
     call.arguments[0][1, 0, 7] = float("nan")
     call.options["bias"][:, :, :, 0] = -INFINITE
@@ -280,8 +301,11 @@ def test_a_nan_is_not_taken_for_a_masked_line() -> None:
     assert u[1, 0].isnan().any()
 
 
+@pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_large_scores_stay_finite(dtype: torch.dtype) -> None:
+def test_large_scores_stay_finite(tiled: bool, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
+    if tiled:
+        request.getfixturevalue("small_tiles")
     call = two_way(bias="none")
     q, k, v, v_hat = (tensor.to(dtype).requires_grad_() for tensor in call.arguments)
     scale = 1e4 / (q @ k.mT).abs().max().item()
@@ -289,6 +313,18 @@ def test_large_scores_stay_finite(dtype: torch.dtype) -> None:
     outputs = ops.two_way_attention(q, k, v, v_hat, bias=bias, scale=scale)
     gradients = torch.autograd.grad([out.sum() for out in outputs], [q, k, v, v_hat, bias])
     assert all(tensor.isfinite().all() for tensor in (*outputs, *gradients))
+
+
+def test_the_backward_takes_the_tiles_of_the_forward(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has changed in between."""
+    call = two_way().map(Tensor.requires_grad_)
+    outputs, expected = run(call), run(call, backend="reference")
+    monkeypatch.setattr(groups, "TILE", 2**18)
+    for ours, theirs in zip(
+        *(torch.autograd.grad([out.square().sum() for out in outs], call.tensors()) for outs in (outputs, expected)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_one_token_is_transformed_by_its_own_value() -> None:

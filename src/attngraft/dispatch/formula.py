@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +54,17 @@ def differentiable(
         )
     )
     return tuple(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs)
+
+
+def without_autocast(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """A `backward` of an autograd function that computes in the dtypes of its tensors, wherever it is called."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *gradients: Any) -> Gradients:
+        with torch.autocast(gradients[-1].device.type, enabled=False):
+            return backward(ctx, *gradients)
+
+    return run
 
 
 def _unusual(tensor: Tensor) -> bool:

@@ -4,7 +4,8 @@ The sum over keys is taken before the hypernetwork, which is exact: L_ij knows n
 isa_i = hyper(sum_j L_ij v_hat_j, q_hat_i), and nothing of N x N x d is made.
 
 Nor is anything of N x N kept. Work goes group by group of (image, head) pairs in buffers that stay in the cache and are used
-again; the backward makes the scores once more, which costs less than the page faults of keeping them. The softmax over
+again; the backward makes the scores once more, which costs less than the page faults of keeping them. A score matrix that is
+too large for the cache goes tile by tile, some keys at a time, its softmax over keys as in flash attention. The softmax over
 queries is E = exp(S - each key's largest) over its sums Z, where 1 / Z goes to v_hat and L = E / Z is never written; the
 backward gets the largest and the sums. The softmaxes' derivatives subtract in one more column of the products:
 
@@ -20,9 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.formula import Gradients, accurate, differentiable, formula_wanted, in_autocast_dtype
+from attngraft.dispatch.formula import (
+    Gradients,
+    accurate,
+    differentiable,
+    formula_wanted,
+    in_autocast_dtype,
+    without_autocast,
+)
 from attngraft.mechanisms.bisa import reference
-from attngraft.mechanisms.bisa.groups import Scores
+from attngraft.mechanisms.bisa.groups import Group, Rows, Scores, shaped
 from attngraft.mechanisms.bisa.hyper import hyper_transform
 
 
@@ -90,61 +98,89 @@ class _TwoWay(torch.autograd.Function):
         scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale)
         dtype, buffer, spare = scores.dtype, scores.buffer(), None if v is None else scores.buffer()
         attended: Any = None if v is None else _empty(q, v)
-        u = _empty(q, v_hat)
+        u, ctx.tiled = _empty(q, v_hat), scores.tiled
+        of_queries = q.new_empty(*q.shape[:3], 1, dtype=dtype) if scores.tiled and v is not None else None
         of_keys = k.new_empty(*k.shape[:3], 2, dtype=dtype)
         for group in scores.groups:
-            found = scores.of(group, scores.queries(group), buffer)
-            if spare is not None:
-                group.put(attended, torch.bmm(scores.over_keys(found, spare), group.of(v, dtype)))
-            largest = scores.largest_of_keys(found)
-            shares = found.sub_(largest).exp_()
-            one_over = scores.one_over(shares.sum(-2))
-            group.put(u, torch.bmm(shares, group.of(v_hat, dtype) * one_over))
-            group.put(of_keys, torch.cat([largest.mT, one_over], -1))
-        ctx.save_for_backward(*inputs[:-1], attended, of_keys)
+            queries, rows = scores.queries(group), Rows(scores)
+            received: Any = None
+            for keys in scores.steps:
+                found = scores.of(group, keys, queries, buffer)
+                if spare is not None:
+                    rows.add(found, group.of(v[:, :, keys], dtype), spare)
+                largest = scores.largest(found, -2)
+                shares = found.sub_(largest).exp_()
+                one_over = scores.positive(shares.sum(-2)).reciprocal_().unsqueeze(-1)
+                received = _plus(received, shares, group.of(v_hat[:, :, keys], dtype) * one_over)
+                group.put(of_keys[:, :, keys], torch.cat([largest.mT, one_over], -1))
+            group.put(u, received)
+            if attended is not None:
+                group.put(attended, rows.attended())
+            if of_queries is not None:
+                group.put(of_queries, rows.log_sums())
+        ctx.save_for_backward(*inputs[:-1], attended, of_queries, of_keys)
         return attended, u
 
     @staticmethod
+    @without_autocast
     def backward(ctx: Any, to_attended: Any, to_u: Tensor) -> Gradients:
-        *inputs, attended, of_keys = ctx.saved_tensors
+        *inputs, attended, of_queries, of_keys = ctx.saved_tensors
         if torch.is_grad_enabled():
             again = differentiable(lambda *i: formula(*i, scale=ctx.scale), inputs, (to_attended, to_u))
             return *again, None
         q, k, v, v_hat, bias, visible = inputs
-        scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale)
-        dtype, buffer, third, spare = (
-            scores.dtype,
-            scores.buffer(),
-            scores.buffer(),
-            None if v is None else scores.buffer(),
-        )
+        scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale, tiled=ctx.tiled)
+        dtype, buffer, third = scores.dtype, scores.buffer(), scores.buffer()
+        spare = None if v is None else scores.buffer()
         to_q, to_k, to_v_hat = _empty(q, q), _empty(k, k), _empty(v_hat, v_hat)
         to_v: Any = None if v is None else _empty(v, v)
         to_bias = bias.new_zeros(bias.shape, dtype=dtype) if ctx.needs_input_grad[4] else None
         for group in scores.groups:
             queries = scores.queries(group)
-            found = scores.of(group, queries, buffer)
-            weights = None if spare is None else scores.over_keys(found, spare)
-            largest, one_over = group.of(of_keys).split(1, -1)
-            shares = found.sub_(largest.mT).exp_()
-            values, gradient = group.of(v_hat, dtype), group.of(to_u, dtype)
-            to_values = torch.bmm(shares.mT, gradient).mul_(one_over)
-            group.put(to_v_hat, to_values)
-            shift = (to_values * values).sum(-1, keepdim=True).neg_()
-            left, right = torch.cat([gradient, _one(gradient)], -1), torch.cat([values, shift], -1).mul_(one_over)
-            to_scores = torch.bmm(left, right.mT, out=third[: len(found)]).mul_(shares)
-            if weights is not None:
-                values, gradient = group.of(v, dtype), group.of(to_attended, dtype)
-                group.put(to_v, torch.bmm(weights.mT, gradient))
-                shift = (gradient * group.of(attended, dtype)).sum(-1, keepdim=True).neg_()
-                left, right = torch.cat([gradient, shift], -1), torch.cat([values, _one(values)], -1)
-                to_scores.addcmul_(weights, torch.bmm(left, right.mT, out=found))  # the shares have served
-            if to_bias is not None:
-                scores.gather(group, to_scores, to_bias)
-            group.put(to_q, torch.bmm(to_scores, group.of(k, dtype)).mul_(ctx.scale))
-            group.put(to_k, torch.bmm(to_scores.mT, queries))
+            to_queries: Any = None
+            by_u = group.of(to_u, dtype)
+            by_u_and_1 = torch.cat([by_u, _one(by_u)], -1)
+            if spare is not None:
+                by_row = group.of(to_attended, dtype)
+                shift = (by_row * group.of(attended, dtype)).sum(-1, keepdim=True).neg_()
+                by_row_and_shift = torch.cat([by_row, shift], -1)
+            for keys in scores.steps:
+                found = scores.of(group, keys, queries, buffer)
+                if spare is not None:
+                    weights = _weights(scores, group, found, of_queries, spare)
+                largest, one_over = group.of(of_keys[:, :, keys]).split(1, -1)
+                shares = found.sub_(largest.mT).exp_()
+                values = group.of(v_hat[:, :, keys], dtype)
+                to_values = torch.bmm(shares.mT, by_u).mul_(one_over)
+                group.put(to_v_hat[:, :, keys], to_values)
+                shift = (to_values * values).sum(-1, keepdim=True).neg_()
+                right = torch.cat([values, shift], -1).mul_(one_over)
+                to_scores = torch.bmm(by_u_and_1, right.mT, out=shaped(third, *found.shape)).mul_(shares)
+                if spare is not None:
+                    values = group.of(v[:, :, keys], dtype)
+                    group.put(to_v[:, :, keys], torch.bmm(weights.mT, by_row))
+                    right = torch.cat([values, _one(values)], -1)
+                    # into the shares' memory: they have served
+                    to_scores.addcmul_(weights, torch.bmm(by_row_and_shift, right.mT, out=found))
+                if to_bias is not None:
+                    scores.gather(group, keys, to_scores, to_bias)
+                to_queries = _plus(to_queries, to_scores, group.of(k[:, :, keys], dtype))
+                group.put(to_k[:, :, keys], torch.bmm(to_scores.mT, queries))
+            group.put(to_q, to_queries.mul_(ctx.scale))
         to_bias = None if to_bias is None else to_bias.to(bias.dtype)
         return to_q, to_k, to_v, to_v_hat, to_bias, None, None
+
+
+def _weights(scores: Scores, group: Group, tile: Tensor, log_sums: Tensor | None, buffer: Tensor) -> Tensor:
+    """The part of the softmax over keys that a tile has, written to `buffer`."""
+    if log_sums is None:
+        return scores.over_keys(tile, buffer)
+    return torch.sub(tile, group.of(log_sums), out=shaped(buffer, *tile.shape)).exp_()
+
+
+def _plus(so_far: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """so_far + left @ right, in place where there is something so far."""
+    return torch.bmm(left, right) if so_far is None else torch.baddbmm(so_far, left, right, out=so_far)
 
 
 def _one(rows: Tensor) -> Tensor:

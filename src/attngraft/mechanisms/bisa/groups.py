@@ -1,17 +1,21 @@
-"""Score matrices group by group, each group small enough for the cache, and the two softmaxes of a group."""
+"""Score matrices group by group, and tile by tile where one is large: what fits the cache, and the two softmaxes of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attngraft.dispatch.formula import accurate
 
-#: numbers in the score matrices of one group, per thread; at least one matrix
+#: numbers in the score matrices of one group, per thread
 NUMBERS = 2**18
+#: numbers in a matrix of which twice as many are tiled: smaller tiles cost more calls than they save
+TILE = 2**19
+#: keys below which products with a tile are no longer at full speed
+FEWEST_KEYS = 64
 
 
 class Group(NamedTuple):
@@ -37,14 +41,35 @@ class Group(NamedTuple):
 
 
 class Scores:
-    """S = scale q k^T + bias, never whole; `bias` (b, H or 1, Nq, Nk) and `visible` (B, H, Nq, Nk) as the operations say."""
+    """S = scale q k^T + bias, never whole; `bias` (b, H or 1, Nq, Nk) and `visible` (B, H, Nq, Nk) as the operations say.
 
-    def __init__(self, q: Tensor, k: Tensor, *, bias: Tensor | None, visible: Tensor | None, scale: float) -> None:
+    A group is taken in steps of some keys, one step where its matrices fit. A tile is what a step sees: all queries and some
+    keys, so that the softmax over queries is complete in it.
+
+    Args:
+        tiled: whether there may be several steps; where not given, as the sizes ask for.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        bias: Tensor | None,
+        visible: Tensor | None,
+        scale: float,
+        tiled: bool | None = None,
+    ) -> None:
         self.q, self.k, self.bias, self.visible, self.scale = q, k, bias, visible, scale
         self.dtype = accurate(q)
-        self._size = (q.shape[2], k.shape[2])
-        fitting = _numbers(q.device) // (self._size[0] * self._size[1])
-        self.groups = list(_groups(q.shape[0], q.shape[1], fitting, 1 if bias is None else len(bias)))
+        queries, keys = q.shape[2], k.shape[2]
+        fitting = _numbers(q.device) // (queries * keys)
+        self.groups = list(_groups(*q.shape[:2], fitting, 1 if bias is None else len(bias)))
+        self.tiled = queries * keys > 2 * TILE if tiled is None else tiled
+        step = min(keys, max(TILE // queries, FEWEST_KEYS)) if self.tiled else keys
+        self.steps = [slice(start, min(start + step, keys)) for start in range(0, keys, step)]
+        most = max(images * heads for images, heads in (group.counts for group in self.groups))
+        self._room = most * queries * step
 
     @property
     def masked(self) -> bool:
@@ -52,59 +77,101 @@ class Scores:
         return self.bias is not None or self.visible is not None
 
     def buffer(self) -> Tensor:
-        """Room for the matrices of the largest group, for groups to take turns with: (n, Nq, Nk)."""
-        most = max(images * heads for images, heads in (group.counts for group in self.groups))
-        return self.q.new_empty(most, *self._size, dtype=self.dtype)
+        """Room for the largest tile, for tiles to take turns with; flat."""
+        return self.q.new_empty(self._room, dtype=self.dtype)
 
     def queries(self, group: Group) -> Tensor:
         """scale q (n, Nq, dk)."""
         return group.of(self.q, self.dtype) * self.scale
 
-    def of(self, group: Group, queries: Tensor, buffer: Tensor) -> Tensor:
-        """The scores of a group (n, Nq, Nk), written to `buffer`; -inf where a pair is hidden."""
-        out = buffer[: len(queries)]
-        torch.bmm(queries, group.of(self.k, self.dtype).mT, out=out)
+    def of(self, group: Group, keys: slice, queries: Tensor, buffer: Tensor) -> Tensor:
+        """The scores of some keys (n, Nq, keys), written to `buffer`; -inf where a pair is hidden."""
+        k = group.of(self.k[:, :, keys], self.dtype)
+        out = shaped(buffer, *queries.shape[:2], k.shape[1])
+        torch.bmm(queries, k.mT, out=out)
         if self.bias is not None:
-            self._by_bias(group, out).add_(self._bias(group, self.bias))
+            self._by_bias(group, out).add_(self._bias(group, keys, self.bias))
         if self.visible is not None:
-            out.masked_fill_(~group.of(self.visible), float("-inf"))
+            out.masked_fill_(~group.of(self.visible[..., keys]), float("-inf"))
         return out
 
     def over_keys(self, scores: Tensor, buffer: Tensor) -> Tensor:
-        """The softmax of a group's scores over keys, written to `buffer`; 0 where all is hidden."""
-        found = torch.softmax(scores, -1, out=buffer[: len(scores)])
+        """The softmax over all keys, of scores that are not tiled, written to `buffer`; 0 where all is hidden."""
+        found = torch.softmax(scores, -1, out=shaped(buffer, *scores.shape))
         # A query that sees nothing is NaN from end to end: to look at one key is cheap, to look at all is not.
         if self.masked and (found.device.type != "cpu" or found[..., 0].isnan().any()):
             found.masked_fill_((scores == float("-inf")).all(-1, keepdim=True), 0)
         return found
 
-    def largest_of_keys(self, scores: Tensor) -> Tensor:
-        """Each key's largest score (n, 1, Nk); finite where all is hidden, so that exp(S - largest) is 0 there."""
-        found = scores.amax(-2, keepdim=True)
+    def largest(self, tile: Tensor, dim: int) -> Tensor:
+        """The largest score along `dim`, kept at size 1; finite where all is hidden, so that exp(S - largest) is 0 there."""
+        found = tile.amax(dim, keepdim=True)
         return found.clamp_(min=torch.finfo(self.dtype).min) if self.masked else found
 
-    def one_over(self, sums: Tensor) -> Tensor:
-        """1 / sums of exp(S - largest) (n, Nk, 1). They are at least 1, but 0 where all is hidden: no 0 / 0 there."""
-        return (sums.clamp_(min=1) if self.masked else sums).reciprocal_().unsqueeze(-1)
+    def positive(self, sums: Tensor) -> Tensor:
+        """Sums of exp(S - largest): at least 1, but 0 where all is hidden. There 1, lest something be divided by 0."""
+        return sums.clamp_(min=1) if self.masked else sums
 
-    def gather(self, group: Group, gradient: Tensor, to_bias: Tensor) -> None:
-        """Add the gradient of the group's scores to that of the bias."""
-        part = self._bias(group, to_bias)
+    def gather(self, group: Group, keys: slice, gradient: Tensor, to_bias: Tensor) -> None:
+        """Add the gradient of a tile of scores to that of the bias."""
+        part = self._bias(group, keys, to_bias)
         part.add_(self._by_bias(group, gradient).sum(0).sum_to_size(part.shape))
 
-    def _bias(self, group: Group, bias: Tensor) -> Tensor:
-        """The group's part of the bias: (images, or b if these are more, H or 1, Nq, Nk)."""
+    def _bias(self, group: Group, keys: slice, bias: Tensor) -> Tensor:
+        """The tile's part of the bias: (images, or b if these are more, H or 1, Nq, keys)."""
         images = group.counts[0]
         if images < len(bias):
             start = group.images.start % len(bias)
             bias = bias[start : start + images]
-        return bias if bias.shape[1] == 1 else bias[:, group.heads]
+        return bias[..., keys] if bias.shape[1] == 1 else bias[:, group.heads, :, keys]
 
-    def _by_bias(self, group: Group, matrices: Tensor) -> Tensor:
-        """(n, Nq, Nk) as (r, images or b, heads, Nq, Nk): the last four go with `_bias`."""
+    def _by_bias(self, group: Group, tile: Tensor) -> Tensor:
+        """(n, Nq, keys) as (r, images or b, heads, Nq, keys): the last four go with `_bias`."""
         images, heads = group.counts
         period = images if self.bias is None else min(images, len(self.bias))
-        return matrices.view(-1, period, heads, *self._size)
+        return tile.view(-1, period, heads, *tile.shape[1:])
+
+
+class Rows:
+    """The softmax over keys of a group times the values, while the keys come tile by tile."""
+
+    def __init__(self, scores: Scores) -> None:
+        self._scores = scores
+        self._largest: Any = None  # (n, Nq, 1) of the tiles so far; None where all keys come at once
+        self._sums: Any = None  # of exp(S - largest), (n, Nq, 1)
+        self._attended: Any = None  # of exp(S - largest) times the values, (n, Nq, dv)
+
+    def add(self, tile: Tensor, values: Tensor, buffer: Tensor) -> None:
+        """Take in the scores of some keys (n, Nq, keys) and their values (n, keys, dv)."""
+        if not self._scores.tiled:
+            self._attended = torch.bmm(self._scores.over_keys(tile, buffer), values)
+            return
+        largest, before = self._scores.largest(tile, -1), self._largest
+        self._largest = largest if before is None else torch.maximum(largest, before)
+        weights = torch.sub(tile, self._largest, out=shaped(buffer, *tile.shape)).exp_()
+        sums = weights.sum(-1, keepdim=True)
+        if before is None:
+            self._sums, self._attended = sums, torch.bmm(weights, values)
+            return
+        shrunk = before.sub_(self._largest).exp_()
+        self._sums.mul_(shrunk).add_(sums)
+        self._attended.mul_(shrunk)
+        torch.baddbmm(
+            self._attended, weights, values, out=self._attended
+        )  # counters know it, and not its in-place form
+
+    def attended(self) -> Tensor:
+        """(n, Nq, dv)."""
+        return self._attended.div_(self._scores.positive(self._sums)) if self._scores.tiled else self._attended
+
+    def log_sums(self) -> Tensor:
+        """log sum over keys of exp(S) (n, Nq, 1), of tiled scores; finite where a query sees nothing. After `attended`."""
+        return self._sums.log_().add_(self._largest)
+
+
+def shaped(buffer: Tensor, *shape: int) -> Tensor:
+    """The start of a flat `buffer`, in this shape."""
+    return buffer[: torch.Size(shape).numel()].view(shape)
 
 
 def _numbers(device: torch.device) -> int:

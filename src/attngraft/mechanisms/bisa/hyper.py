@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.formula import Gradients, accurate, differentiable, formula_wanted, in_autocast_dtype
+from attngraft.dispatch.formula import (
+    Gradients,
+    accurate,
+    differentiable,
+    formula_wanted,
+    in_autocast_dtype,
+    without_autocast,
+)
 
 #: bytes of the buffer per thread: half of a usual second-level cache
 BUFFER = 2**20
@@ -53,6 +60,7 @@ class _Hyper(torch.autograd.Function):
         return out.view(batch, tokens, heads, -1).transpose(1, 2)
 
     @staticmethod
+    @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         inputs: tuple[Tensor, ...] = ctx.saved_tensors
         if torch.is_grad_enabled():
@@ -72,7 +80,7 @@ class _Hyper(torch.autograd.Function):
             torch.bmm(q_hat[rows, None], square.transpose(1, 2), out=to_u[rows, None])
             torch.mul(u[rows, :, None], q_hat[rows, None], out=square)
             if to_matrix.dtype == buffer.dtype:
-                to_matrix.addmm_(gradient[rows].t(), buffer)
+                torch.addmm(to_matrix, gradient[rows].t(), buffer, out=to_matrix)
             else:
                 to_matrix.add_(torch.mm(gradient[rows].t(), buffer))
         shape = (batch, tokens, heads, width)

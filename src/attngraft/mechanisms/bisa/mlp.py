@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.dispatch.formula import Gradients, accurate, differentiable, formula_wanted
+from attngraft.dispatch.formula import Gradients, accurate, differentiable, formula_wanted, without_autocast
 from attngraft.mechanisms.bisa import reference
 
 #: numbers in the hidden activations that exist at a time, at least one key's
@@ -74,6 +74,7 @@ class _SharedHidden(torch.autograd.Function):
         return summed.to(a.dtype)
 
     @staticmethod
+    @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         share, a, b = ctx.saved_tensors
         if torch.is_grad_enabled():
