@@ -22,6 +22,8 @@ HOSTS = [
     levit.TestLevit,
     levit.TestLevitConv,
 ]
+#: LeViT's maps are its tokens but for views, and half a minute
+COMPILED = [host for host in HOSTS if host is not levit.TestLevitConv]
 
 
 def grafted(contract: type[HostContract], spec: str) -> nn.Module:
@@ -57,7 +59,7 @@ def test_every_graft_exports_on_a_vit(spec: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("contract", HOSTS)
+@pytest.mark.parametrize("contract", COMPILED)
 def test_every_host_compiles_with_two_grafts(contract: type[HostContract]) -> None:
     check_compile(grafted(contract, "horizontal + cb_s(init=0.5)"))
 

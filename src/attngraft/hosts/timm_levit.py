@@ -229,7 +229,7 @@ class TimmLevit(HostAdapter):
             projection=Projection(
                 bias=not normed, norm="batch" if normed else None, activation=_activation(module.proj.act, path)
             ),
-            rows={
+            rows={  # what batch norms have seen of a row is no part: it follows the images, also where nothing uses the row
                 role: head_rows(module, name, start=start, width=value if role == "v" else key, step=steps[name])
                 for role, (name, start) in at.items()
             },
