@@ -22,13 +22,10 @@ def formula_wanted(*tensors: Tensor | None) -> bool:
     )
 
 
-def in_autocast_dtype(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The tensors as autocast would hand them to a matrix product; the first is not None."""
-    first = tensors[0]
-    if first is None or not torch.amp.is_autocast_available(first.device.type):
-        return tensors
-    device = first.device.type
-    if not torch.is_autocast_enabled(device):
+def in_autocast_dtype(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """The tensors, or None, as autocast would hand them to a matrix product."""
+    tensors, device = (first, *others), first.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)

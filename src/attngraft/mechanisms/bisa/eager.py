@@ -45,7 +45,7 @@ def two_way_attention(
     scale: float | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """sa (B, H, Nq, dv) and u (B, H, Nq, s), in memory as (B, Nq, H, width); half precision is worked on in float32."""
-    q, k, v, v_hat = in_autocast_dtype(q, k, v, v_hat)  # type: ignore[assignment]
+    q, k, v, v_hat = in_autocast_dtype(q, k, v, v_hat)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     lines = (q.shape[2], k.shape[2])
     bias = None if bias is None else bias.expand(-1, -1, *lines)

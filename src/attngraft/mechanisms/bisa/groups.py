@@ -12,7 +12,7 @@ from attngraft.dispatch.formula import accurate
 
 #: numbers in the score matrices of one group, per thread
 NUMBERS = 2**18
-#: numbers in a matrix of which twice as many are tiled: smaller tiles cost more calls than they save
+#: numbers in a tile; a matrix of more than twice as many is tiled, for less the calls cost more than the cache saves
 TILE = 2**19
 #: keys below which products with a tile are no longer at full speed
 FEWEST_KEYS = 64
@@ -64,7 +64,7 @@ class Scores:
         self.dtype = accurate(q)
         queries, keys = q.shape[2], k.shape[2]
         fitting = _numbers(q.device) // (queries * keys)
-        self.groups = list(_groups(*q.shape[:2], fitting, 1 if bias is None else len(bias)))
+        self.groups = list(_groups(len(q), q.shape[1], fitting, 1 if bias is None else len(bias)))
         self.tiled = queries * keys > 2 * TILE if tiled is None else tiled
         step = min(keys, max(TILE // queries, FEWEST_KEYS)) if self.tiled else keys
         self.steps = [slice(start, min(start + step, keys)) for start in range(0, keys, step)]

@@ -32,7 +32,7 @@ FEWEST_ROWS = 128
 
 def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
     """(B, H, N, dv), in memory as (B, N, H, dv), which the output projection wants."""
-    u, q_hat, hyper = in_autocast_dtype(u, q_hat, hyper)  # type: ignore[assignment]
+    u, q_hat, hyper = in_autocast_dtype(u, q_hat, hyper)
     if formula_wanted(u, q_hat, hyper) or not u.numel():
         return formula(u, q_hat, hyper)
     with torch.autocast(u.device.type, enabled=False):

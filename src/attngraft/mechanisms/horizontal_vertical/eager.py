@@ -13,15 +13,14 @@ equations themselves run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attngraft.dispatch.formula import Gradients, accurate, differentiable, formula_wanted, in_autocast_dtype
 from attngraft.mechanisms.horizontal_vertical import reference
-
-Gradients = tuple[Tensor | None, ...]
 
 
 def horizontal_attention(
@@ -35,8 +34,8 @@ def horizontal_attention(
     identity: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The weighed heads (B, H, N, dv) and alpha (B, N, H)."""
-    tensors = _in_autocast_dtype(heads, x, head, context, score, score_bias)
-    if _formula_wanted():
+    tensors = in_autocast_dtype(heads, x, head, context, score, score_bias)
+    if formula_wanted():
         return _plain_horizontal(*tensors, identity=identity)
     return _Horizontal.apply(*tensors, identity)
 
@@ -52,8 +51,8 @@ def vertical_attention(
     identity: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The gated tokens and beta, both (B, N, C)."""
-    tensors = _in_autocast_dtype(merged, x, context, merged_weight, gate, gate_bias)
-    if _formula_wanted():
+    tensors = in_autocast_dtype(merged, x, context, merged_weight, gate, gate_bias)
+    if formula_wanted():
         return _plain_vertical(*tensors, identity=identity)
     return _Vertical.apply(*tensors, identity)
 
@@ -69,7 +68,7 @@ class _Horizontal(torch.autograd.Function):
         hidden = torch.mm(by_token.view(-1, width), head.t())
         shared = torch.mm(x.reshape(-1, x.shape[-1]), context.t())
         hidden.view(-1, count, width).add_(shared.unsqueeze(1)).relu_()
-        alpha = torch.softmax(torch.mm(hidden, score.t()).view(-1, count), -1, dtype=_accurate(heads))
+        alpha = torch.softmax(torch.mm(hidden, score.t()).view(-1, count), -1, dtype=accurate(heads))
         weighed = by_token * _factor(alpha, ctx.identity, heads.dtype)
         ctx.save_for_backward(*inputs[:-1], hidden, alpha)
         ctx.set_materialize_grads(False)
@@ -80,7 +79,8 @@ class _Horizontal(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None, alpha_gradient: Tensor | None) -> Gradients:
         *inputs, hidden, alpha = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_differentiable(_plain_horizontal, inputs, (gradient, alpha_gradient), ctx.identity), None
+            plain = partial(_plain_horizontal, identity=ctx.identity)
+            return *differentiable(plain, inputs, (gradient, alpha_gradient)), None
         heads, x, head, context, score, score_bias = inputs
         count, width = heads.shape[1], heads.shape[3]
         by_token = heads.transpose(1, 2).contiguous().view(-1, count, width)
@@ -133,7 +133,8 @@ class _Vertical(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None, beta_gradient: Tensor | None) -> Gradients:
         *inputs, hidden, beta = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_differentiable(_plain_vertical, inputs, (gradient, beta_gradient), ctx.identity), None
+            plain = partial(_plain_vertical, identity=ctx.identity)
+            return *differentiable(plain, inputs, (gradient, beta_gradient)), None
         merged, x, context, merged_weight, gate, _ = inputs
         rows, x_rows = merged.reshape(beta.shape), x.reshape(-1, x.shape[-1])
         if gradient is None:
@@ -180,47 +181,6 @@ def _plain_vertical(
     return reference.vertical_attention(
         merged, x, context=context, merged_weight=merged_weight, gate=gate, gate_bias=gate_bias, identity=identity
     )
-
-
-def _differentiable(
-    plain: Callable[..., tuple[Tensor, ...]],
-    inputs: Sequence[Tensor],
-    gradients: Sequence[Tensor | None],
-    identity: bool,
-) -> Gradients:
-    """Gradients that can be differentiated again, from running the formula on the saved inputs."""
-    outputs = plain(*inputs, identity=identity)
-    given = [(output, gradient) for output, gradient in zip(outputs, gradients, strict=True) if gradient is not None]
-    wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    found = iter(
-        torch.autograd.grad(
-            [output for output, _ in given],
-            wanted,
-            [gradient for _, gradient in given],
-            create_graph=True,
-            allow_unused=True,
-        )
-    )
-    return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)
-
-
-def _formula_wanted() -> bool:
-    """Whether a compiler, an exporter or a function transform (vmap, grad) looks on."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-
-
-def _in_autocast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors as autocast would hand them to a matrix product."""
-    device = tensors[0].device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(dtype) for tensor in tensors)
-
-
-def _accurate(tensor: Tensor) -> torch.dtype:
-    """The dtype for sums over heads: float32 for half precision."""
-    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
 
 
 def _factor(alpha: Tensor, identity: bool, dtype: torch.dtype) -> Tensor:
