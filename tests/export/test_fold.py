@@ -15,7 +15,7 @@ import attngraft
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.export.fold import fold, summary
 from attngraft.export.run import export_run
-from tests.export.runs import SWIN, VIT, make_run
+from tests.export.runs import LEVIT, LEVIT_CONV, SWIN, VIT, make_run, move_batch_norms
 
 
 def grafted_model(spec: str | None, host: dict[str, Any] = VIT, **arguments: Any) -> nn.Module:
@@ -122,6 +122,68 @@ def test_layer_scale_stays_behind_a_graft_and_nothing_changes() -> None:
     found = fold(model)
     assert "a graft stands between" in str(found.entries[-1].stayed)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+SEPARATE = "adds an output of its own behind the host's output projection"
+
+
+@pytest.mark.parametrize(
+    ("host", "sites", "half"),
+    [
+        (VIT, "blocks.0", "cb(at=attention)"),
+        (SWIN, "layers.0", "cb(at=attention)"),
+        (SWIN, "layers.0", "cb(at=attention, scope=window)"),
+        (LEVIT, "stages.0", "cb(at=attention)"),
+        (LEVIT_CONV, "stages.0", "cb(at=attention)"),
+    ],
+    ids=["vit", "swin", "swin-window", "levit", "levit-conv"],
+)
+@torch.no_grad()
+def test_behind_an_output_of_its_own_nothing_moves_and_elsewhere_it_does(
+    host: dict[str, Any], sites: str, half: str
+) -> None:
+    model = grafted_model(f"bisa(separate=true)@{sites} + {half} + cb", host)
+    move_batch_norms(model)
+    images = torch.randn(3, 3, host["args"]["img_size"], host["args"]["img_size"])
+    expected = model(images)
+    entries = fold(model).entries
+    torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5)
+    separate = {entry.module for entry in entries if entry.graft == "bisa"}
+    halves = [entry for entry in entries if entry.graft == "cb"]
+    behind = [entry for entry in halves if entry.module.startswith(sites) and "mlp" not in entry.module]
+    assert len(behind) == len(separate) > 0
+    for entry in halves:
+        if entry in behind:
+            assert entry.stayed == f"no linear layer stands next to it (bisa {SEPARATE})"
+        else:
+            assert entry.folded
+
+
+@torch.no_grad()
+def test_layer_scale_stays_behind_an_output_of_its_own_and_the_halves_move() -> None:
+    model = grafted_model("bisa(separate=true) + cb", init_values=0.5)
+    images = torch.randn(2, 3, 16, 16)
+    expected = model(images)
+    entries = fold(model).entries
+    torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5)
+    assert entries[-1].stayed == f"LayerScale: at blocks.0.attn bisa {SEPARATE}"
+    assert all(entry.folded for entry in entries if entry.graft == "cb")
+
+
+def test_an_export_with_an_output_of_its_own_folds_what_it_can(tmp_path: Path) -> None:
+    host = {**VIT, "args": {**VIT["args"], "init_values": 0.5}}
+    run = make_run(tmp_path / "run", "bisa(separate=true) + cb", host=host)
+    folds = export_run(run, tmp_path / "out", fold=True).manifest.folds
+    assert {bool(entry.folded) for entry in folds if entry.graft == "cb"} == {True}
+    assert SEPARATE in str(folds[-1].stayed)
+
+
+@torch.no_grad()
+def test_a_mix_graft_that_hides_what_it_adds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = grafted_model("bisa(separate=true)")
+    monkeypatch.setattr(type(model.blocks[0].attn.grafts["bisa"]), "adds_after", False)
+    with pytest.raises(TypeError, match="set `adds_after`"):
+        model(torch.randn(1, 3, 16, 16))
 
 
 def test_a_folded_layer_scale_loads_and_is_plain_timms(tmp_path: Path) -> None:

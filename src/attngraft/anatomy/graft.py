@@ -60,6 +60,7 @@ class Graft(TapPoint, nn.Module):
     options: dict[str, Any]
     unused: Unused
     frozen: tuple[str, ...]  #: parameters of the module that it froze, to be unfrozen on undo
+    adds_after: bool = False  #: of a mix graft: `Mixed.after` is given: more leaves than the host's projection makes
     folded: str | None = None  #: what of it stands in the host's weights; then it cannot be taken out again
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str | None:

@@ -28,7 +28,8 @@ class Mixed(NamedTuple):
     """What a mix graft gives: heads, and what is left to do once they are merged."""
 
     heads: Tensor  #: (B, H, Nq, dv)
-    after: Callable[[Tensor], Tensor] | None = None  #: tokens (B, Nq, C) out of the output projection -> tokens
+    #: tokens (B, Nq, C) out of the output projection -> tokens; a graft that gives it says so in `Graft.adds_after`
+    after: Callable[[Tensor], Tensor] | None = None
 
 
 class MixContext:

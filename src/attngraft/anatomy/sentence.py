@@ -37,6 +37,10 @@ class GraftedModule(TapPoint):
         """The layer whose output, but for dropout, is what the first graft at `stage` gets; for folding."""
         return None
 
+    def between(self, stage: Stage) -> str | None:
+        """What keeps the host's linear layer from being the one before `stage`, for readers; None: nothing."""
+        return None
+
     def linear_after(self, stage: Stage) -> LinearLayer | None:
         """The layer whose input is what the last graft at `stage` puts out; for folding."""
         return None
@@ -50,7 +54,8 @@ class GraftedModule(TapPoint):
 
 
 class AttentionSite(GraftedModule):
-    """project -> mix -> merge -> drop. An adapter supplies `project`, `merge`, `drop` and, if need be, `visible`."""
+    """project -> mix -> merge -> drop. An adapter supplies `project`, `merge`, `drop` and, if need be, `visible`; and
+    `output_layer` for folding."""
 
     end_stage: Stage = "attn.end"  #: "attn.window" where the block puts windows back after this module
     scale: float
@@ -66,6 +71,23 @@ class AttentionSite(GraftedModule):
 
     def drop(self, tokens: Tensor) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not say how it drops")
+
+    def output_layer(self) -> LinearLayer | None:
+        """The layer whose output is what `merge` returns, with nothing between; None: there is none."""
+        return None
+
+    def between(self, stage: Stage) -> str | None:
+        made = next((graft for graft in self.grafts_at("mix") if graft.adds_after), None)
+        if stage in ("tokens", self.end_stage) and made is not None:
+            return f"{made.kind} adds an output of its own behind the host's output projection"
+        if stage == self.end_stage and self.grafts_at("tokens"):
+            return "another graft stands between it and the host's output projection"
+        return None
+
+    def linear_before(self, stage: Stage) -> LinearLayer | None:
+        if stage not in ("tokens", self.end_stage) or self.between(stage):
+            return None
+        return self.output_layer()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The sentence."""
@@ -86,7 +108,12 @@ class AttentionSite(GraftedModule):
         mixers = self.grafts_at("mix")
         if not mixers:
             return Mixed(self.attend(projected))
-        return cast(Mixed, mixers[-1](MixContext(self, projected, again)))
+        mixed = cast(Mixed, mixers[-1](MixContext(self, projected, again)))
+        if mixed.after is not None and not mixers[-1].adds_after:
+            raise TypeError(
+                f"{type(mixers[-1]).__name__} gives `Mixed.after`: set `adds_after`, which folding asks for"
+            )
+        return mixed
 
     def attend(self, projected: Projected) -> Tensor:
         """The host's own heads (B, H, Nq, dv): fused where nobody needs the weights, else explicit."""

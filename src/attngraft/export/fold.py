@@ -90,8 +90,10 @@ def _fold_one(module: GraftedModule, made: Graft) -> Graft | str | None:
     before = module.linear_before(made.stage) if row[0] is made else None
     after = module.linear_after(made.stage) if row[-1] is made else None
     result = made.fold(before=before, after=after)
-    if isinstance(result, str) and before is after is None and len(row) > 1:
-        return f"{result} (another graft of the same stage stands between)"
+    if isinstance(result, str) and before is after is None:
+        same = "another graft of the same stage stands between" if len(row) > 1 else None
+        reason = module.between(made.stage) or same
+        return f"{result} ({reason})" if reason else result
     return result
 
 

@@ -116,9 +116,8 @@ class LevitSite(AttentionSite):
     def drop(self, tokens: Tensor) -> Tensor:
         return tokens
 
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        alone = stage == "tokens" or (stage == self.end_stage and not self.grafts_at("tokens"))
-        return _linear(self.proj.ln) if alone else None
+    def output_layer(self) -> LinearLayer | None:
+        return _linear(self.proj.ln)
 
 
 class GraftedAttention(LevitSite, Attention):

@@ -11,7 +11,15 @@ from timm.models._features import FeatureDictNet, FeatureListNet
 from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, AttentionSite, GraftedModule, MlpGeometry, Projected, Stage
+from attngraft.anatomy import (
+    AttentionGeometry,
+    AttentionSite,
+    GraftedModule,
+    LinearLayer,
+    MlpGeometry,
+    Projected,
+    Stage,
+)
 from attngraft.hosts import timm_mlp
 from attngraft.hosts.adapter import (
     HostAdapter,
@@ -69,9 +77,8 @@ class GraftedWindowAttention(AttentionSite, WindowAttention):
     def drop(self, tokens: Tensor) -> Tensor:
         return cast(Tensor, self.proj_drop(tokens))
 
-    def linear_before(self, stage: Stage) -> nn.Linear | None:
-        alone = stage == "tokens" or (stage == self.end_stage and not self.grafts_at("tokens"))
-        return self.proj if alone and isinstance(self.proj, nn.Linear) else None
+    def output_layer(self) -> LinearLayer | None:
+        return self.proj if isinstance(self.proj, nn.Linear) else None
 
 
 class GraftedSwinBlock(GraftedModule, SwinTransformerBlock):
@@ -80,9 +87,17 @@ class GraftedSwinBlock(GraftedModule, SwinTransformerBlock):
     def _attn(self, x: Tensor) -> Tensor:
         return self.run("attn.end", super()._attn(x))
 
-    def linear_before(self, stage: Stage) -> nn.Linear | None:
-        module = self.attn  # a plain one has no grafts in between
-        if stage != "attn.end" or (isinstance(module, GraftedWindowAttention) and module.grafts_at("attn.window")):
+    def between(self, stage: Stage) -> str | None:
+        module = self.attn
+        if stage != "attn.end" or not isinstance(module, GraftedWindowAttention):  # a plain one has no grafts
+            return None
+        if module.grafts_at("attn.window"):
+            return "another graft stands between it and the host's output projection"
+        return module.between("attn.window")
+
+    def linear_before(self, stage: Stage) -> LinearLayer | None:
+        module = self.attn
+        if stage != "attn.end" or self.between(stage):
             return None
         if isinstance(module, GraftedWindowAttention):
             return module.linear_before("attn.window")

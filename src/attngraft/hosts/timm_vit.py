@@ -16,6 +16,7 @@ from attngraft.anatomy import (
     AttentionGeometry,
     AttentionSite,
     GraftedModule,
+    LinearLayer,
     MlpGeometry,
     Projected,
     Stage,
@@ -57,9 +58,8 @@ class GraftedAttention(AttentionSite, Attention):
     def drop(self, tokens: Tensor) -> Tensor:
         return cast(Tensor, self.proj_drop(tokens))
 
-    def linear_before(self, stage: Stage) -> nn.Linear | None:
-        alone = stage == "tokens" or (stage == self.end_stage and not self.grafts_at("tokens"))
-        return self.proj if alone and isinstance(self.proj, nn.Linear) else None
+    def output_layer(self) -> LinearLayer | None:
+        return self.proj if isinstance(self.proj, nn.Linear) else None
 
 
 class TimmViT(HostAdapter):
@@ -148,11 +148,8 @@ class TimmViT(HostAdapter):
                 if not isinstance(scale, LayerScale):
                     continue
                 layer = _last_linear(getattr(block, name))
-                if layer is None:
-                    stayed = (
-                        f"LayerScale: at blocks.{path}.{name} a graft stands between it and the linear layer before"
-                    )
-                    return HostFold(stayed=stayed)
+                if isinstance(layer, str):
+                    return HostFold(stayed=f"LayerScale: at blocks.{path}.{name} {layer}")
                 pairs.append((scale, layer))
         if not pairs or len(blocks) != len(model.blocks):
             return HostFold()
@@ -171,14 +168,18 @@ class TimmViT(HostAdapter):
         return {"head": own_parameters(model, "head", "head_dist", "fc_norm"), "norms": norm_state(model)}
 
 
-def _last_linear(module: Any) -> nn.Linear | None:
-    """The layer whose output is what leaves an attention or an MLP; None where a graft stands behind it."""
-    behind: tuple[Stage, ...] = ("tokens", "attn.end", "mlp.end")
-    if isinstance(module, GraftedModule) and any(module.grafts_at(stage) for stage in behind):
-        return None
+def _last_linear(module: Any) -> nn.Linear | str:
+    """The layer whose output is what leaves an attention or an MLP, or why there is none."""
+    ends: tuple[Stage, ...] = ("attn.end", "mlp.end")
+    if isinstance(module, GraftedModule):
+        if any(module.grafts_at(stage) for stage in ("tokens", *ends)):
+            return "a graft stands between it and the linear layer before"
+        for stage in ends:
+            if reason := module.between(stage):
+                return reason
     known = {Attention: "proj", GraftedAttention: "proj", **dict.fromkeys(timm_mlp.KNOWN, "fc2")}
     layer = getattr(module, known[type(module)], None) if type(module) in known else None
-    return layer if isinstance(layer, nn.Linear) else None
+    return layer if isinstance(layer, nn.Linear) else "no linear layer stands before it"
 
 
 register_host(TimmViT())

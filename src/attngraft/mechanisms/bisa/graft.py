@@ -19,6 +19,11 @@ WHOLE_SET = (
 class BidirectionalGraft(BidirectionalMix, Graft):
     """`BidirectionalMix` at a site."""
 
+    @property
+    def adds_after(self) -> bool:  # type: ignore[override]
+        """`separate` has an output projection of its own."""
+        return self.own is not None
+
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str | None:
         """Its own batch norms go into its own linear maps, as those of a host that has them go into the host's."""
         maps = [module for module in self.modules() if isinstance(module, TokenMap) and module.norm is not None]
