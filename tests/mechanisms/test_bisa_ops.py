@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bisa import groups, hyper, mlp, ops
+from attngraft.mechanisms.bisa import eager, groups, hyper, mlp, ops
 from tests.mechanisms.op_tester import Call, OpTester
 
 INFINITE = float("inf")
@@ -27,6 +27,12 @@ def hidden_pairs(queries: int, keys: int) -> Tensor:
     visible = torch.rand(queries, keys) > 0.2
     visible[1:2], visible[:, 2:3] = False, False
     return visible
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested here is small, and must go the way of what is not."""
+    monkeypatch.setattr(eager, "SMALL", 0)
 
 
 @pytest.fixture
@@ -106,6 +112,13 @@ class TestTwoWay(PairTester):
 class TestTwoWayMasked(TestTwoWay):
     small = {**PairTester.small, "masked": True}
     large = {**PairTester.large, "masked": True, "bias": "all heads"}
+
+
+class TestTwoWaySmall(TestTwoWay):
+    @pytest.fixture(autouse=True)
+    def _small(self, nothing_is_small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Plain operations run, but with a mask."""
+        monkeypatch.setattr(eager, "SMALL", 2**21)
 
 
 class TestTwoWayByHead(TestTwoWay):
@@ -261,13 +274,16 @@ def test_a_bias_of_minus_infinity_hides_as_visible_does() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("backend", ["reference", "eager", "tiled"])
+@pytest.mark.parametrize("backend", ["reference", "eager", "tiled", "small"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_who_sees_nothing_gets_nothing_and_who_is_not_seen_gives_nothing(
     backend: str, dtype: torch.dtype, request: pytest.FixtureRequest
 ) -> None:
     if backend == "tiled":
         request.getfixturevalue("small_tiles")
+        backend = "eager"
+    if backend == "small":
+        request.getfixturevalue("monkeypatch").setattr(eager, "SMALL", 2**21)
         backend = "eager"
     call = two_way(bias="each head")
     bias = call.options["bias"]

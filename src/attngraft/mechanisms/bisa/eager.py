@@ -11,11 +11,13 @@ backward gets the largest and the sums. The softmaxes' derivatives subtract in o
 
     dS = A (dsa v^T - D) + L (du v_hat^T - e),    D_i = dsa_i . sa_i,    e_j = dv_hat_j . v_hat_j
 
-Half precision is worked on in float32.
+Half precision is worked on in float32. Where the score matrices are so small that to keep them costs nothing, plain
+operations run; they are faster there.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,6 +35,9 @@ from attngraft.mechanisms.bisa import reference
 from attngraft.mechanisms.bisa.groups import Group, Rows, Scores, shaped
 from attngraft.mechanisms.bisa.hyper import hyper_transform
 
+#: numbers in all score matrices together up to which plain operations keep them
+SMALL = 2**21
+
 
 def two_way_attention(
     q: Tensor,
@@ -44,7 +49,7 @@ def two_way_attention(
     visible: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """sa (B, H, Nq, dv) and u (B, H, Nq, s), in memory as (B, Nq, H, width); half precision is worked on in float32."""
+    """sa (B, H, Nq, dv) and u (B, H, Nq, s)."""
     q, k, v, v_hat = in_autocast_dtype(q, k, v, v_hat)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     lines = (q.shape[2], k.shape[2])
@@ -52,6 +57,8 @@ def two_way_attention(
     visible = None if visible is None else visible.expand(*q.shape[:2], *lines)
     if formula_wanted(q, k, v, v_hat, bias, visible) or not q.numel() * k.numel():
         return formula(q, k, v, v_hat, bias, visible, scale=scale)
+    if _small(q, k) and not _hidden(bias, visible):
+        return formula(q, k, v, v_hat, bias, visible, scale=scale, hidden=False)
     with torch.autocast(q.device.type, enabled=False):
         found: tuple[Tensor | None, Tensor] = _TwoWay.apply(q, k, v, v_hat, bias, visible, scale)
     return found
@@ -66,10 +73,11 @@ def formula(
     visible: Tensor | None,
     *,
     scale: float,
+    hidden: bool = True,
 ) -> tuple[Tensor | None, Tensor]:
-    """The same as plain operations, softmaxes in float32."""
+    """The same as plain operations, softmaxes in float32. `hidden`: some pair may be masked."""
     found = reference.scores(q, k, bias=bias, visible=visible, scale=scale).to(accurate(q))
-    masked = bias is not None or visible is not None
+    masked = hidden and (bias is not None or visible is not None)
     softmax = reference.masked_softmax if masked else torch.softmax
     attended = None if v is None else softmax(found, -1).to(v.dtype) @ v
     return attended, softmax(found, -2).to(v_hat.dtype) @ v_hat
@@ -89,6 +97,17 @@ def inverse_attention(
     """isa (B, H, Nq, dv)."""
     _, u = two_way_attention(q, k, None, v_hat, bias=bias, visible=visible, scale=scale)
     return hyper_transform(u, q_hat, hyper)
+
+
+def _small(q: Tensor, k: Tensor) -> bool:
+    """Whether plain operations, which keep the score matrices, are the faster ones."""
+    exact = q.dtype == accurate(q)  # half precision is worked on in float32, group by group
+    return exact and q.device.type == "cpu" and q.shape[:3].numel() * k.shape[2] <= SMALL
+
+
+def _hidden(bias: Tensor | None, visible: Tensor | None) -> bool:
+    """Whether some pair may be masked; looks at the values of a bias."""
+    return visible is not None or (bias is not None and bias.detach().amin().item() == -math.inf)
 
 
 class _TwoWay(torch.autograd.Function):

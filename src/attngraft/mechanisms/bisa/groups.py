@@ -14,6 +14,8 @@ from attngraft.dispatch.formula import accurate
 NUMBERS = 2**18
 #: numbers in a tile; a matrix of more than twice as many is tiled, for less the calls cost more than the cache saves
 TILE = 2**19
+#: numbers in both on other devices than the CPU
+ELSEWHERE = 2**26
 #: keys below which products with a tile are no longer at full speed
 FEWEST_KEYS = 64
 
@@ -63,10 +65,12 @@ class Scores:
         self.q, self.k, self.bias, self.visible, self.scale = q, k, bias, visible, scale
         self.dtype = accurate(q)
         queries, keys = q.shape[2], k.shape[2]
-        fitting = _numbers(q.device) // (queries * keys)
+        on_cpu = q.device.type == "cpu"  # elsewhere there is no cache to stay in, but a limit to memory
+        fitting = (NUMBERS * torch.get_num_threads() if on_cpu else ELSEWHERE) // (queries * keys)
+        tile = TILE if on_cpu else ELSEWHERE
         self.groups = list(_groups(len(q), q.shape[1], fitting, 1 if bias is None else len(bias)))
-        self.tiled = queries * keys > 2 * TILE if tiled is None else tiled
-        step = min(keys, max(TILE // queries, FEWEST_KEYS)) if self.tiled else keys
+        self.tiled = queries * keys > 2 * tile if tiled is None else tiled
+        step = min(keys, max(tile // queries, FEWEST_KEYS)) if self.tiled else keys
         self.steps = [slice(start, min(start + step, keys)) for start in range(0, keys, step)]
         most = max(images * heads for images, heads in (group.counts for group in self.groups))
         self._room = most * queries * step
@@ -172,10 +176,6 @@ class Rows:
 def shaped(buffer: Tensor, *shape: int) -> Tensor:
     """The start of a flat `buffer`, in this shape."""
     return buffer[: torch.Size(shape).numel()].view(shape)
-
-
-def _numbers(device: torch.device) -> int:
-    return NUMBERS * torch.get_num_threads() if device.type == "cpu" else 2**26  # no cache to stay in there
 
 
 def _groups(batch: int, heads: int, fitting: int, period: int) -> Iterator[Group]:
