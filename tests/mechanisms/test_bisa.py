@@ -232,6 +232,26 @@ def test_a_bias_is_shared_by_entries_of_the_batch_in_turn() -> None:
         module(x, bias=bias[0])
 
 
+@pytest.mark.parametrize("variant", [{}, {"norm": True}, {"transform": "mlp"}, {"separate": True}, {"weight": 0.0}])
+def test_a_boolean_bias_is_shared_by_entries_of_the_batch_in_turn(variant: dict[str, Any]) -> None:
+    module, x, _ = layer(**variant)
+    x, visible = torch.cat([x, x])[:4], torch.rand(2, 1, 6, 6) > 0.3
+    expected = module(x, bias=visible.repeat(2, 1, 1, 1))
+    torch.testing.assert_close(module(x, bias=visible), expected)
+    assert not torch.allclose(module(x, bias=visible.repeat_interleave(2, 0)), expected)
+    module.attn_drop.p = 1e-12  # the explicit path, with nothing dropped
+    torch.testing.assert_close(module.train()(x, bias=visible), expected)
+    with pytest.raises(UsageError, match="bias is .* divisor of B = 4"):
+        module(x, bias=visible[[0, 1, 1]])
+
+
+def test_a_bias_of_other_tokens_is_refused_before_anything_is_computed() -> None:
+    module, x, bias = layer(norm=True)
+    for wrong in (bias[..., :5], bias[:, :, :5], bias.repeat(1, 2, 1, 1), bias[0]):
+        with pytest.raises(UsageError, match="bias is"):
+            module(x, bias=wrong)
+
+
 def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 

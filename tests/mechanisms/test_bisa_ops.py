@@ -4,15 +4,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bisa import eager, groups, hyper, mlp, ops
+from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, eager, groups, hyper, mlp, ops
 from tests.mechanisms.op_tester import Call, OpTester
 
 INFINITE = float("inf")
@@ -393,6 +396,48 @@ def test_nothing_of_queries_times_keys_is_kept_for_the_backward() -> None:
     assert max(kept) < 4 * 2 * 40 * 30
 
 
+class Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor has that any operation gives back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        sizes = [tensor.numel() for tensor in tree_leaves(found) if isinstance(tensor, Tensor)]
+        self.numbers = max(self.numbers, *sizes, 0)
+        return found
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("form", [{}, {"weight": 0.0}, {"transform": "mlp"}, {"separate": True}])
+def test_no_tensor_of_tokens_times_tokens_times_width_is_made(
+    form: dict[str, Any], dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlp, "NUMBERS", 2**10)
+    torch.manual_seed(0)
+    layer = BidirectionalAttention(16, 2, hyper_dim=4, mlp_hidden=8, variant=Variant(**form), attn_drop=dropout)
+    x = torch.randn(1, 128, 16, requires_grad=True)
+    with Largest() as seen:
+        layer(x).square().sum().backward()
+    assert 128 * 8 <= seen.numbers <= 2 * 128 * 128  # a map at most; the least of N x N x width is that times 2
+    with Largest() as seen, torch.no_grad():
+        assert mlp.formula(torch.ones(1, 1, 8, 8), torch.ones(1, 1, 8, 3), torch.ones(1, 1, 8, 3)).shape[-1] == 3
+    assert seen.numbers == 8 * 8 * 3  # it would be seen
+
+
+@pytest.mark.parametrize(("numbers", "calls"), [(1, 6 * 5), (3 * 4 * 5 * 2, 3), (3 * 4 * 2, 6 * 3), (2**10, 1)])
+def test_the_mlp_takes_several_pairs_at_a_time_or_some_keys_of_one(
+    numbers: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlp, "NUMBERS", numbers)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    share, a, b = double(2, 3, 3, 5), double(2, 3, 3, 4), double(2, 3, 5, 4)
+    assert len(list(mlp._chunks(share, a, b))) == calls
+    torch.testing.assert_close(mlp._shared_hidden(share, a, b), mlp.formula(share, a, b))
+
+
 @pytest.mark.parametrize(
     ("batch", "heads", "fitting", "period"), [(6, 3, 0, 1), (6, 3, 2, 2), (8, 2, 5, 4), (6, 2, 8, 3)]
 )
@@ -413,6 +458,76 @@ def test_a_bias_that_does_not_divide_the_batch_is_refused() -> None:
     call = two_way(bias="none")
     with pytest.raises(UsageError, match="divisor of B = 4"):
         run(call, bias=double(3, 2, 40, 30))
+
+
+@pytest.mark.parametrize(
+    ("bias", "said"),
+    [
+        ((1, 3, 40, 30), "(H, Nq, Nk) = (2, 40, 30), not of shape (1, 3, 40, 30)"),
+        ((1, 2, 39, 30), "not of shape (1, 2, 39, 30)"),
+        ((1, 2, 40, 29), "not of shape (1, 2, 40, 29)"),
+        ((2, 40, 30), "not of shape (2, 40, 30)"),
+        ((0, 2, 40, 30), "not of shape (0, 2, 40, 30)"),
+        ((8, 2, 40, 30), "divisor of B = 4"),
+    ],
+)
+def test_a_bias_that_is_not_one_of_these_scores_is_refused(bias: tuple[int, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        run(two_way(bias="none"), bias=double(*bias))
+
+
+@pytest.mark.parametrize("bias", [(2, 1, 1, 30), (1, 2, 40, 1), (4, 1, 1, 1)])
+@pytest.mark.parametrize("backend", ["reference", "eager"])
+def test_a_bias_is_broadcast_along_axes_of_size_1(backend: str, bias: tuple[int, ...]) -> None:
+    small = double(*bias).requires_grad_()
+    outputs = run(two_way(bias="none"), bias=small, backend=backend)
+    whole = run(two_way(bias="none"), bias=small.expand(-1, -1, 40, 30), backend="reference")
+    for found, expected in zip(outputs, whole, strict=True):
+        torch.testing.assert_close(found, expected)
+    gradients = (torch.autograd.grad(sum(out.square().sum() for out in outs), small) for outs in (outputs, whole))
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("visible", "said"),
+    [
+        (torch.ones(40, 30), "visible is boolean"),
+        (torch.ones(40, 29, dtype=torch.bool), "not torch.bool of shape (40, 29)"),
+        (torch.ones(2, 1, 40, 30, dtype=torch.bool), "broadcastable to (B, H, Nq, Nk) = (4, 2, 40, 30)"),
+        (torch.ones(1, 1, 1, 40, 30, dtype=torch.bool), "not torch.bool of shape (1, 1, 1, 40, 30)"),
+    ],
+)
+def test_a_mask_that_is_not_one_of_these_scores_is_refused(visible: Tensor, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        run(two_way(bias="none"), visible=visible)
+
+
+@pytest.mark.parametrize(
+    ("tester", "place", "shape", "said"),
+    [
+        (TestTwoWay, 0, (4, 40, 16), "q is (B, H, Nq, dk), not of shape (4, 40, 16)"),
+        (TestTwoWay, 1, (4, 2, 30, 15), "k is (B, H, Nk, dk) with B=4, H=2, dk=16"),
+        (TestTwoWay, 2, (4, 2, 31, 12), "v is (B, H, Nk, dv)"),
+        (TestTwoWay, 3, (1, 2, 30, 8), "v_hat is (B, H, Nk, s) with B=4, H=2, Nk=30"),
+        (TestInverse, 2, (4, 2, 30, 8), "q_hat is (B, H, Nq, s) with B=4, H=2, Nq=40, s=8"),
+        (TestInverse, 4, (8, 7, 12), "hyper is (s, s, dv) with s=8"),
+        (TestInverseMlp, 2, (4, 2, 40, 7), "q_hat is (B, H, Nq, s)"),
+        (TestInverseMlp, "expand", (5, 15), "expand is (m, 2 s) with s = 8, not of shape (5, 15)"),
+        (TestInverseMlp, "expand_bias", (4,), "expand_bias is (m) with m=5"),
+        (TestInverseMlp, "contract", (12, 4), "contract is (dv, m) with m=5"),
+        (TestInverseMlp, "contract_bias", (11,), "contract_bias is (dv) with dv=12"),
+        (TestHyper, 1, (2, 3, 49, 16), "q_hat is (B, H, N, s)"),
+        (TestHyper, 2, (16, 24), "hyper is (s, s, dv)"),
+    ],
+)
+def test_operands_that_do_not_fit_each_other_are_named(
+    tester: type[OpTester], place: int | str, shape: tuple[int, ...], said: str
+) -> None:
+    call = tester().build(**{**tester.large, **({"bias": "none"} if "bias" in tester.large else {})})
+    arguments, options = list(call.arguments), dict(call.options)
+    (arguments if isinstance(place, int) else options)[place] = double(*shape)  # type: ignore[index, call-overload]
+    with pytest.raises(UsageError, match=re.escape(said)):
+        getattr(ops, tester.op.name)(*arguments, **options)
 
 
 @pytest.mark.slow

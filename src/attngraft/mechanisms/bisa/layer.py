@@ -12,6 +12,7 @@ from attngraft.anatomy.mixing import MixContext, Mixed
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa.maps import LINEAR, TokenMap, activation, split_heads
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
+from attngraft.mechanisms.bisa.operands import check_bias
 from attngraft.mechanisms.bisa.variant import PAPER, Variant
 from attngraft.mechanisms.initialization import InitRule
 
@@ -92,12 +93,14 @@ class BidirectionalAttention(AttentionSite, nn.Module):
         """(B, N, C) to (B, N, C).
 
         Args:
-            bias: added to the scaled scores, (b, H or 1, N, N) where b divides B and entry i takes bias i mod b; a pair at
-                -inf takes part in neither direction. Boolean: True where a query may see a key.
+            bias: added to the scaled scores, (b, H or 1, N or 1, N or 1) where b divides B and entry i takes bias i mod b; a
+                pair at -inf takes part in neither direction. Boolean: True where a query may see a key.
 
         Raises:
             UsageError: a bias of another shape.
         """
+        if bias is not None:
+            check_bias(bias, (x.shape[0], self.num_heads, x.shape[1], x.shape[1]))
         return super().forward(x, bias=bias)
 
     def project(self, x: Tensor, *, bias: Tensor | None = None) -> Projected:
@@ -122,3 +125,6 @@ class BidirectionalAttention(AttentionSite, nn.Module):
 
     def scores(self, projected: Projected) -> Tensor:
         return super().scores(projected._replace(bias=self.fused_bias(projected)))
+
+    def visible(self, projected: Projected) -> Tensor | None:
+        return super().visible(projected._replace(bias=self.fused_bias(projected)))

@@ -16,6 +16,7 @@ from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa import ops, reference
 from attngraft.mechanisms.bisa.inverse import InverseBranch, OwnEnds
 from attngraft.mechanisms.bisa.maps import LINEAR
+from attngraft.mechanisms.bisa.operands import check_bias
 from attngraft.mechanisms.bisa.transform import HyperTransform
 from attngraft.mechanisms.bisa.variant import PAPER, Variant
 from attngraft.mechanisms.initialization import InitRule
@@ -183,8 +184,13 @@ class BidirectionalMix(TapPoint, nn.Module):
 def _masks(context: MixContext) -> dict[str, Any]:
     """The host's bias and mask, as the operations take them."""
     bias = context.bias()
-    boolean = bias is not None and bias.dtype == torch.bool
-    return {"bias": None, "visible": bias} if boolean else {"bias": bias, "visible": None}
+    if bias is None or bias.dtype != torch.bool:
+        return {"bias": bias, "visible": None}
+    batch, heads, queries, _ = context.projected.q.shape
+    check_bias(bias, (batch, heads, queries, context.keys.shape[1]))
+    if bias.shape[0] not in (1, batch):  # entries that take turns: what an operation calls visible does not
+        bias = bias.repeat(batch // bias.shape[0], 1, 1, 1)
+    return {"bias": None, "visible": bias}
 
 
 def _share(context: MixContext, q: Tensor, k: Tensor) -> Tensor:

@@ -4,7 +4,9 @@ The first layer splits in a part for queries and one for values, a_i + b_j, and 
 
     isa_i = W2 sum_j L_ij GELU(a_i + b_j) + b2 sum_j L_ij
 
-What remains of N x N x m is streamed: a few keys at a time, forgotten at once, and made again in the backward.
+What remains of N x N x m is streamed: a few (image, head) pairs at a time, or some keys of one, forgotten at once, and made
+again in the backward. Where plain operations must be seen (compiled, exported, under a function transform, on "meta") it is
+made whole: the activations of all B H N N m are there at once.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from torch import Tensor
 from attngraft.dispatch.formula import Gradients, accurate, differentiable, formula_wanted, without_autocast
 from attngraft.mechanisms.bisa import reference
 
-#: numbers in the hidden activations that exist at a time, at least one key's
+#: numbers in the hidden activations that exist at a time, per thread; at least one key's
 NUMBERS = 2**18
+#: the same on other devices than the CPU, where there is no cache to stay in, but a limit to memory
+ELSEWHERE = 2**24
 
 
 def inverse_attention_mlp(
@@ -41,7 +45,29 @@ def inverse_attention_mlp(
     found = reference.scores(q, k, bias=bias, visible=visible, scale=scale).to(accurate(q))
     masked = bias is not None or visible is not None
     share = reference.masked_softmax(found, -2) if masked else torch.softmax(found, -2)
-    width = q_hat.shape[-1]
+    return of_map(
+        share,
+        q_hat,
+        v_hat,
+        expand=expand,
+        expand_bias=expand_bias,
+        contract=contract,
+        contract_bias=contract_bias,
+    )
+
+
+def of_map(
+    share: Tensor,
+    q_hat: Tensor,
+    v_hat: Tensor,
+    *,
+    expand: Tensor,
+    expand_bias: Tensor,
+    contract: Tensor,
+    contract_bias: Tensor,
+) -> Tensor:
+    """isa (B, H, Nq, dv) of a map L (B, H, Nq, Nk) that is there already."""
+    share, width = share.to(accurate(share)), q_hat.shape[-1]
     a = F.linear(q_hat, expand[:, :width], expand_bias)
     b = F.linear(v_hat, expand[:, width:])
     summed = _shared_hidden(share, a, b)
@@ -68,9 +94,9 @@ class _SharedHidden(torch.autograd.Function):
     def forward(ctx: Any, share: Tensor, a: Tensor, b: Tensor) -> Tensor:
         ctx.save_for_backward(share, a, b)
         summed = torch.zeros(a.shape, dtype=share.dtype, device=a.device)
-        for pair, keys, before in _chunks(a, b, share.dtype):
-            weights = share[pair][:, keys].unsqueeze(1)
-            summed[pair] += torch.bmm(weights, F.gelu(before)).squeeze(1)
+        to_sum = summed.flatten(0, 1)
+        for pairs, _, weights, before in _chunks(share, a, b):
+            to_sum[pairs] += torch.bmm(_rows(weights), F.gelu(before).flatten(0, 1)).view_as(to_sum[pairs])
         return summed.to(a.dtype)
 
     @staticmethod
@@ -79,25 +105,36 @@ class _SharedHidden(torch.autograd.Function):
         share, a, b = ctx.saved_tensors
         if torch.is_grad_enabled():
             return differentiable(lambda *tensors: (formula(*tensors),), (share, a, b), (gradient,))
-        to_share = torch.empty_like(share)
+        to_share = torch.empty(share.shape, dtype=share.dtype, device=share.device)
         to_a = torch.zeros(a.shape, dtype=share.dtype, device=a.device)
-        to_b = torch.empty_like(b)
-        for pair, keys, before in _chunks(a, b, share.dtype):
-            g = gradient[pair].to(share.dtype).unsqueeze(1)
-            to_share[pair][:, keys] = torch.bmm(g, F.gelu(before).transpose(1, 2)).squeeze(1)
-            to_hidden = share[pair][:, keys].unsqueeze(2) * g
-            to_before = torch.ops.aten.gelu_backward(to_hidden, before)
-            to_a[pair] += to_before.sum(1)
-            to_b[pair][keys] = to_before.sum(0).to(b.dtype)
+        to_b = torch.empty(b.shape, dtype=b.dtype, device=b.device)
+        shares, queries, values = (tensor.flatten(0, 1) for tensor in (to_share, to_a, to_b))
+        gradients = gradient.flatten(0, 1)
+        for pairs, keys, weights, before in _chunks(share, a, b):
+            g = gradients[pairs].to(share.dtype)
+            shares[pairs, :, keys] = torch.bmm(_rows(g), F.gelu(before).flatten(0, 1).mT).view_as(weights)
+            to_before = torch.ops.aten.gelu_backward(weights.unsqueeze(3) * g.unsqueeze(2), before)
+            queries[pairs] += to_before.sum(2)
+            values[pairs, keys] = to_before.sum(1).to(b.dtype)
         return to_share, to_a.to(a.dtype), to_b
 
 
-def _chunks(a: Tensor, b: Tensor, dtype: torch.dtype) -> Iterator[tuple[tuple[int, int], slice, Tensor]]:
-    """(image, head), some keys, and a_i + b_j for these: (Nq, keys, m)."""
-    batch, heads, queries, width = a.shape
-    step = max(1, NUMBERS * torch.get_num_threads() // (queries * width))
-    for pair in ((image, head) for image in range(batch) for head in range(heads)):
-        queries_part = a[pair].to(dtype).unsqueeze(1)
-        for start in range(0, b.shape[2], step):
+def _chunks(share: Tensor, a: Tensor, b: Tensor) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Some pairs (image, head) and some keys, their part of L (pairs, Nq, keys), and a_i + b_j (pairs, Nq, keys, m)."""
+    shares, queries, values = (tensor.flatten(0, 1) for tensor in (share, a, b))
+    most = NUMBERS * torch.get_num_threads() if a.device.type == "cpu" else ELSEWHERE
+    of_a_key = queries.shape[1] * queries.shape[2]
+    step = min(max(1, most // of_a_key), values.shape[1])
+    at_once = max(1, most // (of_a_key * values.shape[1]))
+    for first in range(0, len(queries), at_once):
+        pairs = slice(first, first + at_once)
+        of_queries = queries[pairs].to(share.dtype).unsqueeze(2)
+        for start in range(0, values.shape[1], step):
             keys = slice(start, start + step)
-            yield pair, keys, queries_part + b[pair][keys].to(dtype)
+            before = of_queries + values[pairs, keys].to(share.dtype).unsqueeze(1)
+            yield pairs, keys, shares[pairs, :, keys], before
+
+
+def _rows(lines: Tensor) -> Tensor:
+    """(pairs, Nq, width) as a row each (pairs * Nq, 1, width)."""
+    return lines.flatten(0, 1).unsqueeze(1)

@@ -1,8 +1,9 @@
 """The public operations of bi-directional attention, with their backends.
 
 Shapes: q (B, H, Nq, dk), k (B, H, Nk, dk), v (B, H, Nk, dv), q_hat (B, H, Nq, s), v_hat (B, H, Nk, s), hyper (s, s, dv).
-`bias` is added to the scaled scores: (b, H or 1, Nq, Nk), where b divides B and entry i takes bias i mod b. `visible` is
-boolean and broadcastable to (B, H, Nq, Nk). A masked pair (False, or a bias of -inf) takes part in neither direction.
+`bias` is added to the scaled scores: (b, H or 1, Nq or 1, Nk or 1), where b divides B and entry i takes bias i mod b; a size
+of 1 is broadcast. `visible` is boolean and broadcastable to (B, H, Nq, Nk). A masked pair (False, or a bias of -inf) takes
+part in neither direction.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from attngraft.dispatch import Backend, Op, triton_obstacle
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa import eager, hyper, mlp, reference
+from attngraft.mechanisms.bisa.operands import Sizes, check_bias, check_visible
 
 #: channels of q, v and v_hat per head that a Triton program's tiles have room for
 WIDEST = 128
@@ -111,9 +113,22 @@ INVERSE_ATTENTION_MLP = Op(
 )
 
 
-def _check(q: Tensor, k: Tensor, *, bias: Tensor | None, visible: Tensor | None) -> None:
-    if bias is not None and (bias.ndim != 4 or q.shape[0] % max(bias.shape[0], 1)):
-        raise UsageError(f"bias is (b, H or 1, Nq, Nk) with b a divisor of B = {q.shape[0]}, not {tuple(bias.shape)}")
+def _check_pairs(
+    q: Tensor, k: Tensor, v_hat: Tensor, *, v: Tensor | None = None, bias: Tensor | None, visible: Tensor | None
+) -> Sizes:
+    """The operands that every operation on pairs has; what is known of their sizes is for the others."""
+    sizes = Sizes()
+    sizes.fit("q", q, "B H Nq dk")
+    sizes.fit("k", k, "B H Nk dk")
+    if v is not None:
+        sizes.fit("v", v, "B H Nk dv")
+    sizes.fit("v_hat", v_hat, "B H Nk s")
+    scores = (*q.shape[:3], k.shape[2])
+    if bias is not None:
+        check_bias(bias, scores)
+    if visible is not None:
+        check_visible(visible, scores)
+    return sizes
 
 
 def two_way_attention(
@@ -138,10 +153,10 @@ def two_way_attention(
         and L that over queries. The columns of L sum to 1, its rows need not.
 
     Raises:
-        UsageError: a bias of another shape.
+        UsageError: an operand of another shape, a mask that is not boolean.
         BackendError: a backend asked for by name cannot be used here.
     """
-    _check(q, k, bias=bias, visible=visible)
+    _check_pairs(q, k, v_hat, v=v, bias=bias, visible=visible)
     found: tuple[Tensor | None, Tensor] = TWO_WAY_ATTENTION(
         q, k, v, v_hat, bias=bias, visible=visible, scale=scale, backend=backend
     )
@@ -153,7 +168,13 @@ def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor, *, backend: str = "
 
     Args:
         u, q_hat: (B, H, N, s). hyper: G (s, s, dv); its first axis contracts with the values, its second with the query.
+
+    Errors as `two_way_attention`.
     """
+    sizes = Sizes()
+    sizes.fit("u", u, "B H N s")
+    sizes.fit("q_hat", q_hat, "B H N s")
+    sizes.fit("hyper", hyper, "s s dv")
     found: Tensor = HYPER_TRANSFORM(u, q_hat, hyper, backend=backend)
     return found
 
@@ -174,7 +195,9 @@ def inverse_attention(
 
     Errors as `two_way_attention`.
     """
-    _check(q, k, bias=bias, visible=visible)
+    sizes = _check_pairs(q, k, v_hat, bias=bias, visible=visible)
+    sizes.fit("q_hat", q_hat, "B H Nq s")
+    sizes.fit("hyper", hyper, "s s dv")
     found: Tensor = INVERSE_ATTENTION(
         q, k, q_hat, v_hat, hyper, bias=bias, visible=visible, scale=scale, backend=backend
     )
@@ -203,7 +226,17 @@ def inverse_attention_mlp(
 
     Errors as `two_way_attention`.
     """
-    _check(q, k, bias=bias, visible=visible)
+    sizes = _check_pairs(q, k, v_hat, bias=bias, visible=visible)
+    sizes.fit("q_hat", q_hat, "B H Nq s")
+    for name, tensor, letters in (
+        ("expand", expand, "m 2s"),
+        ("expand_bias", expand_bias, "m"),
+        ("contract", contract, "dv m"),
+        ("contract_bias", contract_bias, "dv"),
+    ):
+        sizes.fit(name, tensor, letters)
+    if not sizes.is_double("2s", "s"):
+        raise UsageError(f"expand is (m, 2 s) with s = {q_hat.shape[-1]}, not of shape {tuple(expand.shape)}")
     found: Tensor = INVERSE_ATTENTION_MLP(
         q,
         k,

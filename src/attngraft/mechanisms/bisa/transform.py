@@ -6,10 +6,9 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.mechanisms.bisa import ops
+from attngraft.mechanisms.bisa import mlp, ops
 from attngraft.mechanisms.initialization import InitRule, init_matrix
 
 
@@ -94,26 +93,20 @@ class MlpTransform(nn.Module):
         scale: float | None,
     ) -> Tensor:
         """isa (B, H, Nq, dv) of these scores."""
-        return ops.inverse_attention_mlp(
-            q,
-            k,
-            q_hat,
-            v_hat,
-            expand=self.expand.weight,
-            expand_bias=self.expand.bias,
-            contract=self.contract.weight,
-            contract_bias=self.contract.bias,
-            bias=bias,
-            visible=visible,
-            scale=scale,
-        )
+        return ops.inverse_attention_mlp(q, k, q_hat, v_hat, **self._layers(), bias=bias, visible=visible, scale=scale)
 
     def of_map(self, share: Tensor, q_hat: Tensor, v_hat: Tensor) -> Tensor:
         """isa of a map (B, H, Nq, Nk) that is there already."""
-        of_query, of_value = self.expand.weight.split(q_hat.shape[-1], dim=1)
-        both = F.linear(q_hat, of_query, self.expand.bias).unsqueeze(3) + F.linear(v_hat, of_value).unsqueeze(2)
-        summed = (share.unsqueeze(3) @ F.gelu(both)).squeeze(3)
-        return F.linear(summed, self.contract.weight) + share.sum(-1, keepdim=True) * self.contract.bias
+        return mlp.of_map(share, q_hat, v_hat, **self._layers())
+
+    def _layers(self) -> dict[str, Any]:
+        """Both, as the operation calls them."""
+        return {
+            "expand": self.expand.weight,
+            "expand_bias": self.expand.bias,
+            "contract": self.contract.weight,
+            "contract_bias": self.contract.bias,
+        }
 
 
 def mlp_hidden(hyper_dim: int, value_dim: int) -> int:

@@ -221,7 +221,7 @@ def two_way_attention(
     visible: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """sa (B, H, Nq, dv) and u (B, H, Nq, s). in memory as (B, Nq, H, width)."""
-    q, k, v, v_hat = in_autocast_dtype(q, k, v, v_hat)  # type: ignore[assignment]
+    """sa (B, H, Nq, dv) and u (B, H, Nq, s), in memory as (B, Nq, H, width)."""
+    q, k, v, v_hat = in_autocast_dtype(q, k, v, v_hat)
     sa, u, _, _ = attend(q, k, v, v_hat, bias, visible, q.shape[-1] ** -0.5 if scale is None else float(scale))
     return (None if v is None else sa), u

@@ -198,5 +198,5 @@ register_flops(
 
 def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
     """(B, H, N, dv), in memory as (B, N, H, dv)."""
-    u, q_hat, hyper = in_autocast_dtype(u, q_hat, hyper)  # type: ignore[assignment]
+    u, q_hat, hyper = in_autocast_dtype(u, q_hat, hyper)
     return transform(u, q_hat, hyper)
