@@ -13,6 +13,8 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from attngraft.errors import AttngraftError, ConfigError, TrainingError
 from attngraft.export.run import export_run
@@ -20,6 +22,7 @@ from attngraft.study.workbench import Workbench, load_material
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.loop import train
+from attngraft.training.out_of_memory import OutOfMemory
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import read_run
@@ -161,6 +164,30 @@ def test_an_exported_model_teaches_what_its_run_teaches(teacher: Path, tmp_path:
     assert exported.facts["from"] == f"the exported model in {tmp_path / 'exported'}"
     file = teacher / "checkpoints" / "best.safetensors"
     assert torch.equal(run(batch), open_teacher(digits(taught_by(file)))(batch))
+
+
+def test_it_is_compiled_where_the_run_is(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compiled.append(module))
+    open_teacher(digits(taught_by(teacher)))
+    assert compiled == []
+    found = open_teacher(digits(taught_by(teacher), train={"compile": True}))
+    assert compiled == [found.model.model]  # the model itself, whatever wrapper it stands in
+
+
+def test_it_is_asked_in_batches_that_fit(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = VisionTransformer.forward
+
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        if not model.training and len(x) > 200:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return original(model, x)
+
+    monkeypatch.setattr(VisionTransformer, "forward", forward)
+    with pytest.raises(
+        OutOfMemory, match=r"720 examples .* in an evaluation of the teacher .* use --set train\.eval_batch_size=180"
+    ):
+        train(digits(taught_by(teacher)), tmp_path / "run", progress=Silent())
 
 
 def test_timms_weights_of_a_name_and_a_file_with_a_name(tmp_path: Path) -> None:

@@ -185,7 +185,8 @@ class Trainer:
         teacher = self._job.teacher
         if teacher is None:
             return None
-        return self._evaluate(teacher.model, stop=self._stop, inputs=teacher.inputs)
+        with memory_explained(self._job, "evaluation of the teacher"):
+            return self._evaluate(teacher.model, stop=self._stop, inputs=teacher.inputs)
 
     def train_epoch(self) -> None:
         """The updates that are left of this epoch."""

@@ -17,12 +17,13 @@ from accelerate.utils import send_to_device
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from attngraft.errors import TrainingError
+from attngraft.tasks.task import Batch
 from attngraft.training.forward import losses_of
 from attngraft.training.inputs import model_inputs
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import Job
 
-Phase = Literal["update", "evaluation"]
+Phase = Literal["update", "evaluation", "evaluation of the teacher"]
 
 
 class OutOfMemory(TrainingError):
@@ -56,7 +57,7 @@ def memory_explained(job: Job, phase: Phase) -> Iterator[None]:
         job.learner.optimizer.zero_grad()
         alone = job.accelerator.num_processes == 1
         sizes = _micro_batches(job) if phase == "update" else _halves(_evaluation_batch(job))
-        tries = _update_fits if phase == "update" else _evaluation_fits
+        tries = {"update": _update_fits, "evaluation": _evaluation_fits}.get(phase, _evaluation_of_the_teacher_fits)
         found = _first_that_fits(job, sizes, tries) if alone else None
         raise _in_words(job, phase, said, found, tried=alone) from None
 
@@ -115,13 +116,24 @@ def _update_fits(job: Job, size: int) -> None:
 
 @torch.no_grad()
 def _evaluation_fits(job: Job, size: int) -> None:
-    split = job.data.val
-    batch = split.collate([split[0, index] for index in range(min(size, len(split)))])
     job.learner.model.eval()
-    batch = send_to_device(batch, job.accelerator.device)
+    batch = _evaluated(job, size)
     args, kwargs = model_inputs(job.task, batch, channels_last=job.recipe.train.channels_last)
     with job.accelerator.autocast():
         job.task.predict(job.learner.model(*args, **kwargs), batch)
+
+
+def _evaluation_of_the_teacher_fits(job: Job, size: int) -> None:
+    batch = _evaluated(job, size)
+    if job.teacher is not None:
+        with job.accelerator.autocast():
+            job.task.predict(job.teacher(batch), batch)
+
+
+def _evaluated(job: Job, size: int) -> Batch:
+    split = job.data.val
+    batch: Batch = split.collate([split[0, index] for index in range(min(size, len(split)))])
+    return send_to_device(batch, job.accelerator.device)
 
 
 def _in_words(job: Job, phase: Phase, said: str, size: int | None, *, tried: bool) -> OutOfMemory:

@@ -11,39 +11,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import attngraft
-from attngraft.errors import ConfigError, HostError, TrainingError, UsageError
-from attngraft.grafting.spec import parse
-from attngraft.models.weights import read_weights
-from attngraft.tasks.seeding import seeded
+from attngraft.errors import ConfigError, TrainingError
 from attngraft.tasks.task import Batch, Task, TaskData
 from attngraft.tasks.teaching import Teaching
-from attngraft.training.build import Start, build_model, build_started_model, model_data_config
-from attngraft.training.checkpoint import load_weights
 from attngraft.training.inputs import Arguments, in_format
-from attngraft.training.recipe import DistillConfig, HostConfig, Recipe, TeacherConfig
-from attngraft.training.run_folder import RunFolder, read_json, read_run
-
-MANIFEST = "attngraft.json"  #: what makes a folder that of an exported model
-_FIELD = "distill.teacher"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """A teacher as it was found, on the CPU."""
-
-    model: nn.Module
-    name: str
-    origin: str  #: of its weights, in words
-    expects: Mapping[str, Any]  #: of its input, as `model_data_config` says it
-    built_for: Mapping[str, Any]  #: what it was built with for its data (num_classes)
-    classes: tuple[str, ...] | None = None  #: names, where they are known
+from attngraft.training.recipe import DistillConfig, Recipe, TeacherConfig
+from attngraft.training.run_folder import RunFolder, read_json
+from attngraft.training.teacher_source import FIELD, FoundTeacher, find_teacher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +59,7 @@ class Teacher:
             before = read_json(run.teacher)
             if before.get("sha256") != self.facts["sha256"]:
                 raise TrainingError(
-                    f"{run.path}: the teacher's weights have changed since this run began ({_FIELD}: "
+                    f"{run.path}: the teacher's weights have changed since this run began ({FIELD}: "
                     f"{before.get('from')}). Put those back, or choose another folder"
                 )
 
@@ -127,7 +106,7 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
     config = recipe.distill
     if config is None:
         return None
-    found = _open(config.teacher, data.model_args)
+    found = find_teacher(config.teacher, data.model_args)
     _refuse_other_classes(found, data)
     expects = dict(found.expects) | {"input_size": _size(config.teacher, found)}
     teaching = task.teaching(model_data_config=expects)
@@ -139,11 +118,11 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
     }
     from timm.task import DistillationTeacher  # here, as it takes a while to import
 
+    if recipe.train.compile:
+        found.model.compile()  # not the wrapper, whose own way of compiling is not that of a module, nor in every timm
     model = DistillationTeacher(found.model).requires_grad_(False).to(device)
     if recipe.train.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    if recipe.train.compile:
-        model.compile()
     return Teacher(model=model, teaching=teaching, config=config, channels_last=recipe.train.channels_last, facts=facts)
 
 
@@ -154,7 +133,7 @@ def check_teacher(recipe: Recipe) -> None:
         ConfigError, UsageError, HostError, ExportError, TrainingError: as `create_teacher`.
     """
     if recipe.distill is not None:
-        _open(recipe.distill.teacher, None)
+        find_teacher(recipe.distill.teacher, None)
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -167,105 +146,7 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _open(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) -> _Found:
-    """The model that is named; `model_args` is what the data demand of one, None where they are not at hand."""
-    if teacher.name is None and teacher.weights is None:
-        raise ConfigError(
-            f"{_FIELD}: which teacher? --set {_FIELD}.name=NAME for timm's weights of that name, "
-            f"--set {_FIELD}.weights=FOLDER for a run of yours or a model exported from one, or both for a file of weights"
-        )
-    try:
-        with seeded("teacher", 0):
-            if teacher.name is not None:
-                return _named(teacher, teacher.name, model_args)
-            return _own(Path(str(teacher.weights)).expanduser())
-    except ConfigError:
-        raise
-    except (HostError, UsageError) as error:  # which would read as if the student's were meant
-        raise type(error)(f"{_FIELD}: {error}") from error
-
-
-def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | None) -> _Found:
-    """A model of timm's with its own weights, or with those of a file."""
-    from_file = teacher.weights is not None
-    place = Path(str(teacher.weights)).expanduser()
-    if from_file and ((place / MANIFEST).is_file() or RunFolder(place).recipe.is_file()):
-        raise ConfigError(f"{_FIELD}.name: follows from what lies in {place}; leave name and args out")
-    host = HostConfig(name=name, args=teacher.args, pretrained=not from_file, weights=teacher.weights)
-    recipe = Recipe(host=host)
-    wanted = dict(model_args or {}) if from_file else {}  # timm's own head is for the classes that it is for
-    model, start = build_started_model(recipe, {key: wanted[key] for key in wanted if key not in teacher.args})
-    if not start.whole and (model_args is not None or not from_file):
-        raise ConfigError(
-            f"{_FIELD}: {_headless(model, start)}; take weights that were trained on the student's classes"
-        )
-    built_for = {"num_classes": getattr(model, "num_classes", None)}
-    return _Found(model=model, name=name, origin=start.origin, expects=model_data_config(recipe), built_for=built_for)
-
-
-def _headless(model: nn.Module, start: Start) -> str:
-    """Why a file's head did not take its place."""
-    layer = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ""
-    names = [f"{name}.weight" for name in ((layer,) if isinstance(layer, str) else layer)]
-    if start.path is None:
-        return start.origin
-    values = read_weights(start.path).host
-    there = next((len(values[name]) for name in names if name in values), None)
-    if there is None:
-        return f"{start.path} holds no head"
-    return f"{start.path} is for {there} classes, and the data have {getattr(model, 'num_classes', '?')}"
-
-
-def _own(place: Path) -> _Found:
-    """The model of a run's folder, of a file of weights in one, or of an exported folder."""
-    if (place / MANIFEST).is_file():
-        return _exported(place)
-    run = RunFolder(place if place.is_dir() else place.parent.parent)
-    if not run.recipe.is_file():
-        raise ConfigError(
-            f"{_FIELD}.weights: {place} is neither a run's folder nor that of an exported model"
-            + (f"; for a file of weights also say of which model: {_FIELD}.name" if place.is_file() else "")
-        )
-    record = read_run(run.path)
-    if place.is_dir() and not record.finished:
-        raise ConfigError(
-            f"{_FIELD}.weights: the run in {place} is not finished, and its best weights may change; finish it, or give a "
-            "file of weights (a copy of its checkpoints/best.safetensors, with name and args of its host)"
-        )
-    weights = run.best() if place.is_dir() else place
-    model = build_model(record.recipe, record.model_args, weights=False)
-    facts = load_weights(weights, model)
-    classes = record.facts.get("classes")
-    return _Found(
-        model=model,
-        name=_grafted_name(record.recipe.host.name, record.recipe.graft),
-        origin=f"weights of {weights}" + (f" (epoch {facts['epoch']})" if "epoch" in facts else ""),
-        expects=model_data_config(record.recipe),
-        built_for=record.model_args,
-        classes=tuple(classes) if isinstance(classes, list | tuple) else None,
-    )
-
-
-def _exported(folder: Path) -> _Found:
-    from attngraft.export.manifest import read_manifest  # only where one teaches: a run knows nothing of exports
-
-    manifest = read_manifest(folder)
-    serving = manifest.serving
-    return _Found(
-        model=attngraft.load(folder).float(),  # exact where it was rounded to bfloat16
-        name=_grafted_name(manifest.host.name, manifest.graft),
-        origin=f"the exported model in {folder}",
-        expects={**serving.input, "input_size": manifest.input_size},
-        built_for=manifest.host.args,
-        classes=serving.classes,
-    )
-
-
-def _grafted_name(host: str, graft: str | list[Any] | None) -> str:
-    return host if graft is None else f"{host} with {parse(graft)}"
-
-
-def _refuse_other_classes(found: _Found, data: TaskData) -> None:
+def _refuse_other_classes(found: FoundTeacher, data: TaskData) -> None:
     for name, value in data.model_args.items():
         own = found.built_for.get(name)
         if own is not None and own != value:
@@ -273,7 +154,7 @@ def _refuse_other_classes(found: _Found, data: TaskData) -> None:
                 f"{own} classes, and the data have {value}" if name == "num_classes" else f"{name} {own}, not {value}"
             )
             raise ConfigError(
-                f"{_FIELD}: {found.name} was made for {what}; take a teacher that was trained on the same classes as the "
+                f"{FIELD}: {found.name} was made for {what}; take a teacher that was trained on the same classes as the "
                 "student will be"
             )
     classes = data.facts.get("classes")
@@ -281,11 +162,11 @@ def _refuse_other_classes(found: _Found, data: TaskData) -> None:
         return
     if sorted(classes) == sorted(found.classes):
         raise ConfigError(
-            f"{_FIELD}: {found.name} knows the data's classes in another order; give task.data.classes in the teacher's: "
+            f"{FIELD}: {found.name} knows the data's classes in another order; give task.data.classes in the teacher's: "
             f"{_listed(found.classes)}"
         )
     strange = [name for name in classes if name not in found.classes]
-    raise ConfigError(f"{_FIELD}: {found.name} was trained on other classes; it does not know {_listed(strange)}")
+    raise ConfigError(f"{FIELD}: {found.name} was trained on other classes; it does not know {_listed(strange)}")
 
 
 def _listed(names: tuple[str, ...] | list[str], shown: int = 12) -> str:
@@ -293,7 +174,7 @@ def _listed(names: tuple[str, ...] | list[str], shown: int = 12) -> str:
     return ", ".join(map(str, names[:shown])) + more
 
 
-def _size(config: TeacherConfig, found: _Found) -> tuple[int, int, int]:
+def _size(config: TeacherConfig, found: FoundTeacher) -> tuple[int, int, int]:
     """Channels, height and width at which the teacher is asked: its own, as convolutional ones too know little of others,
     unless the recipe says otherwise of one that takes any."""
     channels, height, width = found.expects["input_size"]
@@ -302,6 +183,6 @@ def _size(config: TeacherConfig, found: _Found) -> tuple[int, int, int]:
     known = getattr(found.model, "pretrained_cfg", None)
     if (known is None or known.get("fixed_input_size")) and (config.size, config.size) != (height, width):
         raise ConfigError(
-            f"{_FIELD}.size: {found.name} takes images of {height}x{width} pixels only, not {config.size}; leave it out"
+            f"{FIELD}.size: {found.name} takes images of {height}x{width} pixels only, not {config.size}; leave it out"
         )
     return channels, config.size, config.size
