@@ -6,8 +6,8 @@ Layers are the hosts' own modules, plain and grafted, projections included. The 
 value, every query through every value's matrix, N x N x d numbers. Outputs and gradients of the lean layer must be the
 naive one's before anything is timed. Bars:
 
-- time over the host's layer: 1.2 times what the multiply-adds say, at the sizes of the paper's models. With 1,024 tokens there
-  is none: the host's fused kernel keeps softmax in the cache there, which plain operations for two of them cannot;
+- time over the host's layer: 1.2 times what the multiply-adds say, at the sizes of the paper's models. With 1,024 tokens
+  there is none: the host's fused kernel keeps softmax in the cache there, which plain operations for two of them cannot;
 - time over the naive layer's: 1 / 3.5 for Swin's windows, 1 / 5 elsewhere; memory over the naive layer's: a quarter. Memory
   is the most that torch holds at a time above the inputs, in one forward and backward;
 - 4,096 tokens, widths of ViT-S, in a fresh process: the whole process in 2 GB.
