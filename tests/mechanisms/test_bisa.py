@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from pathlib import Path
@@ -162,17 +163,23 @@ def test_batch_norms_behind_the_maps_fold_into_them() -> None:
     assert isinstance(rebuilt.fold(before=None, after=None), str)
 
 
+def tiny_levit() -> nn.Module:
+    return timm.create_model(
+        "levit_128s",
+        num_classes=5,
+        drop_path_rate=0.0,
+        img_size=48,
+        stem_type="s16",
+        embed_dim=(16, 24),
+        key_dim=4,
+        depth=(1, 1),
+        num_heads=(2, 3),
+    )
+
+
 def test_a_folded_levit_is_one_that_was_folded_before_it_was_grafted() -> None:
     torch.manual_seed(0)
-    sizes = {
-        "img_size": 48,
-        "stem_type": "s16",
-        "embed_dim": (16, 24),
-        "key_dim": 4,
-        "depth": (1, 1),
-        "num_heads": (2, 3),
-    }
-    models = [timm.create_model("levit_128s", num_classes=5, drop_path_rate=0.0, **sizes) for _ in range(2)]
+    models = [tiny_levit() for _ in range(2)]
     images, spec = torch.randn(4, 3, 48, 48), "bisa(separate=true)@stages.*.blocks"
     attngraft.graft(models[0], spec)
     for _ in range(3):
@@ -366,6 +373,48 @@ def test_the_identity_form_starts_as_the_host_and_learns(spec: str) -> None:
     moved = [p.grad for name, p in model.named_parameters() if name.endswith(last)]
     assert len(moved) == 2
     assert all(gradient.abs().max() > 0 for gradient in moved)
+
+
+@pytest.mark.parametrize("transform", ["hyper", "mlp"])
+def test_the_identity_form_starts_softly_behind_a_batch_norm_of_its_own(transform: str) -> None:
+    torch.manual_seed(0)
+    model, images = tiny_levit(), torch.randn(8, 3, 48, 48)
+    expected = {mode: copy.deepcopy(model).train(mode)(images) for mode in (True, False)}
+    attngraft.graft(model, f"bisa(identity=true, separate=true, transform={transform})@stages.*.blocks")
+    for mode, value in expected.items():
+        torch.testing.assert_close(copy.deepcopy(model).train(mode)(images), value)
+    grafts = {name: parameter for name, parameter in model.named_parameters() if ".grafts." in name}
+    model.train()(images).logsumexp(-1).square().sum().backward()
+    first = {name: p for name, p in grafts.items() if p.grad.abs().max() > 0}
+    assert set(first) == {name for name in grafts if name.endswith(("own.proj.norm.weight", "own.proj.norm.bias"))}
+    torch.optim.SGD(grafts.values(), lr=0.1).step()  # with a zero transform instead, 1e-3 changes more than there was
+    moved = (model(images) - expected[True]).norm() / expected[True].norm()
+    assert 1e-3 < moved < 0.2
+
+
+def test_notes_say_what_batch_norm_makes_of_a_variant() -> None:
+    kind = graft_types()["bisa"]
+    plain = AttentionGeometry(dim=16, tokens=9, heads=2, key_width=4, value_width=8)
+    normed = AttentionGeometry(dim=16, tokens=9, heads=2, key_width=4, value_width=8, projection=LEVIT)
+
+    def notes(geometry: AttentionGeometry, **options: Any) -> str:
+        return " ".join(kind.notes(geometry, "mix", kind.Options(**options)))
+
+    assert "running statistics blend both" in notes(normed, order="self_then_inverse")
+    assert "running statistics" not in notes(plain, order="self_then_inverse") + notes(normed)
+    assert "with a zero hypernetwork" in notes(plain, identity=True, separate=True)
+    assert "zero norm behind the branch's own projection" in notes(normed, identity=True, separate=True)
+
+
+def test_the_running_statistics_of_an_order_blend_both_branches() -> None:
+    model, images = tiny_levit(), torch.randn(8, 3, 48, 48)
+    attngraft.graft(model, "bisa(order=self_then_inverse)@stages.0.blocks.0.attn")
+    attention = model.stages[0].blocks[0].attn
+    seen: list[Tensor] = []
+    attention.qkv.bn.register_forward_pre_hook(lambda module, args: seen.append(args[0].flatten(0, -2).mean(0)))
+    model.train()(images)
+    assert len(seen) == 2
+    torch.testing.assert_close(attention.qkv.bn.running_mean, 0.9 * 0.1 * seen[0] + 0.1 * seen[1])
 
 
 def test_the_graft_on_a_shifted_swin_block_is_the_layer_of_the_vector() -> None:

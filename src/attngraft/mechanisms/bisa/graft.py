@@ -143,8 +143,15 @@ class BisaType(_BidirectionalType[BisaOptions]):
 
     def notes(self, geometry: Geometry, stage: Stage, options: BisaOptions) -> tuple[str, ...]:
         found = list(super().notes(geometry, stage, options))
+        norm = _attention(geometry).projection.norm is not None
         if options.identity:
-            found.append("identity=true is ours: the paper's equation divided by lambda, with a zero hypernetwork")
+            start = "norm behind the branch's own projection" if norm and options.separate else "hypernetwork"
+            found.append(f"identity=true is ours: the paper's equation divided by lambda, with a zero {start}")
+        if norm and options.order != "parallel":
+            found.append(
+                f"order={options.order} sends two kinds of tokens through each batch norm, and the running statistics blend "
+                "both: evaluation normalizes differently from training"
+            )
         if options.separate:
             found.append(
                 "separate=true is one reading of the two further maps per layer that the paper's counts for LeViT ask for"

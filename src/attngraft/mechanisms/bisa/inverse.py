@@ -66,6 +66,7 @@ class OwnEnds(nn.Module):
     Args:
         dim: C. num_heads: H. key_dim: dk. value_dim: dv. out_dim: width of the tokens that leave.
         projection, init: how the host makes its own maps; its activation stands before the output projection.
+        zero: start by putting out zero, by the batch norm behind the output projection, where there is one.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class OwnEnds(nn.Module):
         key_dim: int,
         value_dim: int,
         out_dim: int,
+        zero: bool = False,
         projection: Projection = LINEAR,
         init: InitRule = "trunc_normal",
         device: Any = None,
@@ -88,6 +90,8 @@ class OwnEnds(nn.Module):
         self.key = TokenMap(dim, num_heads * key_dim, **made)
         self.act = activation(projection)
         self.proj = TokenMap(num_heads * value_dim, out_dim, **made)
+        if zero and self.proj.norm is not None:
+            nn.init.zeros_(self.proj.norm.weight)
 
     def scored(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """q (B, H, Nq, dk) and k (B, H, Nk, dk) of the tokens on both sides."""

@@ -35,6 +35,12 @@ class BidirectionalMix(TapPoint, nn.Module):
     | `separate` | MISA from scores of its own, through an output projection of its own; mixed behind the projections |
     | `identity` | SA + ((1 - lambda) / lambda) MISA, Eq. 3 divided by lambda; the inverse branch starts at 0 |
 
+    At 0 by a transform of zeros. With `separate` on a host with batch norm it is the norm's weight behind the branch's own
+    output projection that starts at 0, and the transform as ever: the norm of a constant has no use for a small change.
+
+    With an `order` on such a host a projection's norm sees the host's tokens and the first branch's result in one step. In
+    training each is normalized by its own statistics; the running ones, those of evaluation, blend both.
+
     Offers `self` and `inverse` (B, H, Nq, dv), what the branches put out before they are mixed, `inverse_weights`
     (B, H, Nq, Nk), whose columns sum to 1, and `lambda` to a listener.
 
@@ -65,6 +71,8 @@ class BidirectionalMix(TapPoint, nn.Module):
         super().__init__()
         self.variant = variant
         made: dict[str, Any] = {"projection": projection, "init": init, "device": device, "dtype": dtype}
+        # A norm behind the branch would divide by a variance of 0, and the first step away from it be one of any size.
+        zero_by_norm = variant.identity and variant.separate and projection.norm is not None
         self.inverse = InverseBranch(
             dim,
             num_heads,
@@ -72,13 +80,15 @@ class BidirectionalMix(TapPoint, nn.Module):
             hyper_dim=value_dim if hyper_dim is None else hyper_dim,
             transform=variant.transform,
             mlp_hidden=mlp_hidden,
-            zero=variant.identity,
+            zero=variant.identity and not zero_by_norm,
             **made,
         )
         self.own: OwnEnds | None = None
         if variant.separate:
             out = dim if out_dim is None else out_dim
-            self.own = OwnEnds(dim, num_heads, key_dim=key_dim, value_dim=value_dim, out_dim=out, **made)
+            self.own = OwnEnds(
+                dim, num_heads, key_dim=key_dim, value_dim=value_dim, out_dim=out, zero=zero_by_norm, **made
+            )
         self.logit: nn.Parameter | None = None
         if variant.learned:
             start = math.log(variant.weight / (1 - variant.weight))
