@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,19 @@ def test_costs_are_of_the_batches_that_fitted(tmp_path: Path) -> None:
     assert [each.recipe_of(each.baseline, 0).train.accumulate for each in measured] == [4]
     assert any("train.accumulate 1, 4" in note for note in result.notes)
     assert "accumulate" not in (tmp_path / "study.yaml").read_text()
+
+
+def test_what_batch_norms_see_of_an_update_is_noted(tmp_path: Path) -> None:
+    class Normed(FakeTrainer):
+        def __call__(self, recipe: Recipe, folder: Path, **options: Any) -> RunRecord:
+            record = super().__call__(recipe, folder, **options)
+            seen = record.environment | {"batch_norm_examples": 32}
+            (folder / "environment.json").write_text(json.dumps(seen))
+            return record
+
+    note = "Batch norms take mean and variance from 32 examples at a time, not from all of an update"
+    assert any(each.startswith(note) for each in compare(study(tmp_path / "a"), tools=tools(Normed())).notes)
+    assert not any("atch norm" in each for each in compare(study(tmp_path / "b"), tools=tools(FakeTrainer())).notes)
 
 
 def test_costs_are_measured_once(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def compare(
         bool,
         typer.Option(
             "--auto-batch",
-            help="Where memory runs short, cut batches smaller until they fit; same updates.",
+            help="Where memory runs short, cut batches smaller until they fit; updates are of the same examples.",
             rich_help_panel=_RUNS,
         ),
     ] = False,

@@ -48,7 +48,10 @@ def train(
     ] = None,
     auto_batch: Annotated[
         bool,
-        typer.Option("--auto-batch", help="Where memory runs short, cut batches smaller until they fit; same updates."),
+        typer.Option(
+            "--auto-batch",
+            help="Where memory runs short, cut batches smaller until they fit; updates are of the same examples.",
+        ),
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with a run in DIR, or refuse a folder that holds one.")

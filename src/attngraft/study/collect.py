@@ -260,6 +260,13 @@ def _notes(
             f"{', '.join(map(str, cuts))}). Their updates see the same examples; dropout, and batch norms where the host "
             "has any, see other parts of them."
         )
+    every = [record for by in records.values() for record in by.values()]
+    seen = sorted({record.environment.get("batch_norm_examples", 0) for record in every} - {0})
+    if seen:
+        notes.append(
+            f"Batch norms take mean and variance from {' or '.join(map(str, seen))} examples at a time, not from all of an "
+            "update (train.accumulate, or several processes)."
+        )
     for variant in config.variants:
         for run in runs[variant.name]:
             score = float(read_scores(records[variant.name][run.seed]).score.mean())

@@ -78,11 +78,11 @@ def head_prefixes(model: nn.Module) -> tuple[str, ...]:
 def train_mode(model: nn.Module) -> None:
     """`model.train()`, but for batch norms that are frozen."""
     model.train()
-    for module in _frozen_norms(model):
+    for module in frozen_norms(model):
         module.eval()
 
 
-def _frozen_norms(model: nn.Module) -> list[nn.Module]:
+def frozen_norms(model: nn.Module) -> list[nn.Module]:
     """Normalizations with running statistics whose parameters are frozen; without any: where most of the host is."""
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _NormBase)]
     if not norms:

@@ -1,7 +1,8 @@
 """What is done where a batch does not fit into memory: find out what would fit, and say it or use it.
 
 An update's batch can be cut into more micro-batches (`train.accumulate`), which leaves the update as it is: same
-examples, same learning rate. An evaluation's batch can be made smaller (`train.eval_batch_size`).
+examples, same learning rate. Only batch norms then see fewer examples at a time. An evaluation's batch can be made
+smaller (`train.eval_batch_size`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from attngraft.errors import TrainingError
 from attngraft.tasks.task import Batch
+from attngraft.training.batch_norms import trained_batch_norms
 from attngraft.training.forward import losses_of
 from attngraft.training.inputs import model_inputs
 from attngraft.training.recipe import Recipe
@@ -152,6 +154,8 @@ def _in_words(job: Job, phase: Phase, said: str, size: int | None, *, tried: boo
     fits = {"accumulate": train.batch_size // size} if phase == "update" else {"eval_batch_size": size}
     field = " ".join(f"train.{name}={value}" for name, value in fits.items())
     same = ", which leaves updates as they are" if phase == "update" else ""
+    if same and trained_batch_norms(job.core):
+        same += " but for batch norms, which then see fewer examples at a time"
     remedy = f"{size} fit: use --set {field}{same}, or --auto-batch, which finds it"
     if job.run.has_saved:  # and keeps its recipe but for what it chooses by itself
         remedy = f"{size} fit ({field}{same}): repeat the command with --auto-batch, which goes on with that"

@@ -127,7 +127,7 @@ class TrainConfig:
     first: FirstStage | None = None  #: train fewer of them first: {parameters: grafts+head, epochs: 2}
     batch_size: int = 128  #: examples per update, over all processes and micro-batches
     eval_batch_size: int | None = None  #: over all processes; null: batch_size / accumulate
-    accumulate: int = 1  #: micro-batches into which an update's batch is cut (less memory, same update)
+    accumulate: int = 1  #: micro-batches into which an update's batch is cut (less memory; same but for batch norms)
     auto_batch: bool = False  #: where memory runs short, raise accumulate (or lower eval_batch_size) until it fits
     clip_grad: float | None = None  #: largest total norm of the gradients
     ema: float | None = None  #: decay of an exponential moving average of the weights, evaluated beside them

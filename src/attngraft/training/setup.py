@@ -17,6 +17,7 @@ from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.unused import unused_parts
 from attngraft.tasks.task import Task, TaskData
+from attngraft.training.batch_norms import examples_at_once
 from attngraft.training.build import Start, build_started_model, build_task, model_data_config
 from attngraft.training.checkpoint import Counters, Learner
 from attngraft.training.loading import TrainOrder
@@ -108,7 +109,10 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
             prepared.optimizer
         )  # without a scaler accelerate's wrapper adds nothing but a look for packages, per step
     if accelerator.is_main_process:
-        _write_facts(recipe, run, accelerator, data)
+        seen = examples_at_once(core, recipe, processes=accelerator.num_processes)
+        if seen is not None:
+            _say_what_batch_norms_see(recipe, run, seen, processes=accelerator.num_processes)
+        _write_facts(recipe, run, accelerator, data, batch_norm_examples=seen)
         note_teacher(run, teacher)
     return Job(
         recipe=recipe,
@@ -138,6 +142,19 @@ def _say_start(recipe: Recipe, start: Start) -> None:
         )
 
 
+def _say_what_batch_norms_see(recipe: Recipe, run: RunFolder, seen: int, *, processes: int) -> None:
+    log.warning(
+        "%s: batch norms take mean and variance from %d of the %d examples of an update "
+        "(train.accumulate=%d, %d process%s); the outcome is not that of the whole batch at once",
+        run.path,
+        seen,
+        recipe.train.batch_size,
+        recipe.train.accumulate,
+        processes,
+        "" if processes == 1 else "es",
+    )
+
+
 def _refuse_other_data(accelerator: Accelerator, data: TaskData) -> None:
     """Every process opens the data for itself; where one of them found others, their batches would not be one batch."""
     if accelerator.num_processes > 1:
@@ -163,8 +180,14 @@ def _refuse_what_shards_cannot(recipe: Recipe, core: nn.Module) -> None:
         )
 
 
-def _write_facts(recipe: Recipe, run: RunFolder, accelerator: Accelerator, data: TaskData) -> None:
-    """Recipe, data and environment. The environment of the first start stays; those of later ones are added to it."""
+def _write_facts(
+    recipe: Recipe, run: RunFolder, accelerator: Accelerator, data: TaskData, *, batch_norm_examples: int | None
+) -> None:
+    """Recipe, data and environment. The environment of the first start stays; those of later ones are added to it.
+
+    `batch_norm_examples`, of `examples_at_once`, stands there as it is now.
+    """
+    parts = {} if batch_norm_examples is None else {"batch_norm_examples": batch_norm_examples}
     here = environment(accelerator.device, processes=accelerator.num_processes)
     if run.recipe.exists() and run.environment.exists():
         first = json.loads(run.environment.read_text(encoding="utf-8"))
@@ -175,8 +198,8 @@ def _write_facts(recipe: Recipe, run: RunFolder, accelerator: Accelerator, data:
                 run.path,
                 ", ".join(changed),
             )
-        write_json(run.environment, first | {"resumed": [*first.get("resumed", []), here]})
+        write_json(run.environment, first | {"resumed": [*first.get("resumed", []), here]} | parts)
     else:
-        write_json(run.environment, here)
+        write_json(run.environment, here | parts)
     run.write_data(model_args=data.model_args, facts=data.facts)
     run.write_recipe(recipe)
