@@ -47,24 +47,53 @@ def test_the_papers_recipes_say_what_the_papers_say() -> None:
     assert (hv.schedule.epochs, hv.schedule.warmup, hv.train.clip_grad) == (200, 20, 5.0)
 
 
-def test_swin_and_usi_say_what_their_papers_say() -> None:
+def task_config(recipe: Recipe) -> Any:
+    """The whole of the task's section, with what it leaves to defaults."""
+    section = {**recipe.task, "data": {"source": "digits"}}
+    task: Any = load_task(section.pop("name")).from_config(section, seed=0)
+    return task.config
+
+
+def test_swin_says_what_its_paper_says() -> None:
     swin, small = load_recipe("swin-imagenet"), load_recipe("swin-cifar100")
-    assert (swin.lr, load_recipe("swin-imagenet", ["train.batch_size=512"]).lr) == (1e-3, 5e-4)
-    assert (swin.schedule.epochs, swin.schedule.warmup, swin.train.clip_grad, swin.train.drop_path) == (
-        300,
-        20,
-        5.0,
-        0.2,
-    )
     assert replace(small, schedule=swin.schedule) == swin
-    assert small.schedule.epochs == 600
+    assert replace(small.schedule, epochs=300) == swin.schedule
+    assert (swin.schedule.epochs, small.schedule.epochs) == (300, 600)
+    assert (swin.host.name, swin.host.args) == ("swin_tiny_patch4_window7_224", {})
+    adamw, schedule, train = swin.optimizer, swin.schedule, swin.train
+    assert (adamw.name, adamw.betas, adamw.eps, adamw.weight_decay) == ("adamw", (0.9, 0.999), 1e-8, 0.05)
+    by_batch = train.batch_size / 512
+    assert (swin.lr, schedule.min_lr, schedule.warmup_lr) == pytest.approx(
+        (5e-4 * by_batch, 5e-6 * by_batch, 5e-7 * by_batch)
+    )
+    assert load_recipe("swin-imagenet", ["train.batch_size=512"]).lr == 5e-4
+    assert (schedule.name, schedule.warmup, schedule.cooldown_epochs) == ("cosine", 20, 0)
+    assert (train.batch_size, train.clip_grad, train.drop_path, train.ema) == (1024, 5.0, 0.2, None)
+    augment, loss = task_config(swin).augment, task_config(swin).loss
+    assert (augment.auto_augment, augment.color_jitter) == ("rand-m9-mstd0.5-inc1", 0.4)
+    assert (augment.mixup, augment.cutmix, augment.mix_switch_prob) == (0.8, 1.0, 0.5)
+    assert (augment.erasing, augment.erasing_mode, augment.repeats) == (0.25, "pixel", 1)
+    assert (loss.name, loss.smoothing) == ("cross_entropy", 0.1)
+
+
+def test_usi_says_what_its_script_says() -> None:
     usi, whole = load_recipe("usi"), load_recipe("usi-distilled", ["distill.teacher.name=resnet50"])
-    assert (usi.lr, usi.optimizer.weight_decay, usi.train.ema, usi.seed) == (2e-3, 0.02, 0.99996, 42)
-    schedule = usi.schedule
-    assert (schedule.epochs, schedule.cooldown_epochs, schedule.warmup, schedule.warmup_lr) == (310, 10, 5, 1e-4)
-    assert (usi.task["augment"]["repeats"], usi.task["loss"]["smoothing"]) == (3, 0.0)
-    assert usi.task["augment"]["auto_augment"] == "rand-m7-mstd0.5-inc1"
+    adamw, schedule, train = usi.optimizer, usi.schedule, usi.train
+    assert (usi.host.name, usi.seed) == ("levit_128s", 42)
+    assert (adamw.name, usi.lr, adamw.weight_decay) == ("adamw", 2e-3, 0.02)
+    assert (schedule.name, schedule.epochs, schedule.cooldown_epochs) == ("cosine", 310, 10)
+    assert (schedule.warmup, schedule.warmup_lr, schedule.min_lr) == (5, 1e-4, 1e-6)
+    assert (train.batch_size, train.clip_grad, train.ema, train.drop_path or 0) == (8 * 128, None, 0.99996, 0)
+    augment, loss = task_config(usi).augment, task_config(usi).loss
+    assert (augment.crop, tuple(augment.scale), augment.interpolation) == ("resized", (0.08, 1.0), "bicubic")
+    assert (augment.auto_augment, augment.color_jitter) == ("rand-m7-mstd0.5-inc1", 0.4)
+    assert (augment.mixup, augment.cutmix, augment.mix_switch_prob) == (0.8, 1.0, 0.5)
+    assert (augment.erasing, augment.repeats) == (0.0, 3)
+    assert (loss.name, loss.smoothing) == ("cross_entropy", 0.0)
+    seen = model_data_config(usi)
+    assert (seen["input_size"], seen["crop_pct"], seen["interpolation"]) == ((3, 224, 224), 0.95, "bicubic")
     assert whole.distill is not None
+    assert (whole.distill.kind, whole.distill.hard) == ("logits", False)
     assert (whole.distill.weight, whole.distill.temperature, whole.distill.teacher.name) == (5.0, 1.0, "resnet50")
     assert replace(whole, distill=None) == usi
 
