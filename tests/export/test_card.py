@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,24 @@ def test_a_run_of_its_own(tmp_path: Path) -> None:
     assert "epoch 1,\nseed 7), on its validation data" in body
     assert "study" not in body.split("## Use")[0]
     assert 'attngraft.load("THIS_FOLDER")' in body
+
+
+def test_a_teacher_is_named_without_its_place(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", distill={"teacher": {"name": "local-dir:/secret/place/strong"}})
+    assert "teacher" not in card_of(make_run(tmp_path / "alone"), tmp_path / "plain").replace("distill: null", "")
+    facts = {
+        "name": "local-dir:/secret/place/strong",
+        "from": "timm's weights of local-dir:/secret/place/strong",
+        "sha256": "0123abcd",
+        "metrics": {"val/top1": 0.93, "val/loss": 0.2},
+    }
+    (run / "teacher.json").write_text(json.dumps(facts))
+    card = card_of(run, tmp_path / "out")
+    assert "/secret" not in card
+    told = card.split("## Training")[1].split("<details>")[0]
+    assert "a teacher besides the labels: `local-dir:strong` (`top1` 0.93 on the same validation data), whose" in told
+    assert "`0123abcd`" in told
+    assert "Licence of the teacher's weights: **unknown**" in card
 
 
 def test_the_best_epochs_numbers_come_with_a_warning(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 FILE = "README.md"
+_LOCAL = "local-dir:"  #: before a path, where timm expects a name
 _COUNTED = 20  #: classes whose images are counted one by one
 
 
@@ -123,6 +124,7 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
             recipe=recipe,
             fence=_fence(recipe, at_least=3),
             host=record.recipe.host,
+            teacher=_teacher(record),
             files={"manifest": MANIFEST, "weights": WEIGHTS, "grafts": GRAFTS},
         )
     )
@@ -150,12 +152,26 @@ def _facts(record: RunRecord) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value not in ([], {}, None)}
 
 
+def _teacher(record: RunRecord) -> dict[str, Any] | None:
+    """Whom the run learned from, by name, hash of its weights and score (the primary metric, where it was evaluated)."""
+    if not record.teacher:
+        return None
+    metrics = {name.removeprefix("val/"): value for name, value in list(record.teacher.get("metrics", {}).items())[:1]}
+    return {
+        "name": _without_places(record.teacher["name"]),
+        "sha256": record.teacher["sha256"],
+        "metrics": metrics,
+    }
+
+
 def _without_places(value: Any) -> Any:
     """`value` with the last part of each absolute path in it: folders of this machine are nobody's business."""
     if isinstance(value, Mapping):
         return {name: _without_places(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_without_places(each) for each in value]
+    if isinstance(value, str) and value.startswith(_LOCAL):
+        return _LOCAL + PureWindowsPath(value.removeprefix(_LOCAL)).name
     if isinstance(value, str) and (value.startswith(("/", "~")) or PureWindowsPath(value).drive):
         return PureWindowsPath(value).name  # which knows both kinds of slashes
     return value
