@@ -7,24 +7,41 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 import attngraft
 from attngraft.bench.gate import check_outputs, reference_backend
 
 
 def grafted(host: nn.Module, spec: str) -> nn.Module:
-    """A copy of `host` with grafts, their values away from any identity."""
+    """A copy of `host` with grafts, their values away from any identity and large enough that outputs feel each of them.
+
+    Matrices keep the size of what they multiply, biases and scales are of about 0.1, norms stay as they start. But those of
+    weight 0, with which LeViT's branches start, become 1: behind them nothing would be felt.
+    """
     model = copy.deepcopy(host)
     attngraft.graft(model, spec)
+    norms = [module for module in model.modules() if "Norm" in type(module).__name__]
+    of_norms = {parameter for norm in norms for parameter in norm.parameters()}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if ".grafts." in name:
-                parameter.normal_(std=0.02)
+            if ".grafts." in name and parameter not in of_norms:
+                parameter.normal_(std=parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.1)
+        for norm in norms:
+            weight = getattr(norm, "weight", None)
+            if weight is not None and not weight.any():
+                weight.fill_(1)
     return model
 
 
 def check_against_reference(model: nn.Module, images: Tensor, *, what: str) -> None:
-    """The gate: the model must put out what it does with the equations themselves."""
+    """The gate: the model must put out what it does with the equations themselves.
+
+    Batch norms of a convolutional stem get the statistics of these images. By those that they start with, a LeViT's tokens
+    come near 0, and of an inverse branch, which multiplies three of them, nothing would be felt.
+    """
+    if isinstance(stem := getattr(model, "stem", None), nn.Module):
+        update_bn([images], stem)
     with torch.no_grad():
         output = model.eval()(images)
         with reference_backend():

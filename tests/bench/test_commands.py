@@ -18,6 +18,7 @@ from torch import nn
 from attngraft.anatomy import GraftedModule
 from attngraft.bench.gate import GateError, check_outputs
 from attngraft.bench.result import read_result
+from attngraft.mechanisms.bisa.mix import BidirectionalMix
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 COMMANDS = {
@@ -82,6 +83,27 @@ def test_a_step_of_graft_cost_trains():
     before = host.head.weight.detach().clone()
     graft_cost.training_step(host, torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))()
     assert not torch.equal(host.head.weight, before)
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "levit_128s"])
+def test_the_gate_of_bisa_models_notices_every_layers_inverse_branch(name: str):
+    bisa_models, images = command("bisa_models"), torch.randn(1, 3, 224, 224)
+    torch.manual_seed(0)
+    model = bisa_models.grafted(timm.create_model(name), bisa_models.SPEC).eval()
+    mixes = [module for module in model.modules() if isinstance(module, BidirectionalMix)]
+    assert len(mixes) == 2
+    bisa_models.check_against_reference(model, images, what=name)
+    with torch.no_grad():
+        expected = model(images)
+        for mix in mixes:
+            held, mix.inverse.transform.weight.data = mix.inverse.transform.weight.data, torch.zeros(32, 32, 32)
+            with pytest.raises(GateError):
+                check_outputs(expected, model(images), what=name, rtol=10 * 1e-4, atol=10 * 1e-5)
+            mix.inverse.transform.weight.data = held
+            assert all((map.norm is None) == ("swin" in name) for map in (mix.inverse.query, mix.inverse.value))
+            assert all(
+                map.norm is None or map.norm.weight.eq(1).all() for map in (mix.inverse.query, mix.inverse.value)
+            )
 
 
 def test_the_gate_of_bisa_layer_passes_the_lean_form_and_catches_another_hypernetwork():
