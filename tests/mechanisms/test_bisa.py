@@ -543,7 +543,7 @@ def values(attention: nn.Module, model: nn.Module, images: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("spec", ["bisa", "bisa(transform=mlp)", "misa"])
-def test_dropout_draws_for_each_direction(spec: str) -> None:
+def test_dropout_draws_anew_and_of_nothing_changes_nothing(spec: str) -> None:
     model = tiny_vit(attn_drop_rate=0.5)
     attngraft.graft(model, spec)
     plain = model(IMAGES)
@@ -556,6 +556,46 @@ def test_dropout_draws_for_each_direction(spec: str) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 1e-9  # the explicit path, with nothing dropped
     torch.testing.assert_close(model(IMAGES), plain, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("transform", ["hyper", "mlp"])
+def test_both_directions_drop_a_half_and_draw_it_by_themselves(transform: str) -> None:
+    """Each branch is linear in its map: from what it puts out for unit values the map that it used is read off."""
+    torch.manual_seed(0)
+    tokens, heads = 16, 2
+    module = BidirectionalAttention(
+        32, heads, hyper_dim=tokens, mlp_hidden=tokens, variant=Variant(transform=transform), attn_drop=0.5
+    )
+    inverse, unit = module.both.inverse, torch.eye(tokens)
+    inverse.queries = lambda x: torch.ones(len(x), heads, tokens, tokens)  # type: ignore[method-assign]
+    inverse.values = lambda x: unit.expand(len(x), heads, tokens, tokens)  # type: ignore[method-assign]
+    with torch.no_grad():
+        if transform == "hyper":  # isa_i[c] = u_i[c]
+            inverse.transform.weight.copy_(torch.eye(tokens).unsqueeze(1).expand(-1, tokens, -1) / tokens)
+        else:  # GELU(v_hat_j) is the unit vector times GELU(1)
+            for parameter in inverse.transform.parameters():
+                parameter.zero_()
+            inverse.transform.expand.weight[:, tokens:] = unit
+            inverse.transform.contract.weight.copy_(unit / F.gelu(torch.ones(())))
+        module.value.linear.weight.zero_()
+    x = torch.randn(64, tokens, 32)
+    values = torch.cat([unit, unit], 1)  # of both heads
+    module.value.forward = lambda x: values.expand(len(x), -1, -1)  # type: ignore[method-assign]
+    offered: dict[str, list[Tensor]] = {"self": [], "inverse": []}
+    for _ in range(2):
+        heard: dict[str, Tensor] = {}
+        module.both.listener = heard.__setitem__
+        with torch.no_grad():
+            module.train()(x)
+        for name, found in offered.items():
+            found.append(heard[name] != 0)
+    for kept in (*offered["self"], *offered["inverse"]):
+        assert kept.shape == (64, heads, tokens, tokens)
+        assert kept.float().mean().item() == pytest.approx(0.5, abs=0.02)
+    pairs = [(offered["self"][0], offered["inverse"][0]), *(tuple(found) for found in offered.values())]
+    for first, second in pairs:  # the two directions of a pass, and each in two passes
+        assert (first & second).float().mean().item() == pytest.approx(0.25, abs=0.02)
+        assert (first & second.mT).float().mean().item() == pytest.approx(0.25, abs=0.02)
 
 
 def test_a_weights_graft_acts_on_self_attention_alone() -> None:
