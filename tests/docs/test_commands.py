@@ -45,7 +45,8 @@ def commands() -> Iterator[Command]:
             for line in re.findall(r"(?m)^\$ (.*)$", make()):
                 yield from of_line(line, name)
     for path in sorted([*RECIPES.glob("*.yaml"), *(ROOT / "examples").glob("*.yaml")]):
-        for line in re.findall(r"(?m)^# *\$? *(attngraft .*)$", path.read_text(encoding="utf-8")):
+        text = re.sub(r"\\\n# *", "", path.read_text(encoding="utf-8"))  # a line that goes on is one
+        for line in re.findall(r"(?m)^# *\$? *(attngraft .*)$", text):
             yield from of_line(line.partition("`")[0].removesuffix("..."), path.name)
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
