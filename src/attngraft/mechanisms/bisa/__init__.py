@@ -14,6 +14,7 @@ Source: "Bi-Directional Self-Attention for Vision Transformers", Eqs. 1-3, Alg. 
 | reference.py | the equations |
 | eager.py, groups.py | lean PyTorch: both softmaxes of one score matrix |
 | hyper.py, mlp.py | lean PyTorch: the hypernetwork, and the ablation's MLP |
+| layout.py | heads in memory as tokens want them |
 | ops.py, operands.py | the public operations and their backends, and what they ask of their operands |
 | variant.py | the paper's variants, and which go together |
 | maps.py, transform.py, inverse.py | the inverse branch: its maps, and what a value makes of a query |

@@ -34,6 +34,7 @@ from attngraft.dispatch.formula import (
 from attngraft.mechanisms.bisa import reference
 from attngraft.mechanisms.bisa.groups import Group, Rows, Scores, shaped
 from attngraft.mechanisms.bisa.hyper import hyper_transform
+from attngraft.mechanisms.bisa.layout import room
 
 #: numbers in all score matrices together up to which plain operations keep them
 SMALL = 2**21
@@ -116,8 +117,8 @@ class _TwoWay(torch.autograd.Function):
         q, k, v, v_hat, bias, visible, ctx.scale = inputs
         scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale)
         dtype, buffer, spare = scores.dtype, scores.buffer(), None if v is None else scores.buffer()
-        attended: Any = None if v is None else _empty(q, v)
-        u, ctx.tiled = _empty(q, v_hat), scores.tiled
+        attended: Any = None if v is None else room(q, v)
+        u, ctx.tiled = room(q, v_hat), scores.tiled
         of_queries = q.new_empty(*q.shape[:3], 1, dtype=dtype) if scores.tiled and v is not None else None
         of_keys = k.new_empty(*k.shape[:3], 2, dtype=dtype)
         for group in scores.groups:
@@ -151,8 +152,8 @@ class _TwoWay(torch.autograd.Function):
         scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale, tiled=ctx.tiled)
         dtype, buffer, third = scores.dtype, scores.buffer(), scores.buffer()
         spare = None if v is None else scores.buffer()
-        to_q, to_k, to_v_hat = _empty(q, q), _empty(k, k), _empty(v_hat, v_hat)
-        to_v: Any = None if v is None else _empty(v, v)
+        to_q, to_k, to_v_hat = room(q, q), room(k, k), room(v_hat, v_hat)
+        to_v: Any = None if v is None else room(v, v)
         to_bias = bias.new_zeros(bias.shape, dtype=dtype) if ctx.needs_input_grad[4] else None
         for group in scores.groups:
             queries = scores.queries(group)
@@ -204,9 +205,3 @@ def _plus(so_far: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
 
 def _one(rows: Tensor) -> Tensor:
     return torch.ones_like(rows[..., :1])
-
-
-def _empty(side: Tensor, values: Tensor) -> Tensor:
-    """Room for (B, H, N, width), N of `side` and the rest of `values`, in memory as (B, N, H, width)."""
-    batch, heads, tokens = side.shape[:3]
-    return values.new_empty(batch, tokens, heads, values.shape[-1]).transpose(1, 2)

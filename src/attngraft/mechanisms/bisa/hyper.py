@@ -23,6 +23,7 @@ from attngraft.dispatch.formula import (
     in_autocast_dtype,
     without_autocast,
 )
+from attngraft.mechanisms.bisa.layout import as_rows
 
 #: bytes of the buffer per thread: half of a usual second-level cache
 BUFFER = 2**20
@@ -50,7 +51,7 @@ class _Hyper(torch.autograd.Function):
     def forward(ctx: Any, u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
         ctx.save_for_backward(u, q_hat, hyper)
         batch, heads, tokens, _ = u.shape
-        u, q_hat = _rows(u), _rows(q_hat)
+        u, q_hat = as_rows(u), as_rows(q_hat)
         matrix = hyper.reshape(len(hyper), -1)
         out = u.new_empty(len(u), hyper.shape[2])
         for start, stop, buffer in _chunks(u, matrix.shape[1]):
@@ -67,7 +68,7 @@ class _Hyper(torch.autograd.Function):
             return differentiable(lambda *tensors: (formula(*tensors),), inputs, (gradient,))
         batch, heads, tokens, width = inputs[0].shape
         hyper = inputs[2]
-        u, q_hat, gradient = _rows(inputs[0]), _rows(inputs[1]), _rows(gradient)
+        u, q_hat, gradient = as_rows(inputs[0]), as_rows(inputs[1]), as_rows(gradient)
         matrix = hyper.reshape(-1, hyper.shape[2]).t()
         to_u, to_q_hat = torch.empty_like(u), torch.empty_like(q_hat)
         to_matrix = torch.zeros_like(matrix, dtype=accurate(u), memory_format=torch.contiguous_format)
@@ -89,11 +90,6 @@ class _Hyper(torch.autograd.Function):
             to_q_hat.view(shape).transpose(1, 2),
             to_matrix.t().reshape(hyper.shape).to(hyper.dtype),
         )
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """(B, H, N, width) as contiguous rows (B * N * H, width)."""
-    return tensor.transpose(1, 2).contiguous().view(-1, tensor.shape[-1])
 
 
 def _chunks(rows: Tensor, columns: int) -> Iterator[tuple[int, int, Tensor]]:

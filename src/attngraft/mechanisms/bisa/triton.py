@@ -17,6 +17,7 @@ from attngraft.dispatch.flops import register_flops
 from attngraft.dispatch.formula import differentiable, in_autocast_dtype
 from attngraft.mechanisms.bisa import triton_kernels as kernels
 from attngraft.mechanisms.bisa.eager import formula
+from attngraft.mechanisms.bisa.layout import room
 
 #: programs that fill a large GPU: the sum over entries that share a bias is cut into parts until there are so many
 PROGRAMS = 1024
@@ -84,16 +85,12 @@ def attend(
 def _empty_outputs(q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     row_lse = q.new_empty(0 if v is None else q.shape[:3], dtype=torch.float32)
     column_lse = q.new_empty(k.shape[:3], dtype=torch.float32)
-    return _like_rows(q, v), _like_rows(q, v_hat), row_lse, column_lse
+    return _room(q, v), _room(q, v_hat), row_lse, column_lse
 
 
-def _like_rows(side: Tensor, values: Tensor | None) -> Tensor:
-    """Room for (B, H, N, width), N of `side` and the width of `values`, in memory as (B, N, H, width), so that heads join
-    without a copy; empty where there are no values."""
-    batch, heads, tokens = side.shape[:3]
-    if values is None:
-        return side.new_empty(0)
-    return side.new_empty(batch, tokens, heads, values.shape[-1]).transpose(1, 2)
+def _room(side: Tensor, values: Tensor | None) -> Tensor:
+    """Room for what has the width of `values`; empty where there are none."""
+    return side.new_empty(0) if values is None else room(side, values)
 
 
 @attend.register_fake
@@ -156,7 +153,7 @@ def _empty_gradients(
     q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dbias = q.new_empty(0) if bias is None else torch.empty_like(bias, memory_format=torch.contiguous_format)
-    return _like_rows(q, q), _like_rows(k, k), _like_rows(k, v), _like_rows(k, v_hat), dbias
+    return _room(q, q), _room(k, k), _room(k, v), _room(k, v_hat), dbias
 
 
 @attend_backward.register_fake

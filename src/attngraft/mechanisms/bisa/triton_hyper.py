@@ -23,6 +23,7 @@ from torch import Tensor
 from attngraft.dispatch.flops import register_flops
 from attngraft.dispatch.formula import differentiable, in_autocast_dtype
 from attngraft.mechanisms.bisa.hyper import formula
+from attngraft.mechanisms.bisa.layout import as_rows, room
 from attngraft.mechanisms.bisa.triton_kernels import times
 
 #: programs that fill a large GPU, see `triton.PROGRAMS`
@@ -110,44 +111,33 @@ def tiles(width: int, dtype: torch.dtype) -> dict[str, int]:
     return {"BLOCK": 64, "num_warps": 4, "num_stages": 2}
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """(B, H, N, width) as contiguous rows (B * N * H, width): no copy where heads lie between tokens."""
-    return tensor.transpose(1, 2).contiguous().view(-1, tensor.shape[-1])
-
-
-def _room(like: Tensor, width: int) -> Tensor:
-    """An empty (B, H, N, width), in memory as (B, N, H, width)."""
-    batch, heads, tokens = like.shape[:3]
-    return like.new_empty(batch, tokens, heads, width).transpose(1, 2)
-
-
 @torch.library.custom_op("attngraft::hyper_transform", mutates_args=())
 def transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
     """(B, H, N, dv)."""
-    out, rows = _room(u, hyper.shape[2]), u.shape[:3].numel()
+    out, rows = room(u, hyper), u.shape[:3].numel()
     if rows:
         options = tiles(max(hyper.shape), u.dtype)
         with torch.cuda.device_of(u):
             transform_kernel[(triton.cdiv(rows, options["BLOCK"]),)](
-                _rows(u), _rows(q_hat), hyper.contiguous(), out, rows, S=len(hyper), DV=hyper.shape[2], **options
+                as_rows(u), as_rows(q_hat), hyper.contiguous(), out, rows, S=len(hyper), DV=hyper.shape[2], **options
             )
     return out
 
 
 @transform.register_fake
 def _(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
-    return _room(u, hyper.shape[2])
+    return room(u, hyper)
 
 
 @torch.library.custom_op("attngraft::hyper_transform_backward", mutates_args=())
 def transform_backward(gradient: Tensor, u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """du, dq_hat and dG."""
-    du, dq_hat, rows = _room(u, u.shape[-1]), _room(u, u.shape[-1]), u.shape[:3].numel()
+    du, dq_hat, rows = room(u, u), room(u, u), u.shape[:3].numel()
     if not rows:
         return du, dq_hat, torch.zeros_like(hyper, memory_format=torch.contiguous_format)
     widths: dict[str, int] = {"S": len(hyper), "DV": hyper.shape[2]}
     options = tiles(max(hyper.shape), u.dtype)
-    in_rows, query, to_out = _rows(u), _rows(q_hat), _rows(gradient)
+    in_rows, query, to_out = as_rows(u), as_rows(q_hat), as_rows(gradient)
     slices = max(1, 128 // max(16, triton.next_power_of_2(len(hyper))))
     groups = triton.cdiv(len(hyper), slices)
     per_part = triton.cdiv(rows, max(1, PROGRAMS // groups))
@@ -166,7 +156,7 @@ def transform_backward(gradient: Tensor, u: Tensor, q_hat: Tensor, hyper: Tensor
 @transform_backward.register_fake
 def _(gradient: Tensor, u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     to_hyper = torch.empty_like(hyper, memory_format=torch.contiguous_format)
-    return _room(u, u.shape[-1]), _room(u, u.shape[-1]), to_hyper
+    return room(u, u), room(u, u), to_hyper
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
