@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,13 +11,16 @@ from torch import Tensor
 from attngraft.dispatch.formula import accurate
 
 #: numbers in the score matrices of one group, per thread
-NUMBERS = 2**18
+NUMBERS = 2**19
 #: numbers in a tile; a matrix of more than twice as many is tiled, for less the calls cost more than the cache saves
 TILE = 2**19
 #: numbers in both on other devices than the CPU
 ELSEWHERE = 2**26
 #: keys below which products with a tile are no longer at full speed
 FEWEST_KEYS = 64
+
+
+ALL = slice(None)  #: all keys
 
 
 class Group(NamedTuple):
@@ -49,7 +52,7 @@ class Scores:
     keys, so that the softmax over queries is complete in it.
 
     Args:
-        tiled: whether there may be several steps; where not given, as the sizes ask for.
+        tiled: whether there may be several steps.
     """
 
     def __init__(
@@ -60,17 +63,15 @@ class Scores:
         bias: Tensor | None,
         visible: Tensor | None,
         scale: float,
-        tiled: bool | None = None,
+        tiled: bool = False,
     ) -> None:
         self.q, self.k, self.bias, self.visible, self.scale = q, k, bias, visible, scale
         self.dtype = accurate(q)
         queries, keys = q.shape[2], k.shape[2]
         on_cpu = q.device.type == "cpu"  # elsewhere there is no cache to stay in, but a limit to memory
         fitting = (NUMBERS * torch.get_num_threads() if on_cpu else ELSEWHERE) // (queries * keys)
-        tile = TILE if on_cpu else ELSEWHERE
         self.groups = list(_groups(len(q), q.shape[1], fitting, 1 if bias is None else len(bias)))
-        self.tiled = queries * keys > 2 * tile if tiled is None else tiled
-        step = min(keys, max(tile // queries, FEWEST_KEYS)) if self.tiled else keys
+        step = min(keys, max(_tile(q) // queries, FEWEST_KEYS)) if tiled else keys
         self.steps = [slice(start, min(start + step, keys)) for start in range(0, keys, step)]
         most = max(images * heads for images, heads in (group.counts for group in self.groups))
         self._room = most * queries * step
@@ -99,12 +100,12 @@ class Scores:
             out.masked_fill_(~group.of(self.visible[..., keys]), float("-inf"))
         return out
 
-    def over_keys(self, scores: Tensor, buffer: Tensor) -> Tensor:
-        """The softmax over all keys, of scores that are not tiled, written to `buffer`; 0 where all is hidden."""
-        found = torch.softmax(scores, -1, out=shaped(buffer, *scores.shape))
-        # A query that sees nothing is NaN from end to end: to look at one key is cheap, to look at all is not.
-        if self.masked and (found.device.type != "cpu" or found[..., 0].isnan().any()):
-            found.masked_fill_((scores == float("-inf")).all(-1, keepdim=True), 0)
+    def softmax(self, scores: Tensor, dim: int, buffer: Tensor) -> Tensor:
+        """The softmax of whole matrices along `dim`, written to `buffer`; 0 where all is hidden."""
+        found = torch.softmax(scores, dim, out=shaped(buffer, *scores.shape))
+        # A line that is hidden is NaN from end to end: to look at one place of each is cheap, to look at all is not.
+        if self.masked and (found.device.type != "cpu" or found.select(dim, 0).isnan().any()):
+            found.masked_fill_((scores == float("-inf")).all(dim, keepdim=True), 0)
         return found
 
     def largest(self, tile: Tensor, dim: int) -> Tensor:
@@ -136,41 +137,13 @@ class Scores:
         return tile.view(-1, period, heads, *tile.shape[1:])
 
 
-class Rows:
-    """The softmax over keys of a group times the values, while the keys come tile by tile."""
+def large(q: Tensor, k: Tensor) -> bool:
+    """Whether a score matrix is too large to be taken whole."""
+    return q.shape[2] * k.shape[2] > 2 * _tile(q)
 
-    def __init__(self, scores: Scores) -> None:
-        self._scores = scores
-        self._largest: Any = None  # (n, Nq, 1) of the tiles so far; None where all keys come at once
-        self._sums: Any = None  # of exp(S - largest), (n, Nq, 1)
-        self._attended: Any = None  # of exp(S - largest) times the values, (n, Nq, dv)
 
-    def add(self, tile: Tensor, values: Tensor, buffer: Tensor) -> None:
-        """Take in the scores of some keys (n, Nq, keys) and their values (n, keys, dv)."""
-        if not self._scores.tiled:
-            self._attended = torch.bmm(self._scores.over_keys(tile, buffer), values)
-            return
-        largest, before = self._scores.largest(tile, -1), self._largest
-        self._largest = largest if before is None else torch.maximum(largest, before)
-        weights = torch.sub(tile, self._largest, out=shaped(buffer, *tile.shape)).exp_()
-        sums = weights.sum(-1, keepdim=True)
-        if before is None:
-            self._sums, self._attended = sums, torch.bmm(weights, values)
-            return
-        shrunk = before.sub_(self._largest).exp_()
-        self._sums.mul_(shrunk).add_(sums)
-        self._attended.mul_(shrunk)
-        torch.baddbmm(
-            self._attended, weights, values, out=self._attended
-        )  # counters know it, and not its in-place form
-
-    def attended(self) -> Tensor:
-        """(n, Nq, dv)."""
-        return self._attended.div_(self._scores.positive(self._sums)) if self._scores.tiled else self._attended
-
-    def log_sums(self) -> Tensor:
-        """log sum over keys of exp(S) (n, Nq, 1), of tiled scores; finite where a query sees nothing. After `attended`."""
-        return self._sums.log_().add_(self._largest)
+def _tile(q: Tensor) -> int:
+    return TILE if q.device.type == "cpu" else ELSEWHERE
 
 
 def shaped(buffer: Tensor, *shape: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from attngraft.dispatch.flops import register_flops
 from attngraft.dispatch.formula import differentiable, in_autocast_dtype
 from attngraft.mechanisms.bisa import triton_kernels as kernels
-from attngraft.mechanisms.bisa.eager import formula
+from attngraft.mechanisms.bisa.formula import formula
 from attngraft.mechanisms.bisa.layout import room
 
 #: programs that fill a large GPU: the sum over entries that share a bias is cut into parts until there are so many
