@@ -50,8 +50,8 @@ class MixContext:
         return self._site.scale
 
     def bias(self) -> Tensor | None:
-        """What is added to the scaled scores, mask included: (b, H or 1, Nq, Nk), where b divides B and entry i takes
-        bias i mod b (the windows of an image share theirs with those of every other image). Boolean: True may be seen."""
+        """What is added to the scaled scores, mask included: (b, H or 1, Nq or 1, Nk or 1), where b divides B and entry
+        i takes bias i mod b (the windows of an image share theirs with those of every other image). Boolean: True may be seen."""
         return self._site.shared_bias(self.projected)
 
     def scores(self) -> Tensor:

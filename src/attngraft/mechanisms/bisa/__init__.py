@@ -12,7 +12,7 @@ Source: "Bi-Directional Self-Attention for Vision Transformers", Eqs. 1-3, Alg. 
 | file | what |
 |---|---|
 | reference.py | the equations |
-| eager.py, groups.py | lean PyTorch: both softmaxes of one score matrix |
+| eager.py, tiles.py, groups.py | lean PyTorch: both softmaxes of one score matrix, whole or tile by tile |
 | hyper.py, mlp.py | lean PyTorch: the hypernetwork, and the ablation's MLP |
 | layout.py | heads in memory as tokens want them |
 | ops.py, operands.py | the public operations and their backends, and what they ask of their operands |
