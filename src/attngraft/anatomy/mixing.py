@@ -51,7 +51,8 @@ class MixContext:
 
     def bias(self) -> Tensor | None:
         """What is added to the scaled scores, mask included: (b, H or 1, Nq or 1, Nk or 1), where b divides B and entry
-        i takes bias i mod b (the windows of an image share theirs with those of every other image). Boolean: True may be seen."""
+        i takes bias i mod b (the windows of an image share theirs with those of every other image). Boolean: True may be
+        seen."""
         return self._site.shared_bias(self.projected)
 
     def scores(self) -> Tensor:
