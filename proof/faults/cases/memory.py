@@ -106,7 +106,7 @@ CASES = (
     Case(
         name="auto-batch-study",
         fault="The same in a study",
-        happens="each run finds its own; the update stays the same",
+        happens="each run finds its own; updates are of the same examples",
         kept="everything",
         remedy="nothing to do",
         run=_study,
