@@ -14,8 +14,14 @@ from attngraft.training.stopping import SIGNALS, StoppedWaiting, StopSignal
 
 @pytest.fixture
 def stop() -> Iterator[StopSignal]:
-    with StopSignal(Accelerator(cpu=True)) as signal_:
-        yield signal_
+    # the tests themselves may run under nohup
+    before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
+    try:
+        with StopSignal(Accelerator(cpu=True)) as signal_:
+            yield signal_
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
