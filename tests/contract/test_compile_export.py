@@ -8,10 +8,10 @@ from torch import nn
 
 import attngraft
 from attngraft.hosts import find_host
-from tests.contract import test_timm_levit as levit
-from tests.contract import test_timm_swin as swin
-from tests.contract import test_timm_vit as vit
 from tests.contract.tester import GRAFTS, HostContract
+from tests.contract.timm import test_levit as levit
+from tests.contract.timm import test_swin as swin
+from tests.contract.timm import test_vit as vit
 
 # named through their modules, so that pytest does not collect the contract a second time here
 HOSTS = [

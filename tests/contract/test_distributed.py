@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import attngraft
-from tests.contract import test_timm_vit as vit
+from tests.contract.timm import test_vit as vit
 from tests.training.processes import finish, run_together
 
 SPEC = "bisa(learned=true)@blocks.1 + horizontal + vertical + cb_s(init=0.5) + uniform_heads + cb(at=attention)"

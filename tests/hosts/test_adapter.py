@@ -9,7 +9,7 @@ from torch import nn
 
 import attngraft
 from attngraft.hosts import find_host, register_host, richer_class
-from attngraft.hosts.timm_vit import TimmViT
+from attngraft.hosts.timm.vit import TimmViT
 from tests.grafting.test_apply import tiny_swin, tiny_vit
 
 
@@ -74,7 +74,7 @@ def test_geometry_of_a_vit() -> None:
         (14, 14),
     )
     assert (attention.heads, attention.key_width, attention.value_width, attention.dim) == (6, 64, 64, 384)
-    assert attention.rows["k"].spans(0, 6) == ((384, 768),)
+    assert attention.rows["k"][0].spans(0, 6) == ((384, 768),)
     assert (mlp.hidden, mlp.width("mlp.mid"), mlp.shape("mlp.end")) == (1536, 1536, (1, 198, 384))
 
 

@@ -80,7 +80,8 @@ class AttentionGeometry(Geometry):
     query_tokens: int | None = None  #: Nq, where the query side has not all N tokens (subsampling)
     out_dim: int | None = None  #: width of the tokens that leave, where it is not `dim`
     projection: Projection = Projection()
-    rows: Mapping[str, HeadRows] = field(default_factory=dict)  #: "q", "k", "v" -> rows of the host's projection
+    #: "q", "k", "v" -> rows of the host's projections; several where biases stand beside them
+    rows: Mapping[str, tuple[HeadRows, ...]] = field(default_factory=dict)
     query_key_parameters: tuple[str, ...] = ()  #: beside `rows`, what serves only the scores (qk-norm, bias tables)
     score_rows: tuple[str, ...] = ()  #: those of them whose first axis counts heads
     score_columns: tuple[str, ...] = ()  #: those of them whose last axis counts heads
@@ -92,10 +93,8 @@ class AttentionGeometry(Geometry):
 
     def head_rows(self, role: Literal["q", "k", "v"], first: int, stop: int) -> tuple[tuple[str, int, int], ...]:
         """(parameter, start, stop) of the rows that make q, k or v of heads `first` to `stop - 1`, as `Unused.rows`."""
-        if role not in self.rows:
-            return ()
-        rows = self.rows[role]
-        return tuple((name, *span) for name in rows.parameters for span in rows.spans(first, stop))
+        rows = self.rows.get(role, ())
+        return tuple((name, *span) for each in rows for name in each.parameters for span in each.spans(first, stop))
 
     def width(self, stage: Stage) -> int:
         return self.dim if self.out_dim is None else self.out_dim

@@ -53,6 +53,15 @@ class GraftedModule(TapPoint):
         return value
 
 
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """The host's own class of a module, grafted or not."""
+    if not isinstance(module, GraftedModule):
+        return type(module)
+    return next(
+        base for base in type(module).__mro__ if not issubclass(base, GraftedModule) and issubclass(base, nn.Module)
+    )
+
+
 class AttentionSite(GraftedModule):
     """project -> mix -> merge -> drop. An adapter supplies `project`, `merge`, `drop` and, if need be, `visible`; and
     `output_layer` for folding."""

@@ -9,9 +9,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from attngraft.anatomy import Graft, GraftedModule
+from attngraft.anatomy import Graft, GraftedModule, plain_class
 from attngraft.errors import GraftSpecError, HostError
-from attngraft.grafting.describe import describe, plain_class
+from attngraft.grafting.describe import describe
 from attngraft.grafting.placement import Placement, build, place, with_options
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import Specification

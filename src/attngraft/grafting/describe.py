@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Geometry, GraftedModule, Stage, is_graft
+from attngraft.anatomy import AttentionGeometry, Geometry, Stage, is_graft, plain_class
 from attngraft.grafting.mixing import mix_macs
 from attngraft.grafting.placement import Placement, build
 from attngraft.grafting.report import Entry, GraftReport
@@ -52,15 +52,6 @@ def _entry(host: Host, placement: Placement, parameters: int, macs: int | None) 
         carried=sum(p.numel() for p in sizes.values()) - idle,
         unused=unused,
         notes=tuple(graft_type.notes(placement.site.geometry, placement.stage, term.options)),
-    )
-
-
-def plain_class(module: nn.Module) -> type[nn.Module]:
-    """The host's own class of a module, grafted or not."""
-    if not isinstance(module, GraftedModule):
-        return type(module)
-    return next(
-        base for base in type(module).__mro__ if not issubclass(base, GraftedModule) and issubclass(base, nn.Module)
     )
 
 

@@ -130,13 +130,13 @@ def own_parameters(module: nn.Module, *names: str) -> tuple[str, ...]:
     return tuple(name for name in present if any(name == wanted or name.startswith(f"{wanted}.") for wanted in names))
 
 
-def head_rows(module: nn.Module, name: str, *, start: int, width: int, step: int) -> HeadRows:
+def head_rows(module: nn.Module, name: str, *, start: int, width: int, step: int) -> tuple[HeadRows, ...]:
     """`HeadRows` of the projection called `name`: all its parameters have one entry of the first axis per row."""
     sizes = {each: module.get_parameter(each)[0].numel() for each in own_parameters(module, name)}
-    return HeadRows(sizes, start, width, step)
+    return (HeadRows(sizes, start, width, step),) if sizes else ()
 
 
-def fused_rows(module: nn.Module, name: str, *, heads: int) -> dict[str, HeadRows]:
+def fused_rows(module: nn.Module, name: str, *, heads: int) -> dict[str, tuple[HeadRows, ...]]:
     """The rows of a projection that makes q of all heads, then k, then v, all of one width."""
     total = next(module.get_parameter(each).shape[0] for each in own_parameters(module, name)) // 3
     width = total // heads

@@ -275,7 +275,7 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
         return Unused(rows=rows, columns=columns)
 
     def notes(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> tuple[str, ...]:
-        rows = [block for role, block in _attention(geometry).rows.items() if role in ("q", "k")]
+        rows = [block for role in ("q", "k") for block in _attention(geometry).rows.get(role, ())]
         saved = sum(options.count * block.width * sum(block.parameters.values()) for block in rows)
         return (
             f"Table 1 counts a model without the unused q and k rows: {saved:,} parameters fewer at this site "

@@ -20,7 +20,6 @@ from attngraft.anatomy import (
     Projected,
     Stage,
 )
-from attngraft.hosts import timm_mlp
 from attngraft.hosts.adapter import (
     HostAdapter,
     Site,
@@ -31,6 +30,7 @@ from attngraft.hosts.adapter import (
     random_images,
 )
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.timm import mlp as timm_mlp
 
 
 class GraftedWindowAttention(AttentionSite, WindowAttention):

@@ -10,8 +10,8 @@ from timm.models.levit import ConvNorm, LinearNorm, NormLinear
 from torch import nn
 
 import attngraft
-from tests.contract.test_timm_vit import NO_CLASS_TOKEN, NO_WINDOWS
-from tests.contract.tester import HostContract
+from tests.contract.tester import ONE_PER_STAGE, HostContract
+from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 TINY: dict[str, Any] = {
     "img_size": 48,
@@ -52,23 +52,12 @@ class TestLevit(HostContract):
         return unlike_at_first(timm.create_model(self.name, **TINY))
 
 
-#: a graft for each stage
-ONE_PER_STAGE = [
-    "bisa(learned=true, norm=true)@stages.*.blocks",
-    "toy_flatten + toy_scale(start=0.5, stage=heads)",
-    "vertical + cb(at=both)",
-    "cb_s(init=1, position=front) + toy_scale(start=0.5, stage='mlp.mid') + se(reduction=2)",
-]
-
-
 class TestLevitConv(TestLevit):
     """Maps; with every graft in the slow tests."""
 
     name = "levit_conv_256d"
 
-    @pytest.fixture(params=ONE_PER_STAGE)
-    def spec(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
+    specs: ClassVar = ONE_PER_STAGE
 
 
 class TestLevitDistilled(TestLevitConv):

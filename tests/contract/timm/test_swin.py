@@ -7,8 +7,8 @@ from typing import ClassVar
 import timm
 from torch import nn
 
-from tests.contract.test_timm_vit import NO_CLASS_TOKEN
 from tests.contract.tester import HostContract
+from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
 
 class TestSwin(HostContract):

@@ -13,7 +13,7 @@ from torch import nn
 import attngraft
 from attngraft.anatomy import AttentionGeometry, MlpGeometry
 from attngraft.hosts import find_host, forget
-from tests.contract.test_timm_levit import TINY, unlike_at_first
+from tests.contract.timm.test_levit import TINY, unlike_at_first
 
 
 def make(name: str = "levit_256d", **arguments: Any) -> nn.Module:

@@ -1,0 +1,1 @@
+"""Adapters of timm's families: a file each, and what they share."""

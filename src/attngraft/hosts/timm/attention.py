@@ -1,0 +1,138 @@
+"""timm's shared `Attention` and the blocks that hold it: what most of its families are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from timm.layers import Attention
+from timm.models.vision_transformer import Block, ResPostBlock
+from torch import Tensor, nn
+
+from attngraft.anatomy import (
+    STAGES,
+    AttentionGeometry,
+    AttentionSite,
+    GraftedModule,
+    LinearLayer,
+    MlpGeometry,
+    Projected,
+    Stage,
+)
+from attngraft.hosts.adapter import Site, check_known, fused_rows, own_parameters
+from attngraft.hosts.timm import mlp as timm_mlp
+
+#: an attention without windows
+GLOBAL: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.end")
+NO_WINDOWS: Mapping[Stage, str] = {"attn.window": "its attention has no windows; use scope=image"}
+
+
+class SelfAttention(AttentionSite):
+    """What timm's attentions over tokens share from the heads on: output norm, gate, projection, dropout.
+
+    `project` puts the gate, where there is one, into `rest`.
+    """
+
+    proj: nn.Module
+    proj_drop: nn.Module
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        x = heads.transpose(1, 2).flatten(2)
+        norm = getattr(self, "norm", None)
+        x = x if norm is None else norm(x)
+        if projected.rest is not None:
+            x = x * projected.rest
+        return cast(Tensor, self.proj(x))
+
+    def drop(self, tokens: Tensor) -> Tensor:
+        return cast(Tensor, self.proj_drop(tokens))
+
+    def output_layer(self) -> LinearLayer | None:
+        return self.proj if isinstance(self.proj, nn.Linear) else None
+
+
+def masked(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
+    """The mask that timm's attentions use: causal goes first where the map is spelled out; fused kernels refuse both.
+
+    Raises:
+        ValueError: both are given to a fused attention.
+    """
+    if is_causal and module.fused_attn and attn_mask is not None:
+        raise ValueError("attn_mask and is_causal exclude each other")
+    return None if is_causal else attn_mask
+
+
+def gate(module: Any, x: Tensor) -> Tensor | None:
+    """The factor of the merged heads in gated attentions (timm >= 1.0.28)."""
+    layer = getattr(module, "gate", None)
+    return None if layer is None else layer(x).sigmoid()
+
+
+class GraftedAttention(SelfAttention, Attention):
+    """`timm.layers.Attention`: fused qkv (rows q, k, v), optional qk-norm, output norm and gate."""
+
+    def project(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Projected:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = masked(self, attn_mask, is_causal)
+        return Projected(self.q_norm(q), self.k_norm(k), v, x, bias=bias, causal=is_causal, rest=gate(self, x))
+
+
+RICHER: Mapping[type[nn.Module], type[GraftedModule]] = {Attention: GraftedAttention, **timm_mlp.RICHER}
+BLOCKS = (Block, ResPostBlock)
+
+
+def attention_site(module: Any, path: str, **tokens: Any) -> Site:
+    """The site that timm's `Attention` is; `tokens` are the fields of `Geometry` that the model knows."""
+    if type(module) not in (Attention, GraftedAttention):
+        return unread_site(module, path, **tokens)
+    check_known(
+        module,
+        path,
+        arguments=("x", "attn_mask", "is_causal", "args", "kwargs"),
+        children=("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"),
+    )
+    geometry = AttentionGeometry(
+        **tokens,
+        heads=module.num_heads,
+        key_width=module.head_dim,
+        value_width=module.head_dim,
+        rows=fused_rows(module, "qkv", heads=module.num_heads),
+        query_key_parameters=own_parameters(module, "q_norm", "k_norm"),
+    )
+    return Site(
+        path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, path), missing=NO_WINDOWS
+    )
+
+
+def unread_site(module: Any, path: str, **tokens: Any) -> Site:
+    """A place where some attention stands that no adapter reads: every stage says so."""
+    why = f"its attention is {type(module).__name__}, which this adapter does not read"
+    heads = getattr(module, "num_heads", 1)
+    geometry = AttentionGeometry(**tokens, heads=heads, key_width=0, value_width=0)
+    return Site(path=path, kind="attention", geometry=geometry, carriers={}, missing=dict.fromkeys(STAGES, why))
+
+
+def mlp_sites(module: Any, path: str, **tokens: Any) -> Iterator[Site]:
+    """The site that one of timm's MLPs is; none for an MLP of a class that we do not know."""
+    width = module.fc2.in_features if isinstance(getattr(module, "fc2", None), nn.Linear) else 0
+    site = timm_mlp.mlp_site(module, path, MlpGeometry(hidden=width, **tokens))
+    if site is not None:
+        yield site
+
+
+def block_sites(block: Any, path: str, **tokens: Any) -> Iterator[Site]:
+    """The two sites of timm's `Block` and `ResPostBlock`."""
+    yield attention_site(block.attn, f"{path}.attn", **tokens)
+    yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
+
+
+def prefixed_grid(model: Any, *, dim: int) -> dict[str, Any]:
+    """The part of the geometry that all sites of a model with one sequence of tokens share."""
+    prefix, cells = model.num_prefix_tokens, model.patch_embed.grid_size
+    return {
+        "dim": dim,
+        "tokens": None if cells is None else prefix + cells[0] * cells[1],
+        "prefix_tokens": prefix,
+        "class_token": getattr(model, "cls_token", None) is not None,
+        "grid": None if cells is None else tuple(cells),
+    }

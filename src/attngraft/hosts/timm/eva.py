@@ -1,0 +1,35 @@
+"""timm's EVA (EVA-02, DINOv3, Perception Encoder, ROPE-ViT: rotary positions) and BEiT, which it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from timm.models.beit import Beit
+from timm.models.beit import Block as BeitBlock
+from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
+
+from attngraft.hosts.adapter import Site
+from attngraft.hosts.registry import register_host
+from attngraft.hosts.timm import mlp as timm_mlp
+from attngraft.hosts.timm.attention import mlp_sites, prefixed_grid
+from attngraft.hosts.timm.family import Look, TimmFamily
+from attngraft.hosts.timm.rope import RICHER, rotary_site
+
+
+class TimmEva(TimmFamily):
+    """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`."""
+
+    name = "timm.eva"
+    summary = "timm EVA, EVA-02, DINOv3 and other ViTs with rotary positions, and BEiT, of any size"
+    richer: ClassVar = {**RICHER, **timm_mlp.RICHER}
+    models = (Eva, Beit)
+    blocks = (EvaBlock, EvaBlockPostNorm, BeitBlock)
+
+    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
+        tokens = prefixed_grid(look.model, dim=look.model.embed_dim)
+        yield rotary_site(block.attn, f"{path}.attn", **tokens)
+        yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
+
+
+register_host(TimmEva())

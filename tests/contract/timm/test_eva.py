@@ -1,0 +1,64 @@
+"""timm's EVA and BEiT under the contract."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import timm
+import torch
+from torch import nn
+
+from tests.contract.tester import ONE_PER_STAGE, HostContract
+from tests.contract.timm.test_vit import NO_WINDOWS, TINY
+
+NO_MIDDLE = [spec.replace("stage='mlp.mid'", "stage='mlp.front'") for spec in ONE_PER_STAGE]
+
+
+def off_zero(model: nn.Module) -> nn.Module:
+    """Biases and tables start at zero: as after some training."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ("bias" in name or "gamma" in name) and parameter.device.type != "meta":
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+class TestEva(HostContract):
+    """Rotary positions, a class token, q and v biases, gated MLPs with a norm."""
+
+    layers = 2
+    refused: ClassVar = NO_WINDOWS
+    specs: ClassVar = NO_MIDDLE
+    name: ClassVar = "eva02_tiny_patch14_224"
+    extras: ClassVar[dict[str, Any]] = {}
+
+    def make(self) -> nn.Module:
+        return off_zero(timm.create_model(self.name, **(TINY | self.extras)))
+
+
+class TestRopeMixed(TestEva):
+    """Learned rotations of each head, no class token, post-norm in none."""
+
+    name = "vit_small_patch16_rope_mixed_224"
+    specs: ClassVar = ONE_PER_STAGE
+
+
+class TestEvaSeparate(TestEva):
+    """Three projections, registers, output norm."""
+
+    extras: ClassVar = {"qkv_fused": False, "scale_attn_inner": True}
+
+
+class TestDinoV3(TestEva):
+    """q, k and v in a projection without bias; four registers; layer scale."""
+
+    name = "vit_small_patch16_dinov3"
+    specs: ClassVar = ONE_PER_STAGE
+
+
+class TestBeit(TestEva):
+    """A table of relative positions in each block."""
+
+    name = "beit_base_patch16_224"
+    specs: ClassVar = ONE_PER_STAGE
