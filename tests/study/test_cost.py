@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from attngraft.bench import PairedRatio
 from attngraft.study import cost as cost_module
 from attngraft.study.cost import load_costs, measure_costs, save_costs
 from attngraft.study.memory import LiveStorages, peak_memory
@@ -31,11 +34,55 @@ def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert grafted.train_time_ratio is not None
     assert grafted.train_time_ratio.low <= grafted.train_time_ratio.point <= grafted.train_time_ratio.high
     assert 0.2 < grafted.train_time_ratio.point < 5
+    assert baseline.inference_time_ratio is not None
+    assert baseline.inference_time_ratio.point == 1.0
+    assert grafted.inference_time_ratio is not None
+    assert grafted.inference_time_ratio.low <= grafted.inference_time_ratio.point <= grafted.inference_time_ratio.high
+    assert grafted.inference_time_ratio != grafted.train_time_ratio
+    for each in (baseline, grafted):
+        assert each.train_seconds_per_step is not None
+        assert each.inference_seconds_per_batch is not None
+        assert 0 < each.inference_seconds_per_batch
     assert grafted.memory_ratio is not None
     assert 1.0 < grafted.memory_ratio < 1.5
     in_a_hurry = measure_costs(config, material, limit=0)
     assert in_a_hurry["cb_s"].train_time_ratio is None
+    assert in_a_hurry["cb_s"].inference_time_ratio is None
     assert in_a_hurry["cb_s"].parameters == grafted.parameters
+
+
+def test_inference_is_timed_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graft that is said to cost three times the training and twice the inference, on a clock that obeys."""
+    seconds = {("none", "train"): 1.0, ("cb_s", "train"): 3.0, ("none", "evaluate"): 0.25, ("cb_s", "evaluate"): 0.5}
+    asked: list[str] = []
+
+    def told(base: Any, others: Mapping[str, Any], **_: Any) -> dict[str, PairedRatio]:
+        kind = "train" if base.__name__ == "train_step" else "evaluate"
+        assert all(work.__name__ == base.__name__ for work in others.values())
+        asked.append(kind)
+        return {
+            spec: PairedRatio(
+                ratio=seconds[spec, kind] / seconds["none", kind],
+                low=1.0,
+                high=9.0,
+                baseline_seconds=seconds["none", kind],
+                candidate_seconds=seconds[spec, kind],
+                pairs=5,
+            )
+            for spec in others
+        }
+
+    monkeypatch.setattr(cost_module, "several", told)
+    config = study(tmp_path, grafts=["cb_s"], set=SMALL)
+    costs = measure_costs(config, load_material(config.recipe_of(config.baseline, 0)), limit=60)
+    assert asked == ["train", "evaluate"]
+    for spec, training, inference in (("none", 1.0, 1.0), ("cb_s", 3.0, 2.0)):
+        found = costs[spec]
+        assert found.train_time_ratio is not None
+        assert found.inference_time_ratio is not None
+        assert (found.train_time_ratio.point, found.inference_time_ratio.point) == (training, inference)
+        assert found.train_seconds_per_step == seconds[spec, "train"]
+        assert found.inference_seconds_per_batch == seconds[spec, "evaluate"]
 
 
 def test_kept_costs_belong_to_a_recipe_and_its_variants(tmp_path: Path) -> None:

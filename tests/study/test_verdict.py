@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from attngraft.study.result import Difference
 from attngraft.study.verdict import compare_scores, corrected
 
 N = 400
@@ -96,3 +97,39 @@ def test_correction_over_variants_changes_p_alone() -> None:
     assert after[2].p_holm == pytest.approx(min(1, 2 * found[1].p_value))
     assert after[2].p_value == found[1].p_value
     assert [d.verdict for d in after if d] == [d.verdict for d in found]
+
+
+def gains_and_losses(*, gained: int, lost: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of a baseline and of a variant that is right on `gained` examples more and wrong on `lost` others."""
+    baseline, variant = np.zeros(N), np.zeros(N)
+    variant[:gained] = 1
+    baseline[N - lost :] = 1
+    return baseline, variant
+
+
+def test_seeds_that_differ_allow_no_verdict_whatever_the_bootstrap_says() -> None:
+    """Skewed: the bootstrap's lower side ends at the two low seeds, the t-interval is symmetric and reaches further."""
+    gains = (1.6, 1.6, 3.1)  # of every example alike
+    scores = {seed: np.full(N, gain) for seed, gain in enumerate(gains)}
+    found = compare_scores({seed: np.zeros(N) for seed in scores}, scores, binary=False)
+    assert found.t is not None
+    assert found.t.low < 0 < found.t.high
+    assert found.bootstrap.low > 0
+    assert found.verdict == "inside the noise"
+    assert found.why.startswith("the t-interval over 3 seeds, -")
+    assert "contains zero, though the crossed bootstrap's 95% interval, +" in found.why
+    assert found.why.endswith(", does not")
+
+
+def test_examples_that_differ_much_allow_no_verdict_whatever_the_t_interval_says() -> None:
+    """All seeds agree on a small gain, which other examples need not show."""
+    pairs = [gains_and_losses(gained=gained, lost=148) for gained in (152, 152, 153)]
+    baselines, variants = ({seed: pair[side] for seed, pair in enumerate(pairs)} for side in (0, 1))
+    found = compare_scores(baselines, variants, binary=True)
+    assert found.t is not None
+    assert found.t.low > 0
+    assert found.bootstrap.low < 0 < found.bootstrap.high
+    assert found.verdict == "inside the noise"
+    assert found.why.startswith("the crossed bootstrap's 95% interval, -")
+    assert "contains zero, though the t-interval over 3 seeds, +" in found.why
+    assert found.why.endswith(", does not")
