@@ -42,7 +42,7 @@ def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     for each in (baseline, grafted):
         assert each.train_seconds_per_step is not None
         assert each.inference_seconds_per_batch is not None
-        assert 0 < each.inference_seconds_per_batch
+        assert each.inference_seconds_per_batch > 0
     assert grafted.memory_ratio is not None
     assert 1.0 < grafted.memory_ratio < 1.5
     in_a_hurry = measure_costs(config, material, limit=0)

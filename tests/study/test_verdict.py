@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attngraft.study.result import Difference
 from attngraft.study.verdict import compare_scores, corrected
 
 N = 400
