@@ -15,6 +15,7 @@ from attngraft.export.manifest import MANIFEST, Check, Manifest, manifest_text
 FILE = "model.pt2"
 TOLERANCE = 1e-5
 EXAMPLE = 2  #: a batch of one would be taken for a constant
+BUILT_IN = {"aten", "prim", "prims"}  #: where torch's own operations are; others come with a package
 
 
 def export_program(model: nn.Module, manifest: Manifest) -> torch.export.ExportedProgram:
@@ -39,9 +40,14 @@ def write_program(program: torch.export.ExportedProgram, model: nn.Module, manif
     """Write model.pt2, load it again, and compare its outputs with the model's at several batch sizes.
 
     Raises:
-        ExportError: the program differs, or cannot be written.
+        ExportError: the program would need another package than torch, differs, or cannot be written.
     """
     path = folder / FILE
+    if foreign := foreign_operations(program):
+        raise ExportError(
+            f"{FILE}: calls {', '.join(foreign)}, which torch alone does not have, so it needs the package that "
+            "brings it; choose another backend (ATTNGRAFT_BACKEND=eager, or an option of the graft), or export --to torch"
+        )
     try:
         torch.export.save(program, path, extra_files={MANIFEST: manifest_text(manifest)})
     except (OSError, RuntimeError) as error:  # torch's writer has an error of its own for a full disk
@@ -49,6 +55,18 @@ def write_program(program: torch.export.ExportedProgram, model: nn.Module, manif
     return check_outputs(
         open_program(path)[0], model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE
     )
+
+
+def foreign_operations(program: torch.export.ExportedProgram) -> list[str]:
+    """The program's operations that torch does not bring, by name: custom operations that a package registers."""
+    called = {
+        node.target
+        for module in program.graph_module.modules()  # parts under a condition or a loop are modules of their own
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+    }
+    overloads = (target for target in called if isinstance(target, torch._ops.OpOverload))
+    return sorted({str(each) for each in overloads if each.namespace not in BUILT_IN})
 
 
 def open_program(path: Path) -> tuple[Forward, str | None]:
