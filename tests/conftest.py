@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,12 @@ from hypothesis import settings
 # a busy machine is no failure
 settings.register_profile("attngraft", deadline=None)
 settings.load_profile("attngraft")
+
+
+def pytest_configure() -> None:
+    """A shell starts what it runs in the background with Ctrl-C ignored, and many tests press it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
