@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import HfApi
 
 import attngraft
 from attngraft.errors import ExportError, UsageError
@@ -15,21 +17,29 @@ from tests.export.runs import make_run
 
 
 class FakeApi:
-    """Remembers what it was asked; raises `error` when asked to upload."""
+    """Remembers what it was asked, if the real client could be asked so; raises `error` when asked to upload."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error, self.calls = error, []
 
-    def create_repo(self, repo_id: str, **asked: Any) -> str:
-        self.calls.append(("create", repo_id, asked))
-        return f"https://hub.example/{repo_id}"
+    def create_repo(self, *given: Any, **asked: Any) -> str:
+        arguments = bound("create_repo", given, asked)
+        self.calls.append(("create", arguments.pop("repo_id"), arguments))
+        return f"https://hub.example/{self.calls[-1][1]}"
 
-    def upload_folder(self, **asked: Any) -> None:
+    def upload_folder(self, *given: Any, **asked: Any) -> None:
+        arguments = bound("upload_folder", given, asked)
         if self.error is not None:
             raise self.error
-        self.calls.append(
-            ("upload", sorted(path.name for path in Path(asked["folder_path"]).iterdir()), asked["repo_id"])
-        )
+        files = sorted(path.name for path in Path(arguments["folder_path"]).iterdir())
+        self.calls.append(("upload", files, arguments["repo_id"]))
+
+
+def bound(method: str, given: tuple[Any, ...], asked: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name; a TypeError where `huggingface_hub.HfApi` would not take them."""
+    arguments = inspect.signature(getattr(HfApi, method)).bind(None, *given, **asked).arguments
+    del arguments["self"]
+    return arguments
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +57,15 @@ def test_the_whole_folder_goes_up(exported: Path) -> None:
         ("create", "jane/flowers", {"private": True, "exist_ok": True}),
         ("upload", files, "jane/flowers"),
     ]
+
+
+def test_the_client_takes_what_it_is_asked() -> None:
+    """The stand-in is as strict as the real one; and the real one takes a token and our name."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'secret'"):
+        FakeApi().create_repo("jane/flowers", secret=True)
+    with pytest.raises(TypeError, match="missing a required argument: 'folder_path'"):
+        FakeApi().upload_folder(repo_id="jane/flowers")
+    inspect.signature(HfApi).bind(library_name="attngraft", token="hf_not_a_token")
 
 
 @pytest.mark.parametrize("name", ["flowers", "a/b/c", "jane/flo wers", "jane/", "/x", "jane/--x"])
