@@ -22,6 +22,8 @@ class Projected(NamedTuple):
     causal: bool = False
     keys: Tensor | None = None  #: (B, Nk, C), the tokens that keys and values were projected from; None: `queries`
     rest: Any = None  #: what the adapter's `merge` needs besides the heads
+    #: (b, N), boolean, b as in `MixContext.bias`: False where a token only fills up its window; None: none does
+    present: Tensor | None = None
 
 
 class Mixed(NamedTuple):

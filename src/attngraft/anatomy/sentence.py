@@ -29,6 +29,11 @@ class GraftedModule(TapPoint):
 
     grafts: nn.ModuleDict
 
+    @property
+    def in_use(self) -> bool:
+        """Whether the richer class is needed: for its own grafts, or for what it tells another module's."""
+        return bool(self.grafts)
+
     def grafts_at(self, stage: Stage) -> list[nn.Module]:
         """The grafts that stand at `stage`, oldest first."""
         return [graft for graft in self.grafts.values() if graft.stage == stage]

@@ -103,7 +103,7 @@ def _replace(module: Any, name: str, made: Graft, result: Graft | str | None) ->
         module.grafts[name] = result.train(made.training)
     elif result is None:
         del module.grafts[name]
-        if not module.grafts:
+        if not module.in_use:
             restore(module)
 
 

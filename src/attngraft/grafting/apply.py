@@ -50,6 +50,8 @@ def install(host: Host, placements: list[Placement]) -> list[Graft]:
         made.unused = unused
         made.frozen = _freeze(module, unused.parameters)
         module.grafts[placement.instance] = made
+        for path in placement.site.informants.get(placement.stage, ()):
+            enrich(host.module(path))
     return grafts
 
 
@@ -78,7 +80,7 @@ def enrich(module: nn.Module) -> Any:
 
 
 def restore(module: Any) -> None:
-    """Give the host's own class back to a module that carries no graft."""
+    """Give the host's own class back to a module that is not `in_use` any more."""
     del module.grafts
     module.__class__ = plain_class(module)
 
@@ -121,7 +123,7 @@ def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[
             _take_out(module, name)
             removed.append(f"{path}.grafts.{name}" if path else f"grafts.{name}")
     for module in list(model.modules()):
-        if isinstance(module, GraftedModule) and not module.grafts:
+        if isinstance(module, GraftedModule) and not module.in_use:
             restore(cast(nn.Module, module))
     return removed
 

@@ -100,7 +100,7 @@ def record(
             if before is not None:
                 point.listener = before
         for module in enriched:
-            if isinstance(module, GraftedModule) and not module.grafts:  # unless somebody grafted in the meantime
+            if isinstance(module, GraftedModule) and not module.in_use:  # unless somebody grafted in the meantime
                 restore(module)
 
 

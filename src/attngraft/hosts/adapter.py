@@ -20,7 +20,8 @@ class Site:
     """A place in a model where grafts can stand.
 
     `carriers` says which module carries each stage: usually one does all, but a host may spread a site over several (the
-    block puts windows back). `missing` says, for stages that a user may ask for, why this site has none.
+    block puts windows back). `missing` says, for stages that a user may ask for, why this site has none. `informants` get
+    their richer class too where a graft stands at the stage: they know something that the carrier cannot see.
     """
 
     path: str  #: the host's own path of the site (`blocks.3.attn`), whatever wraps the host
@@ -28,6 +29,7 @@ class Site:
     geometry: AttentionGeometry | MlpGeometry
     carriers: Mapping[Stage, str]  #: stage -> path of the module, in the host
     missing: Mapping[Stage, str] = field(default_factory=dict)
+    informants: Mapping[Stage, tuple[str, ...]] = field(default_factory=dict)  #: stage -> paths of modules, in the host
 
 
 @dataclass(frozen=True, kw_only=True)

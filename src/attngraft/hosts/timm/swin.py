@@ -7,8 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
+import torch
+import torch.nn.functional as F
 from timm.models._features import FeatureDictNet, FeatureListNet
-from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
+from timm.models.swin_transformer import (
+    SwinTransformer,
+    SwinTransformerBlock,
+    WindowAttention,
+    window_partition,
+    window_reverse,
+)
 from torch import Tensor, nn
 
 from attngraft.anatomy import (
@@ -38,9 +46,9 @@ class GraftedWindowAttention(AttentionSite, WindowAttention):
 
     end_stage: Stage = "attn.window"
 
-    def project(self, x: Tensor, mask: Tensor | None = None) -> Projected:
+    def project(self, x: Tensor, mask: Tensor | None = None, present: Tensor | None = None) -> Projected:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        return Projected(q, k, v, x, bias=self._get_rel_pos_bias(), rest=mask)
+        return Projected(q, k, v, x, bias=self._get_rel_pos_bias(), rest=mask, present=present)
 
     def fused_bias(self, projected: Projected) -> Tensor | None:
         bias, mask = cast(Tensor, projected.bias), projected.rest
@@ -82,10 +90,37 @@ class GraftedWindowAttention(AttentionSite, WindowAttention):
 
 
 class GraftedSwinBlock(GraftedModule, SwinTransformerBlock):
-    """The block puts windows back: here, on (B, H, W, C), the attention branch ends."""
+    """The block puts windows back: here, on (B, H, W, C), the attention branch ends.
+
+    It alone knows which tokens are zeros that fill up a window, and tells the mix graft of its attention.
+    """
+
+    @property
+    def in_use(self) -> bool:
+        return super().in_use or self._mixes()
+
+    def _mixes(self) -> bool:
+        return isinstance(self.attn, GraftedWindowAttention) and bool(self.attn.grafts_at("mix"))
 
     def _attn(self, x: Tensor) -> Tensor:
-        return self.run("attn.end", super()._attn(x))
+        rows, columns = (-side % window for side, window in zip(x.shape[1:3], self.window_size, strict=True))
+        filled = (rows or columns) and self._mixes()
+        return self.run("attn.end", self._filled(x, rows, columns) if filled else super()._attn(x))
+
+    def _filled(self, x: Tensor, rows: int, columns: int) -> Tensor:
+        """The host's own way, with one argument more to its attention; the map grows by `rows` and `columns` of zeros."""
+        height, width = x.shape[1:3]
+        x = torch.roll(x, [-shift for shift in self.shift_size], (1, 2))
+        present = F.pad(x.new_ones(1, height, width, 1), (0, 0, 0, columns, 0, rows))
+        x = F.pad(x, (0, 0, 0, columns, 0, rows))
+        mask = self.get_attn_mask(x) if getattr(self, "dynamic_mask", False) else self.attn_mask
+        windows = self.attn(
+            window_partition(x, self.window_size).flatten(1, 2),
+            mask=mask,
+            present=window_partition(present, self.window_size).flatten(1) > 0,
+        )
+        x = window_reverse(windows.unflatten(1, self.window_size), self.window_size, height + rows, width + columns)
+        return torch.roll(x[:, :height, :width], list(self.shift_size), (1, 2))
 
     def between(self, stage: Stage) -> str | None:
         module = self.attn
@@ -171,6 +206,7 @@ class TimmSwin(HostAdapter):
             kind="attention",
             geometry=geometry,
             carriers={**dict.fromkeys(inside, attn), "attn.end": path},
+            informants={"mix": (path,)},
         )
 
     @staticmethod

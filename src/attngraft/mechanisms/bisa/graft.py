@@ -114,7 +114,15 @@ class _BidirectionalType(GraftType[OptionsT]):
         return Unused() if self.variant(options).attends else Unused(rows=site.head_rows("v", 0, site.heads))
 
     def notes(self, geometry: Geometry, stage: Stage, options: OptionsT) -> tuple[str, ...]:
-        return (WHOLE_SET,)
+        grid, window = geometry.grid, _attention(geometry).window
+        if grid is None or window is None or not any(side % each for side, each in zip(grid, window, strict=True)):
+            return (WHOLE_SET,)
+        (rows, columns), (high, wide) = grid, window
+        return (
+            WHOLE_SET,
+            f"a map of {rows} x {columns} does not divide into windows of {high} x {wide}, and the host fills them up with "
+            "zeros: these take no part in the inverse branch; the host's own attention sees them as ever",
+        )
 
     def inert_parameters(self, geometry: Geometry, stage: Stage, options: OptionsT) -> frozenset[str]:
         site, variant = _attention(geometry), self.variant(options)

@@ -109,8 +109,9 @@ class BidirectionalMix(TapPoint, nn.Module):
             return Mixed(self._in_turn(context))
         attended, inverse = self._branches(context)
         if self.variant.norm:
-            inverse = _over_tokens(inverse)
-            attended = attended if attended is None else _over_tokens(attended)
+            present = context.projected.present
+            inverse = _over_tokens(inverse, present)
+            attended = attended if attended is None else _over_tokens(attended, present)
         if self.own is None:
             return Mixed(inverse if attended is None else self._mixed(attended, inverse))
         beside = self.own.merge(context.join(inverse))
@@ -130,8 +131,8 @@ class BidirectionalMix(TapPoint, nn.Module):
                 projected.q,
                 projected.k,
                 projected.v,
-                self.inverse.values(context.keys),
-                **_masks(context),
+                _of_present(self.inverse.values(context.keys), projected.present),
+                **_masks(context, shared=True),
                 scale=context.scale,
             )
             inverse = ops.hyper_transform(u, self.inverse.queries(projected.queries), transform.weight)
@@ -191,9 +192,17 @@ class BidirectionalMix(TapPoint, nn.Module):
         return ", ".join(f"{name}={value}" for name, value in vars(self.variant).items())
 
 
-def _masks(context: MixContext) -> dict[str, Any]:
-    """The host's bias and mask, as the operations take them."""
-    bias = context.bias()
+def _masks(context: MixContext, *, shared: bool = False) -> dict[str, Any]:
+    """The host's bias and mask, as the operations take them; tokens that fill up a window take no part.
+
+    Args:
+        shared: self-attention goes by them too. There the host's queries see such tokens, so they are hidden as queries
+            only, whose own result is thrown away; as keys of the inverse they share out nothing (`_of_present`).
+    """
+    bias, present = context.bias(), context.projected.present
+    if present is not None:
+        seen = present[:, None, :, None]
+        bias = _hide(bias, seen if shared else seen & present[:, None, None])
     if bias is None or bias.dtype != torch.bool:
         return {"bias": bias, "visible": None}
     batch, heads, queries, _ = context.projected.q.shape
@@ -203,12 +212,36 @@ def _masks(context: MixContext) -> dict[str, Any]:
     return {"bias": None, "visible": bias}
 
 
+def _hide(bias: Tensor | None, seen: Tensor) -> Tensor:
+    """A bias or mask that hides all but what is `seen` (b, 1, Nq, Nk or 1)."""
+    if bias is None:
+        return seen
+    turns = math.lcm(len(bias), len(seen))  # entries take turns
+    bias, seen = (each.repeat(turns // len(each), 1, 1, 1) for each in (bias, seen))
+    return bias & seen if bias.dtype == torch.bool else torch.where(seen, bias, float("-inf"))
+
+
+def _of_present(values: Tensor, present: Tensor | None) -> Tensor:
+    """Values (B, H, N, s), zero where a token only fills up a window."""
+    if present is None:
+        return values
+    return values * present.repeat(len(values) // len(present), 1)[:, None, :, None]
+
+
 def _share(context: MixContext, q: Tensor, k: Tensor) -> Tensor:
     """L (B, H, Nq, Nk), the softmax over queries."""
     return reference.masked_softmax(reference.scores(q, k, **_masks(context), scale=context.scale), -2)
 
 
-def _over_tokens(heads: Tensor) -> Tensor:
-    """Zero mean and unit variance over the tokens of every sequence and channel of (B, H, N, dv)."""
-    normalized = F.layer_norm(heads.transpose(2, 3), heads.shape[2:3], eps=NORM_EPS)
-    return normalized.transpose(2, 3)
+def _over_tokens(heads: Tensor, present: Tensor | None) -> Tensor:
+    """Zero mean and unit variance over the tokens of every sequence and channel of (B, H, N, dv).
+
+    Tokens that fill up a window do not count.
+    """
+    if present is None:
+        normalized = F.layer_norm(heads.transpose(2, 3), heads.shape[2:3], eps=NORM_EPS)
+        return normalized.transpose(2, 3)
+    counted = present.repeat(len(heads) // len(present), 1)[:, None, :, None].to(heads.dtype)
+    number = counted.sum(2, keepdim=True)
+    centred = (heads - (heads * counted).sum(2, keepdim=True) / number) * counted
+    return centred * (centred.square().sum(2, keepdim=True) / number + NORM_EPS).rsqrt()
