@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,22 +32,43 @@ wheres = st.one_of(
 )
 
 
+#: of quotes, backslashes, words that mean something, and what separates
+texts = st.one_of(
+    st.text(max_size=12),
+    st.text("'\"\\ ,)(+@=ab1.\n", max_size=12),
+    st.sampled_from(
+        ["none", "None", "true", "True", "false", "", "1", "1.5", "-3", "1e5", "a b", "it's", "\\", "word"]
+    ),
+)
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values that an option with this annotation may have."""
+    arms = get_args(hint)
+    if get_origin(hint) is Literal:
+        return st.sampled_from(arms)
+    if get_origin(hint) in (Union, UnionType):
+        return st.one_of(*(values_of(arm) for arm in arms))
+    return {
+        type(None): st.none(),
+        bool: st.booleans(),
+        int: st.integers(1, 8) | st.sampled_from([0, -1, 10**17, 10**18, -(10**18), 10**30, 10**399]),
+        float: st.floats(0, 1) | st.floats(-10, 10) | st.floats(allow_nan=False, allow_infinity=False),
+        str: texts,
+    }[hint]
+
+
 @st.composite
-def terms(draw: st.DrawFn) -> Term:
-    graft_type = graft_types()[draw(st.sampled_from(sorted(graft_types())))]
-    values = {}
-    for field in dataclasses.fields(graft_type.Options):
-        if isinstance(field.default, bool):
-            values[field.name] = draw(st.booleans())
-        elif isinstance(field.default, float):
-            values[field.name] = draw(st.floats(0, 1) | st.floats(-10, 10, allow_nan=False))
-        elif isinstance(field.default, int):
-            values[field.name] = draw(st.integers(1, 8))
-    try:
-        options = build_options(graft_type, values)
-    except OptionError:  # a value out of range, or choices that do not go together
-        options = graft_type.Options()
-    return Term(graft_type.name, options, draw(wheres))
+def terms(draw: st.DrawFn, names: st.SearchStrategy[str] | None = None) -> Term:
+    """A term of any graft; every option is drawn or left to its default."""
+    graft_type = graft_types()[draw(st.sampled_from(sorted(graft_types())) if names is None else names)]
+    hints = get_type_hints(graft_type.Options)
+    values = draw(st.fixed_dictionaries({}, optional={name: values_of(hint) for name, hint in hints.items()}))
+    while True:
+        try:
+            return Term(graft_type.name, build_options(graft_type, values), draw(wheres))
+        except OptionError:  # a value out of range, or choices that do not go together: one of them less
+            values.pop(draw(st.sampled_from(sorted(values))))
 
 
 @given(st.lists(terms(), max_size=4))
@@ -52,6 +76,17 @@ def test_what_is_formatted_reads_back_the_same(found: list[Term]) -> None:
     spec = GraftSpec(tuple(found))
     assert parse(str(spec)) == spec
     assert parse(spec.to_list()) == spec
+
+
+@given(terms(st.just("toy_words")), terms())
+def test_every_kind_of_value_reads_back_the_same(odd: Term, other: Term) -> None:
+    """Also between other terms: what stands in quotes ends no option, no term and no place."""
+    for found in ((odd,), (odd, other), (other, odd)):
+        spec = GraftSpec(found)
+        assert parse(str(spec)) == spec
+        assert parse(spec.to_list()) == spec
+        assert parse(json.loads(json.dumps(spec.to_list()))) == spec
+        assert parse(yaml.safe_load(yaml.safe_dump(spec.to_list()))) == spec
 
 
 @given(st.one_of(st.text(), st.text("cb_s+@(),=:%.-*'\\\" 0159blocks firstlt\n", max_size=40)))
@@ -125,6 +160,9 @@ def test_presets_stand_for_specifications() -> None:
         ("none + cb", "stands alone", 0),
         ("cb_s(init=nan)", "type float", 5),
         ("cb_s(init=1e999)", "finite", 5),
+        (f"cb_s(init={'9' * 400})", "finite", 5),
+        (f"cb_s(init={'9' * 5000})", "at most 400 digits", 10),
+        ("se(reduction=1e30)", "type int", 3),
         ("", "a graft's name is expected", 0),
     ],
 )
@@ -150,6 +188,7 @@ def test_an_unknown_name_lists_what_there_is() -> None:
         ([{"graft": "cb", "wher": "all"}], "unknown key 'wher'"),
         ([{"graft": "cb_s", "options": {"init": "x"}}], r"entry 1 \(cb_s\): init"),
         ([{"graft": "cb_s", "options": [1]}], "options is a mapping"),
+        ([{"graft": "cb_s", "options": {"init": 10**400}}], r"entry 1 \(cb_s\): init is a finite number"),
         (3, "not int"),
     ],
 )

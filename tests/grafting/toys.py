@@ -103,5 +103,35 @@ class ToyValuesOnly(GraftType[object]):
         return Unused(parameters=geometry.query_key_parameters, rows=rows)
 
 
-for toy in (ToyScale(), ToyOther(), ToyFlatten(), ToyValuesOnly()):
+@dataclass(frozen=True)
+class WordOptions:
+    """Every kind of value that an option may have."""
+
+    text: str = "it's"
+    maybe: str | None = None
+    kind: Literal["two words", "none", "true", "1", "a\\'b", "plain"] = "two words"
+    number: int | None = 3
+    share: float | None = None
+    switch: bool | None = None
+
+
+class ToyWords(GraftType[WordOptions]):
+    """Does nothing; the specification language is fuzzed with what it leaves open."""
+
+    name = "toy_words"
+    summary = "leaves everything as it is"
+    source = "tests"
+    Options = WordOptions
+
+    def stages(self, options: WordOptions) -> tuple[Stage, ...]:
+        return ("tokens",)
+
+    def build(self, geometry: Geometry, stage: Stage, options: WordOptions) -> Scale:
+        return Scale(geometry.width(stage), 1.0)
+
+    def starts_as_identity(self, options: WordOptions) -> bool:
+        return True
+
+
+for toy in (ToyScale(), ToyOther(), ToyFlatten(), ToyValuesOnly(), ToyWords()):
     register_graft(toy)

@@ -63,9 +63,13 @@ def _convert(value: Any, hint: Any) -> Any:
             return None
         return _convert(value, next(arm for arm in get_args(hint) if arm is not type(None)))
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
             raise ValueError(f"is a finite number, not {value!r}")
-        return float(value)
+        return number
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     raise ValueError(f"is of type {hint.__name__}, not {value!r}")

@@ -27,6 +27,7 @@ from attngraft.suggest import did_you_mean
 PRESETS = {"cb_deeper_half": "cb@last:50%"}
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?)")
+_MOST_DIGITS = 400  #: more than any float has; Python itself refuses thousands
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHERE = re.compile(r"[^+@()\s][^+@()]*")
 _CONSTANTS = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
@@ -213,10 +214,18 @@ class _Reader:
             return self.quoted(char)
         number = _NUMBER.match(self.text, self.at)
         if number:
-            self.at = number.end()
-            return int(number[0]) if re.fullmatch(r"[+-]?\d{1,18}", number[0]) else float(number[0])
+            return self.number(number)
         word = self.match(_WORD, "a value (a number, true, false, none, a word, or 'text')")
         return _CONSTANTS.get(word, word)
+
+    def number(self, found: re.Match[str]) -> int | float:
+        if not re.fullmatch(r"[+-]?\d+", found[0]):
+            self.at = found.end()
+            return float(found[0])
+        if len(found[0]) > _MOST_DIGITS:
+            raise self.fail(f"a whole number has at most {_MOST_DIGITS} digits here")
+        self.at = found.end()
+        return int(found[0])
 
     def quoted(self, quote: str) -> str:
         start, found = self.at, []
