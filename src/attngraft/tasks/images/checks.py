@@ -33,13 +33,25 @@ def check_amount(parts: Parts) -> None:
 
 
 def check_split(parts: Parts, val: Images) -> None:
-    """Refuse a validation part that does not fit the training part, or first images that cannot be read.
+    """Refuse parts that do not fit each other, or first images that cannot be read.
 
     Raises:
-        DataError: a class without validation images; an unreadable image.
+        DataError: a part without images; a class without images in one of them; an unreadable image.
     """
-    _refuse_empty(parts, class_counts(val, len(parts.classes)), "validation images")
+    for what, images in (("training", parts.train), ("validation", val)):
+        if len(images) == 0:
+            raise DataError(f"{parts.where}: no images are left for {what} ({parts.origin}); {_more_images(parts)}")
+        _refuse_empty(parts, class_counts(images, len(parts.classes)), f"{what} images")
     val.open(0)
+
+
+def _more_images(parts: Parts) -> str:
+    if not parts.multilabel:
+        return "add some, or divide them otherwise"
+    return (
+        "an image that alone has one of its labels is for training: add images, use fewer labels with task.data.classes, or "
+        "name a validation part with task.data.val_split"
+    )
 
 
 def classes_without_images(parts: Parts, val: Images) -> list[str]:

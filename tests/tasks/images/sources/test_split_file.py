@@ -65,6 +65,15 @@ def test_a_split_by_hand(folder: Path, tmp_path: Path) -> None:
     assert names(load(folder, data={"split_file": str(tmp_path / "x.csv")})) == {"ä, b/1.png", 'c "d"/1.png'}
 
 
+def test_a_split_that_leaves_a_class_nothing_to_learn_from_is_refused(folder: Path, tmp_path: Path) -> None:
+    path = saved(load(folder), tmp_path / "split.csv")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    moved = [line if "ä" in line else line.replace(",train", ",val") for line in lines]
+    path.write_text("\n".join(["name,part", *moved[1:]]), encoding="utf-8")
+    with pytest.raises(DataError, match=r"class 'c \"d\"': no training images"):
+        load(folder, data={"split_file": str(path)})
+
+
 def test_it_divides_the_training_part_and_leaves_the_other_unused(tmp_path: Path) -> None:
     make_folder(tmp_path / "data", {"train": {"a": 6, "b": 6}, "val": {"a": 1, "b": 1}})
     drawn = load(tmp_path / "data", data={"val_fraction": 0.5})

@@ -69,7 +69,9 @@ def _by_class(labels: np.ndarray, fraction: float, stream: np.random.RandomState
 def _by_rarest_label(labels: np.ndarray, fraction: float, stream: np.random.RandomState, _: Parts) -> np.ndarray:
     """Iterative stratification (Sechidis et al. 2011) into two parts: the label with the fewest images left is served
     first, each of its images goes where more images of that label are still wanted; images without a label come last.
-    The only image of a label is for training.
+
+    Two things that the paper leaves to chance are made sure of: every label has an image in training (its only one, too),
+    and, where it has a second one that can be spared, one in validation.
     """
     order = stream.permutation(len(labels))
     counts = labels.sum(axis=0, dtype=np.int64)
@@ -77,17 +79,37 @@ def _by_rarest_label(labels: np.ndarray, fraction: float, stream: np.random.Rand
     room = np.stack([counts - wanted, wanted]).astype(np.float64)  #: still to be placed: train, val; by label
     space = np.array([len(labels) * (1 - fraction), len(labels) * fraction])
     side = np.full(len(labels), -1)
-    left = counts.copy()
+    left, kept = counts.copy(), counts.copy()  #: of each label: not placed yet; not in validation
     while (left > 0).any():
         label = int(np.argmin(np.where(left > 0, left, np.iinfo(np.int64).max)))
         for image in order[(labels[order, label] > 0) & (side[order] < 0)]:
             share = room[:, label]
             place = int(share[1] > share[0] or (share[1] == share[0] and space[1] > space[0]))
+            place = place if _spared(labels[image], kept) else 0
             side[image] = place
             room[place] -= labels[image]
             space[place] -= 1
             left -= labels[image]
+            kept -= labels[image] * place
+    _fill_empty(labels, side, order, kept)
     bare = order[side[order] < 0]
     side[bare] = 0
     side[bare[: round(len(bare) * fraction)]] = 1
     return side == 1
+
+
+def _spared(image: np.ndarray, kept: np.ndarray) -> bool:
+    """Whether every label of an image that leaves training keeps another one there."""
+    return bool((kept[image > 0] > 1).all())
+
+
+def _fill_empty(labels: np.ndarray, side: np.ndarray, order: np.ndarray, kept: np.ndarray) -> None:
+    """Move an image of every label that validation lacks there: the one with the fewest labels that can be spared."""
+    counts = labels.sum(axis=0, dtype=np.int64)
+    for label in range(len(counts)):
+        there = order[labels[order, label] > 0] if kept[label] == counts[label] else order[:0]
+        spared = [image for image in there if _spared(labels[image], kept)]
+        if spared:
+            moved = min(spared, key=lambda image: int(labels[image].sum()))
+            side[moved] = 1
+            kept -= labels[moved]
