@@ -202,9 +202,13 @@ def test_costs_are_measured_once(tmp_path: Path) -> None:
     assert [variant.cost for variant in again.variants] == [variant.cost for variant in first.variants]
 
 
-def test_variants_that_do_not_fit_into_memory_together_are_still_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "lack",
+    [torch.OutOfMemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")],
+)
+def test_variants_that_do_not_fit_into_memory_together_are_still_trained(tmp_path: Path, lack: Exception) -> None:
     def too_much(*args: object) -> None:
-        raise torch.OutOfMemoryError
+        raise lack
 
     kit = dataclasses.replace(tools(FakeTrainer()), measure_paces=too_much)
     assert not incomplete(compare(study(tmp_path / "a"), tools=kit))

@@ -110,5 +110,8 @@ def test_what_is_a_lack_of_memory() -> None:
     assert is_out_of_memory(torch.OutOfMemoryError("x"))
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+    assert is_out_of_memory(RuntimeError("std::bad_alloc"))
+    assert is_out_of_memory(RuntimeError("could not create a primitive"))
     assert not is_out_of_memory(RuntimeError("shapes"))
+    assert not is_out_of_memory(ValueError("std::bad_alloc"))
     assert not is_out_of_memory(KeyboardInterrupt())

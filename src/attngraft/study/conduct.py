@@ -197,11 +197,13 @@ def prepare(
 
 def _estimate(config: StudyConfig, material: Material, tools: Tools) -> Estimate | None:
     """None where a variant does not fit into memory; its run will say so."""
-    import torch
+    from attngraft.training.out_of_memory import is_out_of_memory
 
     try:
         return tools.measure_paces(config, material)
-    except torch.OutOfMemoryError:
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
         log.warning("no estimate of the time: a variant does not fit into memory")
         return None
 

@@ -25,6 +25,9 @@ from attngraft.training.inputs import model_inputs
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import Job
 
+#: how libraries that compute on a CPU say it besides what Accelerate knows; oneDNN says no more than that
+_ON_A_CPU = ("std::bad_alloc", "could not create a primitive")
+
 Phase = Literal["update", "evaluation", "evaluation of the teacher"]
 
 
@@ -66,9 +69,11 @@ def memory_explained(job: Job, phase: Phase) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that a device's or this machine's memory is used up."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, Exception) and should_reduce_batch_size(error)
-    )
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _ON_A_CPU):
+        return True
+    return isinstance(error, Exception) and should_reduce_batch_size(error)
 
 
 def _micro_batches(job: Job) -> list[int]:
