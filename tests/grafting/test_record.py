@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 import attngraft
+from attngraft.anatomy import Graft
 from tests.contract.tester import assert_same_host, snapshot
 from tests.grafting.test_apply import tiny_swin, tiny_vit
 
@@ -39,6 +43,40 @@ def test_a_graft_offers_its_own_tensors() -> None:
     assert alpha.shape == (2, 5, 3)
     torch.testing.assert_close(alpha.sum(-1), torch.ones(2, 5))
     assert recording["blocks.0.attn"]["vertical.beta"].shape == (2, 5, 24)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "applied"),
+    [
+        ("cb", "cb.context", lambda x, context, graft: (x + context) / 2),
+        ("cb(context=max)", "cb.context", lambda x, context, graft: (x + context) / 2),
+        (
+            "cb(tokens=patches)",
+            "cb.context",
+            lambda x, context, graft: torch.cat([x[:, :1], (x[:, 1:] + context) / 2], 1),
+        ),
+        ("cb_s(init=0.5)", "cb_s.context", lambda x, context, graft: x + graft.scale * context),
+        ("cb_gate", "cb_gate.gate", lambda x, gate, graft: x * gate),
+        ("cb_hybrid", "cb_hybrid.gate", lambda x, gate, graft: x * gate + (x + x.mean(1, keepdim=True)) / 2),
+        ("cb_hybrid", "cb_hybrid.context", lambda x, context, graft: x * x[:, :1] + (x + context) / 2),
+        ("se(reduction=2, bias=true)", "se.gate", lambda x, gate, graft: x * gate),
+    ],
+)
+def test_a_graft_offers_what_it_broadcasts_or_multiplies_by(spec: str, name: str, applied: Callable[..., Any]) -> None:
+    """What is offered is what acted: the graft's input and the offer give its output."""
+    model = tiny_vit()
+    attngraft.graft(model, f"{spec}@blocks.1")
+    (graft,) = (module for module in model.blocks[1].modules() if isinstance(module, Graft))
+    seen: list[torch.Tensor] = []
+    hook = graft.register_forward_hook(lambda module, args, output: seen.extend((args[0], output)))
+    expected = model(IMAGES)
+    with attngraft.record(model) as recording:
+        assert torch.equal(model(IMAGES), expected)
+    hook.remove()
+    offered = recording["blocks.1.mlp"][name]
+    assert offered.shape == (2, 1, 24)
+    torch.testing.assert_close(applied(seen[-2], offered, graft), seen[-1])
+    assert graft.listener is None
 
 
 def test_weights_grafts_are_seen_after_they_act() -> None:

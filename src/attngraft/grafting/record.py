@@ -25,7 +25,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     | `heads` | (B, H, Nq, dv) | what enters the output projection |
     | `tokens` | (B, Nq, C) | after the output projection and token grafts |
     | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, H, W, C) | what leaves that stage |
-    | `<instance>.<name>` | | what a graft offers (`horizontal.alpha`, `vertical.beta`) |
+    | `<instance>.<name>` | | what a graft offers: `horizontal.alpha`, `vertical.beta`, `cb.context`, `se.gate` ... |
 
     B counts windows where the host has them.
     """

@@ -2,6 +2,9 @@
 
 All but `SqueezeExcitation` take (B, N, C) or (B, H, W, C) and return the same shape; `prefix_tokens` leading tokens are
 neither averaged nor changed (0, the paper's way, treats all tokens alike).
+
+Each offers to a listener what it broadcasts or multiplies by, with the token axes kept at size 1: `context`, `gate`. It is
+computed beside the output, which stays what it is without a listener.
 """
 
 from __future__ import annotations
@@ -11,13 +14,17 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from attngraft.anatomy import TapPoint
 from attngraft.mechanisms.context_broadcast import ops
-from attngraft.mechanisms.context_broadcast.reference import Context
+from attngraft.mechanisms.context_broadcast.reference import Context, context_of, excitation
 from attngraft.mechanisms.initialization import InitRule, init_matrix
 
 
-class ContextBroadcast(nn.Module):
-    """CB: each token moves halfway to the context, (x_i + context) / 2 (Eq. 1). No parameters, never the identity."""
+class ContextBroadcast(TapPoint, nn.Module):
+    """CB: each token moves halfway to the context, (x_i + context) / 2 (Eq. 1). No parameters, never the identity.
+
+    Offers `context` to a listener.
+    """
 
     def __init__(self, *, context: Context = "mean", prefix_tokens: int = 0) -> None:
         super().__init__()
@@ -25,14 +32,18 @@ class ContextBroadcast(nn.Module):
         self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.listened():
+            self.offer("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
         return ops.context_broadcast(x, context=self.context, prefix=self.prefix_tokens)
 
     def extra_repr(self) -> str:
         return f"context={self.context}, prefix_tokens={self.prefix_tokens}"
 
 
-class ScaledContextBroadcast(nn.Module):
+class ScaledContextBroadcast(TapPoint, nn.Module):
     """CB_S: x_i + Lambda * context, one Lambda (C) per site, without halving (Sec. 2.2).
+
+    Offers `context` to a listener.
 
     Args:
         dim: C.
@@ -55,36 +66,51 @@ class ScaledContextBroadcast(nn.Module):
         self.scale = nn.Parameter(torch.full((dim,), init, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.listened():
+            self.offer("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
         return ops.scaled_context_broadcast(x, self.scale, context=self.context, prefix=self.prefix_tokens)
 
     def extra_repr(self) -> str:
         return f"{self.scale.numel()}, context={self.context}, prefix_tokens={self.prefix_tokens}"
 
 
-class ContextGate(nn.Module):
-    """CB_gate: x_i * (x_0 + 1), x_0 the class token (Appendix B.6). (B, N, C) only."""
+class ContextGate(TapPoint, nn.Module):
+    """CB_gate: x_i * (x_0 + 1), x_0 the class token (Appendix B.6). (B, N, C) only.
+
+    Offers `gate`, x_0 + 1, to a listener.
+    """
 
     def __init__(self, *, prefix_tokens: int = 0) -> None:
         super().__init__()
         self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.listened():
+            self.offer("gate", x[:, :1] + 1)
         return ops.context_gate(x, prefix=self.prefix_tokens)
 
 
-class ContextHybrid(nn.Module):
-    """CB_hybrid: x_i * x_0 + (x_i + mean x) / 2, x_0 the class token (Appendix B.6). (B, N, C) only."""
+class ContextHybrid(TapPoint, nn.Module):
+    """CB_hybrid: x_i * x_0 + (x_i + mean x) / 2, x_0 the class token (Appendix B.6). (B, N, C) only.
+
+    Offers `gate`, x_0, and `context`, mean x, to a listener.
+    """
 
     def __init__(self, *, prefix_tokens: int = 0) -> None:
         super().__init__()
         self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.listened():
+            self.offer("gate", x[:, :1])
+            self.offer("context", context_of(x, prefix=self.prefix_tokens))
         return ops.context_hybrid(x, prefix=self.prefix_tokens)
 
 
-class SqueezeExcitation(nn.Module):
+class SqueezeExcitation(TapPoint, nn.Module):
     """x * sigmoid(W2 relu(W1 mean x)) over tokens: what the paper compares CB with (Tables 2, 3).
+
+    Offers `gate`, what x is multiplied by, to a listener.
 
     Args:
         dim: C.
@@ -112,8 +138,11 @@ class SqueezeExcitation(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        squeeze, excite = self.squeeze, self.excite
+        if self.listened():
+            self.offer("gate", excitation(x, squeeze.weight, excite.weight, squeeze.bias, excite.bias))
         return ops.squeeze_excitation(
-            x, self.squeeze.weight, self.excite.weight, squeeze_bias=self.squeeze.bias, excite_bias=self.excite.bias
+            x, squeeze.weight, excite.weight, squeeze_bias=squeeze.bias, excite_bias=excite.bias
         )
 
 

@@ -56,10 +56,21 @@ def squeeze_excitation(
     excite_bias: Tensor | None = None,
 ) -> Tensor:
     """x * sigmoid(W2 relu(W1 mean_j x_j)), W1 (C/r, C), W2 (C, C/r): the comparison of Tables 2 and 3."""
+    return x * excitation(x, squeeze, excite, squeeze_bias, excite_bias)
+
+
+def excitation(
+    x: Tensor,
+    squeeze: Tensor,
+    excite: Tensor,
+    squeeze_bias: Tensor | None = None,
+    excite_bias: Tensor | None = None,
+) -> Tensor:
+    """The gate of `squeeze_excitation`, sigmoid(W2 relu(W1 mean_j x_j)), with the token axes kept at size 1."""
     hidden = context_of(x) @ squeeze.T
     hidden = torch.relu(hidden if squeeze_bias is None else hidden + squeeze_bias)
     gate = hidden @ excite.T
-    return x * torch.sigmoid(gate if excite_bias is None else gate + excite_bias)
+    return torch.sigmoid(gate if excite_bias is None else gate + excite_bias)
 
 
 def uniform_weights(weights: Tensor, visible: Tensor | None, *, count: int, keep_half: bool = False) -> Tensor:
