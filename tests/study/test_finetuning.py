@@ -150,6 +150,21 @@ def test_mistakes_on_the_command_line_cost_no_run(
     assert not (tmp_path / "study" / "runs").exists()
 
 
+def test_pretrained_weights_that_are_not_there_cost_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    tag = "vit_tiny_patch16_224.augreg_in21k"
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "--host", tag, "--pretrained", "--graft", "cb_s", "--data", "digits", "--out", str(tmp_path)])
+    assert ended.value.code == 1
+    told = capsys.readouterr().err
+    for part in (f"the weights of {tag} are not in the cache", "model.safetensors of", "--weights FILE", "set HF_HOME"):
+        assert part in told
+    assert not (tmp_path / "runs").exists()
+
+
 def test_options_reach_every_run(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
