@@ -10,6 +10,7 @@ from PIL import Image
 
 from attngraft.cli import main
 from attngraft.study import Tools, conduct, load_result
+from tests.tasks.images.making import make_folder
 
 HOST = ["--host", "vit_tiny_patch16_224"]
 for _argument in ("img_size=16", "patch_size=8", "embed_dim=24", "depth=1", "num_heads=3"):
@@ -56,6 +57,34 @@ def test_a_table_of_several_labels_and_the_recipe_for_it(
     assert {"image_ap", "map", "macro_f1", "micro_f1", "loss"} == result.variants[1].last.keys()
     assert [section.name for section in result.variants[1].sections] == ["classes", "reliability"]
     assert "Lower is better" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "means",
+    [[], ["--set", "task.sampling=null", "--set", "task.loss.class_weights=balanced"]],
+    ids=["sampling", "weights"],
+)
+def test_classes_of_unequal_size_and_the_recipe_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, means: list[str]
+) -> None:
+    rare = {"train": {"common": 30, "rare <one>": 4}, "val": {"common": 6, "rare <one>": 3}}
+    make_folder(tmp_path / "data", rare, size=(16, 16))
+    monkeypatch.setattr(conduct, "Tools", lambda: Tools(measure_costs=lambda *_, **__: {}))
+    assert _compare(tmp_path, "data", "--recipe", "imbalanced", *means) == 0
+    result = load_result(tmp_path / "study")
+    assert (result.metric, result.data["counts"]["train"]) == ("balanced_accuracy", rare["train"])
+    task = result.recipe["task"]
+    assert (task["sampling"], task["loss"]["class_weights"]) == ((None, "balanced") if means else ("sqrt", None))
+    for variant in result.variants:
+        (table,) = [section.table for section in variant.sections if section.name == "classes"]
+        assert table is not None
+        assert [row[:2] for row in table.rows] == [["common", 6], ["rare <one>", 3]]
+        recalls = [float(row[2]) for row in table.rows]
+        assert np.mean(recalls) == pytest.approx(variant.last["balanced_accuracy"].mean, abs=1e-6)
+    page = (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
+    assert "Class by class" in page
+    assert "always giving common, of most training images, is right 66.67 % of the time" in page
+    assert "rare &lt;one&gt;" in page and "rare <one>" not in page
 
 
 def test_several_labels_without_the_recipe_are_refused(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,22 @@ def test_a_host_learns(sections: dict[str, Any]) -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
+def test_class_weights_of_these_data_reach_the_loss(tmp_path: Path) -> None:
+    """`balanced` is one over the class's training images, of mean 1 over the images: 6 and 2 of 8 have 2/3 and 2."""
+    make_folder(tmp_path, {"train": {"a": 6, "b": 2}, "val": {"a": 1, "b": 5}})
+    logits, target = torch.randn(8, 2, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 0, 1, 0, 0])
+    entropies = -logits.log_softmax(-1).gather(1, target[:, None])[:, 0]
+    for wanted, weights in (
+        (None, [1.0, 1.0]),
+        ("balanced", [2 / 3, 2.0]),
+        ({"b": 5.0}, [1.0, 5.0]),
+    ):
+        task = make_task(tmp_path, loss={"class_weights": wanted, "smoothing": 0.0})
+        task.load(model_data_config=host_config(8))
+        expected = (torch.tensor(weights, dtype=torch.float64)[target] * entropies).mean()
+        assert task.loss(logits, {"target": target})["loss"].item() == pytest.approx(expected.item())
+
+
 def test_distilled_hosts_return_two_heads() -> None:
     task = make_task("digits")
     batch = _batch(task.load(model_data_config=host_config(8)).train)

@@ -58,6 +58,17 @@ def test_batches_facts_and_the_model() -> None:
 
 
 @pytest.mark.usefixtures("traits")
+def test_weights_of_these_data_reach_the_loss() -> None:
+    """`balanced` weighs a label's images by how many others there are for each of them."""
+    task = _task(loss={"pos_weight": "balanced"})
+    labels = task.load(model_data_config=host_config(8)).train.labels  # type: ignore[attr-defined]
+    weights = torch.from_numpy((labels == 0).sum(0) / (labels == 1).sum(0))
+    logits, target = torch.randn(9, 4, dtype=torch.float64), torch.from_numpy(labels[:9])
+    losses = -(weights * target * logits.sigmoid().log() + (1 - target) * (-logits).sigmoid().log())
+    assert task.loss(logits, {"target": target})["loss"].item() == pytest.approx(losses.mean().item())
+
+
+@pytest.mark.usefixtures("traits")
 @pytest.mark.parametrize(
     "sections",
     [
