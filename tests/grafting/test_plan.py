@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 import time
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import timm
 import torch
 from rich.console import Console
+from torch import nn
 
 import attngraft
+from attngraft.bench.macs import count_macs
+from attngraft.hosts import find_host
+from tests.contract.tester import assert_same_host, snapshot
 from tests.grafting.test_apply import tiny_swin, tiny_vit
 
 PUBLISHED = [  # facts of the papers: parameters that a graft adds
@@ -87,3 +94,74 @@ def test_planning_a_large_model_is_quick() -> None:
     start = time.process_time()
     attngraft.plan(model, "horizontal + vertical + cb_s(at=both)")
     assert time.process_time() - start < 0.3
+
+
+@pytest.mark.parametrize("spec", ["horizontal + vertical + cb(at=both)", "bisa@stages.0.blocks + se + uniform_heads"])
+def test_measuring_a_host_in_training_touches_nothing(spec: str) -> None:
+    """With dropout, stochastic depth, batch norms and a host that itself draws from every generator."""
+    model = timm.create_model(
+        "levit_256d",
+        img_size=48,
+        stem_type="s16",
+        embed_dim=(16, 24),
+        key_dim=4,
+        depth=(1, 1),
+        num_heads=(2, 3),
+        num_classes=5,
+        drop_rate=0.3,
+        drop_path_rate=0.3,
+    ).train()
+    model.stem.eval()  # modes may differ
+    model.register_forward_pre_hook(draw_from_all)
+    model(torch.randn(4, 3, 48, 48))  # running statistics that are nobody's first ones
+    before = snapshot(model)
+    modes = {name: module.training for name, module in model.named_modules()}
+    states = generators()
+    report = attngraft.plan(model, spec, measure=True)
+    assert report.change is not None
+    assert report.change.relative > 0
+    assert_same_host(model, before)
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert [name for name, mode in modes.items() if not mode]
+    assert generators() == states
+    assert attngraft.plan(model, spec, measure=True).to_dict()["totals"] == report.to_dict()["totals"]
+
+
+def draw_from_all(*_: object) -> None:
+    random.random()
+    np.random.rand()
+    torch.rand(1)
+
+
+def generators() -> list[object]:
+    """The state of every global generator, as something to compare."""
+    return [random.getstate(), *map(str, np.random.get_state()), torch.get_rng_state().tolist()]
+
+
+@pytest.mark.parametrize("host", [tiny_vit, tiny_swin])
+def test_multiply_adds_of_uniform_heads(host: Callable[[], nn.Module]) -> None:
+    """None: a map is filled with shares, and nothing is multiplied. What `plan` says is what the graft does."""
+    model = host()
+    inputs = find_host(model).adapter.example_inputs(model, batch=2)
+    for fused in (False, True):
+        for module in model.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = fused
+        plain = count_macs(model, *inputs)
+        planned = attngraft.plan(model, "uniform_heads")
+        assert {entry.stage for entry in planned.entries} == {"weights"}
+        assert planned.macs == 0
+        assert attngraft.graft(model, "uniform_heads").macs == 0
+        assert count_macs(model, *inputs) == plain
+        attngraft.ungraft(model)
+
+
+def test_multiply_adds_at_the_attention_map_are_counted() -> None:
+    """By a graft at that stage that does multiply: its plan, and the model's own count with it and without."""
+    model, images = tiny_vit(), torch.zeros(2, 3, 16, 16)
+    plain = count_macs(model, images)
+    planned = attngraft.plan(model, "toy_squared")
+    tokens, heads, blocks = 5, 3, 3
+    assert planned.macs == blocks * heads * tokens**3
+    attngraft.graft(model, "toy_squared")
+    assert count_macs(model, images) - plain == len(images) * planned.macs

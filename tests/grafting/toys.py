@@ -76,6 +76,25 @@ class ToyFlatten(GraftType[object]):
         return Flatten()
 
 
+class Squared(Graft):
+    """Two steps along the attention map instead of one."""
+
+    def forward(self, weights: Tensor, visible: Tensor | None) -> Tensor:
+        return weights @ weights
+
+
+class ToySquared(GraftType[object]):
+    name = "toy_squared"
+    summary = "multiplies the map by itself"
+    source = "tests"
+
+    def stages(self, options: object) -> tuple[Stage, ...]:
+        return ("weights",)
+
+    def build(self, geometry: Geometry, stage: Stage, options: object) -> Squared:
+        return Squared()
+
+
 class ValuesOnly(Graft):
     """Each token keeps its own value: queries and keys are not used at all."""
 
@@ -133,5 +152,5 @@ class ToyWords(GraftType[WordOptions]):
         return True
 
 
-for toy in (ToyScale(), ToyOther(), ToyFlatten(), ToyValuesOnly(), ToyWords()):
+for toy in (ToyScale(), ToyOther(), ToyFlatten(), ToyValuesOnly(), ToyWords(), ToySquared()):
     register_graft(toy)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +25,8 @@ def plan(model: nn.Module, spec: Specification, *, measure: bool = False, **opti
     """Say what `graft(model, spec)` would do, without doing it.
 
     Parameters and MACs come from shapes alone, on the meta device. With `measure=True` a copy of the model is grafted
-    and both are run on a random batch of two; neither the global generators nor the model's buffers are touched.
+    and both are run in evaluation mode on a random batch of two; the global generators (Python's, numpy's, torch's) and the
+    model's buffers and modes stay as they are.
 
     Raises:
         GraftSpecError, HostError: as `graft` would.
@@ -54,10 +57,15 @@ def _measure(model: nn.Module, placements: list[Placement]) -> Change:
 
 @contextmanager
 def _untouched_generators() -> Iterator[None]:
-    """Put torch's generators (CPU, and CUDA where it is in use) back as they were."""
+    """Put Python's, numpy's and torch's generators (CPU, and CUDA where it is in use) back as they were."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
