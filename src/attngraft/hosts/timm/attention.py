@@ -114,7 +114,8 @@ def unread_site(module: Any, path: str, **tokens: Any) -> Site:
 
 def mlp_sites(module: Any, path: str, **tokens: Any) -> Iterator[Site]:
     """The site that one of timm's MLPs is; none for an MLP of a class that we do not know."""
-    width = module.fc2.in_features if isinstance(getattr(module, "fc2", None), nn.Linear) else 0
+    last = getattr(module, "fc2", None)
+    width = last.weight.shape[1] if isinstance(last, nn.Linear | nn.Conv2d) else 0
     site = timm_mlp.mlp_site(module, path, MlpGeometry(hidden=width, **tokens))
     if site is not None:
         yield site

@@ -118,7 +118,7 @@ class TimmFamily(HostAdapter):
         return random_images(model, image_size(model), batch=batch)
 
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+        names = getattr(model, "pretrained_cfg", {}).get("classifier") or "head"
         heads = (names,) if isinstance(names, str) else tuple(names)
         return {"head": own_state(model, *heads, "fc_norm"), "norms": norm_state(model)}
 
@@ -126,8 +126,10 @@ class TimmFamily(HostAdapter):
 def image_size(model: nn.Module) -> tuple[int, int, int]:
     """(channels, rows, columns) of the images that a timm model was made for."""
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
-    embed = getattr(model, "patch_embed", None)
-    made_for = getattr(embed, "img_size", None) or getattr(model, "img_size", None)
+    sizes = (
+        getattr(module, "img_size", None) for module in model.modules()
+    )  # the model or its patch embedding says it
+    made_for = next((size for size in sizes if size), None)
     if made_for is None:
         made_for = cast(Mapping[str, Any], getattr(model, "pretrained_cfg", {})).get("input_size", (3, 224, 224))[-2:]
     rows, columns = (made_for, made_for) if isinstance(made_for, int) else made_for

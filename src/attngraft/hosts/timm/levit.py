@@ -29,7 +29,6 @@ from attngraft.anatomy import (
     AttentionSite,
     LinearLayer,
     MlpGeometry,
-    MlpSite,
     Projected,
     Projection,
     Stage,
@@ -45,18 +44,9 @@ from attngraft.hosts.adapter import (
     random_images,
 )
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.timm.maps import MapMlpSite, map_of, tokens_of
 
 _ACTIVATIONS = ("hard_swish", "silu", "gelu", "relu", "relu6", "leaky_relu", "elu", "mish", "tanh", "sigmoid")
-
-
-def _tokens(x: Tensor) -> Tensor:
-    """A map (B, C, rows, columns) as tokens (B, N, C), which share its memory."""
-    return x.flatten(2).transpose(1, 2)
-
-
-def _map(x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Tokens as a map; of what `_tokens` gave, the map that it was."""
-    return x.transpose(1, 2).unflatten(2, grid)
 
 
 class LevitSite(AttentionSite):
@@ -75,7 +65,7 @@ class LevitSite(AttentionSite):
     def forward(self, x: Tensor) -> Tensor:
         if not self.use_conv:
             return super().forward(x)
-        return _map(super().forward(_tokens(x)), self.query_grid())
+        return map_of(super().forward(tokens_of(x)), self.query_grid())
 
     def query_grid(self) -> tuple[int, int]:
         """(rows, columns) of the map that leaves."""
@@ -88,7 +78,7 @@ class LevitSite(AttentionSite):
     def split(self, projection: nn.Module, x: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Project tokens (B, N, C) and cut each head's rows: (B, H, N, width) each, in the host's own memory order."""
         if self.use_conv:
-            y = projection(_map(x, self.resolution)).flatten(2).unflatten(1, (self.num_heads, -1))
+            y = projection(map_of(x, self.resolution)).flatten(2).unflatten(1, (self.num_heads, -1))
             return tuple(part.transpose(-2, -1) for part in y.split(widths, dim=2))
         y = projection(x).unflatten(-1, (self.num_heads, -1))
         return tuple(part.permute(0, 2, 1, 3) for part in y.split(widths, dim=3))
@@ -110,7 +100,7 @@ class LevitSite(AttentionSite):
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
         if self.use_conv:
             heads = heads.transpose(-2, -1)
-            return _tokens(self.proj(heads.reshape(heads.shape[0], -1, *self.query_grid())))
+            return tokens_of(self.proj(heads.reshape(heads.shape[0], -1, *self.query_grid())))
         return cast(Tensor, self.proj(heads.transpose(1, 2).flatten(2)))
 
     def drop(self, tokens: Tensor) -> Tensor:
@@ -138,23 +128,17 @@ class GraftedAttentionDownsample(LevitSite, AttentionDownsample):
     def project(self, x: Tensor) -> Projected:
         k, v = self.split(self.kv, x, (self.key_dim, self.val_dim))
         if self.use_conv:
-            down = self.q.down(_map(x, self.resolution))
+            down = self.q.down(map_of(x, self.resolution))
             q = self.q.ln(down).flatten(2).unflatten(1, (self.num_heads, -1)).transpose(-2, -1)
-            down = _tokens(down)
+            down = tokens_of(down)
         else:
             down = self.q.down(x)
             q = self.q.ln(down).unflatten(-1, (self.num_heads, -1)).permute(0, 2, 1, 3)
         return Projected(q, k, v, down, bias=self.get_attention_biases(x.device), keys=x)
 
 
-class GraftedLevitMlp(MlpSite, LevitMlp):
+class GraftedLevitMlp(MapMlpSite, LevitMlp):
     """`timm.models.levit.LevitMlp`: grafts see tokens, also where the host has maps."""
-
-    def run(self, stage: Stage, value: Tensor, *context: Tensor | None) -> Tensor:
-        if value.ndim == 3:
-            return super().run(stage, value, *context)
-        rows, columns = value.shape[-2:]
-        return _map(super().run(stage, _tokens(value), *context), (rows, columns))
 
     def hidden(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.drop(self.act(self.ln1(x))))

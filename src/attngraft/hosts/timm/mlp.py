@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from timm.layers import GluMlp, Mlp, SwiGLU
+from timm.layers import ConvMlp, GluMlp, Mlp, SwiGLU
 from torch import Tensor, nn
 
 from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry, MlpSite, Stage
 from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.timm.maps import GraftedConvMlp
 
 
 class GraftedMlp(MlpSite, Mlp):
@@ -37,9 +38,14 @@ class GraftedSwiGLU(MlpEnds, SwiGLU):
     """`timm.layers.SwiGLU`."""
 
 
-RICHER: Mapping[type[nn.Module], type[GraftedModule]] = {Mlp: GraftedMlp, GluMlp: GraftedGluMlp, SwiGLU: GraftedSwiGLU}
+RICHER: Mapping[type[nn.Module], type[GraftedModule]] = {
+    Mlp: GraftedMlp,
+    ConvMlp: GraftedConvMlp,
+    GluMlp: GraftedGluMlp,
+    SwiGLU: GraftedSwiGLU,
+}
 KNOWN = {*RICHER, *RICHER.values()}
-_CHILDREN = ("fc1", "fc1_g", "fc1_x", "act", "drop1", "norm", "fc2", "drop2")
+_CHILDREN = ("fc1", "fc1_g", "fc1_x", "act", "drop", "drop1", "norm", "fc2", "drop2")
 _NO_MIDDLE: Mapping[Stage, str] = {
     "mlp.mid": "its MLP is gated and has no plain hidden layer; use position=front or end"
 }
@@ -50,7 +56,7 @@ def mlp_site(module: nn.Module, path: str, geometry: MlpGeometry) -> Site | None
     if type(module) not in KNOWN:
         return None
     check_known(module, path, arguments=("x",), children=_CHILDREN)
-    plain = isinstance(module, Mlp)
+    plain = isinstance(module, Mlp | ConvMlp)
     stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end") if plain else ("mlp.front", "mlp.end")
     missing = {} if plain else _NO_MIDDLE
     return Site(path=path, kind="mlp", geometry=geometry, carriers=dict.fromkeys(stages, path), missing=missing)

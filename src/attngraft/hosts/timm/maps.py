@@ -1,0 +1,46 @@
+"""Hosts that keep their tokens as maps: grafts see tokens all the same, and nothing is copied on the way."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from timm.layers import ConvMlp
+from torch import Tensor, nn
+
+from attngraft.anatomy import LinearLayer, MlpSite, Stage
+
+
+def tokens_of(x: Tensor) -> Tensor:
+    """A map (B, C, rows, columns) as tokens (B, N, C), which share its memory."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def map_of(x: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Tokens as a map; of what `tokens_of` gave, the map that it was."""
+    return x.transpose(1, 2).unflatten(2, grid)
+
+
+class MapMlpSite(MlpSite):
+    """An MLP that is given maps (B, C, rows, columns), or tokens."""
+
+    def run(self, stage: Stage, value: Tensor, *context: Tensor | None) -> Tensor:
+        if value.ndim == 3:
+            return super().run(stage, value, *context)
+        return map_of(super().run(stage, tokens_of(value), *context), value.shape[-2:])
+
+
+class GraftedConvMlp(MapMlpSite, ConvMlp):
+    """`timm.layers.ConvMlp`: fc1, optional norm, activation, dropout, fc2, as convolutions of one pixel."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.drop(self.act(self.norm(self.fc1(x)))))
+
+    def out(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc2(x))
+
+    def linear_before(self, stage: Stage) -> LinearLayer | None:
+        return self.fc2 if stage == "mlp.end" and isinstance(self.fc2, nn.Conv2d) else None
+
+    def linear_after(self, stage: Stage) -> LinearLayer | None:
+        layer = {"mlp.front": self.fc1, "mlp.mid": self.fc2}.get(stage)
+        return layer if isinstance(layer, nn.Conv2d) else None

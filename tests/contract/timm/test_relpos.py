@@ -1,0 +1,46 @@
+"""timm's ViTs with relative positions under the contract."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import timm
+from torch import nn
+
+from tests.contract.tester import ONE_PER_STAGE, HostContract
+from tests.contract.timm.test_eva import off_zero
+from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS, TINY
+
+
+def without_chance(model: nn.Module) -> nn.Module:
+    """No dropout in the network of positions, which has some of its own."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+class TestRelPos(HostContract):
+    """A network of log-spaced positions in each block; no class token."""
+
+    layers = 2
+    refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
+    specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads"]
+    name: ClassVar = "vit_relpos_small_patch16_224"
+    extras: ClassVar[dict[str, Any]] = {}
+
+    def make(self) -> nn.Module:
+        return off_zero(without_chance(timm.create_model(self.name, **(TINY | self.extras))))
+
+
+class TestRelPosTable(TestRelPos):
+    """A table in each block, a class token, norms behind the branches."""
+
+    name = "vit_srelpos_small_patch16_224"
+    extras: ClassVar = {"shared_rel_pos": False, "rel_pos_type": "bias", "rel_pos_dim": None}
+
+
+class TestSharedRelPos(TestRelPos):
+    """One network for all blocks."""
+
+    name = "vit_srelpos_small_patch16_224"
