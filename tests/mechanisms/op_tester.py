@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraft.dispatch import Op
 
@@ -58,6 +59,24 @@ class Call:
 
 def _apply(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     return function(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _apply_to_all(function: Callable[[Tensor], Tensor], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(_apply(function, value) for value in values)
+
+
+class CustomOps(TorchDispatchMode):
+    """Remembers a call of each of our custom ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "attngraft":
+            assert not kwargs
+            self.calls[func._opname] = func, _apply_to_all(lambda tensor: tensor.detach().clone(), args)
+        return func(*args, **(kwargs or {}))
 
 
 def strided(tensor: Tensor) -> Tensor:
@@ -198,6 +217,19 @@ class OpTester:
         floor = torch.finfo(torch.bfloat16).eps
         for ours, theirs, truth in zip(found, plain, self.outputs_and_gradients(call, "reference"), strict=True):
             assert (ours - truth).norm() <= 2 * (theirs - truth).norm() + floor * truth.norm()
+
+    def test_custom_ops_are_registered_properly(self) -> None:
+        """By torch's own opcheck: whichever of them a call reaches in any backend, forward and backward."""
+        call = self.build(**self.small).map(Tensor.float)
+        with CustomOps() as seen:
+            for backend in self.backends(call):
+                self.outputs_and_gradients(call, backend)
+        if not seen.calls:
+            pytest.skip("reaches no custom op here")
+        for name, (function, arguments) in seen.calls.items():
+            if not name.endswith("_backward"):  # those have no derivative
+                arguments = _apply_to_all(Tensor.requires_grad_, arguments)
+            assert set(torch.library.opcheck(function, arguments).values()) == {"SUCCESS"}, name
 
     @pytest.mark.slow
     def test_compiles_whole(self) -> None:

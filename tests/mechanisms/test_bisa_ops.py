@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, eager, groups, hyper, mlp, ops
-from tests.mechanisms.op_tester import Call, OpTester
+from tests.mechanisms.op_tester import Call, OpTester, as_good_as_plain
 
 INFINITE = float("inf")
 
@@ -320,18 +320,40 @@ def test_a_nan_is_not_taken_for_a_masked_line(tiled: bool, request: pytest.Fixtu
     assert u[1, 0].isnan().any()
 
 
-@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("way", ["small", "whole", "tiled", "mlp"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_large_scores_stay_finite(tiled: bool, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
-    if tiled:
+def test_large_scores_stay_finite_and_right(
+    way: str, dtype: torch.dtype, masked: bool, request: pytest.FixtureRequest
+) -> None:
+    """Scores of +-1e4, and a bias of as much on top. `small` is the way of small float32 calls: plain operations.
+
+    Such softmaxes are all or nothing: shared among queries 6 to 9, and among keys 20 to 25, whose scores are the same.
+    """
+    if way == "tiled":
         request.getfixturevalue("small_tiles")
-    call = two_way(bias="none")
-    q, k, v, v_hat = (tensor.to(dtype).requires_grad_() for tensor in call.arguments)
-    scale = 1e4 / (q @ k.mT).abs().max().item()
-    bias = torch.full((1, 1, 40, 30), -1e4, dtype=dtype).index_fill(2, torch.tensor([4]), 1e4).requires_grad_()
-    outputs = ops.two_way_attention(q, k, v, v_hat, bias=bias, scale=scale)
-    gradients = torch.autograd.grad([out.sum() for out in outputs], [q, k, v, v_hat, bias])
-    assert all(tensor.isfinite().all() for tensor in (*outputs, *gradients))
+    if way == "small":
+        request.getfixturevalue("monkeypatch").setattr(eager, "SMALL", 2**21)
+    tester = TestInverseMlp() if way == "mlp" else TestTwoWay()
+    torch.manual_seed(0)
+    call = tester.build(**{**PairTester.large, "bias": "none", "masked": masked})
+    q, k = call.arguments[:2]
+    q[..., 1], k[..., 0] = 0, 0  # where they differ, no score does
+    q[:, :, 6:10, 1:], k[:, :, 20:26, 2:] = q[:, :, 6:7, 1:], k[:, :, 20:21, 2:]
+    bias = torch.full((1, 1, 40, 30), -1e4, dtype=torch.float64)
+    bias[..., 6:10, :], bias[..., 20:26] = 1e4, 1e4
+    options = call.options | {"bias": bias, "scale": 1e4 / (q @ k.mT).abs().max().item()}
+    call = Call(call.arguments, options).map(lambda tensor: tensor.to(dtype))
+    found = tester.outputs_and_gradients(call, "auto")
+    exact = tester.outputs_and_gradients(call.map(Tensor.double), "reference")
+    plain = tester.outputs_and_gradients(call, "reference")
+    for ours, theirs, truth in zip(found, plain, exact, strict=True):
+        assert ours.isfinite().all()
+        if dtype == torch.float32:  # a score of 2e4 is off by 1e-3
+            assert (ours - truth).norm() <= 1e-2 * truth.norm()
+        else:
+            assert as_good_as_plain(ours, theirs, truth, dtype)
+        assert truth.norm() > 1
 
 
 def test_the_backward_takes_the_tiles_of_the_forward(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:

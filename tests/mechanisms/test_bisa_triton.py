@@ -154,6 +154,19 @@ def test_a_bias_of_minus_infinity_hides_a_pair_from_both_directions() -> None:
 
 
 @inside
+@pytest.mark.parametrize("shape", [(1, 1, 1, 33), (2, 1, 17, 1), (2, 1, 1, 1)])
+def test_a_bias_is_broadcast_along_axes_of_size_1(shape: tuple[int, ...]) -> None:
+    """Read in place, and its gradient summed along them; across tiles of 16 queries and 32 keys."""
+    *rest, _ = Case(batch=2, heads=1, queries=17, keys=33, widths=(2, 2, 2)).operands()
+    bias = torch.randn(*shape, dtype=torch.float64)
+    ours = outputs_and_gradients([*rest, bias], None, "triton", torch.float32)
+    expected = outputs_and_gradients([*rest, bias], None, "reference", torch.float64)
+    assert ours[-1].shape == shape
+    for mine, truth in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, truth, atol=3e-5, rtol=1e-5)
+
+
+@inside
 def test_the_gradient_of_a_bias_is_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     from attngraft.mechanisms.bisa import triton
 
