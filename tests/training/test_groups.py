@@ -1,4 +1,4 @@
-"""Which rate and decay each parameter has: spelled out for a ViT and a Swin, parameter by parameter."""
+"""Which rate and decay each parameter has: spelled out for a ViT, a Swin and a LeViT, parameter by parameter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ SWIN = {"name": "swin_tiny_patch4_window7_224", "args": {"img_size": 32, "patch_
 SWIN["args"] |= {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4]}  # type: ignore[operator]
 VIT = {"name": "vit_tiny_patch16_224", "args": {"img_size": 16, "patch_size": 8, "embed_dim": 16, "num_heads": 2}}
 VIT["args"] |= {"depth": 3}  # type: ignore[operator]
-HOSTS: dict[str, dict[str, Any]] = {"vit": VIT, "swin": SWIN}
+LEVIT = {"name": "levit_128s", "args": {"img_size": 32, "embed_dim": [16, 24], "key_dim": 4, "depth": [2, 2]}}
+LEVIT["args"] |= {"num_heads": [2, 3]}  # type: ignore[operator]
+HOSTS: dict[str, dict[str, Any]] = {"vit": VIT, "swin": SWIN, "levit": LEVIT}
 
 
 def recipe_of(host: str, graft: str | None, **optimizer: Any) -> Recipe:
@@ -57,7 +59,18 @@ def swin_depth(name: str) -> int:
     return 5
 
 
-DEPTHS = {"vit": vit_depth, "swin": swin_depth}
+def levit_depth(name: str) -> int:
+    if name.startswith(("head.", "head_dist.")):
+        return 0
+    if name.startswith("stages.1.downsample."):
+        return 2  # with the stage's first block
+    if block := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.", name):
+        return [[4, 3], [2, 1]][int(block[1])][int(block[2])]
+    assert name.startswith("stem.")
+    return 5
+
+
+DEPTHS = {"vit": vit_depth, "swin": swin_depth, "levit": levit_depth}
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -68,7 +81,7 @@ def test_every_parameter_of_host_and_grafts(host: str, graft: str | None) -> Non
     found = groups_by_name(model, recipe)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert found.keys() == parameters.keys()
-    bare = ("pos_embed", "cls_token", "relative_position_bias_table")
+    bare = ("pos_embed", "cls_token", "relative_position_bias_table", "attention_biases")
     for name, parameter in parameters.items():
         grafted = ".grafts." in name
         scale = 0.5 ** DEPTHS[host](name) * (3.0 if grafted else 1.0)

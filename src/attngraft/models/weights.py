@@ -193,8 +193,13 @@ def _drop_other_head(model: nn.Module, values: dict[str, Tensor], own: Mapping[s
     """Leave out a head of another number of classes, or note that there is none; the names that stay new."""
     new = []
     for layer in _names(model, "classifier"):
-        here = {name for name in own if name.startswith(f"{layer}.")}
-        there = {name for name in values if name.startswith(f"{layer}.")}
+        around = layer.rpartition(".")[0]
+        if around and not any(name.startswith(f"{around}.") for name in values):
+            layer = around  # without classes the whole head goes, with the norm in front of its layer
+        here, there = (
+            {name for name in names if name.startswith(f"{layer}.") and not name.endswith("num_batches_tracked")}
+            for names in (own, values)
+        )
         if here != there or any(values[name].shape != own[name].shape for name in here):
             for name in there:
                 del values[name]
