@@ -10,12 +10,13 @@ import timm
 import torch
 from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
+from timm.layers import DropPath
 
 from attngraft.tasks.images.batches import ImageBatches
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.task import TaskData
 from attngraft.training.build import build_model, build_task, model_data_config
-from attngraft.training.recipe import Recipe, recipe_from_dict
+from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from tests.tasks.images.making import make_folder
 
 #: hosts whose pretrained configurations differ in mean, std, crop, interpolation and size
@@ -113,3 +114,29 @@ def test_the_model_takes_what_is_shown(folder: Path) -> None:
     model = build_model(recipe, data.model_args).eval()
     with torch.no_grad():
         assert model(shown(data)).shape == (2, 2)
+
+
+@pytest.mark.parametrize("graft", [None, "bisa + vertical + cb_s(at=both)"])
+@pytest.mark.parametrize(
+    ("host", "args", "own"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": 32, "depth": 3, "embed_dim": 24, "num_heads": 3}, []),
+        ("swin_tiny_patch4_window7_224", {"img_size": 28, "depths": (1, 2), "window_size": 7}, [0.05, 0.05, 0.1, 0.1]),
+    ],
+)
+def test_stochastic_depth_is_in_the_model(
+    folder: Path, host: str, args: dict[str, Any], own: list[float], graft: str | None
+) -> None:
+    """Rising from 0 in the first block, as timm has it; a graft leaves it. Null leaves it to the host."""
+    rates = [0.2, 0.2, 0.4, 0.4]
+    sections = recipe_to_dict(recipe_of(folder, host, args)) | {"graft": graft}
+    for train, given, expected in (
+        ({"drop_path": 0.4}, {}, rates),
+        ({"drop_path": None}, {}, own),
+        ({"drop_path": None}, {"drop_path_rate": 0.4}, rates),
+        ({"drop_path": 0.0}, {"drop_path_rate": 0.4}, []),
+    ):
+        recipe = recipe_from_dict(sections | {"host": {"name": host, "args": args | given}, "train": train})
+        model = build_model(recipe, {"num_classes": 2})
+        found = [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
+        assert [rate for rate in found if rate] == pytest.approx(expected)

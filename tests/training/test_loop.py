@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from attngraft.errors import AttngraftError, ConfigError, TrainingError
+from attngraft.training.build import build_model
 from attngraft.training.checkpoint import load_weights
 from attngraft.training.loop import train
 from attngraft.training.progress import LogLines, Silent
 from attngraft.training.run_folder import read_run
-from tests.training.toys import assert_same_outcome, final_state, metric_rows, toy_recipe
+from tests.training import toys
+from tests.training.toys import Toy, ToySplit, assert_same_outcome, final_state, metric_rows, toy_recipe
 
 
 class Recorder(Silent):
@@ -74,7 +76,6 @@ def test_a_run_leaves_everything_and_says_so(tmp_path: Path) -> None:
 def test_best_weights_are_those_of_the_best_epoch(tmp_path: Path) -> None:
     recipe = toy_recipe(schedule={"epochs": 5}, task={"noise": 0.1}, train={"ema": 0.5})
     record = train(recipe, tmp_path, progress=Silent())
-    from attngraft.training.build import build_model
     from attngraft.training.evaluate import evaluate_run
 
     for kind, prefix, weights in (("best", "val", "best"), ("best-ema", "ema", "best-ema")):
@@ -98,8 +99,6 @@ def test_runs_repeat_whatever_was_drawn_before(tmp_path: Path) -> None:
 
 
 def test_variants_of_a_seed_share_the_hosts_initial_weights() -> None:
-    from attngraft.training.build import build_model
-
     plain = build_model(toy_recipe(), {"num_classes": 3}).state_dict()
     grafted = build_model(toy_recipe(graft="horizontal + cb_s"), {"num_classes": 3}).state_dict()
     assert all(torch.equal(plain[name], grafted[name]) for name in plain)
@@ -121,23 +120,90 @@ def test_micro_batches_make_the_same_update(tmp_path: Path) -> None:
         torch.testing.assert_close(one[name], four[name], rtol=0, atol=1e-12)
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_weights_move(tmp_path: Path) -> None:
-    recipe = toy_recipe(task={"poison": 7}, train={"save_every": 1})
-    with pytest.raises(TrainingError) as caught:
-        train(recipe, tmp_path, progress=Silent())
+def nan_in_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training example 7 is broken in the second epoch."""
+    whole = ToySplit.__getitem__
+
+    def broken(self: ToySplit, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        image, label = whole(self, key)
+        training = self.name(7) == "toy/7"
+        return (torch.full_like(image, float("nan")) if training and key == (1, 7) else image), label
+
+    monkeypatch.setattr(ToySplit, "__getitem__", broken)
+
+
+def inf_in_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of the second epoch's second step is infinite, as where a weight underflows; what it is made of is not."""
+    whole, calls = Toy.loss, 0
+
+    def exploding(self: Toy, outputs: Any, batch: Any) -> dict[str, torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        losses = whole(self, outputs, batch)
+        return losses | {"loss": losses["loss"] * float("inf")} if calls == 5 else losses
+
+    monkeypatch.setattr(Toy, "loss", exploding)
+
+
+@pytest.mark.parametrize("save_every", [1, None])
+@pytest.mark.parametrize(("poison", "value"), [(nan_in_an_image, "nan"), (inf_in_the_loss, "inf")])
+def test_a_loss_that_is_not_finite_stops_before_the_weights_move(
+    tmp_path: Path, poison: Callable[[pytest.MonkeyPatch], None], value: str, save_every: int | None
+) -> None:
+    """It is said, nothing of it is kept, and without the cause the run goes on from there to its undisturbed end."""
+    recipe = toy_recipe(train={"save_every": save_every, "clip_grad": 1.0, "ema": 0.9})
+    undisturbed, run = tmp_path / "undisturbed", tmp_path / "run"
+    train(recipe, undisturbed, progress=Silent())
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        poison(monkeypatch)
+        with pytest.raises(TrainingError, match="the loss is not finite in epoch 2, step ") as caught:
+            train(recipe, run, progress=Silent())
     message = str(caught.value)
-    assert "the loss is not finite in epoch 1, step " in message
-    assert "loss nan" in message
+    assert f"loss {value}" in message
     assert "gradient norms: " in message
-    report = json.loads((tmp_path / "failure.json").read_text())
-    assert "toy/7" in report["examples"]
+    report = json.loads((run / "failure.json").read_text())
+    assert report["epoch"] == 2
+    assert report["losses"]["loss"] == value
     assert len(report["examples"]) == 16
-    assert report["gradient_norms"]["head.weight"] == "nan"
-    last = tmp_path / "checkpoints" / "last.pt"
-    if report["step"] > 1:
-        assert all(tensor.isfinite().all() for tensor in final_state(tmp_path)["model"].values())
+    if poison is nan_in_an_image:
+        assert "toy/7" in report["examples"]
+        assert report["gradient_norms"]["head.weight"] == "nan"
     else:
-        assert not last.exists()
+        assert report["step"] == 2
+        assert report["losses"]["twice"] not in ("nan", "inf")
+        assert not np.isfinite(float(report["gradient_norms"]["head.weight"]))
+    kept = final_state(run)
+    assert kept["counters"]["epoch"] == 1
+    assert kept["counters"]["step"] == (report["step"] - 1 if save_every else 0)
+    assert all(tensor.isfinite().all() for tensor in kept["model"].values())
+    assert not (run / "finished.json").exists()
+    assert train(recipe, run, progress=Silent()).finished
+    assert_same_outcome(undisturbed, run)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_gradients_norm_is_clipped(tmp_path: Path, accumulate: int) -> None:
+    """One step of plain SGD at rate 1 moves the weights by the gradient."""
+    moved = {}
+    for clip in (None, 1e-3, 1e6):
+        recipe = toy_recipe(
+            task={"train": 16},
+            host={"args": {"drop_rate": 0.0, "proj_drop_rate": 0.0}},
+            optimizer={"name": "momentum", "lr": 1.0, "weight_decay": 0.0},
+            schedule={"name": "constant", "epochs": 1, "warmup_epochs": 0},
+            train={"clip_grad": clip, "accumulate": accumulate, "drop_path": None},
+        )
+        before = build_model(recipe, {"num_classes": 3}).state_dict()
+        train(recipe, tmp_path / str(clip), progress=Silent())
+        after = final_state(tmp_path / str(clip))["model"]
+        moved[clip] = {name: after[name] - before[name] for name in after}
+    norms = {clip: float(torch.cat([d.flatten() for d in parts.values()]).norm()) for clip, parts in moved.items()}
+    whole = norms[None]
+    assert whole > 0.1
+    assert norms[1e6] == pytest.approx(whole, rel=1e-5)
+    assert norms[1e-3] == pytest.approx(1e-3, rel=1e-2)
+    for name, difference in moved[1e-3].items():  # all by one factor
+        torch.testing.assert_close(difference, moved[None][name] * 1e-3 / whole, rtol=0, atol=1e-6)
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
@@ -191,12 +257,67 @@ def test_ways_of_computing(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert all(tensor.dtype == torch.float32 for tensor in final_state(tmp_path)["model"].values())
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_channels_last_reaches_the_model_and_its_inputs(
+    tmp_path: Path, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every forward pass, of training and evaluation."""
+    seen: dict[bool, set[tuple[bool, bool]]] = {True: set(), False: set()}
+    forward = toys._Normed.forward
+
+    def watched(self: toys._Normed, x: torch.Tensor) -> torch.Tensor:
+        last = torch.channels_last
+        both = (x.is_contiguous(memory_format=last), self.stem.weight.is_contiguous(memory_format=last))
+        seen[self.training].add(both)
+        return forward(self, x)
+
+    monkeypatch.setattr(toys._Normed, "forward", watched)
+    host = {"name": "toy_normed", "args": {"drop_rate": 0.0}}
+    train(toy_recipe(host=host, train={"channels_last": asked}), tmp_path, progress=Silent())
+    assert seen == {True: {(asked, asked)}, False: {(asked, asked)}}
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_run_is_compiled_if_asked(tmp_path: Path, asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pass in training goes through what the compiler gave back (here: what it was given)."""
+    compiled: list[torch.nn.Module] = []
+    calls: list[bool] = []
+
+    def compiler(call: Any, **_: Any) -> Any:
+        model = call.__self__
+        compiled.append(model)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            calls.append(model.training)
+            return call(*args, **kwargs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    train(toy_recipe(train={"compile": asked}), tmp_path, progress=Silent())
+    assert [type(model).__name__ for model in compiled] == ["VisionTransformer"] * asked
+    assert calls.count(True) == 6 * asked
+    assert calls.count(False) >= asked
+
+
 @pytest.mark.slow
-def test_a_compiled_run_saves_plain_names(tmp_path: Path) -> None:
-    train(toy_recipe(train={"compile": True}), tmp_path / "compiled", progress=Silent())
-    train(toy_recipe(), tmp_path / "plain", progress=Silent())
+def test_a_compiled_run_saves_plain_names_and_computes_the_same(tmp_path: Path) -> None:
+    """Without dropout, whose random numbers the compiler draws in another order."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for name in ("plain", "compiled"):
+        recipe = toy_recipe(
+            host={"args": {"drop_rate": 0.0, "proj_drop_rate": 0.0, "depth": 1}},
+            train={"compile": name == "compiled", "drop_path": None},
+            graft="cb_s",
+        )
+        train(recipe, tmp_path / name, progress=Silent())
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        assert bool(graphs) == (name == "compiled")
     compiled, plain = (final_state(tmp_path / name)["model"] for name in ("compiled", "plain"))
     assert list(compiled) == list(plain)
+    for left, right in zip(metric_rows(tmp_path / "compiled"), metric_rows(tmp_path / "plain"), strict=True):
+        assert left == pytest.approx(right, rel=1e-3, abs=1e-3)
 
 
 def test_plain_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,7 +29,6 @@ class ToyConfig:
     val: int = 10
     noise: float = 0.3
     double: bool = False
-    poison: int | None = None  #: index of a training example that is NaN
 
 
 class ToySplit(Split):
@@ -47,8 +46,6 @@ class ToySplit(Split):
         clean = np.random.default_rng(label).normal(size=(3, 16, 16))
         noise = generator(self._seed, epoch, self._first + index).normal(size=(3, 16, 16))
         image = torch.from_numpy(clean + self._config.noise * noise)
-        if self._first == 0 and index == self._config.poison:
-            image[:] = float("nan")
         return image.to(torch.float64 if self._config.double else torch.float32), label
 
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
