@@ -17,13 +17,13 @@ from attngraft.cli.data import check as data_check
 from attngraft.cli.doctor import doctor
 from attngraft.cli.evaluate import evaluate
 from attngraft.cli.export import export
-from attngraft.cli.leaving import leave_now
 from attngraft.cli.list import list_command
 from attngraft.cli.paper import paper
 from attngraft.cli.plan import plan
 from attngraft.cli.predict import predict
 from attngraft.cli.train import train
 from attngraft.errors import AttngraftError, UsageError
+from attngraft.leaving import leave_now
 
 INTERRUPTED = 130  #: exit code
 

@@ -15,8 +15,9 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
+from attngraft.leaving import leave_now
 from attngraft.study.executors.placement import Place
 from attngraft.study.executors.signals import interrupt
 from attngraft.study.executors.trial import PATIENCE, carry_out
@@ -26,7 +27,7 @@ STOP = "stop"
 _TELL_EVERY = 0.25  #: seconds between two messages about steps
 
 
-def main(connection: Connection, train: Train, place: Place, verbosity: int) -> None:
+def main(connection: Connection, train: Train, place: Place, verbosity: int) -> NoReturn:
     """Work off what comes through `connection`: `Work`, `STOP`, or None for the end of the day.
 
     What goes back: ("ready",), ("progress", method, args, kwargs), ("log", record), ("outcome", outcome).
@@ -52,6 +53,7 @@ def main(connection: Connection, train: Train, place: Place, verbosity: int) -> 
         pass  # asked to stop between two runs
     except OSError:
         pass  # nobody is there to be told any more; the run is saved
+    leave_now(0)  # who asked to stop waits for this process, and may not be given long
 
 
 class _Line:

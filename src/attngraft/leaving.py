@@ -1,4 +1,4 @@
-"""The end of a program that was asked to stop."""
+"""The end of a process that nobody waits for any more."""
 
 from __future__ import annotations
 
