@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,18 @@ from attngraft.errors import ConfigError, TrainingError
 from attngraft.training.build import build_model
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
-from attngraft.training.recipe import Recipe, recipe_to_dict
+from attngraft.training.recipe import Parameters, Recipe, recipe_to_dict
 from attngraft.training.stages import Stages
 from tests.training.processes import finish, start, start_together
 from tests.training.toys import assert_same_outcome, final_state, toy_recipe
 
 STEPS = 3
+FIRST: tuple[Parameters, ...] = ("grafts", "grafts+head")
 
 
-def staged(**sections: Any) -> Recipe:
-    """Three epochs of three updates; in the first one only grafts and head are trained. Everything that moves decays."""
-    first = {"parameters": "grafts+head", "epochs": 1}
+def staged(parameters: Parameters = "grafts+head", **sections: Any) -> Recipe:
+    """Three epochs of three updates; in the first one only `parameters` are trained. Everything that moves decays."""
+    first = {"parameters": parameters, "epochs": 1}
     train_section = {"first": first, "ema": 0.7, "clip_grad": 1.0, "save_every": 1, **sections.pop("train", {})}
     base: dict[str, Any] = {"graft": "cb_s + vertical", "schedule": {"epochs": 3}, "train": train_section}
     return toy_recipe(**(base | {"optimizer": {"weight_decay": 0.2, "layer_decay": 0.8}} | sections))
@@ -44,7 +46,7 @@ class StopAt(Silent):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    train(staged(), folder, progress=Silent())
+    train(staged("grafts"), folder, progress=Silent())
     return folder
 
 
@@ -52,16 +54,19 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_each_stage_moves_its_own_parameters(tmp_path: Path) -> None:
-    model = build_model(staged(), {"num_classes": 3})
+@pytest.mark.parametrize("parameters", FIRST)
+def test_each_stage_moves_its_own_parameters(tmp_path: Path, parameters: Parameters) -> None:
+    recipe = staged(parameters)
+    model = build_model(recipe, {"num_classes": 3})
     before = {name: value.clone() for name, value in model.state_dict().items()}
     every = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    early = {name for name in every if ".grafts." in name or name.startswith("head.")}
-    train(staged(), tmp_path, progress=Silent(), stop_after_epoch=1)
+    heads = {name for name in every if name.startswith("head.") and "head" in parameters}
+    early = {name for name in every if ".grafts." in name} | heads
+    train(recipe, tmp_path, progress=Silent(), stop_after_epoch=1)
     first = final_state(tmp_path)
     assert moved(before, first["model"]) == early
     assert set(first["optimizer"]["state"]) == early
-    train(staged(), tmp_path, progress=Silent())
+    train(recipe, tmp_path, progress=Silent())
     second = final_state(tmp_path)
     assert moved(first["model"], second["model"]) == every
     assert set(second["optimizer"]["state"]) == every
@@ -69,19 +74,36 @@ def test_each_stage_moves_its_own_parameters(tmp_path: Path) -> None:
     assert steps == {name: 3 * STEPS if name in early else 2 * STEPS for name in every}
 
 
+def test_resumed_within_a_stage_it_moves_what_that_stage_moves(tmp_path: Path) -> None:
+    """Grafts alone, then all: what a process that begins in the middle of either moves, update by update."""
+    recipe = staged("grafts")
+    model = build_model(recipe, {"num_classes": 3})
+    states = [{name: value.clone() for name, value in model.state_dict().items()}]
+    every = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for step in range(2, 2 * STEPS + 1):  # a process each, which makes one update that is saved, or an epoch's last one
+        with pytest.raises(TrainingError, match="stopped by the test"):
+            train(recipe, tmp_path, progress=StopAt(step))
+        states.append(final_state(tmp_path)["model"])
+    grafts = {name for name in every if ".grafts." in name}
+    expected = [grafts] * STEPS + [every] * (STEPS - 1)
+    assert [moved(*pair) for pair in itertools.pairwise(states)] == expected
+
+
 @pytest.mark.parametrize("step", [1, STEPS, STEPS + 1, STEPS + 2, 3 * STEPS])
 def test_stopped_anywhere_it_ends_the_same(undisturbed: Path, tmp_path: Path, step: int) -> None:
+    recipe = staged("grafts")
     with pytest.raises(TrainingError, match="stopped by the test"):
-        train(staged(), tmp_path, progress=StopAt(step))
-    train(staged(), tmp_path, progress=Silent())
+        train(recipe, tmp_path, progress=StopAt(step))
+    train(recipe, tmp_path, progress=Silent())
     assert_same_outcome(undisturbed, tmp_path)
 
 
 @pytest.mark.parametrize("epochs", [(1,), (1, 2), (2,)])
 def test_stopped_between_epochs_it_ends_the_same(undisturbed: Path, tmp_path: Path, epochs: tuple[int, ...]) -> None:
+    recipe = staged("grafts")
     for epoch in epochs:
-        train(staged(), tmp_path, progress=Silent(), stop_after_epoch=epoch)
-    train(staged(), tmp_path, progress=Silent())
+        train(recipe, tmp_path, progress=Silent(), stop_after_epoch=epoch)
+    train(recipe, tmp_path, progress=Silent())
     assert_same_outcome(undisturbed, tmp_path)
 
 
