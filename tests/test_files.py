@@ -9,7 +9,7 @@ import pytest
 
 import attngraft.files
 from attngraft.errors import StorageError
-from attngraft.files import atomic_file, remove_leftovers, shown_size, write_atomically, writing
+from attngraft.files import atomic_file, remove_leftovers, share, shown_size, write_atomically, writing
 
 
 @pytest.fixture
@@ -129,3 +129,23 @@ def test_sizes_are_read_easily() -> None:
         "4.0 TB",
         "5000.0 TB",
     ]
+
+
+def test_one_file_in_two_places_or_a_copy_where_the_disk_has_no_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_atomically(tmp_path / "a.csv", "one")
+    share(path, tmp_path / "b" / "a.csv")
+    assert os.path.samefile(path, tmp_path / "b" / "a.csv")
+    write_atomically(path, "two")
+    assert (tmp_path / "b" / "a.csv").read_text() == "one", "what is written anew is another file"
+    share(path, tmp_path / "b" / "a.csv")
+    assert (tmp_path / "b" / "a.csv").read_text() == "two"
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    share(path, tmp_path / "c.csv")
+    assert (tmp_path / "c.csv").read_text() == "two"
+    assert {entry.name for entry in tmp_path.iterdir()} == {"a.csv", "b", "c.csv"}

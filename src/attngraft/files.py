@@ -61,6 +61,23 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     _sync_folder(path.parent)
 
 
+def share(path: Path, at: Path) -> None:
+    """Let the file at `path` stand under `at`, too: the same file where the disk can do that, else a copy. Neither is ever
+    written to: who changes one puts a new file in its place.
+
+    Raises:
+        StorageError: as `write_atomically`.
+    """
+    temporary = at.with_name(f".{at.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        at.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, temporary)
+        os.replace(temporary, at)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        write_atomically(at, path.read_bytes())
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """For who writes in another way (appends, makes folders): what the system refuses comes as a StorageError."""

@@ -56,7 +56,11 @@ def test_a_table_of_several_labels_and_the_recipe_for_it(
     assert (result.task, result.metric, result.higher_is_better) == ("multilabel", "loss", False)
     assert {"image_ap", "map", "macro_f1", "micro_f1", "loss"} == result.variants[1].last.keys()
     assert [section.name for section in result.variants[1].sections] == ["classes", "reliability"]
-    assert "Lower is better" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Lower is better" in shown
+    split = tables / "study" / "split.csv"
+    assert f"Split: {split} (--set task.data.split_file={split} uses it again)" in shown
+    assert split.read_text(encoding="utf-8").count(",val") == result.data["sizes"]["val"]
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,12 @@ def test_a_saved_split_is_used(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert load(folder, data={"split_file": str(split)}).facts["split_digest"] == first["split_digest"]
     assert check(folder, "--set", f"split_file={split}", "--json") == 0
     assert json.loads(capsys.readouterr().out)["split_digest"] == first["split_digest"]
+    (folder / "wren" / "1.png").write_bytes(b"")
+    assert check(folder, "--set", "max_corrupt=2", "--save-split", split) == 0
+    assert check(folder, "--set", "max_corrupt=2", "--set", f"split_file={split}") == 0, (
+        "unreadable ones are named, too"
+    )
+    capsys.readouterr()
     make_folder(tmp_path / "own", {"train": {"a": 3, "b": 3}, "val": {"a": 1, "b": 1}})
     assert check(tmp_path / "own", "--save-split", tmp_path / "other.csv") == 2
     assert "have a validation part of their own" in capsys.readouterr().err

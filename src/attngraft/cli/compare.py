@@ -366,6 +366,7 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
     from rich.console import Console
 
     from attngraft.report.tables import study_table
+    from attngraft.tasks.task import SPLIT_FILE
 
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result), indent=2))
@@ -374,6 +375,9 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
     console.print(study_table(result))
     for note in result.notes:
         console.print(f"Note: {note}", markup=False, highlight=False)
+    if "split_file" in result.data and (split := config.out / SPLIT_FILE).is_file():
+        again = f"--set task.data.split_file={split}"
+        console.print(f"Split: {split} ({again} uses it again)", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {config.out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -131,12 +131,12 @@ def _save_split(found: Inspection, config: DataConfig, path: Path) -> None:
     survey = found.survey
     if survey.val is None:
         raise UsageError("--save-split: there is no validation part to save; see what was refused")
-    if not survey.drawn:
+    if survey.divided is None:
         raise UsageError(
             "--save-split: these data have a validation part of their own; to draw one out of the training part instead, "
             "add --val-fraction 0.2"
         )
-    save_split(path, survey.parts.train, survey.val)
+    save_split(path, *survey.divided)
     typer.echo(f"Split: {path} (--set task.data.split_file={path})", err=True)
 
 

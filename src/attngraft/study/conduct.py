@@ -4,8 +4,8 @@ Everything that a study knows is in its folder, so it can be stopped at any mome
 
     study.yaml  runs/<variant>/seed<k>/  cost.json  results.json  results.csv  plots/  report.html
 
-and halving.json, where runs are stopped early. Who carries the runs out, and how many at a time, is up to an executor and
-changes nothing that is written there.
+and halving.json, where runs are stopped early, and split.csv, where the validation part was drawn. Who carries the runs
+out, and how many at a time, is up to an executor and changes nothing that is written there.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from attngraft.study.progress import StudyLog, StudyProgress
 from attngraft.study.result import Cost, StudyResult
 from attngraft.study.running import run_all
 from attngraft.study.schedule import PlannedRun, check_variants, plan_runs, refuse_other_recipes
+from attngraft.study.splits import keep_split, kept_split
 from attngraft.study.storage import save_result
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def _train(*args: Any, **kwargs: Any) -> RunRecord:
 def _open_data(config: StudyConfig) -> Material:
     from attngraft.study.workbench import load_material
 
-    return load_material(config.recipe_of(config.baseline, config.seeds[0]))
+    return load_material(config.recipe_of(config.baseline, config.seeds[0]), split=kept_split(config))
 
 
 def _measure_paces(config: StudyConfig, material: Material) -> Estimate:
@@ -135,6 +136,8 @@ def compare(
         try:
             prepared = prepare(config, executor=executor, progress=progress, tools=tools)
             write_study(prepared.config)
+            if prepared.material is not None:
+                keep_split(prepared.config, prepared.material.task)
             notes = run_all(prepared.config, prepared.runs, executor=executor, train=tools.train, progress=progress)
             if not any(finished_runs(prepared.config).values()):
                 first = f"; the first: {notes[0]}" if notes else ""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,14 +42,16 @@ class Material:
     teacher: Teacher | None = None  #: of all variants; part of every training step
 
 
-def load_material(recipe: Recipe) -> Material:
-    """Open the data as a run would.
+def load_material(recipe: Recipe, *, split: Path | None = None) -> Material:
+    """Open the data as a run would; `split` is where an earlier start kept what was drawn (`Task.keep`).
 
     Raises:
         DataError, ConfigError: as a run would.
     """
     with _apart(recipe):
         task = build_task(recipe)
+        if split is not None:
+            task.recall(split)
         data = task.load(model_data_config=model_data_config(recipe))
         teacher = create_teacher(recipe, task, data, device=run_device())
         order = TrainOrder(

@@ -15,6 +15,7 @@ import importlib.metadata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
 }
+SPLIT_FILE = "split.csv"  #: what a run's folder, or a study's, calls that which its task drew (`Task.keep`)
 ENTRY_POINTS = "attngraft.tasks"  #: where installed packages declare theirs
 
 
@@ -146,6 +148,20 @@ class Task(ABC):
         Raises:
             DataError: names the file or folder and the remedy.
         """
+
+    def recall(self, path: Path) -> None:
+        """Asked for before `load`: what `keep` wrote to `path`, if it did, stands in place of what would be drawn. A task
+        that draws nothing leaves both out."""
+        return None
+
+    def keep(self, path: Path) -> bool:
+        """Asked for after `load`: write to `path` what was drawn at random (which examples are for validation), so that it
+        stays as it is when examples come or go; whether there was anything to write.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        return False
 
     @abstractmethod
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

@@ -105,6 +105,8 @@ def evaluate_run(
     record = read_run(folder)
     recipe = _with_data(record.recipe, data, split)
     task = build_task(recipe)
+    if data is None and split is None:
+        task.recall(RunFolder(record.folder).split)
     found = task.load(model_data_config=model_data_config(recipe))
     if dict(found.model_args) != record.model_args:
         raise DataError(

@@ -95,6 +95,7 @@ def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
     if not resume:
         raise TrainingError(f"{run.path}: there is a run in this folder; resume it, or choose another folder")
     run.refuse_other_recipe(recipe)
+    run.drop_split_of_other(recipe)
     return run.with_chosen(recipe)
 
 

@@ -3,6 +3,7 @@
 recipe.yaml         the resolved recipe
 environment.json    versions, commit, device, threads
 data.json           what the task found in the data, and what the host was built with for it
+split.csv           which images are for validation (only where that was drawn)
 teacher.json        whom it learned from, and the hash of those weights (not there where it learned from labels alone)
 start.json          the weights that it started from, and what they scored (not there where it started from random values)
 metrics.jsonl       one line per finished epoch
@@ -24,7 +25,7 @@ import numpy as np
 
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
-from attngraft.tasks.task import Predictions
+from attngraft.tasks.task import SPLIT_FILE, Predictions
 from attngraft.training.config import differing_fields, read_yaml
 from attngraft.training.recipe import (
     CHOSEN_BY_MEMORY,
@@ -55,6 +56,10 @@ class RunFolder:
     @property
     def data(self) -> Path:
         return self.path / "data.json"
+
+    @property
+    def split(self) -> Path:
+        return self.path / SPLIT_FILE
 
     @property
     def start(self) -> Path:
@@ -154,6 +159,11 @@ class RunFolder:
                 f"{self.path}: the run in this folder has another recipe: {'; '.join(different)}. "
                 "Continue it with its own recipe, or choose another folder"
             )
+
+    def drop_split_of_other(self, recipe: Recipe) -> None:
+        """Remove a drawn split that belongs to another recipe: to an earlier try that saved nothing."""
+        if self._differing(recipe):
+            self.split.unlink(missing_ok=True)
 
     def with_chosen(self, recipe: Recipe) -> Recipe:
         """`recipe`, with what the run in this folder chose for want of memory, if it may choose."""

@@ -75,6 +75,7 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         DataError: the data cannot be used.
     """
     task = build_task(recipe)
+    task.recall(run.split)
     data = task.load(model_data_config=model_data_config(recipe))
     _refuse_other_data(accelerator, data)
     order = TrainOrder(
@@ -113,6 +114,7 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         if seen is not None:
             _say_what_batch_norms_see(recipe, run, seen, processes=accelerator.num_processes)
         _write_facts(recipe, run, accelerator, data, batch_norm_examples=seen)
+        _keep_split(run, task)  # after the recipe, which says what it was drawn for
         note_teacher(run, teacher)
     return Job(
         recipe=recipe,
@@ -140,6 +142,12 @@ def _say_start(recipe: Recipe, start: Start) -> None:
             "to start from (--pretrained, --weights FILE)",
             recipe.train.parameters,
         )
+
+
+def _keep_split(run: RunFolder, task: Task) -> None:
+    fresh = not run.split.exists()
+    if task.keep(run.split) and fresh:
+        log.info("which examples are for validation was drawn; %s keeps it", run.split)
 
 
 def _say_what_batch_norms_see(recipe: Recipe, run: RunFolder, seen: int, *, processes: int) -> None:

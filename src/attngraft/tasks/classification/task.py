@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from attngraft.tasks.classification.sections import sections
 from attngraft.tasks.images.batches import ImageBatches
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.keeping import KeptSplit
 from attngraft.tasks.images.loading import load_images, read_task
 from attngraft.tasks.images.serving import image_serving
 from attngraft.tasks.images.splits import LabelledSplit
@@ -51,6 +53,7 @@ class Classification(Task):
         self.primary, self.higher_is_better = config.metrics.primary, config.metrics.primary != "loss"
         self._loss = training_loss(config.loss)
         self._classes = 0  # known when the data are
+        self._split = KeptSplit()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> Classification:
@@ -66,8 +69,9 @@ class Classification(Task):
             task=self.name,
             multilabel=False,
             sampling=config.sampling,
+            kept=self._split.path,
         )
-        self._classes = len(found.classes)
+        self._classes, self._split.drawn = len(found.classes), found.drawn
         if self.primary == "top5" and self._classes <= TOP:
             raise ConfigError(f"task.metrics.primary: top5 needs more than five classes, the data have {self._classes}")
         self._loss = training_loss(config.loss, class_weights(config.loss, found.counts, found.classes))
@@ -77,6 +81,12 @@ class Classification(Task):
             mix = Mixing(config.augment, classes=self._classes, smoothing=smoothing, seed=self.seed)
         self._input, self._batches = host, ImageBatches(host, mix)
         return TaskData(train=found.train, val=found.val, model_args={"num_classes": self._classes}, facts=found.facts)
+
+    def recall(self, path: Path) -> None:
+        self._split.recall(path)
+
+    def keep(self, path: Path) -> bool:
+        return self._split.keep(path)
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return self._batches.to_model(batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from attngraft.strict import read
 from attngraft.tasks.images.checks import class_counts, classes_without_images, refuse_other_labels
 from attngraft.tasks.images.config import AugmentConfig, DataConfig
 from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.images.opening import Opened, open_images
+from attngraft.tasks.images.opening import Division, Opened, open_images
 from attngraft.tasks.images.printable import printable
 from attngraft.tasks.images.sampling import Sampling
 from attngraft.tasks.images.sources import Images, decoded
@@ -32,6 +33,7 @@ class LoadedImages:
     val: LabelledSplit
     counts: np.ndarray  #: (classes,) training images of each class
     facts: dict[str, Any]  #: JSON-ready, for the run folder and the report
+    drawn: Division | None  #: what was drawn at random, where a file could keep it
 
 
 def read_task(cls: type[Any], config: Mapping[str, Any]) -> Any:
@@ -58,6 +60,7 @@ def load_images(
     task: str,
     multilabel: bool,
     sampling: Sampling | None = None,
+    kept: Path | None = None,
 ) -> LoadedImages:
     """Open the source, divide it, check it, and decide the views.
 
@@ -68,11 +71,12 @@ def load_images(
         task: the name of the task that asks, for messages and facts.
         multilabel: whether the task takes several labels per image.
         sampling: how often training sees each class; None: as often as it occurs.
+        kept: a file of what was drawn before, which stands in place of a draw.
 
     Raises:
         DataError: the data cannot be used, or have labels of the other kind.
     """
-    opened = open_images(data)
+    opened = open_images(data, kept=kept)
     parts = opened.parts
     refuse_other_labels(parts, task=task, multilabel=multilabel)
     first = parts.train.open(0)
@@ -86,6 +90,7 @@ def load_images(
         val=splits.evaluation(opened.val),
         counts=class_counts(parts.train, len(parts.classes)),
         facts=printable(facts),
+        drawn=opened.drawn,
     )
 
 

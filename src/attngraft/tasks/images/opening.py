@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,12 @@ from attngraft.tasks.images.findings import CORRUPT_LIMIT, Findings, corrupt_lim
 from attngraft.tasks.images.printable import printable
 from attngraft.tasks.images.scan import Progress, Scan, scan
 from attngraft.tasks.images.sources import Images, Parts, open_source, restrict, with_validation
+from attngraft.tasks.images.sources.split_file import can_be_kept
+from attngraft.tasks.task import SPLIT_FILE
 
 log = logging.getLogger(__name__)
+
+Division = tuple[Images, Images]  #: training and validation part, with all images that were divided, readable or not
 
 _SHOWN = 20  #: unreadable images that an error lists
 
@@ -29,6 +34,7 @@ class Opened:
     parts: Parts  #: `parts.train` is the training part; a drawn validation part is taken out of it
     val: Images
     facts: dict[str, Any]  #: JSON-ready, for the task's: what was found wrong and left out, `notes` for the report
+    drawn: Division | None  #: what was drawn at random, where a file could keep it
 
 
 @dataclass(kw_only=True)
@@ -39,21 +45,21 @@ class Survey:
     val: Images | None
     seen: Scan  #: of all images, the unreadable ones too: first the training part's, then the validation part's
     found: Findings
-    drawn: bool  #: whether the validation part was taken out of the training part
+    divided: Division | None  #: where the validation part was taken out of the training part
     refusals: list[str] = field(default_factory=list)  #: why training would be refused
 
 
-def open_images(config: DataConfig) -> Opened:
+def open_images(config: DataConfig, *, kept: Path | None = None) -> Opened:
     """Open, choose classes, divide, look at every image, leave out what cannot be read, check.
 
     The parts are divided before unreadable images leave them, so that a repaired file moves no other image to the other
-    part.
+    part. `kept` is a file of what was drawn before, which stands in place of a draw.
 
     Raises:
         ConfigError: a class that is not there.
         DataError: the data cannot be used; names the file or folder and the remedy.
     """
-    survey = survey_images(config)
+    survey = survey_images(config, kept=kept)
     if survey.refusals or survey.val is None:
         raise DataError(survey.refusals[0])
     for note in survey.parts.notes:
@@ -63,10 +69,16 @@ def open_images(config: DataConfig) -> Opened:
     notes = [*survey.parts.notes, *survey.found.notes()]
     check = survey.found.facts() | {"train_digest": split_digest(survey.parts.train)}
     facts = {"notes": notes, "split_digest": split_digest(survey.val), "check": check}
-    return Opened(parts=survey.parts, val=survey.val, facts=facts)
+    drawn = None if config.split_file is not None else survey.divided
+    if drawn is not None and not can_be_kept(*drawn):
+        log.warning("%s: the drawn split is not kept on file: images share a name", printable(survey.parts.where))
+        drawn = None
+    if drawn is not None:
+        facts["split_file"] = SPLIT_FILE
+    return Opened(parts=survey.parts, val=survey.val, facts=facts, drawn=drawn)
 
 
-def survey_images(config: DataConfig, *, progress: Progress | None = None) -> Survey:
+def survey_images(config: DataConfig, *, kept: Path | None = None, progress: Progress | None = None) -> Survey:
     """As `open_images`, with what is refused collected, where something can be said of the data beside it.
 
     Raises:
@@ -74,12 +86,14 @@ def survey_images(config: DataConfig, *, progress: Progress | None = None) -> Su
         DataError: the source cannot be opened at all.
     """
     parts = restrict(open_source(config), config.classes)
-    drawn = parts.val is None or config.draws
+    divides = parts.val is None or config.draws
+    divided: Division | None = None
     refusals: list[str] = []
     val: Images | None = None
     try:
         check_amount(parts)
-        parts, val = with_validation(parts, config)
+        parts, val = with_validation(parts, config, kept=kept)
+        divided = (parts.train, val) if divides else None
     except DataError as error:
         refusals.append(str(error))
         val = parts.val
@@ -96,7 +110,7 @@ def survey_images(config: DataConfig, *, progress: Progress | None = None) -> Su
             check_split(parts, val)
         except DataError as error:
             refusals.append(str(error))
-    return Survey(parts=parts, val=val, seen=seen, found=found, drawn=drawn, refusals=refusals)
+    return Survey(parts=parts, val=val, seen=seen, found=found, divided=divided, refusals=refusals)
 
 
 def split_digest(images: Images) -> str:

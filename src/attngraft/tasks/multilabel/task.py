@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from attngraft.sections import Metric, Section
 from attngraft.tasks.images.batches import ImageBatches
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.keeping import KeptSplit
 from attngraft.tasks.images.loading import load_images, read_task
 from attngraft.tasks.images.serving import image_serving
 from attngraft.tasks.images.splits import LabelledSplit
@@ -47,6 +49,7 @@ class MultiLabel(Task):
         self.primary, self.higher_is_better = config.metrics.primary, config.metrics.primary != "loss"
         self._loss = training_loss(config.loss)
         self._classes = 0  # known when the data are
+        self._split = KeptSplit()
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> MultiLabel:
@@ -61,11 +64,12 @@ class MultiLabel(Task):
             seed=self.seed,
             task=self.name,
             multilabel=True,
+            kept=self._split.path,
         )
         for part, split in (("training", found.train), ("validation", found.val)):
             if not split.labels.any():
                 raise DataError(f"{config.data.source}: no {part} image has a label; look at its column of labels")
-        self._classes = len(found.classes)
+        self._classes, self._split.drawn = len(found.classes), found.drawn
         weights = positive_weights(config.loss, found.counts, images=len(found.train), classes=found.classes)
         self._loss = training_loss(config.loss, weights)
         mix = LabelMixing(config.augment, seed=self.seed) if config.augment.mixes else None
@@ -79,6 +83,12 @@ class MultiLabel(Task):
             model_args={"num_classes": self._classes},
             facts=found.facts | {"labels_per_image": {part: round(mean, 3) for part, mean in labels.items()}},
         )
+
+    def recall(self, path: Path) -> None:
+        self._split.recall(path)
+
+    def keep(self, path: Path) -> bool:
+        return self._split.keep(path)
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return self._batches.to_model(batch)

@@ -13,16 +13,18 @@ from attngraft.tasks.images.sources.images import Images
 from attngraft.tasks.images.sources.parts import Parts
 from attngraft.tasks.images.sources.split_file import drawn_by_file
 
+_ADDED = "take them out of the data, add rows for them to this file, or begin anew in another folder"
 DEFAULT_FRACTION = 0.2  #: of each class, drawn for validation where the data have no parts
 
 
-def with_validation(parts: Parts, config: DataConfig) -> tuple[Parts, Images]:
+def with_validation(parts: Parts, config: DataConfig, *, kept: Path | None = None) -> tuple[Parts, Images]:
     """Parts whose validation part, drawn from the training part where the source has none, stands beside them.
 
     The draw takes the same share of every class, at least one image, and leaves at least one; it depends on the images'
     order, the share and `split_seed` alone. Images with several labels are drawn by iterative stratification.
 
-    With `split_file` nothing is drawn: the file says which images of the training part are for validation.
+    With `split_file` nothing is drawn: the file says which images of the training part are for validation. `kept` is such
+    a file, too: what was drawn before, which stands in place of a draw where there would be one.
 
     Raises:
         DataError: a class with a single image cannot be divided; see `split_file.drawn_by_file`.
@@ -35,9 +37,12 @@ def with_validation(parts: Parts, config: DataConfig) -> tuple[Parts, Images]:
     if parts.val is not None and not config.draws:
         return parts, parts.val
     fraction = DEFAULT_FRACTION if config.val_fraction is None else config.val_fraction
-    labels = parts.train.labels
-    stream = np.random.RandomState(config.split_seed)  # its streams never change between numpy versions
-    drawn = (_by_rarest_label if parts.multilabel else _by_class)(labels, fraction, stream, parts)
+    if kept is None:
+        stream = np.random.RandomState(config.split_seed)  # its streams never change between numpy versions
+        drawn = (_by_rarest_label if parts.multilabel else _by_class)(parts.train.labels, fraction, stream, parts)
+    else:
+        drawn, note = drawn_by_file(kept, parts, remedy=_ADDED)
+        parts = replace(parts, notes=(*parts.notes, note) if note else parts.notes)
     origin = f"{fraction:g} of each class of {parts.origin} drawn for validation with split_seed {config.split_seed}"
     return _divided(parts, drawn, origin)
 

@@ -19,6 +19,11 @@ HEADER = ["name", "part"]
 _SHOWN = 5
 
 
+def can_be_kept(train: Images, val: Images) -> bool:
+    """Whether a file of names could tell the images apart."""
+    return len({*train.names, *val.names}) == len(train) + len(val)
+
+
 def save_split(path: Path, train: Images, val: Images) -> Path:
     """Write the names of the images of both parts to `path`.
 
@@ -26,8 +31,8 @@ def save_split(path: Path, train: Images, val: Images) -> Path:
         DataError: two images of one name.
         StorageError: it cannot be written.
     """
-    names = [*train.names, *val.names]
-    if len(set(names)) != len(names):
+    if not can_be_kept(train, val):
+        names = [*train.names, *val.names]
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"two images are called {twice!r}: a split file could not tell them apart; rename one")
     text = io.StringIO(newline="")
@@ -37,8 +42,12 @@ def save_split(path: Path, train: Images, val: Images) -> Path:
     return write_atomically(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
-def drawn_by_file(path: Path, parts: Parts) -> tuple[np.ndarray, str]:
+_WRITTEN_BY_CHECK = "add rows for them, or write the file again with attngraft data check --save-split"
+
+
+def drawn_by_file(path: Path, parts: Parts, *, remedy: str = _WRITTEN_BY_CHECK) -> tuple[np.ndarray, str]:
     """Which images of `parts.train` are for validation; and a note on those that the file names and the data lack.
+    `remedy` says what to do about images that it does not name.
 
     Raises:
         DataError: no such file, or not one of `save_split`'s; an image that it does not name.
@@ -49,7 +58,7 @@ def drawn_by_file(path: Path, parts: Parts) -> tuple[np.ndarray, str]:
         listed = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
         raise DataError(
             f"{path}: does not say where {len(unknown)} of {len(parts.train)} images of {parts.where} belong ({listed}); "
-            "were they added since? Add rows for them, or write the file again with attngraft data check --save-split"
+            f"were they added since? Then {remedy}"
         )
     there = set(parts.train.names)
     gone = sum(name not in there for name in said)
