@@ -60,8 +60,8 @@ def test_every_graft_exports_on_a_vit(spec: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("contract", COMPILED)
-def test_every_host_compiles_with_two_grafts(contract: type[HostContract]) -> None:
-    check_compile(grafted(contract, "horizontal + cb_s(init=0.5)"))
+def test_every_host_compiles_with_three_grafts(contract: type[HostContract]) -> None:
+    check_compile(grafted(contract, "bisa@first:1 + horizontal + cb_s(init=0.5)"))
 
 
 @pytest.mark.parametrize("contract", HOSTS)

@@ -51,6 +51,7 @@ GRAFTS = [
     "bisa(separate=true)",
     "bisa(identity=true)",
     "misa",
+    "misa(norm=true, transform=mlp)",
     "identity",
     "identity(stage=heads)",
     "identity(stage='attn.end')",
