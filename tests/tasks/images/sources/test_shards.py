@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ def make_shard(path: Path, members: Mapping[str, bytes]) -> Path:
 
 def make_shards(folder: Path, name: str, *, shards: int = 3, each: int = 6) -> None:
     """Samples of `<key>.jpg` (a png inside) and `<key>.cls`; labels go 0, 1, 2, 0, ..."""
+    folder.mkdir(parents=True, exist_ok=True)
     for shard in range(shards):
         members: dict[str, bytes] = {}
         for i in range(each):
@@ -181,6 +183,31 @@ def test_shards_one_behind_the_other(tmp_path: Path) -> None:
     assert not np.array_equal(orders[0], orders[1])  # type: ignore[arg-type]
     assert not np.array_equal(orders[0], split.order(seed=1, epoch=0))  # type: ignore[arg-type]
     assert load(source).train.order(seed=0, epoch=0) is None, "unasked, the engine shuffles"
+
+
+def test_an_order_of_shards_depends_on_their_list_and_not_on_where_they_lie(tmp_path: Path) -> None:
+    make_shards(tmp_path / "here", "birds", shards=6, each=30)
+    shutil.copytree(tmp_path / "here", tmp_path / "there" / "and deeper")
+
+    def taken(folder: Path, shards: str) -> list[str]:
+        """Names of the training images in the order of an epoch; what is for validation is drawn apart."""
+        data = {"order": "shards", "shuffle_buffer": 10, "split_file": str(tmp_path / "split.csv")}
+        split = load(f"{folder}/birds-{{{shards}}}.tar", data=data).train
+        order = split.order(seed=0, epoch=3)
+        assert order is not None
+        return [split.name(int(index)) for index in order]
+
+    names = [f"birds-{number // 30:03d}.tar/{number:06d}.jpg" for number in range(180)]
+    rows = [f"{name},{'val' if number % 10 < 3 else 'train'}" for number, name in enumerate(names)]
+    (tmp_path / "split.csv").write_text("\n".join(["name,part", *rows]), encoding="utf-8")
+    everything = taken(tmp_path / "here", "000..005")
+    assert taken(tmp_path / "there" / "and deeper", "000..005") == everything
+    assert taken(tmp_path / "here", "000,001,002,003,004,005") == everything, "the same list, written otherwise"
+    fewer = taken(tmp_path / "here", "000..004")
+    assert fewer != [name for name in everything if not name.startswith("birds-005.tar")]
+    turned = taken(tmp_path / "here", "001,000,002,003,004,005")
+    assert sorted(turned) == sorted(everything)
+    assert turned != everything
 
 
 @pytest.mark.parametrize(
