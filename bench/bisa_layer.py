@@ -1,6 +1,6 @@
 """What a BiSA layer costs: forward and backward of one attention layer over the host's own, and over the naive form.
 
-    python bench/bisa_layer.py --threads 2 --out benchmarks/bisa_layer.json
+    python bench/bisa_layer.py --threads 2 --pairs 60 --out benchmarks/bisa_layer.json
 
 Layers are the hosts' own modules, plain and grafted, projections included. The naive form is the equation: a matrix per
 value, every query through every value's matrix, N x N x d numbers. Outputs and gradients of the lean layer must be the
@@ -10,7 +10,7 @@ naive one's before anything is timed. Bars:
   there is none: the host's fused kernel keeps softmax in the cache there, which plain operations for two of them cannot;
 - time over the naive layer's: 1 / 3.5 for Swin's windows, 1 / 5 elsewhere; memory over the naive layer's: a quarter. Memory
   is the most that torch holds at a time above the inputs, in one forward and backward;
-- 4,096 tokens, widths of ViT-S, in a fresh process: the whole process in 2 GB.
+- 4,096 tokens, widths of ViT-S, one attention layer (no whole model) in a fresh process: all of the process in 2 GB.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def main() -> int:
     setting, lines = here(), []
     if LONG in arguments.shapes:  # first: a process starts out with the peak of the one that starts it
         memory = long_bytes(torch.get_num_threads()) / LONG_BYTES
-        lines.append(measured_once(f"{LONG}: memory of the whole process over 2 GB", memory, bar=1))
+        lines.append(
+            measured_once(f"{LONG}, one attention layer: memory of the whole process over 2 GB", memory, bar=1)
+        )
     for name in arguments.shapes:
         if name != LONG:
             lines += lines_of(name, SHAPES[name], arguments.pairs)

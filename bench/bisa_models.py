@@ -1,6 +1,6 @@
 """What BiSA in the first two attention layers costs in time: a training step over the host's, side by side.
 
-    python bench/bisa_models.py --out benchmarks/bisa_models.json
+    python bench/bisa_models.py --threads 2 --out benchmarks/bisa_models.json
 
 A step is forward, cross-entropy, backward and AdamW at 224, batch 8. Before timing, the grafted models must give the outputs
 of the equations themselves. The lines say how the multiply-adds compare.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from attngraft.bench.result import read_result
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
+RESULTS = BENCH.with_name("benchmarks")
 COMMANDS = {
     "loop_overhead": ["--depth", "1"],
     "graft_cost": ["--batch", "1"],
@@ -51,6 +53,19 @@ def tiny() -> nn.Module:
 
 def test_there_is_a_test_for_every_command():
     assert {path.stem for path in BENCH.glob("*.py")} == set(COMMANDS) | PARTS
+
+
+def test_a_results_command_is_the_one_that_is_documented():
+    """But for the number of pairs, which may grow before a result is taken anew; where it is said, it is 30 or more."""
+    rows = re.findall(r"^\| `(python bench/.+?)` \|", (RESULTS / "README.md").read_text(), re.MULTILINE)
+    assert {row.split()[1] for row in rows} == {f"bench/{name}.py" for name in COMMANDS}
+    for row in rows:
+        said, taken = (
+            re.sub(r" --pairs \d+", "", text) for text in (row, read_result(BENCH.parent / row.split()[-1]).command)
+        )
+        assert said == taken
+        pairs = re.search(r"--pairs (\d+)", row)
+        assert pairs is None or int(pairs[1]) >= 30 or "jobs.py" in row  # its runs are minutes long
 
 
 def test_the_gate_of_graft_cost_passes_ours_and_catches_a_change():
