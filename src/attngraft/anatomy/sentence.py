@@ -71,7 +71,9 @@ class AttentionSite(GraftedModule):
     """project -> mix -> merge -> drop. An adapter supplies `project`, `merge`, `drop` and, if need be, `visible`; and
     `output_layer` for folding."""
 
-    end_stage: Stage = "attn.end"  #: "attn.window" where the block puts windows back after this module
+    #: the stages where it ends: ("attn.window",) where the block puts windows back after this module; both where a class
+    #: stands in blocks of both kinds, and the site's carriers say which one it carries
+    ends: tuple[Stage, ...] = ("attn.end",)
     scale: float
     fused_attn: bool
     attn_drop: nn.Dropout
@@ -92,14 +94,14 @@ class AttentionSite(GraftedModule):
 
     def between(self, stage: Stage) -> str | None:
         made = next((graft for graft in self.grafts_at("mix") if graft.adds_after), None)
-        if stage in ("tokens", self.end_stage) and made is not None:
+        if stage in ("tokens", *self.ends) and made is not None:
             return f"{made.kind} adds an output of its own behind the host's output projection"
-        if stage == self.end_stage and self.grafts_at("tokens"):
+        if stage in self.ends and self.grafts_at("tokens"):
             return "another graft stands between it and the host's output projection"
         return None
 
     def linear_before(self, stage: Stage) -> LinearLayer | None:
-        if stage not in ("tokens", self.end_stage) or self.between(stage):
+        if stage not in ("tokens", *self.ends) or self.between(stage):
             return None
         return self.output_layer()
 
@@ -111,7 +113,10 @@ class AttentionSite(GraftedModule):
         if mixed.after is not None:
             tokens = mixed.after(tokens)
         tokens = self.run("tokens", tokens, projected.queries)
-        return self.run(self.end_stage, self.drop(tokens))
+        tokens = self.drop(tokens)
+        for stage in self.ends:
+            tokens = self.run(stage, tokens)
+        return tokens
 
     def dropped(self) -> float:
         """The share of attention weights that is dropped now; a host without `attn_drop` says so here and in `spread`."""

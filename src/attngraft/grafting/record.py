@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, Listener, TapPoint
+from attngraft.anatomy import STAGES, GraftedModule, Listener, TapPoint
 from attngraft.errors import GraftSpecError
 from attngraft.grafting.apply import enrich, restore
 from attngraft.grafting.where import near_paths, parse_where
@@ -84,15 +84,15 @@ def record(
     recording = Recording()
     wanted = None if names is None else frozenset([names] if isinstance(names, str) else names)
     carriers = list(_carriers(host, where))
-    enriched = [module for module, _ in carriers if not isinstance(module, GraftedModule)]
+    enriched = [module for module, _, _ in carriers if not isinstance(module, GraftedModule)]
     heard: list[tuple[Any, Listener | None]] = []
     try:
         for module in enriched:
             enrich(module)
-        for point, site, prefix in _tap_points(carriers):
+        for point, site, prefix, elsewhere in _tap_points(carriers):
             before = point.listener
             heard.append((point, before))
-            point.listener = partial(_keep, recording, wanted, detach, site, prefix, before)
+            point.listener = partial(_keep, recording, wanted, elsewhere, detach, site, prefix, before)
         yield recording
     finally:
         for point, before in reversed(heard):
@@ -107,6 +107,7 @@ def record(
 def _keep(
     recording: Recording,
     wanted: frozenset[str] | None,
+    elsewhere: frozenset[str],
     detach: bool,
     site: str,
     prefix: str,
@@ -115,14 +116,14 @@ def _keep(
     tensor: Tensor,
 ) -> None:
     """Keep what was asked for, and hand it on to a recording that was under way already."""
-    if wanted is None or prefix + name in wanted:
+    if name not in elsewhere and (wanted is None or prefix + name in wanted):
         recording.add(site, prefix + name, tensor.detach() if detach else tensor)
     if before is not None:
         before(name, tensor)
 
 
-def _carriers(host: Host, where: str) -> Iterator[tuple[Any, str]]:
-    """(module, site's path) of every module that carries a stage of a chosen site."""
+def _carriers(host: Host, where: str) -> Iterator[tuple[Any, str, frozenset[str]]]:
+    """(module, site's path, stages that others carry) of every module that carries a stage of a chosen site."""
     try:
         choice = parse_where(where)
     except ValueError as error:
@@ -133,13 +134,17 @@ def _carriers(host: Host, where: str) -> Iterator[tuple[Any, str]]:
     for index in choice.select(paths):
         site = host.sites[index]
         for carrier in dict.fromkeys(site.carriers.values()):
-            yield host.module(carrier), site.path
+            elsewhere = frozenset(stage for stage in STAGES if site.carriers.get(stage) != carrier)
+            yield host.module(carrier), site.path, elsewhere
 
 
-def _tap_points(carriers: list[tuple[Any, str]]) -> Iterator[tuple[Any, str, str]]:
-    """(what offers tensors, site's path, prefix of their names): the modules, and the grafts that stand in them."""
-    for module, site in carriers:
-        yield module, site, ""
+def _tap_points(
+    carriers: list[tuple[Any, str, frozenset[str]]],
+) -> Iterator[tuple[Any, str, str, frozenset[str]]]:
+    """(what offers tensors, site's path, prefix of their names, names not to listen to): the modules, which speak for the
+    stages that they carry, and the grafts that stand in them."""
+    for module, site, elsewhere in carriers:
+        yield module, site, "", elsewhere
         for name, graft in module.grafts.items():
             if isinstance(graft, TapPoint):
-                yield graft, site, f"{name}."
+                yield graft, site, f"{name}.", frozenset()

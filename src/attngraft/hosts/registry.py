@@ -16,7 +16,9 @@ from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, Site
 
 #: modules that register adapters when imported; a new family adds its line here
-BUILT_IN = tuple(f"attngraft.hosts.timm.{name}" for name in ("vit", "swin", "levit", "pit", "eva", "relpos", "mixer"))
+BUILT_IN = tuple(
+    f"attngraft.hosts.timm.{name}" for name in ("vit", "swin", "levit", "pit", "eva", "relpos", "mixer", "maxxvit")
+)
 _adapters: dict[str, HostAdapter] = {}
 
 

@@ -7,7 +7,9 @@ from typing import ClassVar
 import timm
 from torch import nn
 
-from tests.contract.tester import HostContract
+from tests.contract.tester import ONE_PER_STAGE, HostContract
+from tests.contract.timm.test_eva import off_zero
+from tests.contract.timm.test_relpos import without_chance
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
 
@@ -28,3 +30,34 @@ class TestSwin(HostContract):
             num_classes=5,
             drop_path_rate=0.0,
         )
+
+
+class TestSwinV2(HostContract):
+    """Cosines, a network of positions, norms behind the branches, the same padding."""
+
+    layers = 3
+    refused: ClassVar = NO_CLASS_TOKEN
+    specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads", "cb(at=attention, scope=window)"]
+    name: ClassVar = "swinv2_tiny_window8_256"
+
+    def make(self) -> nn.Module:
+        model = timm.create_model(
+            self.name,
+            img_size=28,
+            window_size=4,
+            depths=(2, 1),
+            embed_dim=16,
+            num_heads=(2, 4),
+            num_classes=5,
+            drop_path_rate=0.0,
+        )
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm) and module.weight.device.type != "meta":
+                nn.init.uniform_(module.weight, 0.5, 1.5)  # norms behind branches start at zero
+        return off_zero(without_chance(model))
+
+
+class TestSwinV2Cr(TestSwinV2):
+    """Another network of positions; a temperature in one dimension."""
+
+    name = "swinv2_cr_tiny_ns_224"

@@ -1,174 +1,124 @@
-"""timm's SwinTransformer: windows, shift, relative position bias; as a whole model or with `features_only`."""
+"""timm's Swin, Swin V2 and Swin V2-CR: windows, shift, relative positions; as a whole model or with `features_only`."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.nn.functional as F
-from timm.models._features import FeatureDictNet, FeatureListNet
-from timm.models.swin_transformer import (
-    SwinTransformer,
-    SwinTransformerBlock,
-    WindowAttention,
-    window_partition,
-    window_reverse,
-)
+from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock, WindowAttention
+from timm.models.swin_transformer_v2 import SwinTransformerV2, SwinTransformerV2Block
+from timm.models.swin_transformer_v2 import WindowAttention as WindowAttentionV2
+from timm.models.swin_transformer_v2_cr import SwinTransformerV2Cr, SwinTransformerV2CrBlock, WindowMultiHeadAttention
 from torch import Tensor, nn
 
-from attngraft.anatomy import (
-    AttentionGeometry,
-    AttentionSite,
-    GraftedModule,
-    LinearLayer,
-    MlpGeometry,
-    Projected,
-    Stage,
-)
-from attngraft.hosts.adapter import (
-    HostAdapter,
-    Site,
-    check_known,
-    fused_rows,
-    norm_state,
-    own_parameters,
-    random_images,
-)
+from attngraft.anatomy import AttentionGeometry, Stage, plain_class
+from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
+from attngraft.hosts.timm.attention import mlp_sites
+from attngraft.hosts.timm.family import Look, TimmFamily
+from attngraft.hosts.timm.rope import fused_qkv
+from attngraft.hosts.timm.windows import CosineWindowSite, WindowBlock, WindowSite
 
 
-class GraftedWindowAttention(AttentionSite, WindowAttention):
-    """`timm` WindowAttention: B counts windows, those of one image side by side."""
-
-    end_stage: Stage = "attn.window"
-
-    def project(self, x: Tensor, mask: Tensor | None = None, present: Tensor | None = None) -> Projected:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        return Projected(q, k, v, x, bias=self._get_rel_pos_bias(), rest=mask, present=present)
-
-    def fused_bias(self, projected: Projected) -> Tensor | None:
-        bias, mask = cast(Tensor, projected.bias), projected.rest
-        if mask is None:
-            return bias
-        windows, tokens = mask.shape[0], mask.shape[-1]
-        images = projected.q.shape[0] // windows
-        mask = mask.view(1, windows, 1, tokens, tokens).expand(images, -1, self.num_heads, -1, -1)
-        return bias + mask.reshape(-1, self.num_heads, tokens, tokens)
-
-    def shared_bias(self, projected: Projected) -> Tensor:
-        bias, mask = cast(Tensor, projected.bias), projected.rest
-        return bias if mask is None else bias + mask.unsqueeze(1)
-
-    def scores(self, projected: Projected) -> Tensor:
-        scores = (projected.q * self.scale) @ projected.k.transpose(-2, -1) + cast(Tensor, projected.bias)
-        mask = projected.rest
-        if mask is None:
-            return scores
-        # one axis for the windows of an image, which share their mask with those of every other image
-        by_image = scores.view(-1, mask.shape[0], *scores.shape[1:]) + mask.unsqueeze(1).unsqueeze(0)
-        return by_image.view(scores.shape)
-
-    def visible(self, projected: Projected) -> Tensor | None:
-        mask = projected.rest
-        if mask is None:
-            return None
-        images = projected.q.shape[0] // mask.shape[0]
-        return cast(Tensor, (mask == 0).unsqueeze(1).repeat(images, 1, 1, 1))
-
-    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        return cast(Tensor, self.proj(heads.transpose(1, 2).flatten(2)))
-
-    def drop(self, tokens: Tensor) -> Tensor:
-        return cast(Tensor, self.proj_drop(tokens))
-
-    def output_layer(self) -> LinearLayer | None:
-        return self.proj if isinstance(self.proj, nn.Linear) else None
+def _heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
 
 
-class GraftedSwinBlock(GraftedModule, SwinTransformerBlock):
-    """The block puts windows back: here, on (B, H, W, C), the attention branch ends.
+class GraftedWindowAttention(WindowSite, WindowAttention):
+    """`timm.models.swin_transformer.WindowAttention`: a table of relative positions."""
 
-    It alone knows which tokens are zeros that fill up a window, and tells the mix graft of its attention.
-    """
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _heads(self.qkv(x), self.num_heads)
 
-    @property
-    def in_use(self) -> bool:
-        return super().in_use or self._mixes()
+    def position_bias(self) -> Tensor:
+        return self._get_rel_pos_bias()
 
-    def _mixes(self) -> bool:
-        return isinstance(self.attn, GraftedWindowAttention) and bool(self.attn.grafts_at("mix"))
+
+class GraftedWindowAttentionV2(CosineWindowSite, WindowAttentionV2):
+    """`timm.models.swin_transformer_v2.WindowAttention`: cosines, log-spaced positions through a network."""
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _heads(fused_qkv(self, x), self.num_heads)
+
+    def position_bias(self) -> Tensor:
+        table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
+        index = cast(Tensor, self.relative_position_index)
+        bias = table[index.view(-1)].view(*index.shape, -1).permute(2, 0, 1).contiguous()
+        return (16 * torch.sigmoid(bias)).unsqueeze(0)
+
+
+class GraftedWindowMultiHeadAttention(CosineWindowSite, WindowMultiHeadAttention):
+    """`timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention`: cosines, another network of positions."""
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _heads(self.qkv(x), self.num_heads)
+
+    def position_bias(self) -> Tensor:
+        return self._relative_positional_encodings()
+
+
+class GraftedSwinBlock(WindowBlock, SwinTransformerBlock):
+    """`timm.models.swin_transformer.SwinTransformerBlock`."""
 
     def _attn(self, x: Tensor) -> Tensor:
-        rows, columns = (-side % window for side, window in zip(x.shape[1:3], self.window_size, strict=True))
-        filled = (rows or columns) and self._mixes()
-        return self.run("attn.end", self._filled(x, rows, columns) if filled else super()._attn(x))
-
-    def _filled(self, x: Tensor, rows: int, columns: int) -> Tensor:
-        """The host's own way, with one argument more to its attention; the map grows by `rows` and `columns` of zeros."""
-        height, width = x.shape[1:3]
-        x = torch.roll(x, [-shift for shift in self.shift_size], (1, 2))
-        present = F.pad(x.new_ones(1, height, width, 1), (0, 0, 0, columns, 0, rows))
-        x = F.pad(x, (0, 0, 0, columns, 0, rows))
-        mask = self.get_attn_mask(x) if getattr(self, "dynamic_mask", False) else self.attn_mask
-        windows = self.attn(
-            window_partition(x, self.window_size).flatten(1, 2),
-            mask=mask,
-            present=window_partition(present, self.window_size).flatten(1) > 0,
-        )
-        x = window_reverse(windows.unflatten(1, self.window_size), self.window_size, height + rows, width + columns)
-        return torch.roll(x[:, :height, :width], list(self.shift_size), (1, 2))
-
-    def between(self, stage: Stage) -> str | None:
-        module = self.attn
-        if stage != "attn.end" or not isinstance(module, GraftedWindowAttention):  # a plain one has no grafts
-            return None
-        if module.grafts_at("attn.window"):
-            return "another graft stands between it and the host's output projection"
-        return module.between("attn.window")
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        module = self.attn
-        if stage != "attn.end" or self.between(stage):
-            return None
-        if isinstance(module, GraftedWindowAttention):
-            return module.linear_before("attn.window")
-        return module.proj if type(module) is WindowAttention and isinstance(module.proj, nn.Linear) else None
+        return self.branch(x, super()._attn)
 
 
-class TimmSwin(HostAdapter):
-    """Sites `layers.<i>.blocks.<j>.attn` and `layers.<i>.blocks.<j>.mlp`."""
+class GraftedSwinV2Block(WindowBlock, SwinTransformerV2Block):
+    """`timm.models.swin_transformer_v2.SwinTransformerV2Block`."""
+
+    def _attn(self, x: Tensor) -> Tensor:
+        return self.branch(x, super()._attn)
+
+
+class GraftedSwinV2CrBlock(WindowBlock, SwinTransformerV2CrBlock):
+    """`timm.models.swin_transformer_v2_cr.SwinTransformerV2CrBlock`."""
+
+    def _shifted_window_attn(self, x: Tensor) -> Tensor:
+        return self.branch(x, super()._shifted_window_attn)
+
+
+@dataclass(frozen=True)
+class _Positions:
+    """What serves only the scores, beside q and k; which of it counts heads on its first or last axis."""
+
+    parameters: tuple[str, ...]
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+_POSITIONS: Mapping[type[nn.Module], _Positions] = {
+    WindowAttention: _Positions(("relative_position_bias_table",), columns=("relative_position_bias_table",)),
+    WindowAttentionV2: _Positions(("logit_scale", "cpb_mlp"), rows=("logit_scale", "cpb_mlp.2")),
+    WindowMultiHeadAttention: _Positions(("logit_scale", "meta_mlp"), rows=("logit_scale", "meta_mlp.fc2")),
+}
+
+
+class TimmSwin(TimmFamily):
+    """Sites `layers.<i>.blocks.<j>.attn` and `.mlp`; V2-CR: `stages.<i>.blocks.<j>`."""
 
     name = "timm.swin"
-    summary = "timm SwinTransformer of any size, features_only too"
+    summary = "timm Swin, Swin V2 and Swin V2-CR of any size, features_only too"
     richer: ClassVar = {
         WindowAttention: GraftedWindowAttention,
+        WindowAttentionV2: GraftedWindowAttentionV2,
+        WindowMultiHeadAttention: GraftedWindowMultiHeadAttention,
         SwinTransformerBlock: GraftedSwinBlock,
+        SwinTransformerV2Block: GraftedSwinV2Block,
+        SwinTransformerV2CrBlock: GraftedSwinV2CrBlock,
         **timm_mlp.RICHER,
     }
+    models = (SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr)
+    blocks = (SwinTransformerBlock, SwinTransformerV2Block, SwinTransformerV2CrBlock)
 
-    def recognizes(self, model: nn.Module) -> bool:
-        if type(model) in (FeatureListNet, FeatureDictNet):
-            return any(type(module) in (SwinTransformerBlock, GraftedSwinBlock) for module in model.modules())
-        return type(model) is SwinTransformer
-
-    def sites(self, model: Any) -> list[Site]:
-        return list(self._sites(model))
-
-    def canonical(self, path: str) -> str:
-        return re.sub(r"^layers_(\d+)", r"layers.\1", path)
-
-    def _sites(self, model: Any) -> Iterator[Site]:
-        for path, block in model.named_modules():
-            if type(block) in (SwinTransformerBlock, GraftedSwinBlock):
-                grid = self._grid(model, path)
-                yield self._attention_site(block, path, grid)
-                site = timm_mlp.mlp_site(block.mlp, f"{path}.mlp", self._mlp_geometry(block, grid))
-                if site is not None:
-                    yield replace(site, path=self.canonical(site.path))
+    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
+        grid = self._grid(look.model, path)
+        yield self._attention_site(block, path, grid)
+        yield from mlp_sites(block.mlp, f"{path}.mlp", dim=block.dim, tokens=grid[0] * grid[1], grid=grid)
 
     def _grid(self, model: Any, path: str) -> tuple[int, int]:
         """The map of the stage; the block's own `input_resolution` rounds odd maps down in older timm (1.0.26)."""
@@ -177,49 +127,41 @@ class TimmSwin(HostAdapter):
         return rows, columns
 
     def _attention_site(self, block: Any, path: str, grid: tuple[int, int]) -> Site:
-        module = block.attn
+        module, attn = block.attn, f"{path}.attn"
         check_known(
             module,
-            f"{path}.attn",
+            attn,
             arguments=("x", "mask", "args", "kwargs"),
-            children=("qkv", "attn_drop", "proj", "proj_drop", "softmax"),
+            children=("qkv", "attn_drop", "proj", "proj_drop", "softmax", "cpb_mlp", "meta_mlp"),
         )
-        window = tuple(module.window_size)
-        width = module.qkv.out_features // 3
+        positions = _POSITIONS[plain_class(module)]
+        window, heads = tuple(module.window_size), module.num_heads
+        width = module.qkv.out_features // 3 // heads
         geometry = AttentionGeometry(
-            dim=module.dim,
+            dim=module.qkv.in_features,
             tokens=window[0] * window[1],
             sequences=-(-grid[0] // window[0]) * -(-grid[1] // window[1]),
             grid=grid,
             window=window,
-            heads=module.num_heads,
-            key_width=width // module.num_heads,
-            value_width=width // module.num_heads,
-            rows=fused_rows(module, "qkv", heads=module.num_heads),
-            query_key_parameters=("relative_position_bias_table",),
-            score_columns=("relative_position_bias_table",),
+            heads=heads,
+            key_width=width,
+            value_width=width,
+            rows={
+                role: rows + head_rows(module, f"{role}_bias", start=0, width=width, step=width)
+                for role, rows in fused_rows(module, "qkv", heads=heads).items()
+            },
+            query_key_parameters=own_parameters(module, *positions.parameters),
+            score_rows=own_parameters(module, *positions.rows),
+            score_columns=own_parameters(module, *positions.columns),
         )
-        attn = f"{path}.attn"
         inside: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
         return Site(
-            path=self.canonical(attn),
+            path=attn,
             kind="attention",
             geometry=geometry,
             carriers={**dict.fromkeys(inside, attn), "attn.end": path},
             informants={"mix": (path,)},
         )
-
-    @staticmethod
-    def _mlp_geometry(block: Any, grid: tuple[int, int]) -> MlpGeometry:
-        hidden = block.mlp.fc1.out_features
-        return MlpGeometry(dim=block.dim, tokens=grid[0] * grid[1], grid=grid, hidden=hidden)
-
-    def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
-        channels = model.patch_embed.proj.in_channels
-        return random_images(model, (channels, *model.patch_embed.img_size), batch=batch)
-
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_parameters(model, "head"), "norms": norm_state(model)}
 
 
 register_host(TimmSwin())

@@ -1,0 +1,204 @@
+"""timm's MaxViT, CoAtNet and their relatives: attention over whole maps, in windows and in grids, between convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, cast
+
+from timm.layers import ConvMlp
+from timm.models.maxxvit import (
+    Attention2d,
+    AttentionCl,
+    MaxxVit,
+    ParallelPartitionAttention,
+    PartitionAttention2d,
+    PartitionAttentionCl,
+    TransformerBlock2d,
+)
+from torch import Tensor, nn
+
+from attngraft.anatomy import AttentionGeometry, GraftedModule, HeadRows, LinearLayer, Projected, Stage, plain_class
+from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
+from attngraft.hosts.registry import register_host
+from attngraft.hosts.timm import mlp as timm_mlp
+from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, mlp_sites
+from attngraft.hosts.timm.family import Look, TimmFamily
+from attngraft.hosts.timm.maps import map_of, tokens_of
+from attngraft.hosts.timm.positions import score_columns, score_rows
+
+
+class MapAttention(SelfAttention):
+    """What both attentions share: relative positions, their own or shared; the same class with windows and without."""
+
+    ends: tuple[Stage, ...] = ("attn.window", "attn.end")
+    rel_pos: Any
+
+    def bias(self, shared: Tensor | None) -> Tensor | None:
+        return shared if self.rel_pos is None else cast(Tensor, self.rel_pos.get_bias())
+
+
+class GraftedAttentionCl(MapAttention, AttentionCl):
+    """`timm.models.maxxvit.AttentionCl`: windows (B, rows, columns, C)."""
+
+    def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
+        return super().forward(x.flatten(1, -2), shared_rel_pos).unflatten(1, x.shape[1:-1])
+
+    def project(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Projected:
+        qkv = self.qkv(x)
+        if self.head_first:
+            q, k, v = qkv.unflatten(-1, (self.num_heads, -1)).transpose(1, 2).chunk(3, dim=3)
+        else:
+            q, k, v = qkv.unflatten(-1, (3, self.num_heads, self.dim_head)).transpose(1, 3).unbind(2)
+        return Projected(q, k, v, x, bias=self.bias(shared_rel_pos))
+
+
+class GraftedAttention2d(MapAttention, Attention2d):
+    """`timm.models.maxxvit.Attention2d`: maps (B, C, rows, columns); grafts see tokens."""
+
+    def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
+        grid = (x.shape[-2], x.shape[-1])
+        return map_of(super().forward(tokens_of(x), shared_rel_pos, grid), grid)
+
+    def project(self, x: Tensor, shared_rel_pos: Tensor | None, grid: tuple[int, int]) -> Projected:
+        qkv = self.qkv(map_of(x, grid)).flatten(2)
+        if self.head_first:
+            parts = qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2)
+        else:
+            parts = qkv.unflatten(1, (3, self.num_heads, self.dim_head)).unbind(1)
+        q, k, v = (part.transpose(-1, -2) for part in parts)
+        if self.fused_attn:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        return Projected(q, k, v, x, bias=self.bias(shared_rel_pos), rest=grid)
+
+    def spread(self, weights: Tensor, projected: Projected) -> Tensor:
+        """The host's own order of factors."""
+        dropped = cast(Tensor, self.attn_drop(weights))
+        return (projected.v.transpose(-1, -2) @ dropped.transpose(-2, -1)).transpose(-1, -2)
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        return tokens_of(self.proj(map_of(heads.transpose(-1, -2).flatten(1, 2).transpose(1, 2), projected.rest)))
+
+    def drop(self, tokens: Tensor) -> Tensor:
+        return cast(Tensor, self.proj_drop(tokens))
+
+    def output_layer(self) -> LinearLayer | None:
+        return self.proj if isinstance(self.proj, nn.Conv2d) else None
+
+
+class PartitionBlock(GraftedModule):
+    """The block puts windows or grids back: here, on (B, rows, columns, C), the attention branch ends."""
+
+    attn: Any
+
+    def between(self, stage: Stage) -> str | None:
+        if stage != "attn.end" or not isinstance(self.attn, MapAttention):
+            return None
+        if self.attn.grafts_at("attn.window"):
+            return "another graft stands between it and the host's output projection"
+        return self.attn.between("attn.window")
+
+    def linear_before(self, stage: Stage) -> LinearLayer | None:
+        if stage != "attn.end" or self.between(stage):
+            return None
+        if isinstance(self.attn, MapAttention):
+            return self.attn.linear_before("attn.window")
+        return self.attn.proj if isinstance(self.attn.proj, nn.Linear | nn.Conv2d) else None
+
+
+class GraftedPartitionAttentionCl(PartitionBlock, PartitionAttentionCl):
+    """`timm.models.maxxvit.PartitionAttentionCl`."""
+
+    def _partition_attn(self, x: Tensor) -> Tensor:
+        return self.run("attn.end", super()._partition_attn(x))
+
+
+class GraftedPartitionAttention2d(PartitionBlock, PartitionAttention2d):
+    """`timm.models.maxxvit.PartitionAttention2d`, on maps (B, C, rows, columns)."""
+
+    def _partition_attn(self, x: Tensor) -> Tensor:
+        return self.run("attn.end", super()._partition_attn(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class TimmMaxxVit(TimmFamily):
+    """Sites `stages.<i>.blocks.<j>.attn` (CoAtNet), `.attn_block.attn` and `.attn_grid.attn` (MaxViT), `.mlp` beside."""
+
+    name = "timm.maxxvit"
+    summary = "timm MaxViT, CoAtNet, CoAtNeXt, MaxxViT of any size, features_only too"
+    richer: ClassVar = {
+        Attention2d: GraftedAttention2d,
+        AttentionCl: GraftedAttentionCl,
+        PartitionAttentionCl: GraftedPartitionAttentionCl,
+        PartitionAttention2d: GraftedPartitionAttention2d,
+        **timm_mlp.RICHER,
+    }
+    models = (MaxxVit,)
+    blocks = (TransformerBlock2d, PartitionAttentionCl, PartitionAttention2d, ParallelPartitionAttention)
+
+    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
+        names = ("attn_block", "attn_grid") if plain_class(block) is ParallelPartitionAttention else ("attn",)
+        for name in names:
+            yield self._attention_site(block, name, path, look)
+        entering = look.entering(f"{path}.mlp")
+        grid = entering[-2:] if isinstance(block.mlp, ConvMlp) else entering[1:3]
+        dim = block.mlp.fc1.weight.shape[1]
+        yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=grid[0] * grid[1], grid=grid)
+
+    def _attention_site(self, block: Any, name: str, path: str, look: Look) -> Site:
+        module, attn = getattr(block, name), f"{path}.{name}"
+        check_known(
+            module,
+            attn,
+            arguments=("x", "shared_rel_pos", "args", "kwargs"),
+            children=("qkv", "rel_pos", "attn_drop", "proj", "proj_drop"),
+        )
+        shape = look.entering(attn)
+        rows, columns = shape[-2:] if isinstance(module, Attention2d) else shape[1:3]
+        partitioned = plain_class(block) is not TransformerBlock2d
+        width, (out, _) = module.dim_head, module.proj.weight.shape[:2]
+        dim = module.qkv.weight.shape[1]
+        geometry = AttentionGeometry(
+            dim=dim,
+            out_dim=None if out == dim else out,
+            tokens=rows * columns,
+            sequences=shape[0],
+            grid=_grid(look, path, block) if partitioned else (rows, columns),
+            window=(rows, columns) if partitioned else None,
+            heads=module.num_heads,
+            key_width=width,
+            value_width=width,
+            rows=_rows(module),
+            query_key_parameters=own_parameters(module, "rel_pos"),
+            score_rows=score_rows(module),
+            score_columns=score_columns(module),
+        )
+        inside: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
+        if not partitioned:
+            return Site(
+                path=attn, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, attn), missing=NO_WINDOWS
+            )
+        carriers = dict.fromkeys(inside, attn)
+        if plain_class(block) is ParallelPartitionAttention:
+            why = "two attentions stand side by side and end together; use scope=window"
+            return Site(path=attn, kind="attention", geometry=geometry, carriers=carriers, missing={"attn.end": why})
+        return Site(path=attn, kind="attention", geometry=geometry, carriers={**carriers, "attn.end": path})
+
+
+def _grid(look: Look, path: str, block: Any) -> tuple[int, int]:
+    """The whole map of a block that cuts it."""
+    shape = look.entering(path)
+    rows, columns = shape[-2:] if plain_class(block) is PartitionAttention2d else shape[1:3]
+    return rows, columns
+
+
+def _rows(module: Any) -> dict[str, tuple[HeadRows, ...]]:
+    """Rows of q, k, v: three blocks, or together head by head."""
+    if not module.head_first:
+        return fused_rows(module, "qkv", heads=module.num_heads)
+    width = module.dim_head
+    return {
+        role: head_rows(module, "qkv", start=i * width, width=width, step=3 * width)
+        for i, role in enumerate(("q", "k", "v"))
+    }
+
+
+register_host(TimmMaxxVit())

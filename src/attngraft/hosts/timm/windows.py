@@ -1,0 +1,157 @@
+"""Attention in shifted windows, as timm's three Swin families have it: masks, tokens that fill up, blocks that put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from timm.models.swin_transformer import window_partition, window_reverse
+from torch import Tensor, nn
+
+from attngraft.anatomy import GraftedModule, LinearLayer, Projected, Stage
+from attngraft.hosts.timm.attention import SelfAttention
+
+
+class Windowed(NamedTuple):
+    """What `merge` and the scores of a windowed attention need besides q, k and v."""
+
+    mask: Tensor | None  #: (windows of an image, N, N), added to the scores; None where nothing is shifted
+    direction: Tensor | None = None  #: (B, H, N, d), queries of length one, where a temperature follows the product
+
+
+class WindowSite(SelfAttention):
+    """B counts windows, those of one image side by side. An adapter supplies `split`, `position_bias` and, where the
+    product of queries and keys has a factor other than `scale`, `products`."""
+
+    ends: tuple[Stage, ...] = ("attn.window",)
+    num_heads: int
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v, (B, H, N, d) each."""
+        raise TypeError(f"{type(self).__name__} does not say how it splits")
+
+    def position_bias(self) -> Tensor:
+        """(1, H, N, N)."""
+        raise TypeError(f"{type(self).__name__} does not say which bias its positions have")
+
+    def project(self, x: Tensor, mask: Tensor | None = None, present: Tensor | None = None) -> Projected:
+        q, k, v = self.split(x)
+        return Projected(q, k, v, x, bias=self.position_bias(), rest=Windowed(mask), present=present)
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        return super().merge(heads, projected._replace(rest=None))
+
+    def products(self, projected: Projected) -> Tensor:
+        """(B, H, N, N), before bias and mask."""
+        return (projected.q * self.scale) @ projected.k.transpose(-2, -1)
+
+    def fused_bias(self, projected: Projected) -> Tensor | None:
+        bias, mask = cast(Tensor, projected.bias), projected.rest.mask
+        if mask is None:
+            return bias
+        windows, tokens = mask.shape[0], mask.shape[-1]
+        images = projected.q.shape[0] // windows
+        mask = mask.view(1, windows, 1, tokens, tokens).expand(images, -1, self.num_heads, -1, -1)
+        return bias + mask.reshape(-1, self.num_heads, tokens, tokens)
+
+    def shared_bias(self, projected: Projected) -> Tensor:
+        bias, mask = cast(Tensor, projected.bias), projected.rest.mask
+        return bias if mask is None else bias + mask.unsqueeze(1)
+
+    def scores(self, projected: Projected) -> Tensor:
+        scores = self.products(projected) + cast(Tensor, projected.bias)
+        mask = projected.rest.mask
+        if mask is None:
+            return scores
+        # one axis for the windows of an image, which share their mask with those of every other image
+        by_image = scores.view(-1, mask.shape[0], *scores.shape[1:]) + mask.unsqueeze(1).unsqueeze(0)
+        return by_image.view(scores.shape)
+
+    def visible(self, projected: Projected) -> Tensor | None:
+        mask = projected.rest.mask
+        if mask is None:
+            return None
+        images = projected.q.shape[0] // mask.shape[0]
+        return cast(Tensor, (mask == 0).unsqueeze(1).repeat(images, 1, 1, 1))
+
+
+class CosineWindowSite(WindowSite):
+    """Scores are cosines times a learned temperature per head, at most 100; there is no fused kernel for that."""
+
+    scale = 1.0
+    fused_attn = False
+    logit_scale: Tensor
+
+    def temperature(self) -> Tensor:
+        """(H, 1, 1)."""
+        return self.logit_scale.view(-1, 1, 1).clamp(max=torch.log(torch.tensor(100.0)).item()).exp()
+
+    def project(self, x: Tensor, mask: Tensor | None = None, present: Tensor | None = None) -> Projected:
+        q, k, v = self.split(x)
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        rest = Windowed(mask, direction=q)
+        return Projected(q * self.temperature(), k, v, x, bias=self.position_bias(), rest=rest, present=present)
+
+    def products(self, projected: Projected) -> Tensor:
+        return cast(Tensor, projected.rest.direction @ projected.k.transpose(-2, -1)) * self.temperature()
+
+
+class WindowBlock(GraftedModule):
+    """The block puts windows back: here, on (B, H, W, C), the attention branch ends.
+
+    It alone knows which tokens are zeros that fill up a window, and tells the mix graft of its attention.
+    """
+
+    attn: Any
+    window_size: tuple[int, int]
+    shift_size: tuple[int, int]
+    attn_mask: Tensor | None
+
+    @property
+    def in_use(self) -> bool:
+        return super().in_use or self._mixes()
+
+    def _mixes(self) -> bool:
+        return isinstance(self.attn, WindowSite) and bool(self.attn.grafts_at("mix"))
+
+    def branch(self, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
+        """(B, H, W, C) through the attention of windows; `plain` is the host's own method that does it."""
+        rows, columns = (-side % window for side, window in zip(x.shape[1:3], self.window_size, strict=True))
+        filled = (rows or columns) and self._mixes()
+        return self.run("attn.end", self._filled(x, rows, columns) if filled else plain(x))
+
+    def _filled(self, x: Tensor, rows: int, columns: int) -> Tensor:
+        """The host's own way, with one argument more to its attention; the map grows by `rows` and `columns` of zeros."""
+        height, width = x.shape[1:3]
+        x = torch.roll(x, [-shift for shift in self.shift_size], (1, 2))
+        present = F.pad(x.new_ones(1, height, width, 1), (0, 0, 0, columns, 0, rows))
+        x = F.pad(x, (0, 0, 0, columns, 0, rows))
+        mask = self.get_attn_mask(x) if getattr(self, "dynamic_mask", False) else self.attn_mask
+        windows = self.attn(
+            window_partition(x, self.window_size).flatten(1, 2),
+            mask=mask,
+            present=window_partition(present, self.window_size).flatten(1) > 0,
+        )
+        x = window_reverse(windows.unflatten(1, self.window_size), self.window_size, height + rows, width + columns)
+        return torch.roll(x[:, :height, :width], list(self.shift_size), (1, 2))
+
+    def get_attn_mask(self, x: Tensor) -> Tensor | None:
+        return cast("Tensor | None", super().get_attn_mask(x))  # type: ignore[misc]
+
+    def between(self, stage: Stage) -> str | None:
+        module = self.attn
+        if stage != "attn.end" or not isinstance(module, WindowSite):  # a plain one has no grafts
+            return None
+        if module.grafts_at("attn.window"):
+            return "another graft stands between it and the host's output projection"
+        return module.between("attn.window")
+
+    def linear_before(self, stage: Stage) -> LinearLayer | None:
+        module = self.attn
+        if stage != "attn.end" or self.between(stage):
+            return None
+        if isinstance(module, WindowSite):
+            return module.linear_before("attn.window")
+        return module.proj if isinstance(module.proj, nn.Linear) else None
