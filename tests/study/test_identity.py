@@ -16,17 +16,50 @@ from attngraft.report.page import report_html
 from attngraft.study import StudyResult, Tools, compare, load_result, study_from_dict
 
 #: with all that draws random numbers: dropout, stochastic depth, random crops, mixup
-HOST_ARGS = {"img_size": 8, "patch_size": 4, "depth": 2, "embed_dim": 24, "num_heads": 3, "in_chans": 1}
-DROPS = {"proj_drop_rate": 0.1, "attn_drop_rate": 0.1}
+HOSTS: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {
+        "img_size": 8,
+        "patch_size": 4,
+        "depth": 2,
+        "embed_dim": 24,
+        "num_heads": 3,
+        "in_chans": 1,
+        "proj_drop_rate": 0.1,
+        "attn_drop_rate": 0.1,
+    },
+    "swin_tiny_patch4_window7_224": {
+        "img_size": 8,
+        "patch_size": 2,
+        "window_size": 2,
+        "depths": [2, 1],
+        "embed_dim": 12,
+        "num_heads": [2, 4],
+        "in_chans": 1,
+        "proj_drop_rate": 0.1,
+        "attn_drop_rate": 0.1,
+    },
+    "levit_128s": {
+        "img_size": 16,
+        "stem_type": "s8",
+        "embed_dim": [16, 24],
+        "key_dim": 4,
+        "depth": [2, 1],
+        "num_heads": [2, 3],
+        "drop_rate": 0.1,
+    },
+}
 SETTINGS = ["train.batch_size=256", "train.drop_path=0.1", "task.augment.padding=1", "task.augment.mixup=0.2"]
 STAGES = ["tokens", "mlp.mid"]
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyResult]:
+@pytest.fixture(
+    scope="module",
+    params=[name if name.startswith("vit") else pytest.param(name, marks=pytest.mark.slow) for name in HOSTS],
+)
+def study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyResult]:
     out = tmp_path_factory.mktemp("control")
     plain = {
-        "host": {"name": "vit_tiny_patch16_224", "args": HOST_ARGS | DROPS},
+        "host": {"name": request.param, "args": HOSTS[request.param]},
         "grafts": [{"name": stage, "spec": f"identity(stage='{stage}')"} for stage in STAGES],
         "data": "digits",
         "set": [*SETTINGS, "optimizer.lr=3e-3", "train.threads=1"],
