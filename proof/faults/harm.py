@@ -109,6 +109,37 @@ class FromTheStart:
         self.action()
 
 
+@dataclass(frozen=True)
+class InWorkers:
+    """Put `harm` in place in each process that makes a study's runs, before its first one."""
+
+    harm: Harm
+
+    def apply(self) -> None:
+        import attngraft.study.conduct as conduct
+
+        original = conduct.Tools
+        conduct.Tools = lambda: original(train=_Harmed(self.harm))  # type: ignore[assignment, misc]
+
+
+@dataclass(frozen=True)
+class _Harmed:
+    """The trainer, harmed; it can be sent to another process."""
+
+    harm: Harm
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        import attngraft.training.loop as loop
+
+        if os.getpid() not in _harmed:
+            _harmed.add(os.getpid())
+            self.harm.apply()
+        return loop.train(*args, **kwargs)
+
+
+_harmed: set[int] = set()
+
+
 # --- what -------------------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +164,22 @@ class Stand:
 
 
 @dataclass(frozen=True)
+class StandTogether:
+    """Wait until so many processes stand here, say so by making the file `here`, and stand a while longer."""
+
+    here: Path
+    count: int
+    seconds: float
+
+    def __call__(self) -> None:
+        self.here.with_name(f"{self.here.name}.{os.getpid()}").touch()
+        while len(list(self.here.parent.glob(f"{self.here.name}.*"))) < self.count:
+            time.sleep(0.02)
+        self.here.touch()
+        time.sleep(self.seconds)
+
+
+@dataclass(frozen=True)
 class LimitFiles:
     """From now on this process may write no file larger than so many bytes (`ulimit -f`)."""
 
@@ -140,6 +187,18 @@ class LimitFiles:
 
     def __call__(self) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@dataclass(frozen=True)
+class LimitMemory:
+    """From now on this process gets so many bytes more and no others (`ulimit -v`): the allocator itself fails."""
+
+    more: int
+
+    def __call__(self) -> None:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        size = pages * resource.getpagesize() + self.more
+        resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 @dataclass(frozen=True)

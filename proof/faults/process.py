@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import psutil
+
 from proof.faults.harm import Harm
 
 _context = multiprocessing.get_context("forkserver")
@@ -38,6 +40,23 @@ class Ended:
 
     def __str__(self) -> str:
         return f"ended by {signal.Signals(-self.code).name}" if self.code < 0 else f"exit {self.code}"
+
+
+def left(processes: Sequence[psutil.Process], *, within: float = 10.0) -> list[psutil.Process]:
+    """Those that are still there after a while."""
+    deadline = time.monotonic() + within
+    while True:
+        found = [each for each in processes if each.is_running() and _status(each) != psutil.STATUS_ZOMBIE]
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:  # gone in between
+        return str(psutil.STATUS_ZOMBIE)
 
 
 class Running:
@@ -64,6 +83,10 @@ class Running:
             if not self._process.is_alive() or time.monotonic() > deadline:
                 raise AssertionError(f"never got to {place.name}: {self.finish(within=1)}")
             time.sleep(0.005)
+
+    def offspring(self) -> list[psutil.Process]:
+        """The processes that it has started, and those have."""
+        return list(psutil.Process(self._process.pid).children(recursive=True))
 
     def send(self, number: int) -> None:
         assert self._process.pid is not None

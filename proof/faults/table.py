@@ -31,8 +31,9 @@ Exit codes: 0 finished, 1 failed (the message names file, reason and remedy), 2 
 The last column is what `{COMMAND}` measured on one machine. For each line it
 starts the command in a process of its own, makes the fault for real, repeats the command without it, and compares.
 The runs make {UPDATES} updates in {EPOCHS} epochs on the embedded digits and save after every {SAVE_EVERY}th update; the
-studies are {len(STUDY_RUNS)} runs of {2 * STEPS} updates. Three things are simulated: a lack of device memory (the host
-refuses large batches), the clock (a process sees it run backwards), and a file system without locks.
+studies are {len(STUDY_RUNS)} runs of {2 * STEPS} updates. Three things are simulated: a lack of a device's memory (the host
+refuses large batches; in one line memory is short for real), the clock (a process sees it run backwards), and a file system
+without locks.
 """
 
 _FOOT = """

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+
 from proof.faults.bench import RUN, Bench, expect
 from proof.faults.case import Case
 from proof.faults.harm import OnCall, kill
 from proof.faults.outcome import updates
 
+TWO = (*RUN, "--set", "train.workers=2")
+ONE = (*RUN, "--set", "train.workers=1")
+
 
 def _killed(bench: Bench) -> str:
-    out = bench.folder()
+    out, other = bench.folder(), bench.folder()
     harm = OnCall(target="attngraft.tasks.images.splits:PixelSplit.__getitem__", call=700, action=kill, of="worker")
-    ended = bench.run([*RUN, "--set", "train.workers=2"], out, harm)
+    ended = bench.run(TWO, out, harm)
     expect(ended, code=1, says="a process that loads data is gone .* memory ran short, .* --set train.workers=1")
     assert updates(out) >= 4
-    return f"{ended}; {bench.goes_on([*RUN, '--set', 'train.workers=1'], out, whole=RUN)}"
+    shutil.copytree(out, other)
+    same = bench.goes_on(TWO, out, whole=RUN)
+    assert bench.goes_on(ONE, other, whole=RUN) == same
+    return f"{ended}; {same}, by the same command and by one worker"
 
 
 CASES = (

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
-from proof.faults.bench import NO_COSTS, RUN, STUDY, STUDY_RUNS, UPDATES, Bench, expect
-from proof.faults.case import Case
-from proof.faults.harm import FromTheStart, LackOfMemory, OnCall, kill
-from proof.faults.outcome import differences, updates
+from proof.faults.bench import NO_COSTS, RUN, SMALL, STUDY, STUDY_RUNS, UPDATES, Bench, expect
+from proof.faults.case import Case, NotHere
+from proof.faults.harm import FromTheStart, LackOfMemory, LimitMemory, OnCall, kill
+from proof.faults.outcome import STEPS, differences, updates
 
 AUTO = (*RUN, "--auto-batch")
 CUT = (*RUN, "--set", "train.accumulate=4")  # micro-batches of 32
+
+#: 64 MB each time that the hidden layer of 128 examples is kept, of which an update needs several at a time
+_WIDE = (
+    "{img_size: 8, patch_size: 1, in_chans: 1, embed_dim: 16, depth: 1, num_heads: 2, mlp_ratio: 128, drop_rate: 0.1}"
+)
+LARGE = ("train", *SMALL, "--set", f"host.args={_WIDE}", "--epochs", "1", "--set", "train.eval_batch_size=30")
+SHORT = OnCall(target="attngraft.training.loop:losses_of", action=LimitMemory(150 * 2**20))
+
 EVALUATED_BY_90 = (*RUN, "--set", "train.eval_batch_size=90")
 
 
@@ -20,6 +30,28 @@ def _training(bench: Bench) -> str:
     expect(ended, code=1, says=r"a batch of 128 examples does not fit .* 32 fit: use --set train.accumulate=4")
     assert updates(out) == 0
     return f"{ended}; the advice taken: {bench.goes_on(CUT, out)}"
+
+
+def _real(bench: Bench) -> str:
+    """No simulation: the allocator fails, also while what fits is tried, and when the advice is taken."""
+    if not Path("/proc/self/statm").exists():
+        raise NotHere("how much memory a process has is read from /proc")
+    out, auto = bench.folder(), bench.folder()
+    ended = bench.run(LARGE, out, SHORT)
+    expect(ended, code=1, says=r"a batch of 128 examples does not fit .* update \(.*can't allocate memory")
+    found = re.search(r"(\d+) fit: use --set train.accumulate=(\d+),", ended.plain)
+    assert found, ended.text
+    size, count = map(int, found.groups())
+    assert size < 128
+    assert size * count == 128
+    cut = (*LARGE, "--set", f"train.accumulate={count}")
+    words = bench.goes_on(cut, out, SHORT, total=STEPS)
+    chosen = bench.run((*LARGE, "--auto-batch"), auto, SHORT)
+    expect(chosen, code=0, says=f"{size} fit.*Going on with that")
+    assert f"accumulate: {count}" in (auto / "recipe.yaml").read_text()
+    found_too = differences(bench.whole(cut), auto)
+    assert not found_too, found_too
+    return f"{ended}; {size} of 128 fit; the advice taken: {words}; `--auto-batch`: {chosen}, the same bits"
 
 
 def _evaluation(bench: Bench) -> str:
@@ -78,6 +110,14 @@ CASES = (
         kept="all up to the last checkpoint",
         remedy="as the message says: more `train.accumulate`, or `--auto-batch`",
         run=_training,
+    ),
+    Case(
+        name="memory-real",
+        fault="The same for real: the process may take no more memory (`ulimit -v`), and the allocator fails",
+        happens="as above; what filled the memory is let go before smaller batches are tried",
+        kept="all up to the last checkpoint",
+        remedy="as above",
+        run=_real,
     ),
     Case(
         name="memory-evaluation",

@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from proof.faults.bench import RUN, STUDY, Bench, expect
+from proof.faults.bench import RUN, STUDY, STUDY_RUNS, Bench, expect
 from proof.faults.case import Case
-from proof.faults.harm import OnCall, Stand
+from proof.faults.harm import InWorkers, OnCall, Stand, StandTogether
 from proof.faults.outcome import STEPS, updates
+from proof.faults.process import left
 
 LOAD = "attngraft.tasks.images.splits:PixelSplit.__getitem__"
 AGAIN = "repeat the command"
@@ -95,6 +96,23 @@ def _study(bench: Bench) -> str:
     expect(ended, code=130, says="was stopped and everything is kept: the same command goes on")
     assert updates(out / "runs" / "cb_s" / "seed0") == 5
     return f"{ended} after {ended.seconds:.1f} s; {bench.study_goes_on(STUDY, out)}"
+
+
+def _jobs(bench: Bench) -> str:
+    """Only the command itself is asked; it has two processes at work, each in the seventh update of a run."""
+    out, jobs = bench.new_study(), (*STUDY, "--jobs", "2")
+    here = out.with_name("here")
+    harm = OnCall(target=STEP, call=7, action=StandTogether(here, count=2, seconds=1))
+    running = bench.start(jobs, out, InWorkers(harm))
+    running.reach(here, within=300)  # two new interpreters that import torch
+    offspring = running.offspring()
+    assert len(offspring) >= 2, offspring
+    ended = running.stop(signal.SIGTERM, grace=GRACE)
+    expect(ended, code=130, says="was stopped and everything is kept: the same command goes on")
+    assert not left(offspring), left(offspring)
+    saved = [updates(out / "runs" / name / "seed0") for name in STUDY_RUNS]
+    assert saved == [7, 7, 0], saved
+    return f"{ended} after {ended.seconds:.1f} s, no process left; {bench.study_goes_on(jobs, out)}"
 
 
 SAVES = "the run saves after the running update and ends with 130"
@@ -183,5 +201,13 @@ CASES = (
         kept="everything",
         remedy=AGAIN + ", or report on what is finished: `attngraft compare --report-only --out FOLDER`",
         run=_study,
+    ),
+    Case(
+        name="sigterm-jobs",
+        fault="SIGTERM to a study with `--jobs 2`, to the command alone",
+        happens="each of its running runs saves, its processes end, and the study ends with 130",
+        kept="everything",
+        remedy=AGAIN,
+        run=_jobs,
     ),
 )
