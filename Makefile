@@ -4,15 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT ?= attngraft-demo
 DEMO_ARGS ?=
+# A part of the product, as pytest's -k: make product ONLY='TestSwin and bisa'
+ONLY ?=
 # Two test processes on small tensors: one thread each is fastest, and keeps two cores from fighting.
 JOBS ?= 2
 
-.PHONY: demo test slow oldest lint docs notebooks proof clean help
+.PHONY: demo test slow product oldest lint docs notebooks proof clean help
 
 help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
 	@echo "make test    install with the development extras, then ruff, mypy and pytest"
 	@echo "make slow    the long tests"
+	@echo "make product every host with every graft, compiled and exported (hours; ONLY='TestSwin and bisa' takes a part)"
 	@echo "make oldest  the default tests with the oldest versions that we support (in $(VENV)-oldest)"
 	@echo "make proof   measure how often a comparison's intervals hold the truth (ten minutes; goes on where it stopped)"
 	@echo "make docs    the documentation, links checked, in site/"
@@ -42,6 +45,9 @@ test: lint
 
 slow: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+
+product: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m product -k "$(ONLY)" tests/contract
 
 proof: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m proof.null_study --jobs $(JOBS)
