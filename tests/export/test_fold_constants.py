@@ -102,9 +102,12 @@ def test_factor_and_addend_stand_in_the_layer_beside_them(host: str, stage: str)
     assert not [name for name, _ in model.named_parameters() if ".grafts." in name]
 
 
+@pytest.mark.parametrize(
+    "spec", ["cb_s + toy_ghost", "toy_ghost(stage='mlp.front') + cb_s(position=front)"], ids=["behind", "in front"]
+)
 @torch.no_grad()
-def test_a_constant_with_another_graft_between_stays_and_says_so() -> None:
-    model = grafted_model("cb_s + toy_ghost", VIT)
+def test_a_constant_with_another_graft_between_stays_and_says_so(spec: str) -> None:
+    model = grafted_model(spec, VIT)
     images = torch.randn(3, 3, 16, 16)
     expected = model(images)
     found = fold(model)
