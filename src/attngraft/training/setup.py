@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import dataclass
 
 import torch
@@ -54,11 +55,17 @@ def create_accelerator(recipe: Recipe) -> Accelerator:
     """Accelerate's view of this process: one of those that `accelerate launch` or `torchrun` started, or alone.
 
     Raises:
-        ConfigError: the precision does not work on this device.
+        ConfigError: the precision, or sharding, does not work on this device.
     """
     cpu = not torch.accelerator.is_available()
     if cpu and recipe.train.amp == "fp16":
         raise ConfigError("train.amp: fp16 needs a GPU; use bf16, or no")
+    sharding = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    if cpu and sharding:  # accelerate would ignore it in silence
+        raise ConfigError(
+            "FSDP was asked for (ACCELERATE_USE_FSDP), and accelerate shards weights on GPUs only; launch without "
+            "--use_fsdp, which is DDP"
+        )
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != recipe.train.amp:
         AcceleratorState._reset_state()  # one precision per process is accelerate's rule; runs of one process may differ
     handlers: list[KwargsHandler] = []
