@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from attngraft.cli import main
+from attngraft.errors import DataError
+from attngraft.study import Tools, conduct, load_result
 from tests.tasks.images.making import host_config, load, normalized
+
+#: a comparison that takes seconds
+TINY = ["--host", "vit_tiny_patch16_224", "--graft", "cb_s", "--seeds", "1", "--epochs", "1"]
+for _argument in ("img_size=32", "patch_size=8", "embed_dim=24", "depth=1", "num_heads=3"):
+    TINY += ["--host-arg", _argument]
 
 CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 SETS: dict[str, tuple[str, int, dict[str, int], list[str]]] = {
@@ -37,3 +46,61 @@ def test_loads(shared: Path, name: str) -> None:
         assert 0.3 < images.std() < 2.0, "normalized pixels"
         assert len(batch["target"].unique()) >= min(5, len(data.facts["classes"]))
     assert Path(data.val.name(0)).suffix in (".jpg", ".JPEG")
+
+
+def _there(path: Path) -> Path:
+    if not path.exists():
+        pytest.skip(f"{path.name} is not among the reference data")
+    return path
+
+
+def run_command(*arguments: object) -> int:
+    """`attngraft` with these arguments; the exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return int(ended.value.code or 0)
+
+
+def test_a_hundred_classes_of_one_image_each_are_refused_with_the_remedy(shared: Path) -> None:
+    folder = _there(shared / "data" / "imagenet_samples")
+    message = (
+        f"{folder}/labels.csv: 100 classes ('0', '10', '20', '30', '40', ...) have a single image, which cannot be "
+        "divided into training and validation; add images, or say which classes to use with task.data.classes"
+    )
+    with pytest.raises(DataError) as refused:
+        load(folder)
+    assert str(refused.value) == message
+
+
+def test_data_check_says_what_is_there_before_it_says_why_not(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = _there(shared / "data" / "imagenet_samples")
+    assert run_command("data", "check", folder, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ready"], found["task"], found["kind"]) == (False, "classification", "table")
+    assert found["classes"] == [str(index) for index in range(0, 1000, 10)]
+    assert (found["parts"]["train"]["images"], found["parts"]["train"]["modes"]) == (100, {"RGB": 100})
+    assert set(found["parts"]["train"]["counts"].values()) == {1}
+    assert (found["unreadable"], found["leaks"], found["conflicting"]) == ([], [], [])
+    assert found["notes"] == ["Labels are of 'class_index'.", "Paths begin in images/ beside the table."]
+    assert run_command("data", "check", folder) == 1
+    shown = capsys.readouterr().out
+    assert "labels.csv: table, 100 classes, for classification" in shown
+    assert "Training would be refused" in shown and "have a single image" in shown
+    assert "Ready" not in shown
+
+
+@pytest.mark.slow
+def test_ants_and_bees_are_compared(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(conduct, "Tools", lambda: Tools(measure_costs=lambda *_, **__: {}))
+    out = tmp_path / "study"
+    given = [*TINY, "--data", _there(shared / "data" / "ants_bees"), "--set", "train.batch_size=32", "--out", out]
+    assert run_command("compare", *given) == 0
+    result = load_result(out)
+    assert result.data["split"] == "the folders train and val"
+    assert result.data["counts"] == {"train": {"ants": 123, "bees": 121}, "val": {"ants": 35, "bees": 42}}
+    assert [section.name for section in result.variants[1].sections] == ["classes", "confusion", "reliability"]
+    assert [len(variant.runs) for variant in result.variants] == [1, 1]
+    assert "Split:" not in capsys.readouterr().out, "nothing was drawn"
+    assert "Class by class" in (out / "report.html").read_text(encoding="utf-8")
