@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -68,6 +69,13 @@ def levit_depth(name: str) -> int:
         return [[4, 3], [2, 1]][int(block[1])][int(block[2])]
     assert name.startswith("stem.")
     return 5
+
+
+@pytest.fixture(autouse=True)
+def timm_knows_its_layers(request: pytest.FixtureRequest) -> None:
+    """Older releases of timm look for a ViT's names in a LeViT, and find one layer."""
+    if "levit" in request.node.name and "stem" not in timm.create_model("levit_128s").group_matcher()["stem"]:
+        pytest.skip(f"timm {timm.__version__} does not group LeViT's layers")
 
 
 DEPTHS = {"vit": vit_depth, "swin": swin_depth, "levit": levit_depth}
