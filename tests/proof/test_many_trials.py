@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,22 @@ import pytest
 from attngraft.study import load_result
 from attngraft.study.schedule import plan_runs
 from proof.many_trials import EPOCHS, main, problems_of, study
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra ray)")
+def test_the_same_on_a_ray_cluster(tmp_path: Path) -> None:
+    import ray
+
+    if ray.is_initialized():  # by other tests, with another cluster
+        ray.shutdown()
+    out = tmp_path / "found.json"
+    assert main(["--trials", "6", "--ray", "local", "--kill", "1", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert (found["trials"], found["finished"], found["problems"]) == (6, 6, [])
+    assert len(found["killed"]) == 1
+    assert found["executor"] == "--ray local"
+    assert not ray.is_initialized()
 
 
 @pytest.mark.slow

@@ -1,6 +1,11 @@
-"""What is refused of runs that a launcher starts."""
+"""Runs as launchers start them, and what is refused of them."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +13,38 @@ import torch
 from attngraft.errors import ConfigError
 from attngraft.training import setup
 from attngraft.training.build import build_model
-from tests.training.toys import toy_recipe
+from tests.training.toys import final_state, metric_rows, toy_recipe
+
+TINY = """
+base: digits
+host: {args: {img_size: 8, patch_size: 4, in_chans: 1, embed_dim: 16, depth: 1, num_heads: 2}}
+schedule: {epochs: 1}
+train: {batch_size: 512, drop_path: null}
+"""
+
+
+@pytest.mark.slow
+def test_the_command_under_torchrun_is_one_process(tmp_path: Path) -> None:
+    """Of the same global batch: metrics and weights."""
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text(TINY)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    launchers = {
+        "one": [sys.executable],
+        "two": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
+    }
+    for name, launcher in launchers.items():
+        train = ["-m", "attngraft", "train", "--recipe", str(recipe), "--graft", "cb_s", "--out", str(tmp_path / name)]
+        done = subprocess.run([*launcher, *train], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    for left, right in zip(metric_rows(tmp_path / "one"), metric_rows(tmp_path / "two"), strict=True):
+        assert left == pytest.approx(right, rel=0, abs=1e-4)
+    one, two = (final_state(tmp_path / name)["model"] for name in ("one", "two"))
+    assert list(one) == list(two)
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-5)
+    environments = [(tmp_path / name / "environment.json").read_text() for name in ("one", "two")]
+    assert ['"processes": 1' in environments[0], '"processes": 2' in environments[1]] == [True, True]
 
 
 @pytest.mark.parametrize(

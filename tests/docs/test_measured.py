@@ -1,0 +1,69 @@
+"""What the guides say was measured is what the committed results of the studies say."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+ROOT = Path(__file__).parents[2]
+#: top-1 of the same variants in the paper, CIFAR-100: Swin-T (Tables 1 and 3), LeViT-128S with a teacher (Table 4)
+PAPER = {
+    "swin": {
+        "baseline": 80.09,
+        "bisa@first:2": 81.68,
+        "bisa(norm=true)@first:2": 80.75,
+        "bisa(learned=true, norm=true)@first:2": 80.34,
+        "bisa(order=inverse_then_self)@first:2": 78.74,
+        "bisa(order=self_then_inverse)@first:2": 80.80,
+        "bisa@last:2": 80.66,
+    },
+    "levit": {
+        "baseline": 76.91,
+        "misa@first:1": 77.00,
+        "misa@first:2": 79.98,
+        "bisa@first:1": 79.15,
+        "bisa@first:2": 81.27,
+        "bisa(norm=true)@first:2": 80.04,
+        "bisa(learned=true, norm=true)@first:2": 79.51,
+    },
+}
+
+
+def results(host: str) -> dict[str, dict[str, str]]:
+    with (ROOT / f"benchmarks/studies/cifar10-bisa-{host}.csv").open(newline="") as file:
+        return {row["variant"]: row for row in csv.DictReader(file)}
+
+
+def cells(row: dict[str, str]) -> list[str]:
+    """Top-1, difference with its bootstrap interval, verdict, time of a training step."""
+    mean, deviation = (f"{100 * float(row[f'last_top1_{what}']):.2f}" for what in ("mean", "deviation"))
+    if row["baseline"] == "True":
+        return [f"{mean} ± {deviation}", "", "", ""]
+    gain, low, high = (f"{100 * float(row[name]):+.2f}" for name in ("difference", "bootstrap_low", "bootstrap_high"))
+    cost = f"{float(row['train_time_ratio']):.2f}"
+    return [f"{mean} ± {deviation}", f"{gain}, {low} to {high}", row["verdict"], cost]
+
+
+def table(host: str) -> list[str]:
+    """The lines of the guide's table, as it must stand there."""
+    found = results(host)
+    lines = [[f"`{name}`" if name != "baseline" else name, *cells(row)] for name, row in found.items()]
+    return ["| " + " | ".join(f"{cell} " if cell else "" for cell in line).replace("  |", " |") + "|" for line in lines]
+
+
+def agreement(host: str) -> float:
+    """Spearman's rank correlation of the paper's order and ours, over the variants that the paper has."""
+    found, paper = results(host), PAPER[host]
+    ours = [float(found[name]["last_top1_mean"]) for name in paper]
+    return float(stats.spearmanr(list(paper.values()), ours).statistic)
+
+
+@pytest.mark.parametrize("host", ["swin", "levit"])
+def test_the_guide_of_bisa_prints_the_studies(host: str) -> None:
+    page = (ROOT / "docs/guide/bisa.md").read_text(encoding="utf-8")
+    for line in table(host):
+        assert line in page
+    assert f"{agreement(host):+.2f}" in page
