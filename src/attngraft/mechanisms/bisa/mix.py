@@ -216,16 +216,21 @@ def _hide(bias: Tensor | None, seen: Tensor) -> Tensor:
     """A bias or mask that hides all but what is `seen` (b, 1, Nq, Nk or 1)."""
     if bias is None:
         return seen
-    turns = math.lcm(len(bias), len(seen))  # entries take turns
-    bias, seen = (each.repeat(turns // len(each), 1, 1, 1) for each in (bias, seen))
+    turns = math.lcm(bias.shape[0], seen.shape[0])  # entries take turns
+    bias, seen = (each.repeat(turns // each.shape[0], 1, 1, 1) for each in (bias, seen))
     return bias & seen if bias.dtype == torch.bool else torch.where(seen, bias, float("-inf"))
+
+
+def _each(present: Tensor, values: Tensor) -> Tensor:
+    """(b, N) as (B, 1, N, 1), entries taking turns; by shape, as `len` would fix the batch size of an exported program."""
+    return present.repeat(values.shape[0] // present.shape[0], 1)[:, None, :, None]
 
 
 def _of_present(values: Tensor, present: Tensor | None) -> Tensor:
     """Values (B, H, N, s), zero where a token only fills up a window."""
     if present is None:
         return values
-    return values * present.repeat(len(values) // len(present), 1)[:, None, :, None]
+    return values * _each(present, values)
 
 
 def _share(context: MixContext, q: Tensor, k: Tensor) -> Tensor:
@@ -241,7 +246,7 @@ def _over_tokens(heads: Tensor, present: Tensor | None) -> Tensor:
     if present is None:
         normalized = F.layer_norm(heads.transpose(2, 3), heads.shape[2:3], eps=NORM_EPS)
         return normalized.transpose(2, 3)
-    counted = present.repeat(len(heads) // len(present), 1)[:, None, :, None].to(heads.dtype)
+    counted = _each(present, heads).to(heads.dtype)
     number = counted.sum(2, keepdim=True)
     centred = (heads - (heads * counted).sum(2, keepdim=True) / number) * counted
     return centred * (centred.square().sum(2, keepdim=True) / number + NORM_EPS).rsqrt()
