@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import timm
+from packaging.version import Version
 from torch import nn
 
 from tests.contract.tester import ONE_PER_STAGE, HostContract
@@ -43,7 +44,7 @@ class TestSwinV2(HostContract):
     def make(self) -> nn.Module:
         model = timm.create_model(
             self.name,
-            img_size=28,
+            img_size=28 if Version(timm.__version__) > Version("1.0.26") else 32,  # that release cannot fill windows up
             window_size=4,
             depths=(2, 1),
             embed_dim=16,

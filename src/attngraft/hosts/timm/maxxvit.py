@@ -18,11 +18,11 @@ from timm.models.maxxvit import (
 from torch import Tensor, nn
 
 from attngraft.anatomy import AttentionGeometry, GraftedModule, HeadRows, LinearLayer, Projected, Stage, plain_class
-from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
+from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, mlp_sites
-from attngraft.hosts.timm.family import Look, TimmFamily
+from attngraft.hosts.timm.family import Look, TimmFamily, image_size
 from attngraft.hosts.timm.maps import map_of, tokens_of
 from attngraft.hosts.timm.positions import score_columns, score_rows
 
@@ -133,6 +133,20 @@ class TimmMaxxVit(TimmFamily):
     }
     models = (MaxxVit,)
     blocks = (TransformerBlock2d, PartitionAttentionCl, PartitionAttention2d, ParallelPartitionAttention)
+
+    def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
+        """Positions of whole maps say the size that the model was made for, where it does not itself (timm 1.0.26)."""
+        size = image_size(model)
+        infos = getattr(getattr(model, "feature_info", []), "info", getattr(model, "feature_info", []))
+        for path, block in model.named_modules():
+            if plain_class(block) is TransformerBlock2d and block.attn.rel_pos is not None:
+                stage = ".".join(self.canonical(path).split(".")[:2])
+                reduction = next((info["reduction"] for info in infos if info["module"] == stage), None)
+                if reduction is not None:
+                    rows, columns = (side * reduction for side in block.attn.rel_pos.window_size)
+                    size = (size[0], rows, columns)
+                break
+        return random_images(model, size, batch=batch)
 
     def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
         names = ("attn_block", "attn_grid") if plain_class(block) is ParallelPartitionAttention else ("attn",)
