@@ -18,6 +18,7 @@ import attngraft
 from attngraft.bench.macs import count_macs
 from attngraft.hosts import find_host
 from tests.contract.tester import assert_same_host, snapshot
+from tests.contract.timm.test_levit import TINY as TINY_LEVIT
 from tests.grafting.test_apply import tiny_swin, tiny_vit
 
 PUBLISHED = [  # facts of the papers: parameters that a graft adds
@@ -99,18 +100,7 @@ def test_planning_a_large_model_is_quick() -> None:
 @pytest.mark.parametrize("spec", ["horizontal + vertical + cb(at=both)", "bisa@stages.0.blocks + se + uniform_heads"])
 def test_measuring_a_host_in_training_touches_nothing(spec: str) -> None:
     """With dropout, stochastic depth, batch norms and a host that itself draws from every generator."""
-    model = timm.create_model(
-        "levit_256d",
-        img_size=48,
-        stem_type="s16",
-        embed_dim=(16, 24),
-        key_dim=4,
-        depth=(1, 1),
-        num_heads=(2, 3),
-        num_classes=5,
-        drop_rate=0.3,
-        drop_path_rate=0.3,
-    ).train()
+    model = timm.create_model("levit_256d", **(TINY_LEVIT | {"drop_rate": 0.3, "drop_path_rate": 0.3})).train()
     model.stem.eval()  # modes may differ
     model.register_forward_pre_hook(draw_from_all)
     model(torch.randn(4, 3, 48, 48))  # running statistics that are nobody's first ones

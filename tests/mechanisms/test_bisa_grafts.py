@@ -22,6 +22,7 @@ from attngraft.export.fold import fold
 from attngraft.mechanisms.bisa import BidirectionalAttention, Variant
 from attngraft.mechanisms.registry import graft_types
 from tests.conformance.weights import input_value, weight
+from tests.contract.timm.test_levit import TINY as TINY_LEVIT
 
 SHARED = Path(os.environ.get("ATTNGRAFT_SHARED", "../shared"))
 LEVIT = Projection(bias=False, norm="batch", activation="hard_swish")
@@ -44,17 +45,7 @@ IMAGES = torch.linspace(-1, 1, 2 * 3 * 16 * 16).sin().reshape(2, 3, 16, 16)
 
 
 def tiny_levit() -> nn.Module:
-    return timm.create_model(
-        "levit_128s",
-        num_classes=5,
-        drop_path_rate=0.0,
-        img_size=48,
-        stem_type="s16",
-        embed_dim=(16, 24),
-        key_dim=4,
-        depth=(1, 1),
-        num_heads=(2, 3),
-    )
+    return timm.create_model("levit_128s", **TINY_LEVIT)
 
 
 def test_a_folded_levit_is_one_that_was_folded_before_it_was_grafted() -> None:

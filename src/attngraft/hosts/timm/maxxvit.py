@@ -17,7 +17,7 @@ from timm.models.maxxvit import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, GraftedModule, HeadRows, LinearLayer, Projected, Stage, plain_class
+from attngraft.anatomy import AttentionGeometry, HeadRows, LinearLayer, Projected, Stage, plain_class
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
@@ -25,6 +25,7 @@ from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, ml
 from attngraft.hosts.timm.family import Look, TimmFamily, image_size
 from attngraft.hosts.timm.maps import map_of, tokens_of
 from attngraft.hosts.timm.positions import score_columns, score_rows
+from attngraft.hosts.timm.windows import WindowEnd
 
 
 class MapAttention(SelfAttention):
@@ -85,34 +86,14 @@ class GraftedAttention2d(MapAttention, Attention2d):
         return self.proj if isinstance(self.proj, nn.Conv2d) else None
 
 
-class PartitionBlock(GraftedModule):
-    """The block puts windows or grids back: here, on (B, rows, columns, C), the attention branch ends."""
-
-    attn: Any
-
-    def between(self, stage: Stage) -> str | None:
-        if stage != "attn.end" or not isinstance(self.attn, MapAttention):
-            return None
-        if self.attn.grafts_at("attn.window"):
-            return "another graft stands between it and the host's output projection"
-        return self.attn.between("attn.window")
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        if stage != "attn.end" or self.between(stage):
-            return None
-        if isinstance(self.attn, MapAttention):
-            return self.attn.linear_before("attn.window")
-        return self.attn.proj if isinstance(self.attn.proj, nn.Linear | nn.Conv2d) else None
-
-
-class GraftedPartitionAttentionCl(PartitionBlock, PartitionAttentionCl):
-    """`timm.models.maxxvit.PartitionAttentionCl`."""
+class GraftedPartitionAttentionCl(WindowEnd, PartitionAttentionCl):
+    """`timm.models.maxxvit.PartitionAttentionCl`, windows or grids of maps (B, rows, columns, C)."""
 
     def _partition_attn(self, x: Tensor) -> Tensor:
         return self.run("attn.end", super()._partition_attn(x))
 
 
-class GraftedPartitionAttention2d(PartitionBlock, PartitionAttention2d):
+class GraftedPartitionAttention2d(WindowEnd, PartitionAttention2d):
     """`timm.models.maxxvit.PartitionAttention2d`, on maps (B, C, rows, columns)."""
 
     def _partition_attn(self, x: Tensor) -> Tensor:

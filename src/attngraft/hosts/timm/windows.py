@@ -98,13 +98,34 @@ class CosineWindowSite(WindowSite):
         return cast(Tensor, projected.rest.direction @ projected.k.transpose(-2, -1)) * self.temperature()
 
 
-class WindowBlock(GraftedModule):
-    """The block puts windows back: here, on (B, H, W, C), the attention branch ends.
+class WindowEnd(GraftedModule):
+    """A block that puts its attention's windows back: there, on the whole map, the branch ends."""
+
+    attn: Any
+
+    def between(self, stage: Stage) -> str | None:
+        module = self.attn
+        if stage != "attn.end" or not isinstance(module, SelfAttention):  # a plain one has no grafts
+            return None
+        if module.grafts_at("attn.window"):
+            return "another graft stands between it and the host's output projection"
+        return module.between("attn.window")
+
+    def linear_before(self, stage: Stage) -> LinearLayer | None:
+        module = self.attn
+        if stage != "attn.end" or self.between(stage):
+            return None
+        if isinstance(module, SelfAttention):
+            return module.linear_before("attn.window")
+        return module.proj if isinstance(module.proj, nn.Linear | nn.Conv2d) else None
+
+
+class WindowBlock(WindowEnd):
+    """The maps are (B, H, W, C), and the windows shift.
 
     It alone knows which tokens are zeros that fill up a window, and tells the mix graft of its attention.
     """
 
-    attn: Any
     window_size: tuple[int, int]
     shift_size: tuple[int, int]
     attn_mask: Tensor | None
@@ -139,19 +160,3 @@ class WindowBlock(GraftedModule):
 
     def get_attn_mask(self, x: Tensor) -> Tensor | None:
         return cast("Tensor | None", super().get_attn_mask(x))  # type: ignore[misc]
-
-    def between(self, stage: Stage) -> str | None:
-        module = self.attn
-        if stage != "attn.end" or not isinstance(module, WindowSite):  # a plain one has no grafts
-            return None
-        if module.grafts_at("attn.window"):
-            return "another graft stands between it and the host's output projection"
-        return module.between("attn.window")
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        module = self.attn
-        if stage != "attn.end" or self.between(stage):
-            return None
-        if isinstance(module, WindowSite):
-            return module.linear_before("attn.window")
-        return module.proj if isinstance(module.proj, nn.Linear) else None
