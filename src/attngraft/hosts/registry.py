@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -17,8 +18,22 @@ from attngraft.hosts.adapter import HostAdapter, Site
 
 #: modules that register adapters when imported; a new family adds its line here
 BUILT_IN = tuple(
-    f"attngraft.hosts.timm.{name}" for name in ("vit", "swin", "levit", "pit", "eva", "relpos", "mixer", "maxxvit")
+    f"attngraft.hosts.timm.{name}"
+    for name in (
+        "vit",
+        "swin",
+        "levit",
+        "pit",
+        "eva",
+        "relpos",
+        "mixer",
+        "maxxvit",
+        "qwen3",
+        "deepseek",
+    )
 )
+#: those for models that the oldest timm lacks, beside timm's module of the model
+NEEDS = {f"attngraft.hosts.timm.{name}": f"timm.models.{name}_vit" for name in ("qwen3", "deepseek")}
 _adapters: dict[str, HostAdapter] = {}
 
 
@@ -36,9 +51,17 @@ def register_host(adapter: HostAdapter) -> HostAdapter:
 
 def host_adapters() -> dict[str, HostAdapter]:
     """All adapters by name, built-in ones first."""
-    for module in BUILT_IN:
+    for module in _importable():
         importlib.import_module(module)
     return dict(_adapters)
+
+
+@cache
+def _importable() -> tuple[str, ...]:
+    """The built-in modules, without those for models that this timm lacks."""
+    return tuple(
+        module for module in BUILT_IN if module not in NEEDS or importlib.util.find_spec(NEEDS[module]) is not None
+    )
 
 
 def richer_class(module: nn.Module) -> type[GraftedModule] | None:

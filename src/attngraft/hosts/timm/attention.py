@@ -128,7 +128,8 @@ def block_sites(block: Any, path: str, **tokens: Any) -> Iterator[Site]:
 
 
 def prefixed_grid(model: Any, *, dim: int) -> dict[str, Any]:
-    """The part of the geometry that all sites of a model with one sequence of tokens share."""
+    """The part of the geometry that all sites of a model, or of the encoder in it, with one sequence of tokens share."""
+    model = getattr(model, "encoder", model)
     prefix, cells = model.num_prefix_tokens, model.patch_embed.grid_size
     return {
         "dim": dim,

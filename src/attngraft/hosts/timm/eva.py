@@ -11,10 +11,9 @@ from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
 
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.registry import register_host
-from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import mlp_sites, prefixed_grid
+from attngraft.hosts.timm.attention import prefixed_grid
 from attngraft.hosts.timm.family import Look, TimmFamily
-from attngraft.hosts.timm.rope import RICHER, rotary_site
+from attngraft.hosts.timm.rope import RICHER, rotary_block_sites
 
 
 class TimmEva(TimmFamily):
@@ -22,14 +21,12 @@ class TimmEva(TimmFamily):
 
     name = "timm.eva"
     summary = "timm EVA, EVA-02, DINOv3 and other ViTs with rotary positions, and BEiT, of any size"
-    richer: ClassVar = {**RICHER, **timm_mlp.RICHER}
+    richer: ClassVar = RICHER
     models = (Eva, Beit)
     blocks = (EvaBlock, EvaBlockPostNorm, BeitBlock)
 
     def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
-        tokens = prefixed_grid(look.model, dim=look.model.embed_dim)
-        yield rotary_site(block.attn, f"{path}.attn", **tokens)
-        yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
+        return rotary_block_sites(block, path, **prefixed_grid(look.model, dim=look.model.embed_dim))
 
 
 register_host(TimmEva())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from attngraft.anatomy import AttentionGeometry, GraftedModule, HeadRows, Projected
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, gate, masked, unread_site
+from attngraft.hosts.timm import mlp as timm_mlp
+from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, gate, masked, mlp_sites, unread_site
 
 
 def fused_qkv(module: Any, x: Tensor) -> Tensor:
@@ -98,8 +99,9 @@ RICHER: Mapping[type[nn.Module], type[GraftedModule]] = {
     EvaAttention: GraftedEvaAttention,
     AttentionRope: GraftedAttentionRope,
     BeitAttention: GraftedBeitAttention,
+    **timm_mlp.RICHER,
 }
-KNOWN = {*RICHER, *RICHER.values()}
+KNOWN = {kind for plain, richer in RICHER.items() if plain not in timm_mlp.RICHER for kind in (plain, richer)}
 
 
 def rotary_site(module: Any, path: str, **tokens: Any) -> Site:
@@ -137,6 +139,12 @@ def rotary_site(module: Any, path: str, **tokens: Any) -> Site:
     return Site(
         path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, path), missing=NO_WINDOWS
     )
+
+
+def rotary_block_sites(block: Any, path: str, **tokens: Any) -> Iterator[Site]:
+    """The two sites of a block with one of these attentions."""
+    yield rotary_site(block.attn, f"{path}.attn", **tokens)
+    yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
 
 
 def _rows(module: Any, width: int) -> dict[str, tuple[HeadRows, ...]]:

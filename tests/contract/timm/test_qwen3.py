@@ -1,0 +1,33 @@
+"""timm's Qwen3-ViT under the contract."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import timm
+from torch import nn
+
+from tests.contract.tester import ONE_PER_STAGE, HostContract
+from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
+
+pytest.importorskip("timm.models.qwen3_vit", reason="this timm has no Qwen3-ViT")
+TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "mlp_ratio": 2.0}
+
+
+class TestQwen3(HostContract):
+    """Rotations in halves and learned positions; the mean of what the blocks put out, classified."""
+
+    layers = 2
+    refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
+    specs: ClassVar = ONE_PER_STAGE
+
+    def make(self) -> nn.Module:
+        return timm.create_model("qwen3_vit_306m", **TINY, pos_embed_grid_size=6, num_classes=5)
+
+
+class TestQwen3Encoder(TestQwen3):
+    """The encoder alone, with the projector that a language model reads."""
+
+    def make(self) -> nn.Module:
+        return timm.create_model("qwen3_vit_306m_enc", **TINY, pos_embed_grid_size=4, out_features=10)
