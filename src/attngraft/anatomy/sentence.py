@@ -106,14 +106,23 @@ class AttentionSite(GraftedModule):
         return self.output_layer()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The sentence."""
-        projected = self.project(x, *args, **kwargs)
-        mixed = self.mix(projected, lambda tokens: self.project(tokens, *args, **kwargs))
+        """The sentence, where a host takes and returns tokens alone."""
+        return self.sentence(self.project(x, *args, **kwargs), lambda tokens: self.project(tokens, *args, **kwargs))
+
+    def sentence(
+        self,
+        projected: Projected,
+        again: Callable[[Tensor], Projected],
+        *,
+        drop: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """What follows `project`; `again` projects other tokens in the same way, `drop` is the block's where it has it."""
+        mixed = self.mix(projected, again)
         tokens = self.merge(self.run("heads", mixed.heads, projected.queries), projected)
         if mixed.after is not None:
             tokens = mixed.after(tokens)
         tokens = self.run("tokens", tokens, projected.queries)
-        tokens = self.drop(tokens)
+        tokens = self.drop(tokens) if drop is None else drop(tokens)
         for stage in self.ends:
             tokens = self.run(stage, tokens)
         return tokens
@@ -138,7 +147,7 @@ class AttentionSite(GraftedModule):
         """The host's own heads (B, H, Nq, dv): fused where nobody needs the weights, else explicit."""
         if self.fused_attn and not self.grafts_at("weights"):
             if self.listened():  # the output stays the fused kernel's, bit for bit; the map is computed beside it
-                self.offer("weights", self.scores(projected).softmax(dim=-1))
+                self.offer("weights", self.normalize(self.scores(projected)))
             return F.scaled_dot_product_attention(
                 projected.q,
                 projected.k,
@@ -149,7 +158,7 @@ class AttentionSite(GraftedModule):
                 scale=self.scale,
             )
         visible = self.visible(projected) if self.grafts_at("weights") else None
-        weights = self.run("weights", self.scores(projected).softmax(dim=-1), visible)
+        weights = self.run("weights", self.normalize(self.scores(projected)), visible)
         return self.spread(weights, projected)
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
@@ -165,6 +174,10 @@ class AttentionSite(GraftedModule):
         elif bias is not None and bias.dtype == torch.bool:
             bias = torch.zeros_like(bias, dtype=scores.dtype).masked_fill_(~bias, float("-inf"))
         return scores if bias is None else scores + bias
+
+    def normalize(self, scores: Tensor) -> Tensor:
+        """The softmax (B, H, Nq, Nk) of the scores, in the precision that the host computes it in."""
+        return scores.softmax(dim=-1)
 
     def fused_bias(self, projected: Projected) -> Tensor | None:
         """What the fused kernel gets as its mask."""

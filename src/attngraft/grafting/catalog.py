@@ -9,7 +9,7 @@ from typing import Any
 
 from attngraft.anatomy import Stage
 from attngraft.grafting.spec import PRESETS
-from attngraft.hosts import host_adapters
+from attngraft.hosts import host_adapters, missing_hosts
 from attngraft.mechanisms.registry import graft_types
 
 
@@ -45,8 +45,10 @@ def list_presets() -> dict[str, str]:
 
 
 def list_hosts() -> list[HostInfo]:
-    """All registered host families."""
-    return [HostInfo(adapter.name, adapter.summary) for adapter in host_adapters().values()]
+    """All registered host families; those whose package is missing or does not fit say so."""
+    missing = missing_hosts()
+    found = [HostInfo(adapter.name, adapter.summary) for adapter in host_adapters().values()]
+    return [*found, *(HostInfo(name, reason) for name, reason in missing.items())]
 
 
 def _describe(graft_type: Any) -> GraftInfo:

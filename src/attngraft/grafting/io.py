@@ -111,9 +111,12 @@ def _entries(host: Host) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
 def _spec(entries: list[dict[str, Any]]) -> str:
     """The entries as one specification: what a reader would type to graft a host the same way."""
     sites: dict[str, tuple[Term, list[str]]] = {}
+    placed: dict[str, int] = {}
     for entry in entries:
         term = Term(entry["graft"], build_options(graft_types()[entry["graft"]], entry["options"]))
-        _, paths = sites.setdefault(f"{entry['instance']} {term}", (term, []))
+        here = f"{entry['site']} {entry['stage']} {term}"
+        placed[here] = placed.get(here, 0) + 1  # the same graft, twice at one place
+        _, paths = sites.setdefault(f"{placed[here]} {term}", (term, []))
         if entry["site"] not in paths:
             paths.append(entry["site"])
     terms = (replace(term, where=Where("patterns", patterns=tuple(paths))) for term, paths in sites.values())

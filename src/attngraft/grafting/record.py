@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attngraft.anatomy import STAGES, GraftedModule, Listener, TapPoint
+from attngraft.anatomy import STAGES, Graft, GraftedModule, Listener
 from attngraft.errors import GraftSpecError
 from attngraft.grafting.apply import enrich, restore
 from attngraft.grafting.where import near_paths, parse_where
@@ -142,9 +142,9 @@ def _tap_points(
     carriers: list[tuple[Any, str, frozenset[str]]],
 ) -> Iterator[tuple[Any, str, str, frozenset[str]]]:
     """(what offers tensors, site's path, prefix of their names, names not to listen to): the modules, which speak for the
-    stages that they carry, and the grafts that stand in them."""
+    stages that they carry, and the grafts that stand in them at these."""
     for module, site, elsewhere in carriers:
         yield module, site, "", elsewhere
         for name, graft in module.grafts.items():
-            if isinstance(graft, TapPoint):
+            if isinstance(graft, Graft) and graft.stage not in elsewhere:
                 yield graft, site, f"{name}.", frozenset()

@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from attngraft.anatomy import GraftedModule
 from attngraft.errors import HostError
+from attngraft.hosts import optional
 from attngraft.hosts.adapter import HostAdapter, Site
 
 #: modules that register adapters when imported; a new family adds its line here
@@ -50,7 +51,7 @@ def register_host(adapter: HostAdapter) -> HostAdapter:
 
 
 def host_adapters() -> dict[str, HostAdapter]:
-    """All adapters by name, built-in ones first."""
+    """All adapters by name, built-in ones first; those for another package's models once such a model was met."""
     for module in _importable():
         importlib.import_module(module)
     return dict(_adapters)
@@ -64,8 +65,15 @@ def _importable() -> tuple[str, ...]:
     )
 
 
+def missing_hosts() -> dict[str, str]:
+    """Import every adapter, also those for packages that one can do without; names those that cannot be had, and why."""
+    return {name: reason for package in optional.OPTIONAL for name, reason in optional.load(package).items()}
+
+
 def richer_class(module: nn.Module) -> type[GraftedModule] | None:
     """The richer class of `module`'s exact class, if an adapter has one."""
+    for package in optional.packages_of([module]):
+        optional.load(package)
     for adapter in host_adapters().values():
         if type(module) in adapter.richer:
             return adapter.richer[type(module)]
@@ -101,6 +109,7 @@ def find_host(model: nn.Module) -> Host:
             or it holds several hosts.
     """
     _refuse_wrapped(model)
+    missing = {n: why for package in optional.packages_of(model.modules()) for n, why in optional.load(package).items()}
     adapters = list(reversed(host_adapters().values()))
     found: list[tuple[str, nn.Module, HostAdapter]] = []
     for path, module in model.named_modules():
@@ -113,7 +122,8 @@ def find_host(model: nn.Module) -> Host:
         supported = "; ".join(f"{adapter.name} ({adapter.summary})" for adapter in host_adapters().values())
         raise HostError(
             f"{type(model).__name__} is no host that attngraft knows, and holds none. Supported: {supported}. "
-            "For a model of your own write an adapter and call attngraft.register_host(adapter)"
+            + "".join(f"{name} {reason}. " for name, reason in missing.items())
+            + "For a model of your own write an adapter and call attngraft.register_host(adapter)"
         )
     if len(found) > 1:
         paths = ", ".join(path for path, _, _ in found[:5])

@@ -1,0 +1,180 @@
+"""What the attentions of `transformers` share: three projections, an attention function that the configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attngraft.anatomy import STAGES, AttentionGeometry, AttentionSite, LinearLayer, Projected, Stage
+from attngraft.errors import HostError
+from attngraft.hosts.adapter import Site, check_known, head_rows
+
+#: attention functions that this package spells out; of the others nobody sees scores or heads
+SPELLED = ("sdpa", "eager")
+NO_WINDOWS: Mapping[Stage, str] = {"attn.window": "its attention has no windows; use scope=image"}
+INSIDE: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens")
+
+
+def unspelled(implementation: str | None) -> str | None:
+    """Why grafts cannot stand in an attention that runs this function; None if they can."""
+    if implementation in SPELLED:
+        return None
+    return (
+        f"its attention runs {implementation!r}, whose scores and heads nobody sees; load the model with "
+        "attn_implementation='sdpa' or 'eager', or call model.set_attn_implementation('sdpa')"
+    )
+
+
+class ProjectedSite(AttentionSite):
+    """`q_proj`, `k_proj`, `v_proj` and an output projection; returns (tokens, weights) as the host does.
+
+    The weights are those of `eager` attention: after softmax, weights grafts and dropout; None with `sdpa`. Where a mix
+    graft stands they are those of the host's own self-attention, whatever the graft adds to it.
+    """
+
+    out: ClassVar[str] = "o_proj"  #: name of the output projection
+    rate: ClassVar[str] = "attention_dropout"  #: name of the share of weights that is dropped
+    precise: ClassVar[bool] = True  #: whether softmax is computed in float32
+    config: Any
+    head_dim: int
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+
+    @property
+    def fused_attn(self) -> bool:  # type: ignore[override]
+        """Whether the host runs a fused kernel.
+
+        Raises:
+            HostError: it runs an attention function that is not spelled out here.
+        """
+        implementation = self.config._attn_implementation
+        if refusal := unspelled(implementation):
+            raise HostError(f"{type(self).__name__} has grafts, and {refusal}")
+        return bool(implementation == "sdpa")
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """The sentence."""
+        seen: list[Tensor] = []  # the map, once it was spelled out
+
+        def project(tokens: Tensor) -> Projected:
+            return self.project(tokens, attention_mask, **kwargs)._replace(rest=seen)
+
+        projected = project(hidden_states)
+        tokens = self.sentence(projected, project)
+        if self.fused_attn:
+            return tokens, None
+        if not seen and (kwargs.get("output_attentions") or getattr(self.config, "output_attentions", False)):
+            seen.append(self.normalize(self.scores(projected)))  # a mix graft went without the map
+        return tokens, seen[-1] if seen else None
+
+    def project(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
+        q, k, v = self.split(x)
+        return Projected(q, k, v, x, bias=attention_mask, present=self.present(attention_mask))
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v, (B, H, N, d) each."""
+        q, k, v = (
+            layer(x).view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return q, k, v
+
+    def present(self, mask: Tensor | None) -> Tensor | None:
+        """(B or 1, N), False for tokens that no query may see; only a mix graft asks."""
+        if mask is None or not self.grafts_at("mix"):
+            return None
+        return shown(mask).flatten(1, -2).any(dim=1)
+
+    def scores(self, projected: Projected) -> Tensor:
+        scores = torch.matmul(projected.q, projected.k.transpose(2, 3)) * self.scale
+        bias = projected.bias
+        if bias is not None and bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=scores.dtype).masked_fill_(~bias, float("-inf"))
+        return scores if bias is None else scores + bias
+
+    def normalize(self, scores: Tensor) -> Tensor:
+        if not self.precise:
+            return super().normalize(scores)
+        return F.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
+
+    def dropped(self) -> float:
+        return float(getattr(self, self.rate)) if self.training else 0.0
+
+    def spread(self, weights: Tensor, projected: Projected) -> Tensor:
+        weights = F.dropout(weights, p=self.dropped(), training=self.training)
+        projected.rest.append(weights)
+        return torch.matmul(weights, projected.v)
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        return cast(Tensor, getattr(self, self.out)(heads.transpose(1, 2).contiguous().flatten(2)))
+
+    def drop(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+    def shared_bias(self, projected: Projected) -> Tensor | None:
+        bias = super().shared_bias(projected)
+        if bias is None or bias.dtype == torch.bool:
+            return bias
+        return bias.masked_fill(~shown(bias), float("-inf"))
+
+    def visible(self, projected: Projected) -> Tensor | None:
+        return None if projected.bias is None else shown(projected.bias)
+
+    def output_layer(self) -> LinearLayer | None:
+        layer = getattr(self, self.out)
+        return layer if isinstance(layer, nn.Linear) else None
+
+
+class ScalingSite(ProjectedSite):
+    """Those that call the factor of the products `scaling`."""
+
+    scaling: float
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]
+        return self.scaling
+
+
+def shown(mask: Tensor) -> Tensor:
+    """What may be seen under a mask of transformers: boolean, or added, with the least number of its type as a wall."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def attention_site(
+    module: Any, path: str, *, end: str, out: str = "o_proj", arguments: tuple[str, ...] = (), **known: Any
+) -> Site:
+    """The site that such an attention is.
+
+    Args:
+        end: path of the module that carries `attn.end`.
+        out: name of the output projection.
+        arguments: that its forward takes, beside tokens and mask.
+        known: fields of the geometry that the model knows.
+    """
+    projections = ("q_proj", "k_proj", "v_proj")
+    check_known(
+        module,
+        path,
+        arguments=("hidden_states", "attention_mask", "kwargs", *arguments),
+        children=(*projections, out),
+    )
+    width = module.head_dim
+    geometry = AttentionGeometry(
+        **known,
+        heads=module.q_proj.out_features // width,
+        key_width=width,
+        value_width=width,
+        rows={name[0]: head_rows(module, name, start=0, width=width, step=width) for name in projections},
+    )
+    if refusal := unspelled(module.config._attn_implementation):
+        missing = dict.fromkeys(STAGES, refusal)
+        return Site(path=path, kind="attention", geometry=geometry, carriers={}, missing=missing)
+    carriers: dict[Stage, str] = {**dict.fromkeys(INSIDE, path), "attn.end": end}
+    return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, missing=NO_WINDOWS)

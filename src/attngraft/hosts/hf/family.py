@@ -1,0 +1,83 @@
+"""What the families of `transformers` share: layers found by their class, sizes from the configuration."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from attngraft.anatomy import is_graft, plain_class
+from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_state, random_images
+
+HEADS = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")
+
+
+class TransformersFamily(HostAdapter):
+    """An adapter that finds its layers by class, wherever they stand in the model.
+
+    A model with a head holds the one without under a name of its own (`vit`). Paths of sites leave that name out, so that
+    specifications and graft files serve both.
+    """
+
+    models: ClassVar[tuple[type[nn.Module], ...]]
+    layers: ClassVar[tuple[type[nn.Module], ...]]
+    inner: ClassVar[tuple[str, ...]]  #: what a model with a head calls the one without
+
+    @abstractmethod
+    def read(self, layer: Any, path: str) -> Iterable[Site]:
+        """The sites of one layer, in the order in which it runs them.
+
+        Raises:
+            HostError: a module in the layer has a form that this adapter does not know.
+        """
+
+    def recognizes(self, model: nn.Module) -> bool:
+        return type(model) in self.models
+
+    def canonical(self, path: str) -> str:
+        first, _, rest = path.partition(".")
+        return rest if rest and first in self.inner else path
+
+    def sites(self, model: nn.Module) -> list[Site]:
+        return list(self._sites(model))
+
+    def _sites(self, model: nn.Module) -> Iterator[Site]:
+        for path, module in model.named_modules():
+            if plain_class(module) in self.layers and not is_graft(path):
+                for site in self.read(module, path):
+                    yield replace(site, path=self.canonical(site.path))
+
+    def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
+        config = vision(model.config)
+        return random_images(model, (config.num_channels, *pair(config.image_size)), batch=batch)
+
+    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
+        return {"head": own_state(model, *HEADS), "norms": norm_state(model)}
+
+
+def vision(config: Any) -> Any:
+    """The configuration of the vision tower, in a model that may have more of them."""
+    return getattr(config, "vision_config", config)
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """(rows, columns) of what a configuration gives as one number or two."""
+    rows, columns = (size, size) if isinstance(size, int) else size
+    return int(rows), int(columns)
+
+
+def image_tokens(config: Any, *, prefix: int, class_token: bool) -> dict[str, Any]:
+    """The part of the geometry that all sites of a model with one sequence of patches share."""
+    rows, columns = (
+        side // patch for side, patch in zip(pair(config.image_size), pair(config.patch_size), strict=True)
+    )
+    return {
+        "dim": config.hidden_size,
+        "tokens": prefix + rows * columns,
+        "prefix_tokens": prefix,
+        "class_token": class_token,
+        "grid": (rows, columns),
+    }

@@ -1,0 +1,67 @@
+"""What the contract needs of transformers: a model that gives one tensor, and its two ways to attend."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.contract.tester import ONE_PER_STAGE, HostContract
+
+pytest.importorskip("transformers", reason="needs transformers: pip install 'attngraft[hf]'")
+
+TINY = {
+    "image_size": 16,
+    "patch_size": 8,
+    "num_channels": 3,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 48,
+}
+
+
+class Tokens(nn.Module):
+    """The tokens that a model of transformers puts out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor, **kwargs: Any) -> Tensor:
+        return self.model(*inputs, **kwargs).last_hidden_state
+
+    def set_grad_checkpointing(self, enable: bool) -> None:
+        assert enable
+        self.model.gradient_checkpointing_enable()
+
+
+def off_zero(model: nn.Module) -> nn.Module:
+    """Weights of fresh models are small, and biases zero: as after some training."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.device.type != "meta":
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+class TransformersContract(HostContract):
+    """Subclass with `made`."""
+
+    layers = 2
+    specs: ClassVar[list[str]] = ONE_PER_STAGE
+    #: grafts that not all its sites have are refused as in timm's ViTs
+    refused: ClassVar[dict[str, str]] = {"cb(at=attention, scope=window)": "no windows"}
+
+    def made(self) -> nn.Module:
+        """The model at tiny size."""
+        raise NotImplementedError
+
+    def make(self) -> nn.Module:
+        return off_zero(Tokens(self.made()))
+
+    def set_fused(self, host: Any, fused: bool) -> None:
+        host.model.set_attn_implementation("sdpa" if fused else "eager")
