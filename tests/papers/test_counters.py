@@ -74,6 +74,16 @@ def test_hv_swin(shared: Path, variant: str):
 
 
 @pytest.mark.parametrize("variant", list(HV_SPECS))
+def test_hv_t2t(shared: Path, variant: str):
+    expected = hv_row(shared, "t2t_vit_14_in100", variant)
+    model = on_meta("t2t_vit_14", HV_SPECS[variant], num_classes=100)
+    counted = count_hv(model, IMAGE)
+    assert sum(p.numel() for p in model.parameters()) == expected["params"]
+    assert counted["params"] * MI == expected["params"] - 384  # the class token is in no leaf module
+    assert counted["macs"] * GI == expected["macs_linear_only"]
+
+
+@pytest.mark.parametrize("variant", list(HV_SPECS))
 @pytest.mark.parametrize(("model", "vocabulary"), [("transformer_wmt16", 9521), ("transformer_wmt17", 28138)])
 def test_hv_translation(shared: Path, model: str, vocabulary: int, variant: str):
     expected = hv_row(shared, model, variant)

@@ -42,11 +42,11 @@ def test_marks_reasons_and_the_summary():
 
 
 def test_rows_that_are_not_built_show_the_paper_and_a_dash():
-    text = drawn("hv", "table3")
-    row = next(line for line in text.splitlines() if "T2T-ViT-14" in line)
-    assert "20.1       –" in row
-    assert "86.76" in row
-    assert "not built yet: T2T-ViT-14" in text
+    text = drawn("cb", "table7")
+    row = next(line for line in text.splitlines() if "ViT-Ti" in line)
+    assert "34.1  –" in row
+    assert "35.5" in row
+    assert "not built yet: the segmentation task" in text
 
 
 def test_a_terminal_without_unicode():

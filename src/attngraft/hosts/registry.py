@@ -31,6 +31,7 @@ BUILT_IN = tuple(
         "maxxvit",
         "qwen3",
         "deepseek",
+        "t2t_vit",
     )
 )
 #: those for models that the oldest timm lacks, beside timm's module of the model
