@@ -78,6 +78,7 @@ class AttentionGeometry(Geometry):
     window: tuple[int, int] | None = None  #: (rows, columns) of a window; None where attention is global
     cross: bool = False  #: keys and values come from other tokens than the queries
     query_tokens: int | None = None  #: Nq, where the query side has not all N tokens (subsampling)
+    key_tokens: int | None = None  #: Nk, where the key side has not all N tokens (subsampled keys)
     out_dim: int | None = None  #: width of the tokens that leave, where it is not `dim`
     projection: Projection = Projection()
     #: "q", "k", "v" -> rows of the host's projections; several where biases stand beside them
@@ -89,7 +90,7 @@ class AttentionGeometry(Geometry):
     @property
     def own_keys(self) -> bool:
         """Whether every query stands beside its own key: the map (Nq, Nk) is square, and its diagonal means something."""
-        return not self.cross and self.query_tokens in (None, self.tokens)
+        return not self.cross and self.query_tokens in (None, self.tokens) and self.key_tokens in (None, self.tokens)
 
     def head_rows(self, role: Literal["q", "k", "v"], first: int, stop: int) -> tuple[tuple[str, int, int], ...]:
         """(parameter, start, stop) of the rows that make q, k or v of heads `first` to `stop - 1`, as `Unused.rows`."""
@@ -106,7 +107,7 @@ class AttentionGeometry(Geometry):
         if stage == "heads":
             return self.sequences, self.heads, queries, self.value_width
         if stage == "weights":
-            return self.sequences, self.heads, queries, self.tokens
+            return self.sequences, self.heads, queries, self.tokens if self.key_tokens is None else self.key_tokens
         if stage == "attn.end" and self.window is not None and self.grid is not None:  # windows put back
             return 1, *self.grid, self.width(stage)
         return self.sequences, queries, self.width(stage)

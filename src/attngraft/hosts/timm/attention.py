@@ -62,6 +62,17 @@ def masked(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tensor | N
     return None if is_causal else attn_mask
 
 
+def by_role(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What a fused projection gives, (B, N, 3 H d), as q, k and v, (B, H, N, d) each."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
+def by_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, N, H d) to (B, H, N, d)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
 def gate(module: Any, x: Tensor) -> Tensor | None:
     """The factor of the merged heads in gated attentions (timm >= 1.0.28)."""
     layer = getattr(module, "gate", None)
@@ -72,7 +83,7 @@ class GraftedAttention(SelfAttention, Attention):
     """`timm.layers.Attention`: fused qkv (rows q, k, v), optional qk-norm, output norm and gate."""
 
     def project(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Projected:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = by_role(self.qkv(x), self.num_heads)
         bias = masked(self, attn_mask, is_causal)
         return Projected(self.q_norm(q), self.k_norm(k), v, x, bias=bias, causal=is_causal, rest=gate(self, x))
 

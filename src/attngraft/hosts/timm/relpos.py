@@ -17,7 +17,7 @@ from attngraft.anatomy import AttentionGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, fused_rows, own_parameters
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, mlp_sites, prefixed_grid
+from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, by_role, mlp_sites, prefixed_grid
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.positions import score_columns, score_rows
 
@@ -26,7 +26,7 @@ class GraftedRelPosAttention(SelfAttention, RelPosAttention):
     """`timm.models.vision_transformer_relpos.RelPosAttention`: its own relative positions come before shared ones."""
 
     def project(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Projected:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = by_role(self.qkv(x), self.num_heads)
         bias = shared_rel_pos if self.rel_pos is None else self.rel_pos.get_bias()
         return Projected(self.q_norm(q), self.k_norm(k), v, x, bias=bias)
 

@@ -17,22 +17,17 @@ from attngraft.anatomy import AttentionGeometry, Stage, plain_class
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import mlp_sites
+from attngraft.hosts.timm.attention import by_role, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.rope import fused_qkv
 from attngraft.hosts.timm.windows import CosineWindowSite, WindowBlock, WindowSite
-
-
-def _heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-    return q, k, v
 
 
 class GraftedWindowAttention(WindowSite, WindowAttention):
     """`timm.models.swin_transformer.WindowAttention`: a table of relative positions."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _heads(self.qkv(x), self.num_heads)
+        return by_role(self.qkv(x), self.num_heads)
 
     def position_bias(self) -> Tensor:
         return self._get_rel_pos_bias()
@@ -42,7 +37,7 @@ class GraftedWindowAttentionV2(CosineWindowSite, WindowAttentionV2):
     """`timm.models.swin_transformer_v2.WindowAttention`: cosines, log-spaced positions through a network."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _heads(fused_qkv(self, x), self.num_heads)
+        return by_role(fused_qkv(self, x), self.num_heads)
 
     def position_bias(self) -> Tensor:
         table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
@@ -55,7 +50,7 @@ class GraftedWindowMultiHeadAttention(CosineWindowSite, WindowMultiHeadAttention
     """`timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention`: cosines, another network of positions."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _heads(self.qkv(x), self.num_heads)
+        return by_role(self.qkv(x), self.num_heads)
 
     def position_bias(self) -> Tensor:
         return self._relative_positional_encodings()

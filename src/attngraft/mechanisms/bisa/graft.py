@@ -101,6 +101,11 @@ class _BidirectionalType(GraftType[OptionsT]):
                 "its query side has fewer tokens than its key side (it subsamples), which the paper never replaces; choose "
                 "other sites"
             )
+        if site.key_tokens is not None:
+            return (
+                "its key side has fewer tokens than its query side (keys are subsampled), and the paper's inverse branch "
+                "has one query for each key; choose other sites"
+            )
         if order != "parallel" and site.heads * site.value_width != site.dim:
             return (
                 f"order={order} sends the merged heads through the projections again, and {site.heads} heads of width "

@@ -1,0 +1,63 @@
+"""timm's VOLO under the contract."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from timm.models.volo import VOLO
+from torch import nn
+
+import attngraft
+from tests.contract.tester import ONE_PER_STAGE, HostContract
+from tests.contract.timm.test_eva import off_zero
+from tests.contract.timm.test_levit import unlike_at_first
+
+TINY: dict[str, Any] = {
+    "img_size": 48,
+    "layers": (1, 1, 1, 0),
+    "embed_dims": (16, 24, 24, 24),
+    "num_heads": (2, 3, 3, 3),
+    "stem_hidden_dim": 8,
+    "num_classes": 5,
+}
+
+
+class TestVolo(HostContract):
+    """An outlook on 6 x 6 patches, two blocks on the 3 x 3 left, two in which the class token asks; a second head."""
+
+    layers = 5
+    refused: ClassVar = {"cb(at=attention, scope=window)": "neighbourhoods overlap"}
+    specs: ClassVar = ONE_PER_STAGE
+    where: ClassVar = {"bisa": "network.2-3"}
+
+    def make(self) -> nn.Module:
+        return off_zero(unlike_at_first(VOLO(**TINY)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("bisa@network.0", "no queries and keys"),
+        ("uniform_heads@network.0", "neighbourhood around each place"),
+    ],
+)
+def test_outlooks_refuse_what_needs_weights_between_tokens(spec, reason) -> None:
+    with pytest.raises(attngraft.GraftSpecError, match=f"the sites there lack it: .*{reason}"):
+        attngraft.graft(TestVolo().make(), spec)
+
+
+@torch.no_grad()
+def test_horizontal_in_an_outlook_weighs_the_sums_over_neighbourhoods() -> None:
+    torch.manual_seed(0)
+    model = TestVolo().make().eval()
+    images = torch.randn(1, 3, 48, 48)
+    with attngraft.record(model, where="network.0") as plain:
+        model(images)
+    attngraft.graft(model, "horizontal@network.0")
+    with attngraft.record(model, where="network.0") as grafted:
+        model(images)
+    site = "network.0.0.attn"
+    alpha = grafted[site]["horizontal.alpha"].transpose(1, 2).unsqueeze(-1)  # (B, N, H), a weight of each head
+    torch.testing.assert_close(grafted[site]["heads"], alpha * plain[site]["heads"])

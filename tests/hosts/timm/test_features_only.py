@@ -1,0 +1,40 @@
+"""`features_only` of timm's families: sites with the hosts' own paths, grafts, the plain features back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from packaging.version import Version
+
+import attngraft
+from attngraft.hosts import find_host
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "crossvit_tiny_240": {"img_size": 48, "img_scale": (1.0, 2 / 3), "depth": ((1, 2, 0),)},
+    "cait_xxs24_224": {"img_size": 32, "patch_size": 8, "depth": 3, "out_indices": (0, 2)},
+    "volo_d1_224": {"img_size": 32},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_features_carry_grafts_at_the_hosts_own_paths(name: str) -> None:
+    if name.startswith("crossvit") and Version(timm.__version__) <= Version("1.0.26"):
+        pytest.skip("timm 1.0.26 gives no features of CrossViT")
+    arguments = FAMILIES[name]
+    whole = timm.create_model(name, **{key: value for key, value in arguments.items() if key != "out_indices"})
+    features = timm.create_model(name, features_only=True, **arguments).eval()
+    host = find_host(features)
+    images = host.adapter.example_inputs(host.core, batch=1)
+    paths = [site.path for site in host.sites]
+    assert paths == [path for path in (site.path for site in find_host(whole).sites) if path in paths]
+    with torch.no_grad():
+        plain = features(*images)
+        attngraft.graft(features, "horizontal")
+        grafted = features(*images)
+        attngraft.ungraft(features)
+        again = features(*images)
+    assert not torch.equal(plain[-1], grafted[-1])
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
