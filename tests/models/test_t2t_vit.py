@@ -117,11 +117,11 @@ def test_every_user_of_the_name_finds_it() -> None:
     """In a process that has not imported the models."""
     code = (
         "from attngraft.cli import main\n"
-        "try: main(['doctor', '--host', 't2t_vit_14', '--host-arg', 'depth=1', '--json'])\n"
+        "try: main(['plan', 't2t_vit_14', 'horizontal', '--host-arg', 'depth=1', '--json'])\n"
         "except SystemExit as stop: assert not stop.code\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert '"adapter": "t2t_vit"' in found
+    assert '"host": "t2t_vit"' in found
 
 
 # -- equations ---------------------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ class T2TViT(nn.Module):
         """Images to the tokens (B, 1 + N, C) that enter the first block."""
         tokens = self.tokens_to_token(x)
         return cast(
-            Tensor, self.pos_drop(torch.cat((self.cls_token.expand(len(x), -1, -1), tokens), 1) + self.pos_embed)
+            Tensor, self.pos_drop(torch.cat((self.cls_token.expand(x.shape[0], -1, -1), tokens), 1) + self.pos_embed)
         )
 
     def forward_features(self, x: Tensor) -> Tensor:

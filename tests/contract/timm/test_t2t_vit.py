@@ -11,6 +11,7 @@ from torch import nn
 
 import attngraft
 import attngraft.models  # registers the models
+from tests.contract.test_compile_export import check_compile, check_export, grafted
 from tests.contract.tester import ONE_PER_STAGE, HostContract
 from tests.contract.timm.test_vit import NO_WINDOWS
 
@@ -62,3 +63,13 @@ def test_a_feature_getter_takes_grafts() -> None:
     assert [each.shape for each in after] == [(2, 24, 2, 2)] * 2
     assert torch.equal(after[0], before[0])
     assert not torch.equal(after[1], before[1])
+
+
+@pytest.mark.parametrize("contract", [TestT2TViT, pytest.param(TestT2TViTTransformer, marks=pytest.mark.slow)])
+def test_it_exports(contract: type[HostContract]) -> None:
+    check_export(grafted(contract, "bisa + vertical + cb(at=both)"))
+
+
+@pytest.mark.slow
+def test_it_compiles() -> None:
+    check_compile(grafted(TestT2TViT, "horizontal@blocks.0"))
