@@ -6,11 +6,19 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 
 from tests.contract.tester import ONE_PER_STAGE, HostContract
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'attngraft[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'attngraft[hf]'")
+
+
+def since(version: str) -> pytest.MarkDecorator:
+    """For models whose modules transformers laid out anew in this release; older ones are refused."""
+    older = Version(transformers.__version__) < Version(version)
+    return pytest.mark.skipif(older, reason=f"its sites are read from transformers {version} on")
+
 
 TINY = {
     "image_size": 16,

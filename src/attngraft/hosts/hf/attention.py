@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,13 @@ def unspelled(implementation: str | None) -> str | None:
         f"its attention runs {implementation!r}, whose scores and heads nobody sees; load the model with "
         "attn_implementation='sdpa' or 'eager', or call model.set_attn_implementation('sdpa')"
     )
+
+
+class Aside(NamedTuple):
+    """What goes through the sentence beside the tensors."""
+
+    maps: list[Tensor]  #: the map, once it was spelled out
+    mask: Tensor | None = None  #: what is hidden by a number that is no wall, as between windows; added to the scores
 
 
 class ProjectedSite(AttentionSite):
@@ -61,10 +68,11 @@ class ProjectedSite(AttentionSite):
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """The sentence."""
-        seen: list[Tensor] = []  # the map, once it was spelled out
+        seen: list[Tensor] = []
 
         def project(tokens: Tensor) -> Projected:
-            return self.project(tokens, attention_mask, **kwargs)._replace(rest=seen)
+            projected = self.project(tokens, attention_mask, **kwargs)
+            return projected._replace(rest=Aside(seen, projected.rest))
 
         projected = project(hidden_states)
         tokens = self.sentence(projected, project)
@@ -109,7 +117,7 @@ class ProjectedSite(AttentionSite):
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
         weights = F.dropout(weights, p=self.dropped(), training=self.training)
-        projected.rest.append(weights)
+        projected.rest.maps.append(weights)
         return torch.matmul(weights, projected.v)
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
@@ -153,7 +161,7 @@ def attention_site(
     """The site that such an attention is.
 
     Args:
-        end: path of the module that carries `attn.end`.
+        end: path of the module that carries `attn.end`; where there are windows, it puts them back and knows more of them.
         out: name of the output projection.
         arguments: that its forward takes, beside tokens and mask.
         known: fields of the geometry that the model knows.
@@ -163,7 +171,7 @@ def attention_site(
         module,
         path,
         arguments=("hidden_states", "attention_mask", "kwargs", *arguments),
-        children=(*projections, out),
+        children=(*projections, out, "relative_position_bias"),
     )
     width = module.head_dim
     geometry = AttentionGeometry(
@@ -177,4 +185,7 @@ def attention_site(
         missing = dict.fromkeys(STAGES, refusal)
         return Site(path=path, kind="attention", geometry=geometry, carriers={}, missing=missing)
     carriers: dict[Stage, str] = {**dict.fromkeys(INSIDE, path), "attn.end": end}
-    return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, missing=NO_WINDOWS)
+    if geometry.window is None:
+        return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, missing=NO_WINDOWS)
+    carriers["attn.window"] = path
+    return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, informants={"mix": (end,)})

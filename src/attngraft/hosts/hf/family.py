@@ -39,7 +39,7 @@ class TransformersFamily(HostAdapter):
 
     def canonical(self, path: str) -> str:
         first, _, rest = path.partition(".")
-        return rest if rest and first in self.inner else path
+        return self.canonical(rest) if rest and first in self.inner else path
 
     def sites(self, model: nn.Module) -> list[Site]:
         return list(self._sites(model))

@@ -1,0 +1,69 @@
+"""Hugging Face's DINOv3 ViT: patches are rotated by their positions, registers and class token are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from torch import Tensor
+from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
+
+from attngraft.anatomy import Projected
+from attngraft.hosts.adapter import Site
+from attngraft.hosts.hf.attention import ScalingSite, attention_site
+from attngraft.hosts.hf.family import TransformersFamily, image_tokens
+from attngraft.hosts.hf.mlp import Gated, UpAndDown, mlp_site
+from attngraft.hosts.registry import register_host
+
+
+class GraftedDINOv3ViTAttention(ScalingSite, dinov3.DINOv3ViTAttention):
+    """`transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention`."""
+
+    rate = "dropout"
+    precise = False
+
+    def project(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> Projected:
+        projected = super().project(x, attention_mask)
+        if position_embeddings is None:
+            return projected
+        q, k = dinov3.apply_rotary_pos_emb(projected.q, projected.k, *position_embeddings)
+        return projected._replace(q=q, k=k)
+
+
+class GraftedDINOv3ViTMLP(UpAndDown, dinov3.DINOv3ViTMLP):
+    """`transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTMLP`."""
+
+
+class GraftedDINOv3ViTGatedMLP(Gated, dinov3.DINOv3ViTGatedMLP):
+    """`transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP`."""
+
+
+class TransformersDinov3(TransformersFamily):
+    """Sites `layer.<i>.attention` and `layer.<i>.mlp`."""
+
+    name = "hf.dinov3"
+    summary = "transformers DINOv3 ViTs, backbones too"
+    richer: ClassVar = {
+        dinov3.DINOv3ViTAttention: GraftedDINOv3ViTAttention,
+        dinov3.DINOv3ViTMLP: GraftedDINOv3ViTMLP,
+        dinov3.DINOv3ViTGatedMLP: GraftedDINOv3ViTGatedMLP,
+    }
+    models = (dinov3.DINOv3ViTModel, dinov3.DINOv3ViTBackbone)
+    layers = (dinov3.DINOv3ViTLayer,)
+    inner = ("model",)
+
+    def read(self, layer: Any, path: str) -> Iterable[Site]:
+        config = layer.attention.config
+        known = image_tokens(config, prefix=1 + config.num_register_tokens, class_token=True)
+        attention = f"{path}.attention"
+        yield attention_site(layer.attention, attention, end=attention, arguments=("position_embeddings",), **known)
+        yield mlp_site(layer.mlp, f"{path}.mlp", end=f"{path}.mlp", **known)
+
+
+register_host(TransformersDinov3())
