@@ -9,16 +9,18 @@ names the stage at which it stands. Neither knows the other: what a graft may kn
 """
 
 from attngraft.anatomy.geometry import AttentionGeometry, Geometry, HeadRows, MlpGeometry, Projection
-from attngraft.anatomy.graft import Graft, GraftType, LinearLayer, NoOptions, Unused
+from attngraft.anatomy.graft import CIRCUMSTANCES, Circumstance, Graft, GraftType, LinearLayer, NoOptions, Unused
 from attngraft.anatomy.mixing import MixContext, Mixed, Projected
 from attngraft.anatomy.sentence import AttentionSite, GraftedModule, MlpEnds, MlpSite, is_graft, plain_class
 from attngraft.anatomy.stages import STAGES, Stage
 from attngraft.anatomy.tap import Listener, TapPoint
 
 __all__ = [
+    "CIRCUMSTANCES",
     "STAGES",
     "AttentionGeometry",
     "AttentionSite",
+    "Circumstance",
     "Geometry",
     "Graft",
     "GraftType",

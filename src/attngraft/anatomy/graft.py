@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 
@@ -12,6 +14,8 @@ from attngraft.anatomy.geometry import Geometry
 from attngraft.anatomy.stages import Stage
 from attngraft.anatomy.tap import TapPoint
 
+Circumstance = Literal["causal", "padded", "cross"]  #: fields of a geometry that some hosts learn only when called
+CIRCUMSTANCES: tuple[Circumstance, ...] = get_args(Circumstance)
 LinearLayer = nn.Linear | nn.Conv2d  #: one matrix for every token: a convolution has a kernel of 1 and one group
 
 
@@ -52,7 +56,8 @@ class Graft(TapPoint, nn.Module):
     | tokens | `(tokens, x)` -> tokens; (B, Nq, C) | the query side's tokens (B, Nq, C) |
     | attn.end, attn.window, mlp.* | `(tokens)` -> tokens; (B, N, C) or (B, H, W, C) | |
 
-    The installer fills in `stage`, `kind` (the graft's registered name), `options` (as plain values), `unused` and `frozen`.
+    The installer fills in `stage`, `kind` (the graft's registered name), `options` (as plain values), `refuses`, `unused`
+    and `frozen`.
     """
 
     stage: Stage
@@ -61,6 +66,9 @@ class Graft(TapPoint, nn.Module):
     unused: Unused
     frozen: tuple[str, ...]  #: parameters of the module that it froze, to be unfrozen on undo
     adds_after: bool = False  #: of a mix graft: `Mixed.after` is given: more leaves than the host's projection makes
+    #: why it could not stand where tokens must not see later ones, where batches hold padding, where keys are of other
+    #: tokens than queries, as its type says; asked by hosts that learn of these only when they are called
+    refuses: Mapping[Circumstance, str] = MappingProxyType({})
     folded: str | None = None  #: what of it stands in the host's weights; then it cannot be taken out again
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str | None:

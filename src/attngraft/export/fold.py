@@ -100,6 +100,7 @@ def _fold_one(module: GraftedModule, made: Graft) -> Graft | str | None:
 def _replace(module: Any, name: str, made: Graft, result: Graft | str | None) -> None:
     if isinstance(result, Graft):
         result.stage, result.unused, result.frozen = made.stage, made.unused, made.frozen
+        result.refuses = made.refuses
         module.grafts[name] = result.train(made.training)
     elif result is None:
         del module.grafts[name]

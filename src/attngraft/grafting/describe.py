@@ -51,6 +51,7 @@ def _entry(host: Host, placement: Placement, parameters: int, macs: int | None) 
         identity=graft_type.starts_as_identity(term.options),
         carried=sum(p.numel() for p in sizes.values()) - idle,
         unused=unused,
+        rounds=placement.site.rounds,
         notes=tuple(graft_type.notes(placement.site.geometry, placement.stage, term.options)),
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
-from attngraft.anatomy import Graft, GraftedModule, GraftType, Stage
+from attngraft.anatomy import CIRCUMSTANCES, Circumstance, Graft, GraftedModule, GraftType, Stage
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.grafting.options import build_options
 from attngraft.grafting.spec import GraftSpec, Specification, Term, parse
@@ -120,4 +120,14 @@ def build(placement: Placement) -> Graft:
     graft = placement.graft_type.build(placement.site.geometry, placement.stage, term.options)
     graft.stage, graft.kind = placement.stage, term.name
     graft.options = {name: getattr(term.options, name) for name in vars(term.options)}
+    graft.refuses = _refuses(placement)
     return graft
+
+
+def _refuses(placement: Placement) -> dict[Circumstance, str]:
+    """What `Graft.refuses` holds, for a graft that is not refused as things stand."""
+    geometry, stage, options = placement.site.geometry, placement.stage, placement.term.options
+    known = {field.name for field in fields(geometry)}
+    cases = {name: replace(geometry, **cast(Any, {name: True})) for name in CIRCUMSTANCES if name in known}
+    reasons = {name: placement.graft_type.refusal(case, stage, options) for name, case in cases.items()}
+    return {name: reason for name, reason in reasons.items() if reason}

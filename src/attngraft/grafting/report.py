@@ -30,14 +30,16 @@ class Entry:
     unused: Unused  #: what it leaves of the host without use
     parked: tuple[str, ...] = ()  #: host parameters taken out of the model until undo, where the graft replaces them
     notes: tuple[str, ...] = ()
+    rounds: bool = False  #: whether a graft here makes the host give up a kernel of its own
 
     @property
     def exact(self) -> bool:
         """Whether it starts as the identity bit for bit.
 
-        Around the attention map it is one to rounding only: the host's fused attention gives way to one spelled out.
+        Around the attention map it is one to rounding only: the host's fused attention gives way to one spelled out. The
+        same holds wherever the host has a kernel for more than a graft can stand in (`rounds`).
         """
-        return self.identity and self.stage not in ("mix", "weights")
+        return self.identity and self.stage not in ("mix", "weights") and not self.rounds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,9 @@ class Site:
     carriers: Mapping[Stage, str]  #: stage -> path of the module, in the host
     missing: Mapping[Stage, str] = field(default_factory=dict)
     informants: Mapping[Stage, tuple[str, ...]] = field(default_factory=dict)  #: stage -> paths of modules, in the host
+    #: whether the host has a kernel for more than a graft can stand in, and gives it up for one: its outputs are then what
+    #: they were to rounding only, without a graft bit for bit
+    rounds: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,7 @@ class HostAdapter(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]  #: one line for `attngraft list hosts`
+    gathers: ClassVar[bool] = False  #: several of its hosts in one model are one: `sites` takes the model that holds them
     #: the host's own module class -> the subclass that spells its forward out
     richer: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
 

@@ -18,24 +18,29 @@ from attngraft.hosts import optional
 from attngraft.hosts.adapter import HostAdapter, Site
 
 #: modules that register adapters when imported; a new family adds its line here
-BUILT_IN = tuple(
-    f"attngraft.hosts.timm.{name}"
-    for name in (
-        "vit",
-        "swin",
-        "levit",
-        "pit",
-        "eva",
-        "relpos",
-        "mixer",
-        "maxxvit",
-        "crossvit",
-        "cait",
-        "volo",
-        "qwen3",
-        "deepseek",
-        "t2t_vit",
-    )
+BUILT_IN = (
+    *(
+        f"attngraft.hosts.timm.{name}"
+        for name in (
+            "vit",
+            "swin",
+            "levit",
+            "pit",
+            "eva",
+            "relpos",
+            "mixer",
+            "maxxvit",
+            "crossvit",
+            "cait",
+            "volo",
+            "qwen3",
+            "deepseek",
+            "t2t_vit",
+        )
+    ),
+    "attngraft.hosts.torch_nn.family",
+    "attngraft.hosts.torchvision.vit",
+    "attngraft.hosts.torchvision.swin",
 )
 #: those for models that the oldest timm lacks, beside timm's module of the model
 NEEDS = {f"attngraft.hosts.timm.{name}": f"timm.models.{name}_vit" for name in ("qwen3", "deepseek")}
@@ -129,6 +134,8 @@ def find_host(model: nn.Module) -> Host:
             + "".join(f"{name} {reason}. " for name, reason in missing.items())
             + "For a model of your own write an adapter and call attngraft.register_host(adapter)"
         )
+    if len(found) > 1 and found[0][2].gathers and len({adapter.name for _, _, adapter in found}) == 1:
+        return Host(model, model, "", found[0][2])
     if len(found) > 1:
         paths = ", ".join(path for path, _, _ in found[:5])
         raise HostError(

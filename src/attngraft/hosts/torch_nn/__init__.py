@@ -1,0 +1,1 @@
+"""Adapters of torch's own modules."""

@@ -1,0 +1,116 @@
+"""torch's own transformer modules under the contract."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from attngraft.hosts import find_host
+from tests.contract.tester import ONE_PER_STAGE, HostContract
+
+_WINDOWS: dict[str, str] = {"cb(at=attention, scope=window)": "no windows"}
+_LAYER: dict[str, Any] = {"d_model": 16, "nhead": 4, "dim_feedforward": 24, "dropout": 0.0}
+_CAUSAL: list[str] = [
+    "toy_flatten + toy_scale(start=0.5, stage=heads)",
+    "vertical + horizontal",
+    "toy_scale(start=0.5, stage='mlp.front') + toy_scale(start=0.5, stage='mlp.mid')",
+    "toy_scale(start=0.5, stage='attn.end')",
+]
+
+
+class _Contract(HostContract):
+    checkpoints: ClassVar = "around"
+
+
+class TestEncoder(_Contract):
+    """A stack of layers, batches first, norms behind."""
+
+    layers = 2
+    specs: ClassVar = [*ONE_PER_STAGE, "identity", "cb(at=attention, scope=window)"]
+    refused: ClassVar = _WINDOWS
+
+    def make(self) -> nn.Module:
+        layer = nn.TransformerEncoderLayer(**_LAYER, batch_first=True)
+        return nn.TransformerEncoder(layer, 2)
+
+
+class TestLayerOfSequences(_Contract):
+    """A lone layer, sequences first, norms in front, no biases."""
+
+    layers = 1
+    specs: ClassVar = ONE_PER_STAGE
+
+    def make(self) -> nn.Module:
+        return nn.TransformerEncoderLayer(**_LAYER, norm_first=True, bias=False, activation="gelu")
+
+
+class TestDecoder(_Contract):
+    """Self and cross attention: what mixes tokens is refused."""
+
+    layers = 4
+    mlps = 2
+    refused: ClassVar = {
+        "bisa": "must not see later ones, and the softmax over queries does",
+        "cb": "must not see later ones, and this averages over all",
+    }
+    specs: ClassVar = [*_CAUSAL, *refused]
+
+    def make(self) -> nn.Module:
+        layer = nn.TransformerDecoderLayer(**_LAYER, batch_first=True)
+        return nn.TransformerDecoder(layer, 2)
+
+
+class Attending(nn.Module):
+    """Somebody's model, with an attention of torch in it and nothing else that we know."""
+
+    def __init__(self, attention: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.mine = attention
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.mine._qkv_same_embed_dim:
+            key = value = query
+        attended, weights = self.mine(query, key, value)
+        return query + attended + weights.sum()
+
+
+class TestAttention(_Contract):
+    """An attention in a model of one's own, its weights asked for."""
+
+    layers = 1
+    mlps = 0
+    beside = "toy_other(start=0.5) + toy_other(start=0.25, stage='attn.end')"
+    refused: ClassVar = {"cb": "has no MLP; use at=attention"}
+    specs: ClassVar = [
+        "bisa(learned=true, norm=true)",
+        "toy_flatten + toy_scale(start=0.5, stage=heads)",
+        "vertical + cb(at=attention)",
+        *refused,
+    ]
+
+    def make(self) -> nn.Module:
+        return Attending(nn.MultiheadAttention(16, 4, batch_first=True))
+
+
+class TestAttentionOfOtherKeys(_Contract):
+    """Keys and values of other widths, and learned ones beside them: the map is nobody's."""
+
+    layers = 1
+    mlps = 0
+    beside = TestAttention.beside
+    refused: ClassVar = {"misa": "a learned key.*stands for no token", "uniform_heads": "a learned key"}
+    specs: ClassVar = [
+        "horizontal + vertical",
+        "toy_scale(start=0.5, stage=heads) + cb_s(init=1, at=attention)",
+        *refused,
+    ]
+
+    def make(self) -> nn.Module:
+        return Attending(nn.MultiheadAttention(16, 4, kdim=8, vdim=12, add_bias_kv=True, add_zero_attn=True))
+
+
+def test_the_example_of_a_lone_attention_is_self_attention() -> None:
+    host = nn.MultiheadAttention(16, 4)
+    query, key, value = find_host(host).adapter.example_inputs(host, batch=2)
+    assert query is key is value
