@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from attngraft.anatomy import Graft, GraftType
     from attngraft.errors import AttngraftError, GraftFileError, GraftSpecError, HostError
     from attngraft.export.folder import load
+    from attngraft.export.hf import from_pretrained, save_pretrained
     from attngraft.export.hub import push_to_hub
     from attngraft.grafting.apply import graft, ungraft
     from attngraft.grafting.catalog import list_grafts, list_hosts
@@ -42,6 +43,7 @@ _HOMES = {
     "HostAdapter": "hosts.adapter",
     "HostError": "errors",
     "create_model": "models.create",
+    "from_pretrained": "export.hf",
     "graft": "grafting.apply",
     "list_grafts": "grafting.catalog",
     "list_hosts": "grafting.catalog",
@@ -54,6 +56,7 @@ _HOMES = {
     "register_graft": "mechanisms.registry",
     "register_host": "hosts.registry",
     "save_grafts": "grafting.io",
+    "save_pretrained": "export.hf",
     "ungraft": "grafting.apply",
 }
 
@@ -68,6 +71,7 @@ __all__ = [
     "HostError",
     "__version__",
     "create_model",
+    "from_pretrained",
     "graft",
     "list_grafts",
     "list_hosts",
@@ -80,6 +84,7 @@ __all__ = [
     "register_graft",
     "register_host",
     "save_grafts",
+    "save_pretrained",
     "ungraft",
 ]
 
