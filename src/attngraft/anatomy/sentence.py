@@ -148,18 +148,22 @@ class AttentionSite(GraftedModule):
         if self.fused_attn and not self.grafts_at("weights"):
             if self.listened():  # the output stays the fused kernel's, bit for bit; the map is computed beside it
                 self.offer("weights", self.normalize(self.scores(projected)))
-            return F.scaled_dot_product_attention(
-                projected.q,
-                projected.k,
-                projected.v,
-                attn_mask=self.fused_bias(projected),
-                dropout_p=self.dropped(),
-                is_causal=projected.causal,
-                scale=self.scale,
-            )
+            return self.kernel(projected)
         visible = self.visible(projected) if self.grafts_at("weights") else None
         weights = self.run("weights", self.normalize(self.scores(projected)), visible)
         return self.spread(weights, projected)
+
+    def kernel(self, projected: Projected) -> Tensor:
+        """What the host's fused kernel makes of it (B, H, Nq, dv)."""
+        return F.scaled_dot_product_attention(
+            projected.q,
+            projected.k,
+            projected.v,
+            attn_mask=self.fused_bias(projected),
+            dropout_p=self.dropped(),
+            is_causal=projected.causal,
+            scale=self.scale,
+        )
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
         """The values (B, H, Nk, dv) averaged by the weights (B, H, Nq, Nk), with the host's dropout."""

@@ -33,6 +33,8 @@ BUILT_IN = (
             "crossvit",
             "cait",
             "volo",
+            "twins",
+            "pvt_v2",
             "qwen3",
             "deepseek",
             "t2t_vit",

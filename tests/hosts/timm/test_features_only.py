@@ -16,6 +16,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "crossvit_tiny_240": {"img_size": 48, "img_scale": (1.0, 2 / 3), "depth": ((1, 2, 0),)},
     "cait_xxs24_224": {"img_size": 32, "patch_size": 8, "depth": 3, "out_indices": (0, 2)},
     "volo_d1_224": {"img_size": 32},
+    "twins_svt_small": {"img_size": 64, "embed_dims": (16,) * 4, "num_heads": (2,) * 4, "depths": (2, 2, 1, 1)},
+    "pvt_v2_b0": {"depths": (1, 1, 1, 1)},
 }
 
 

@@ -1,0 +1,35 @@
+"""Attention that is given all windows of a map, or the map itself, and so carries the end of its branch too."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from attngraft.anatomy import LinearLayer, Projected, Stage
+from attngraft.hosts.timm.attention import SelfAttention
+
+
+class OwnWindows(SelfAttention):
+    """B counts windows inside; at `attn.end` stands what leaves, with all windows of an image. `rest` holds how many there
+    are."""
+
+    ends: tuple[Stage, ...] = ("attn.window",)
+
+    def between(self, stage: Stage) -> str | None:
+        if stage != "attn.end":
+            return super().between(stage)
+        if self.grafts_at("attn.window"):
+            return "another graft stands between it and the host's output projection"
+        return super().between("attn.window")
+
+    def linear_before(self, stage: Stage) -> LinearLayer | None:
+        if stage != "attn.end":
+            return super().linear_before(stage)
+        return None if self.between(stage) else self.output_layer()
+
+    def kernel(self, projected: Projected) -> Tensor:
+        """One axis more, as the host has it: another kernel, which rounds otherwise."""
+        q, k, v = (each.unflatten(0, (-1, projected.rest)) for each in projected[:3])
+        return super().kernel(projected._replace(q=q, k=k, v=v)).flatten(0, 1)
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        return super().merge(heads, projected._replace(rest=None))
