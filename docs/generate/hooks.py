@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 def pages() -> dict[str, Callable[[], str]]:
     """The generated pages by their path in the site's sources."""
     from docs.generate.cli_reference import cli_reference
+    from docs.generate.coverage_table import coverage_table
     from docs.generate.graft_reference import graft_reference
     from docs.generate.notebook_page import notebook_page
     from docs.generate.paper_tables import paper_tables
@@ -24,6 +25,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "reference/recipe.md": recipe_reference,
         "reference/cli.md": cli_reference,
         "reference/grafts.md": graft_reference,
+        "reference/coverage.md": coverage_table,
         "reference/papers.md": paper_tables,
         "changelog.md": lambda: (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }

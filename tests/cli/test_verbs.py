@@ -68,6 +68,39 @@ def test_list_grafts_shows_options_and_presets(capsys: pytest.CaptureFixture[str
     assert rows["cb_deeper_half"]["what"] == "stands for cb@last:50%"
 
 
+def test_which_of_timms_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["levit_128s", "xcit_nano_12_p16_224", "resnet18", "vit_tiny_patch16_224"]
+    monkeypatch.setattr("attngraft.models.coverage.timm_names", lambda: names)
+    assert run(["list", "hosts", "--coverage"]) == 0
+    shown = capsys.readouterr().out
+    assert "horizontal: 66.7% of 3 names" in shown
+    assert "no adapter reads Xcit (1 of 1)" in " ".join(shown.split())
+    assert run(["list", "hosts", "--coverage", "--json"]) == 0
+    count = json.loads(capsys.readouterr().out)
+    assert count["names"] == 3
+    assert [family["names"] for family in count["families"]] == [[name] for name in sorted(names) if name != "resnet18"]
+    assert count["share"]["bisa"] == pytest.approx(2 / 3)
+    assert run(["list", "grafts", "--coverage"]) == 2
+    assert "list hosts --coverage" in capsys.readouterr().err
+
+
+def test_doctor_looks_into_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--host", "vit_tiny_patch16_224", *TINY]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "VisionTransformer: read by timm.vit" in shown
+    assert "blocks.0.attn to blocks.1.attn (2)" in shown
+    assert "4 tokens" not in shown  # the class token counts
+    assert "5 tokens of 24, 3 heads" in shown
+    assert run(["doctor", "--host", "xcit_nano_12_p16_224", "--host-arg", "depth=1"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "register_host" in shown
+    assert "softmax over channels" in shown
+    assert run(["doctor", "--host", "xcit_nano_12_p16_224", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["adapter"] is None
+    assert run(["doctor", "--host", "vit_tiny_patch16_225"]) == 2
+    assert "did you mean" in capsys.readouterr().err
+
+
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,34 @@ def test_the_guide_of_bisa_prints_the_studies(host: str) -> None:
     for line in table(host):
         assert line in page
     assert f"{agreement(host):+.2f}" in page
+
+
+BISA, README = "docs/guide/bisa.md", "README.md"
+#: page, file of measurements, beginning of the measurement's name, digits
+RATIOS = [
+    *(
+        (BISA, "bisa_layer", f"{shape}: over the {what}", 2)
+        for shape in ("Swin-T, stage 1", "LeViT-128S, stage 1", "ViT-S", "1024 tokens")
+        for what in ("host's layer", "naive layer")
+    ),
+    *((page, "bisa_models", host, 3) for host in ("swin_tiny", "levit_128s") for page in (BISA, README)),
+    *((README, "graft_cost", graft, 3) for graft in ("richer", "cb", "cb_s", "horizontal", "vertical", "horizontal +")),
+    *((README, "graft_cost", f"{graft}, matrix products", 3) for graft in ("horizontal", "vertical")),
+    (README, "data_loading", "time per image over timm's loader's", 3),
+    (README, "data_loading", "time per image over timm's loader without", 3),
+    (README, "jobs", "", 3),
+    (README, "loop_overhead", "", 3),
+]
+
+
+def measured(file: str, name: str) -> dict[str, float]:
+    """The first measurement in a file of `benchmarks/` whose name begins so."""
+    found = json.loads((ROOT / f"benchmarks/{file}.json").read_text(encoding="utf-8"))["measurements"]
+    return next(each for each in found if each["name"].startswith(name))
+
+
+@pytest.mark.parametrize(("page", "file", "name", "digits"), RATIOS)
+def test_pages_print_the_ratios_that_were_measured(page: str, file: str, name: str, digits: int) -> None:
+    found = measured(file, name)
+    value, low, high = (f"{found[what]:.{digits}f}" for what in ("value", "low", "high"))
+    assert f"{value} ({low} to {high})" in (ROOT / page).read_text(encoding="utf-8")

@@ -1,21 +1,36 @@
-"""`attngraft doctor`: what this machine has, and what works on it."""
+"""`attngraft doctor`: what this machine has and what works on it; or what is found in a model."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="MODEL", help="Look into this timm model instead of the machine.")
+    ] = None,
+    host_arg: Annotated[
+        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """Report versions, devices, backends that work (and why others do not), and free disk.
+
+    With --host: which sites and stages a model has, which grafts fit where, and what attends in it that no adapter reads.
 
     Examples:
 
         attngraft doctor
 
         attngraft doctor --json
+
+        attngraft doctor --host swin_tiny_patch4_window7_224
+
+        attngraft doctor --host xcit_nano_12_p16_224 --host-arg depth=2
     """
     import json
     import sys
@@ -23,6 +38,9 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     from rich.console import Console
     from rich.table import Table
 
+    if host is not None:
+        _look_into(host, host_arg or [], as_json=as_json)
+        return
     findings = {"versions": _versions(), "devices": _devices(), "backends": _backends(), "disk": _disk()}
     if as_json:
         typer.echo(json.dumps(findings, indent=2))
@@ -33,6 +51,73 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         for name, value in entries.items():
             table.add_row(name, str(value))
         console.print(table)
+
+
+def _look_into(name: str, host_arg: list[str], *, as_json: bool) -> None:
+    import dataclasses
+    import json
+    import sys
+
+    import torch
+    from rich.console import Console
+
+    from attngraft.cli.values import assignments
+    from attngraft.models.create import create_host
+    from attngraft.models.examine import examine
+
+    arguments = assignments(host_arg, option="--host-arg")
+    with torch.device("meta"):
+        model = create_host(name, **arguments).eval()
+    found = examine(model)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for line in _in_tables(found):
+        console.print(line)
+
+
+def _in_tables(found: Any) -> Iterator[Any]:
+    from rich.markup import escape
+    from rich.table import Table
+
+    yield escape(f"{found.model}: " + (f"read by {found.adapter}" if found.adapter else found.refusal))
+    if found.sites:
+        table = Table("sites", "modules", "shape", "stages", "missing", title="sites", title_justify="left")
+        for paths, first in _alike(found.sites):
+            missing = "\n".join(f"{stage}: {reason}" for stage, reason in first.missing.items())
+            table.add_row(
+                *map(escape, (paths, first.module, first.shape, ", ".join(first.stages) or "-", missing or "-"))
+            )
+        yield table
+        table = Table("graft", "sites", "elsewhere", title="grafts, with default options", title_justify="left")
+        for graft, fit in found.grafts.items():
+            reasons = "\n".join(dict.fromkeys(fit.refused.values()))
+            table.add_row(*map(escape, (graft, str(fit), reasons or "-")))
+        yield table
+    if found.unread:
+        table = Table("path", "module", "softmax", "forward takes", "holds", title_justify="left")
+        table.title = "what attends and is no site: an adapter would have to read it (see: writing a host)"
+        for each in found.unread:
+            arguments, children = ", ".join(each.arguments), ", ".join(each.children)
+            table.add_row(*map(escape, (each.path, each.module, each.how, arguments, children or "-")))
+        yield table
+
+
+def _alike(sites: Any) -> Iterator[tuple[str, Any]]:
+    """Neighbours that differ in nothing but their numbers, as one row: (paths, the first of them)."""
+    import dataclasses
+    import re
+
+    def form(site: Any) -> Any:
+        return re.sub(r"\d+", "*", site.path), dataclasses.replace(site, path="")
+
+    groups: dict[str, list[Any]] = {}
+    for site in sites:
+        groups.setdefault(repr(form(site)), []).append(site)
+    for alike in groups.values():
+        first, last = alike[0], alike[-1]
+        yield first.path if first is last else f"{first.path} to {last.path} ({len(alike)})", first
 
 
 def _versions() -> dict[str, str]:

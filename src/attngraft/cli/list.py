@@ -11,6 +11,10 @@ def list_command(
     what: Annotated[
         Literal["grafts", "hosts", "recipes", "papers", "tasks"], typer.Argument(help="What to list.")
     ] = "grafts",
+    coverage: Annotated[
+        bool,
+        typer.Option("--coverage", help="With hosts: count which of timm's models take which grafts. Takes minutes."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List grafts (with their options), supported hosts, recipes, papers, or tasks.
@@ -22,6 +26,8 @@ def list_command(
         attngraft list hosts
 
         attngraft list grafts --json
+
+        attngraft list hosts --coverage
     """
     import json
     import sys
@@ -30,6 +36,13 @@ def list_command(
     from rich.markup import escape
     from rich.table import Table
 
+    from attngraft.errors import UsageError
+
+    if coverage:
+        if what != "hosts":
+            raise UsageError(f"--coverage is about hosts: attngraft list hosts --coverage, not list {what}")
+        _coverage(as_json=as_json)
+        return
     rows = _ROWS[what]()
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -40,6 +53,45 @@ def list_command(
     for row in rows:
         table.add_row(*(escape(_cell(value)) for value in row.values()))
     Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def _coverage(*, as_json: bool) -> None:
+    import json
+    import sys
+
+    import timm
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import track
+    from rich.table import Table
+
+    from attngraft.models.coverage import COUNTED, by_family, cover, shares, timm_names
+
+    shown = Console(stderr=True)
+    names = track(timm_names(), "looking into timm's models", console=shown, transient=True)
+    found = [each for each in map(cover, names) if each.attentions]
+    rows = by_family(found)
+    share = shares(rows)
+    if as_json:
+        report = {
+            "timm": timm.__version__,
+            "names": len(found),
+            "share": share,
+            "families": [r.to_dict() for r in rows],
+        }
+        typer.echo(json.dumps(report, indent=1))
+        return
+    table = Table(title=f"timm's models that attend over tokens ({len(found)})", title_justify="left")
+    for column in ("family", "names", *COUNTED, "read by", "refused, and why"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        counts = [str(len(row.takes[graft])) for graft in COUNTED]
+        cells = [row.family, str(len(row.names)), *counts, ", ".join(row.hosts) or "-", "\n".join(row.why) or "-"]
+        table.add_row(*map(escape, cells))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(table)
+    for graft, value in share.items():
+        console.print(f"{graft}: {value:.1%} of {len(found)} names", highlight=False)
 
 
 def _cell(value: Any) -> str:

@@ -6,12 +6,13 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, GraftedModule, HeadRows, MlpGeometry, Stage, is_graft
+from attngraft.anatomy import AttentionGeometry, GraftedModule, HeadRows, MlpGeometry, Stage, is_graft, plain_class
 from attngraft.errors import HostError
 
 
@@ -125,9 +126,18 @@ def check_known(module: nn.Module, path: str, *, arguments: Iterable[str], child
         unknown = [name for name in names if name not in set(known)]
         if unknown:
             raise HostError(
-                f"{path} ({type(module).__name__}) has the {what} {unknown[0]!r}, which this version of attngraft does not "
-                f"know; update attngraft, or install the timm release named in its pyproject.toml"
+                f"{path} ({_release(plain_class(module))}) has the {what} {unknown[0]!r}, which this version of attngraft "
+                "does not know; update attngraft, or install an older release (pyproject.toml names the oldest)"
             )
+
+
+def _release(kind: type[nn.Module]) -> str:
+    """A class with the version of the package that it comes from: `Attention of timm 1.0.26`."""
+    package = kind.__module__.partition(".")[0]
+    try:
+        return f"{kind.__name__} of {package} {version(package)}"
+    except PackageNotFoundError:
+        return kind.__name__
 
 
 def own_parameters(module: nn.Module, *names: str) -> tuple[str, ...]:

@@ -1,0 +1,45 @@
+"""Which of timm's models take grafts, from the committed count, as Markdown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from docs.generate.markdown import table
+
+COUNT = Path(__file__).parents[2] / "benchmarks" / "coverage.json"
+
+_OPENING = """# Which of timm's models
+
+Counted by name: every model of timm {timm} that sends something through torch's scaled dot product attention or through a
+softmax over tokens in one forward pass ({names} names; made on the meta device, nothing is downloaded or computed). A name
+takes a graft if at least one of its sites does. {shares}.
+
+The families are timm's files. The table is what this command prints:
+
+```console
+$ attngraft list hosts --coverage
+```
+
+What is in one model, site by site, and what is missing for the rest, `attngraft doctor --host NAME` says. A family that is
+not read can be added without a change of attngraft: see [Writing a host](../extend/host.md).
+"""
+
+
+def coverage_table() -> str:
+    """The page."""
+    count = json.loads(COUNT.read_text(encoding="utf-8"))
+    shares = ", ".join(f"`{graft}`: {share:.1%}" for graft, share in count["share"].items())
+    grafts = list(count["share"])
+    rows = [
+        [
+            family["family"],
+            str(len(family["names"])),
+            *(str(len(family["takes"][graft])) for graft in grafts),
+            ", ".join(family["hosts"]) or "-",
+            "; ".join(family["why"]) or "-",
+        ]
+        for family in count["families"]
+    ]
+    header = ["family", "names", *(f"`{graft}`" for graft in grafts), "read by", "refused, and why"]
+    return _OPENING.format(timm=count["timm"], names=count["names"], shares=shares) + "\n" + table(header, rows)

@@ -1,0 +1,115 @@
+"""Whether and where a model attends, seen in a forward pass that computes nothing."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+#: timm's classes with a softmax that does not run over tokens, and over what it does
+NOT_OVER_TOKENS = {
+    "timm.layers.selective_kernel.SelectiveKernelAttn": "paths of a convolution",
+    "timm.layers.split_attn.RadixSoftmax": "splits of a convolution",
+    "timm.models.davit.ChannelAttention": "channels",
+    "timm.models.davit.ChannelAttentionV2": "channels",
+    "timm.models.edgenext.CrossCovarianceAttn": "channels",
+    "timm.models.efficientvim.EfficientViM": "outputs to be averaged",
+    "timm.models.efficientvim.EfficientViMDistilled": "outputs to be averaged",
+    "timm.models.xcit.XCA": "channels",
+}
+_FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+
+
+@dataclass(frozen=True)
+class Attends:
+    """A module that sent something through a softmax."""
+
+    path: str
+    module: str  #: its class
+    how: Literal["fused", "softmax"]  #: torch's scaled dot product attention, or a softmax spelled out
+    over: str = "tokens"  #: what the softmax runs over
+
+    @property
+    def over_tokens(self) -> bool:
+        return self.over == "tokens"
+
+
+def attends(model: nn.Module, inputs: Sequence[Tensor]) -> list[Attends]:
+    """The modules of `model` that use scaled dot product attention or a softmax on `inputs`, in order, each once.
+
+    The forward pass is run as it stands: on the meta device it computes nothing. A softmax counts as one over tokens but
+    for the classes of timm named in `NOT_OVER_TOKENS`; a module that only holds the softmax (`nn.Softmax`) is told as
+    the one around it.
+    """
+    if not any(map(_may_attend, {type(module) for module in model.modules()})):
+        return []
+    names = {id(module): path for path, module in model.named_modules()}
+    found: dict[str, Attends] = {}
+    with _running(model) as stack, _Watch(stack, found, names), torch.no_grad():
+        model(*inputs)
+    return list(found.values())
+
+
+class _Watch(TorchFunctionMode):
+    def __init__(self, stack: list[nn.Module], found: dict[str, Attends], names: dict[int, str]) -> None:
+        super().__init__()
+        self._stack, self._found, self._names = stack, found, names
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _FUSED or function in _SOFTMAX:
+            module = next((each for each in reversed(self._stack) if not isinstance(each, nn.Softmax)), self._stack[0])
+            kind, path = type(module), self._names[id(module)]
+            over = NOT_OVER_TOKENS.get(f"{kind.__module__}.{kind.__name__}", "tokens")
+            how: Literal["fused", "softmax"] = "fused" if function in _FUSED else "softmax"
+            self._found.setdefault(path, Attends(path, kind.__name__, how, over))
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _running(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """The modules that are at work, outermost first."""
+    stack: list[nn.Module] = []
+
+    def enter(module: nn.Module, arguments: Any) -> None:
+        stack.append(module)
+
+    def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+        stack.pop()
+
+    handles = [module.register_forward_pre_hook(enter) for module in model.modules()]
+    handles += [module.register_forward_hook(leave) for module in model.modules()]
+    try:
+        yield stack
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _may_attend(kind: type[nn.Module]) -> bool:
+    """Whether the file of a class, or of one that it inherits from, names a softmax or torch's own attention at all."""
+    return any(_mentions(base) for base in kind.__mro__ if issubclass(base, nn.Module))
+
+
+def _mentions(kind: type[nn.Module]) -> bool:
+    if kind.__module__.startswith("torch.nn."):  # one file holds ReLU and attention
+        return bool(re.search("Softmax|Attention|Transformer", kind.__name__))
+    return bool(re.search("softmax|scaled_dot_product_attention", _source(kind.__module__), re.IGNORECASE))
+
+
+@cache
+def _source(module: str) -> str:
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):  # no file to read: the forward pass will say
+        return "softmax"
