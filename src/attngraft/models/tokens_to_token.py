@@ -65,13 +65,13 @@ class TokenPerformer(nn.Module):
         phi_q, phi_k = self.features(q), self.features(k)
         numerator = phi_q @ (phi_k.transpose(1, 2) @ v.to(phi_k.dtype))
         denominator = phi_q @ phi_k.sum(dim=1).unsqueeze(-1)
-        return (numerator / (denominator + 1e-8)).to(v.dtype)
+        # m times both: the m features have not been divided by sqrt(m). torch's ONNX exporter takes 1e-8 itself for zero
+        return (numerator / (denominator + len(self.w) * 1e-8)).to(v.dtype)
 
     def features(self, x: Tensor) -> Tensor:
-        """phi: (B, N, width) to (B, N, m)."""
+        """sqrt(m) phi: (B, N, width) to (B, N, m)."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        w = self.w.to(x.dtype)
-        return (x @ w.T - x.square().sum(dim=-1, keepdim=True) / 2).exp() / w.shape[0] ** 0.5
+        return (x @ self.w.to(x.dtype).T - x.square().sum(dim=-1, keepdim=True) / 2).exp()
 
 
 class TokenAttention(nn.Module):
