@@ -199,7 +199,7 @@ class AttentionSite(GraftedModule):
             return ones.tril()
         if projected.bias is None or projected.bias.dtype == torch.bool:
             return projected.bias
-        return projected.bias != float("-inf")
+        return projected.bias > torch.finfo(projected.bias.dtype).min  # some hosts hide with -inf, some with this
 
 
 class MlpSite(GraftedModule):

@@ -35,6 +35,13 @@ BUILT_IN = (
             "volo",
             "twins",
             "pvt_v2",
+            "naflex",
+            "sam",
+            "tnt",
+            "visformer",
+            "metaformer",
+            "fastvit",
+            "gemma4",
             "qwen3",
             "deepseek",
             "t2t_vit",
@@ -45,7 +52,7 @@ BUILT_IN = (
     "attngraft.hosts.torchvision.swin",
 )
 #: those for models that the oldest timm lacks, beside timm's module of the model
-NEEDS = {f"attngraft.hosts.timm.{name}": f"timm.models.{name}_vit" for name in ("qwen3", "deepseek")}
+NEEDS = {f"attngraft.hosts.timm.{name}": f"timm.models.{name}_vit" for name in ("qwen3", "deepseek", "gemma4")}
 _adapters: dict[str, HostAdapter] = {}
 
 

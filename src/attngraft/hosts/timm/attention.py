@@ -51,6 +51,13 @@ class SelfAttention(AttentionSite):
         return self.proj if isinstance(self.proj, nn.Linear) else None
 
 
+class ScaledProducts(SelfAttention):
+    """Scales the products, where most hosts scale the queries: it rounds otherwise."""
+
+    def scores(self, projected: Projected) -> Tensor:
+        return (projected.q @ projected.k.transpose(-2, -1)) * self.scale
+
+
 def masked(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
     """The mask that timm's attentions use: causal goes first where the map is spelled out; fused kernels refuse both.
 

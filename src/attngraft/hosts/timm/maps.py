@@ -23,8 +23,13 @@ def map_of(x: Tensor, grid: tuple[int, ...]) -> Tensor:
 class MapMlpSite(MlpSite):
     """An MLP that is given maps (B, C, rows, columns), or tokens."""
 
+    @property
+    def takes_maps(self) -> bool:
+        """Whether four axes are those of a map; otherwise channels come last."""
+        return True
+
     def run(self, stage: Stage, value: Tensor, *context: Tensor | None) -> Tensor:
-        if value.ndim == 3:
+        if value.ndim == 3 or not self.takes_maps:
             return super().run(stage, value, *context)
         return map_of(super().run(stage, tokens_of(value), *context), value.shape[-2:])
 

@@ -17,18 +17,19 @@ from timm.models.maxxvit import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, HeadRows, LinearLayer, Projected, Stage, plain_class
+from attngraft.anatomy import AttentionGeometry, HeadRows, Projected, Stage, plain_class
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, mlp_sites
+from attngraft.hosts.timm.conv_attention import ConvAttention
 from attngraft.hosts.timm.family import Look, TimmFamily, image_size
-from attngraft.hosts.timm.maps import map_of, tokens_of
+from attngraft.hosts.timm.maps import map_of
 from attngraft.hosts.timm.positions import score_columns, score_rows
 from attngraft.hosts.timm.windows import WindowEnd
 
 
-class MapAttention(SelfAttention):
+class RelativeAttention(SelfAttention):
     """What both attentions share: relative positions, their own or shared; the same class with windows and without."""
 
     ends: tuple[Stage, ...] = ("attn.window", "attn.end")
@@ -38,7 +39,7 @@ class MapAttention(SelfAttention):
         return shared if self.rel_pos is None else cast(Tensor, self.rel_pos.get_bias())
 
 
-class GraftedAttentionCl(MapAttention, AttentionCl):
+class GraftedAttentionCl(RelativeAttention, AttentionCl):
     """`timm.models.maxxvit.AttentionCl`: windows (B, rows, columns, C)."""
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
@@ -53,14 +54,10 @@ class GraftedAttentionCl(MapAttention, AttentionCl):
         return Projected(q, k, v, x, bias=self.bias(shared_rel_pos))
 
 
-class GraftedAttention2d(MapAttention, Attention2d):
-    """`timm.models.maxxvit.Attention2d`: maps (B, C, rows, columns); grafts see tokens."""
+class GraftedAttention2d(ConvAttention, RelativeAttention, Attention2d):
+    """`timm.models.maxxvit.Attention2d`."""
 
-    def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
-        grid = (x.shape[-2], x.shape[-1])
-        return map_of(super().forward(tokens_of(x), shared_rel_pos, grid), grid)
-
-    def project(self, x: Tensor, shared_rel_pos: Tensor | None, grid: tuple[int, int]) -> Projected:
+    def project(self, x: Tensor, shared_rel_pos: Tensor | None = None, *, grid: tuple[int, int]) -> Projected:
         qkv = self.qkv(map_of(x, grid)).flatten(2)
         if self.head_first:
             parts = qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2)
@@ -75,15 +72,6 @@ class GraftedAttention2d(MapAttention, Attention2d):
         """The host's own order of factors."""
         dropped = cast(Tensor, self.attn_drop(weights))
         return (projected.v.transpose(-1, -2) @ dropped.transpose(-2, -1)).transpose(-1, -2)
-
-    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        return tokens_of(self.proj(map_of(heads.transpose(-1, -2).flatten(1, 2).transpose(1, 2), projected.rest)))
-
-    def drop(self, tokens: Tensor) -> Tensor:
-        return cast(Tensor, self.proj_drop(tokens))
-
-    def output_layer(self) -> LinearLayer | None:
-        return self.proj if isinstance(self.proj, nn.Conv2d) else None
 
 
 class GraftedPartitionAttentionCl(WindowEnd, PartitionAttentionCl):

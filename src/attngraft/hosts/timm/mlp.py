@@ -6,15 +6,20 @@ from collections.abc import Mapping
 from typing import cast
 
 from timm.layers import ConvMlp, GluMlp, Mlp, SwiGLU
+from timm.models.vitamin import GeGluMlp
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry, MlpSite, Stage
+from attngraft.anatomy import GraftedModule, LinearLayer, MlpEnds, MlpGeometry, Stage
 from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.timm.maps import GraftedConvMlp
+from attngraft.hosts.timm.maps import GraftedConvMlp, MapMlpSite
 
 
-class GraftedMlp(MlpSite, Mlp):
-    """`timm.layers.Mlp`: fc1, activation, dropout, optional norm, fc2, dropout."""
+class GraftedMlp(MapMlpSite, Mlp):
+    """`timm.layers.Mlp`: fc1, activation, dropout, optional norm, fc2, dropout; as linear layers, or as convolutions."""
+
+    @property
+    def takes_maps(self) -> bool:
+        return isinstance(self.fc1, nn.Conv2d)
 
     def hidden(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.norm(self.drop1(self.act(self.fc1(x)))))
@@ -22,12 +27,12 @@ class GraftedMlp(MlpSite, Mlp):
     def out(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.drop2(self.fc2(x)))
 
-    def linear_before(self, stage: Stage) -> nn.Linear | None:
-        return self.fc2 if stage == "mlp.end" and isinstance(self.fc2, nn.Linear) else None
+    def linear_before(self, stage: Stage) -> LinearLayer | None:
+        return self.fc2 if stage == "mlp.end" and isinstance(self.fc2, nn.Linear | nn.Conv2d) else None
 
-    def linear_after(self, stage: Stage) -> nn.Linear | None:
+    def linear_after(self, stage: Stage) -> LinearLayer | None:
         layer = {"mlp.front": self.fc1, "mlp.mid": self.fc2}.get(stage)
-        return layer if isinstance(layer, nn.Linear) else None
+        return layer if isinstance(layer, nn.Linear | nn.Conv2d) else None
 
 
 class GraftedGluMlp(MlpEnds, GluMlp):
@@ -38,15 +43,28 @@ class GraftedSwiGLU(MlpEnds, SwiGLU):
     """`timm.layers.SwiGLU`."""
 
 
+class GraftedGeGluMlp(GraftedModule, GeGluMlp):
+    """`timm.models.vitamin.GeGluMlp`: its own norm comes first, so its front is behind that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.run("mlp.front", self.norm(x))
+        x = self.act(self.w0(x)) * self.w1(x)
+        x = x if (drop := getattr(self, "drop1", None)) is None else drop(x)  # timm 1.0.26 has no dropout here
+        x = self.w2(x)
+        x = x if (drop := getattr(self, "drop2", None)) is None else drop(x)
+        return self.run("mlp.end", x)
+
+
 RICHER: Mapping[type[nn.Module], type[GraftedModule]] = {
     Mlp: GraftedMlp,
     ConvMlp: GraftedConvMlp,
     GluMlp: GraftedGluMlp,
     SwiGLU: GraftedSwiGLU,
+    GeGluMlp: GraftedGeGluMlp,
 }
 KNOWN = {*RICHER, *RICHER.values()}
-_CHILDREN = ("fc1", "fc1_g", "fc1_x", "act", "drop", "drop1", "norm", "fc2", "drop2")
-_NO_MIDDLE: Mapping[Stage, str] = {
+_CHILDREN = ("fc1", "fc1_g", "fc1_x", "w0", "w1", "w2", "act", "drop", "drop1", "norm", "fc2", "drop2")
+NO_MIDDLE: Mapping[Stage, str] = {
     "mlp.mid": "its MLP is gated and has no plain hidden layer; use position=front or end"
 }
 
@@ -58,5 +76,5 @@ def mlp_site(module: nn.Module, path: str, geometry: MlpGeometry) -> Site | None
     check_known(module, path, arguments=("x",), children=_CHILDREN)
     plain = isinstance(module, Mlp | ConvMlp)
     stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end") if plain else ("mlp.front", "mlp.end")
-    missing = {} if plain else _NO_MIDDLE
+    missing = {} if plain else NO_MIDDLE
     return Site(path=path, kind="mlp", geometry=geometry, carriers=dict.fromkeys(stages, path), missing=missing)

@@ -1,4 +1,7 @@
-"""timm's VisionTransformer and DeiT: class token or none, registers, distillation token, qk-norm, fused or not."""
+"""timm's VisionTransformer and DeiT: class token or none, registers, distillation token, qk-norm, fused or not.
+
+Hybrids and ViTamin are VisionTransformers too, whose patches come from a convolutional network.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,14 @@ from attngraft.hosts.adapter import HostAdapter, HostFold, Site, norm_state, own
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import BLOCKS, RICHER, GraftedAttention, block_sites, prefixed_grid
+from attngraft.hosts.timm.family import image_size
 
 
 class TimmViT(HostAdapter):
     """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`."""
 
     name = "timm.vit"
-    summary = "timm VisionTransformer, DeiT and distilled DeiT of any size"
+    summary = "timm VisionTransformer, DeiT, distilled DeiT, hybrids and ViTamin of any size"
     richer: ClassVar = RICHER
 
     def recognizes(self, model: nn.Module) -> bool:
@@ -46,8 +50,7 @@ class TimmViT(HostAdapter):
                 yield from block_sites(block, f"blocks.{name}", **tokens)
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
-        channels = model.patch_embed.proj.in_channels
-        return random_images(model, (channels, *(model.patch_embed.img_size or (224, 224))), batch=batch)
+        return random_images(model, image_size(model), batch=batch)
 
     def fold(self, model: Any) -> HostFold:
         """LayerScale of all blocks into the layers before: diag(gamma) (W x + b) = (diag(gamma) W) x + diag(gamma) b."""

@@ -120,27 +120,30 @@ class WindowEnd(GraftedModule):
         return module.proj if isinstance(module.proj, nn.Linear | nn.Conv2d) else None
 
 
-class WindowBlock(WindowEnd):
-    """The maps are (B, H, W, C), and the windows shift.
+class FilledWindows(WindowEnd):
+    """It alone knows which tokens are zeros that fill up a window, and tells the mix graft of its attention."""
 
-    It alone knows which tokens are zeros that fill up a window, and tells the mix graft of its attention.
-    """
+    @property
+    def in_use(self) -> bool:
+        return super().in_use or self.mixes
+
+    @property
+    def mixes(self) -> bool:
+        """Whether there is such a graft."""
+        return isinstance(self.attn, SelfAttention) and bool(self.attn.grafts_at("mix"))
+
+
+class WindowBlock(FilledWindows):
+    """The maps are (B, H, W, C), and the windows shift."""
 
     window_size: tuple[int, int]
     shift_size: tuple[int, int]
     attn_mask: Tensor | None
 
-    @property
-    def in_use(self) -> bool:
-        return super().in_use or self._mixes()
-
-    def _mixes(self) -> bool:
-        return isinstance(self.attn, WindowSite) and bool(self.attn.grafts_at("mix"))
-
     def branch(self, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
         """(B, H, W, C) through the attention of windows; `plain` is the host's own method that does it."""
         rows, columns = (-side % window for side, window in zip(x.shape[1:3], self.window_size, strict=True))
-        filled = (rows or columns) and self._mixes()
+        filled = (rows or columns) and self.mixes
         return self.run("attn.end", self._filled(x, rows, columns) if filled else plain(x))
 
     def _filled(self, x: Tensor, rows: int, columns: int) -> Tensor:

@@ -1,0 +1,129 @@
+"""timm's image encoder of SAM: windows, attention of whole maps in some blocks, relative positions that ask the query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, cast
+
+from timm.layers import apply_rot_embed_cat
+from timm.models.vision_transformer_sam import (
+    Attention,
+    Block,
+    VisionTransformerSAM,
+    get_decomposed_rel_pos_bias,
+    window_partition,
+    window_unpartition,
+)
+from torch import Tensor, nn
+
+from attngraft.anatomy import AttentionGeometry, Projected, Stage
+from attngraft.hosts.adapter import Site, check_known, fused_rows, own_parameters
+from attngraft.hosts.registry import register_host
+from attngraft.hosts.timm import mlp as timm_mlp
+from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, mlp_sites
+from attngraft.hosts.timm.family import Look, TimmFamily
+from attngraft.hosts.timm.windows import FilledWindows
+
+
+class GraftedAttention(SelfAttention, Attention):
+    """`timm.models.vision_transformer_sam.Attention`: maps or windows (B, rows, columns, C)."""
+
+    ends: tuple[Stage, ...] = ("attn.window", "attn.end")
+
+    def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        grid = (x.shape[1], x.shape[2])
+        return super().forward(x.flatten(1, 2), grid, present).unflatten(1, grid)
+
+    def project(self, x: Tensor, grid: tuple[int, int], present: Tensor | None) -> Projected:
+        split = (x.shape[0], self.num_heads)
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, split[0] * split[1], x.shape[1], -1).unbind(0)
+        q, k, bias = self.q_norm(q), self.k_norm(k), None
+        if self.use_rel_pos:
+            bias = get_decomposed_rel_pos_bias(q, self.rel_pos_h, self.rel_pos_w, grid, grid).unflatten(0, split)
+        elif self.rope is not None:
+            turns = cast(Any, self.rope).get_embed()
+            q, k = (apply_rot_embed_cat(each, turns).type_as(v) for each in (q, k))
+        q, k, v = (each.unflatten(0, split) for each in (q, k, v))
+        return Projected(q, k, v, x, bias=bias, present=present)
+
+    def kernel(self, projected: Projected) -> Tensor:
+        """One axis for batch and heads, as the host has it: another kernel, which rounds otherwise."""
+        bias = None if projected.bias is None else projected.bias.flatten(0, 1)
+        q, k, v = (each.flatten(0, 1) for each in projected[:3])
+        heads = super().kernel(projected._replace(q=q, k=k, v=v, bias=bias))
+        return heads.unflatten(0, projected.q.shape[:2])
+
+
+class GraftedBlock(FilledWindows, Block):
+    """`timm.models.vision_transformer_sam.Block`: it scales its branch, and drops it, before it puts windows back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        grid = (x.shape[1], x.shape[2])
+        windows, padded = window_partition(self.norm1(x), self.window_size)
+        if padded != grid and self.mixes:
+            shown = window_partition(x.new_ones(1, *grid, 1), self.window_size)[0].flatten(1) > 0
+            branch = self.attn(windows, shown)
+        else:
+            branch = self.attn(windows)
+        branch = window_unpartition(self.drop_path1(self.ls1(branch)), self.window_size, grid, padded)
+        tokens = (x + self.run("attn.end", branch)).flatten(1, 2)
+        tokens = tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
+        return tokens.unflatten(1, grid)
+
+    def between(self, stage: Stage) -> str | None:
+        if stage == "attn.end" and not isinstance(self.ls1, nn.Identity):
+            return "the block scales its channels between it and the host's output projection"
+        return super().between(stage)
+
+
+class TimmSam(TimmFamily):
+    """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`."""
+
+    name = "timm.sam"
+    summary = "timm SAM image encoders (windows, decomposed relative positions) of any size"
+    richer: ClassVar = {Attention: GraftedAttention, Block: GraftedBlock, **timm_mlp.RICHER}
+    models = (VisionTransformerSAM,)
+    blocks = (Block,)
+
+    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
+        _, rows, columns, dim = look.entering(path)
+        yield self._attention_site(block, path, (rows, columns))
+        yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=rows * columns, grid=(rows, columns))
+
+    def _attention_site(self, block: Any, path: str, grid: tuple[int, int]) -> Site:
+        module, attn, side = block.attn, f"{path}.attn", block.window_size
+        check_known(
+            module,
+            attn,
+            arguments=("x", "present"),
+            children=("qkv", "q_norm", "k_norm", "rope", "attn_drop", "proj", "proj_drop"),
+        )
+        window = (side, side) if side else None
+        rows, columns = window or grid
+        geometry = AttentionGeometry(
+            dim=module.qkv.in_features,
+            tokens=rows * columns,
+            sequences=-(-grid[0] // rows) * -(-grid[1] // columns),
+            grid=grid,
+            window=window,
+            heads=module.num_heads,
+            key_width=module.head_dim,
+            value_width=module.head_dim,
+            rows=fused_rows(module, "qkv", heads=module.num_heads),
+            query_key_parameters=own_parameters(module, "q_norm", "k_norm", "rel_pos_h", "rel_pos_w"),
+        )
+        if window is None:
+            carriers = dict.fromkeys(GLOBAL, attn)
+            return Site(path=attn, kind="attention", geometry=geometry, carriers=carriers, missing=NO_WINDOWS)
+        inside: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
+        return Site(
+            path=attn,
+            kind="attention",
+            geometry=geometry,
+            carriers={**dict.fromkeys(inside, attn), "attn.end": path},
+            informants={"mix": (path,)},
+        )
+
+
+register_host(TimmSam())
