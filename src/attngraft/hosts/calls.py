@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from attngraft.anatomy import Circumstance, Graft, GraftedModule
+from attngraft.anatomy import Circumstance, Graft, GraftedModule, Stage
 from attngraft.errors import UsageError
 
 _GIVEN: Mapping[Circumstance, str] = {
@@ -15,14 +15,26 @@ _GIVEN: Mapping[Circumstance, str] = {
 }
 
 
-def check_call(module: GraftedModule, *, causal: bool = False, padded: bool = False, cross: bool = False) -> None:
+def check_call(
+    module: GraftedModule,
+    *,
+    causal: bool = False,
+    padded: bool = False,
+    cross: bool = False,
+    told: tuple[Stage, ...] = (),
+) -> None:
     """Refuse a call that a graft of `module` could not stand in, had the geometry said so.
+
+    Args:
+        told: stages whose grafts learn of it by other means and need not refuse.
 
     Raises:
         UsageError: one of the grafts refuses what the call gives, with its own reason.
     """
     given: tuple[tuple[Circumstance, bool], ...] = (("causal", causal), ("padded", padded), ("cross", cross))
     for name, graft in module.grafts.items():
+        if graft.stage in told:
+            continue
         for circumstance, holds in given:
             reason = cast(Graft, graft).refuses.get(circumstance) if holds else None
             if reason:

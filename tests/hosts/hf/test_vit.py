@@ -10,7 +10,7 @@ import torch
 
 import attngraft
 from attngraft.hosts import find_host
-from tests.contract.hf.hosts import TINY, off_zero, transformers
+from tests.contract.hf.hosts import TINY, off_zero, since, transformers
 from tests.contract.tester import randomize
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -103,6 +103,22 @@ def test_masked_patches_change_nothing(spec: str, implementation: str) -> None:
     torch.testing.assert_close(found, logits(other, mask))
     assert not torch.allclose(found[0], logits(IMAGES, None)[0])
     torch.testing.assert_close(found[1:], logits(IMAGES[1:], None), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["cb", "cb(at=attention)", "cb_s(position=front)", "se(reduction=2)"])
+@pytest.mark.parametrize("family", ["ViT", pytest.param("Dinov2", marks=since("5.20"))])
+def test_a_mask_is_refused_for_what_averages_over_all_tokens(family: str, spec: str) -> None:
+    config = getattr(transformers, f"{family}Config")(**TINY)
+    model = getattr(transformers, f"{family}Model")(config).eval()
+    plain = {name: type(module) for name, module in model.named_modules()}
+    attngraft.graft(model, spec)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    with pytest.raises(attngraft.AttngraftError, match="cannot work in this call, which gives a mask of padding"):
+        model(IMAGES, attention_mask=mask)
+    model(IMAGES, attention_mask=torch.ones_like(mask))
+    attngraft.ungraft(model)
+    assert {name: type(module) for name, module in model.named_modules()} == plain
+    model(IMAGES, attention_mask=mask)
 
 
 def test_other_attention_functions_are_refused_and_mlps_are_not() -> None:

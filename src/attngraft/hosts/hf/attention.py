@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attngraft.anatomy import STAGES, AttentionGeometry, AttentionSite, LinearLayer, Projected, Stage
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, head_rows
+from attngraft.hosts.calls import check_call
 
 #: attention functions that this package spells out; of the others nobody sees scores or heads
 SPELLED = ("sdpa", "eager")
@@ -69,6 +70,7 @@ class ProjectedSite(AttentionSite):
     ) -> tuple[Tensor, Tensor | None]:
         """The sentence."""
         seen: list[Tensor] = []
+        self.check(attention_mask)
 
         def project(tokens: Tensor) -> Projected:
             projected = self.project(tokens, attention_mask, **kwargs)
@@ -81,6 +83,15 @@ class ProjectedSite(AttentionSite):
         if not seen and (kwargs.get("output_attentions") or getattr(self.config, "output_attentions", False)):
             seen.append(self.normalize(self.scores(projected)))  # a mix graft went without the map
         return tokens, seen[-1] if seen else None
+
+    def check(self, mask: Tensor | None) -> None:
+        """Refuse a mask for grafts that average over all tokens; mix grafts are told of it by `present`.
+
+        Raises:
+            UsageError: such a graft stands here.
+        """
+        if mask is not None:
+            check_call(self, padded=True, told=("mix",))
 
     def project(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
         q, k, v = self.split(x)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from torch import Tensor
 from transformers.models.dinov2 import modeling_dinov2 as dinov2
 from transformers.models.dinov2_with_registers import modeling_dinov2_with_registers as registers
 
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import TransformersFamily, image_tokens
-from attngraft.hosts.hf.mlp import Gated, TwoLayers, mlp_site
+from attngraft.hosts.hf.mlp import Gated, MaskedLayer, TwoLayers, mlp_site
 from attngraft.hosts.registry import register_host
 
 
@@ -43,6 +44,20 @@ class GraftedRegistersSwiGLUFFN(Gated, registers.Dinov2WithRegistersSwiGLUFFN):
     """`transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersSwiGLUFFN`."""
 
 
+class _Layer(MaskedLayer):
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        self.check(attention_mask)
+        return super().forward(hidden_states, attention_mask, **kwargs)  # type: ignore[misc]
+
+
+class GraftedDinov2Layer(_Layer, dinov2.Dinov2Layer):
+    """`transformers.models.dinov2.modeling_dinov2.Dinov2Layer`."""
+
+
+class GraftedRegistersLayer(_Layer, registers.Dinov2WithRegistersLayer):
+    """`transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersLayer`."""
+
+
 class TransformersDinov2(TransformersFamily):
     """Sites `encoder.layer.<i>.attention` and `encoder.layer.<i>.mlp`."""
 
@@ -52,6 +67,8 @@ class TransformersDinov2(TransformersFamily):
         dinov2.Dinov2Attention: GraftedDinov2Attention,
         dinov2.Dinov2MLP: GraftedDinov2MLP,
         dinov2.Dinov2SwiGLUFFN: GraftedDinov2SwiGLUFFN,
+        dinov2.Dinov2Layer: GraftedDinov2Layer,
+        registers.Dinov2WithRegistersLayer: GraftedRegistersLayer,
         registers.Dinov2WithRegistersAttention: GraftedRegistersAttention,
         registers.Dinov2WithRegistersMLP: GraftedRegistersMLP,
         registers.Dinov2WithRegistersSwiGLUFFN: GraftedRegistersSwiGLUFFN,
@@ -72,7 +89,7 @@ class TransformersDinov2(TransformersFamily):
         prefix = 1 + getattr(config, "num_register_tokens", 0)
         known = image_tokens(config, prefix=prefix, class_token=True)
         yield attention_site(layer.attention, f"{path}.attention", end=f"{path}.attention", **known)
-        yield mlp_site(layer.mlp, f"{path}.mlp", end=f"{path}.mlp", **known)
+        yield mlp_site(layer.mlp, f"{path}.mlp", end=f"{path}.mlp", layer=path, **known)
 
 
 register_host(TransformersDinov2())

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
-from attngraft.anatomy import MlpEnds, MlpGeometry, MlpSite, Stage
+from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry, MlpSite, Stage
 from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.calls import check_call
 
 NO_MIDDLE: Mapping[Stage, str] = {
     "mlp.mid": "its MLP is gated and has no plain hidden layer; use position=front or end"
@@ -46,12 +47,39 @@ class Gated(MlpEnds):
     """`gate_proj` and `up_proj`, whose product goes through `down_proj`."""
 
 
+class MaskedLayer(GraftedModule):
+    """A layer whose tokens may be hidden by a mask, which its MLP never sees: it refuses for the MLP's grafts."""
+
+    mlp: nn.Module
+
+    @property
+    def in_use(self) -> bool:
+        return super().in_use or (isinstance(self.mlp, GraftedModule) and self.mlp.in_use)
+
+    def check(self, mask: Tensor | None) -> None:
+        """Refuse a mask for grafts that average over all tokens.
+
+        Raises:
+            UsageError: such a graft stands in the layer or its MLP.
+        """
+        if mask is not None:
+            for part in (self, self.mlp):
+                if isinstance(part, GraftedModule):
+                    check_call(part, padded=True)
+
+
 def _linear(layer: Any) -> nn.Linear | None:
     return layer if isinstance(layer, nn.Linear) else None
 
 
-def mlp_site(module: Any, path: str, *, end: str, **known: Any) -> Site:
-    """The site that such an MLP is; `end` is the path of the module that carries `mlp.end`."""
+def mlp_site(module: Any, path: str, *, end: str, layer: str | None = None, **known: Any) -> Site:
+    """The site that such an MLP is.
+
+    Args:
+        end: path of the module that carries `mlp.end`.
+        layer: path of the `MaskedLayer`, if it is in one.
+        known: fields of the geometry that the model knows.
+    """
     gated = hasattr(module, "gate_proj")
     first, last = ("fc1", "fc2") if hasattr(module, "fc1") else ("up_proj", "down_proj")
     children = {first, last, "activation_fn", "act_fn", *(("gate_proj",) if gated else ())}
@@ -60,4 +88,11 @@ def mlp_site(module: Any, path: str, *, end: str, **known: Any) -> Site:
     if gated:
         del carriers["mlp.mid"]
     geometry = MlpGeometry(**known, hidden=getattr(module, last).in_features)
-    return Site(path=path, kind="mlp", geometry=geometry, carriers=carriers, missing=NO_MIDDLE if gated else {})
+    return Site(
+        path=path,
+        kind="mlp",
+        geometry=geometry,
+        carriers=carriers,
+        missing=NO_MIDDLE if gated else {},
+        informants={} if layer is None else dict.fromkeys(carriers, (layer,)),
+    )

@@ -22,6 +22,9 @@ class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
 
     ends = ("attn.window",)
 
+    def check(self, mask: Tensor | None) -> None:
+        """The mask keeps shifted windows apart, and hides no token from all."""
+
     def project(
         self, x: Tensor, attention_mask: Tensor | None = None, present: Tensor | None = None, **kwargs: Any
     ) -> Projected:

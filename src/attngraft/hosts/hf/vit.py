@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from transformers.models.deit import modeling_deit as deit
 from transformers.models.vit import modeling_vit as vit
 
-from attngraft.anatomy import GraftedModule
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import TransformersFamily, image_tokens
-from attngraft.hosts.hf.mlp import TwoLayers, mlp_site
+from attngraft.hosts.hf.mlp import MaskedLayer, TwoLayers, mlp_site
 from attngraft.hosts.registry import register_host
 
 
@@ -33,17 +32,17 @@ class GraftedDeiTMLP(TwoLayers, deit.DeiTMLP):
     """`transformers.models.deit.modeling_deit.DeiTMLP`."""
 
 
-class LayerWithDropout(GraftedModule):
+class LayerWithDropout(MaskedLayer):
     """A layer that drops behind attention and MLP, before it adds what came in: there both branches end."""
 
     layernorm_before: nn.Module
     attention: nn.Module
     layernorm_after: nn.Module
-    mlp: nn.Module
     dropout: nn.Module
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """The host's own, with places at both ends."""
+        self.check(attention_mask)
         attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
         hidden_states = self.run("attn.end", self.dropout(attended)) + hidden_states
         out = self.dropout(self.mlp(self.layernorm_after(hidden_states)))
@@ -93,7 +92,7 @@ class TransformersViT(TransformersFamily):
         distilled = isinstance(layer, deit.DeiTLayer)
         known = image_tokens(layer.attention.config, prefix=2 if distilled else 1, class_token=True)
         yield attention_site(layer.attention, f"{path}.attention", end=path, **known)
-        yield mlp_site(layer.mlp, f"{path}.mlp", end=path, **known)
+        yield mlp_site(layer.mlp, f"{path}.mlp", end=path, layer=path, **known)
 
 
 register_host(TransformersViT())
