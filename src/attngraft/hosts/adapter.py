@@ -50,7 +50,8 @@ class HostAdapter(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]  #: one line for `attngraft list hosts`
-    gathers: ClassVar[bool] = False  #: several of its hosts in one model are one: `sites` takes the model that holds them
+    #: whether all of its hosts that stand in one model are one: `sites` takes the model that holds them, of whatever class
+    gathers: ClassVar[bool] = False
     #: the host's own module class -> the subclass that spells its forward out
     richer: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
 

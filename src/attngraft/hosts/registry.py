@@ -143,7 +143,7 @@ def find_host(model: nn.Module) -> Host:
             + "".join(f"{name} {reason}. " for name, reason in missing.items())
             + "For a model of your own write an adapter and call attngraft.register_host(adapter)"
         )
-    if len(found) > 1 and found[0][2].gathers and len({adapter.name for _, _, adapter in found}) == 1:
+    if all(adapter.gathers for _, _, adapter in found) and len({adapter.name for _, _, adapter in found}) == 1:
         return Host(model, model, "", found[0][2])
     if len(found) > 1:
         paths = ", ".join(path for path, _, _ in found[:5])

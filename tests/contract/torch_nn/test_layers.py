@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
+import torch
 from torch import Tensor, nn
 
+import attngraft
 from attngraft.hosts import find_host
-from tests.contract.tester import ONE_PER_STAGE, HostContract
+from tests.contract.tester import ONE_PER_STAGE, HostContract, assert_same_host, snapshot
 
 _WINDOWS: dict[str, str] = {"cb(at=attention, scope=window)": "no windows"}
 _LAYER: dict[str, Any] = {"d_model": 16, "nhead": 4, "dim_feedforward": 24, "dropout": 0.0}
@@ -75,6 +78,13 @@ class Attending(nn.Module):
         return query + attended + weights.sum()
 
 
+def _alone(host: nn.Module) -> tuple[Tensor, ...]:
+    """What an attention takes that stands in a model as `mine`."""
+    torch.manual_seed(2)
+    attention = host.get_submodule("mine")
+    return find_host(attention).adapter.example_inputs(attention, batch=2)
+
+
 class TestAttention(_Contract):
     """An attention in a model of one's own, its weights asked for."""
 
@@ -89,16 +99,24 @@ class TestAttention(_Contract):
         *refused,
     ]
 
+    @pytest.fixture
+    def inputs(self, host: nn.Module) -> tuple[Tensor, ...]:
+        return _alone(host)
+
+    def test_measuring_touches_nothing(self, host: nn.Module, spec: str) -> None:
+        """Nobody knows what somebody's model takes."""
+        before = snapshot(host)
+        with pytest.raises(attngraft.HostError, match="does not know what inputs that takes"):
+            attngraft.plan(host, spec, measure=True)
+        assert_same_host(host, before)
+
     def make(self) -> nn.Module:
         return Attending(nn.MultiheadAttention(16, 4, batch_first=True))
 
 
-class TestAttentionOfOtherKeys(_Contract):
+class TestAttentionOfOtherKeys(TestAttention):
     """Keys and values of other widths, and learned ones beside them: the map is nobody's."""
 
-    layers = 1
-    mlps = 0
-    beside = TestAttention.beside
     refused: ClassVar = {"misa": "a learned key.*stands for no token", "uniform_heads": "a learned key"}
     specs: ClassVar = [
         "horizontal + vertical",
