@@ -14,29 +14,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer
 
 from attngraft.mechanisms.context_broadcast.attention import UniformHeadAttention
-
-#: what timm says of `vit_small_patch16_224`, without weights
-default_cfgs = generate_default_cfgs(
-    {
-        f"vit_small_patch16_224_cb_{variant}": {
-            "num_classes": 1000,
-            "input_size": (3, 224, 224),
-            "crop_pct": 0.9,
-            "interpolation": "bicubic",
-            "fixed_input_size": True,
-            "mean": IMAGENET_INCEPTION_MEAN,
-            "std": IMAGENET_INCEPTION_STD,
-            "first_conv": "patch_embed.proj",
-            "classifier": "head",
-        }
-        for variant in ("replaced", "compensated", "appended")
-    }
-)
 
 _CONFIG = {
     "num_classes": 1000,
