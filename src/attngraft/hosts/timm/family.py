@@ -66,9 +66,11 @@ class Look:
 def on_meta(model: nn.Module) -> nn.Module:
     """A copy of `model` without values: parameters, buffers and other tensors of its modules are on the meta device."""
     memo: dict[int, Any] = {}
-    held = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    for tensor in [*model.buffers(), *held]:
-        memo[id(tensor)] = tensor.detach().to("meta")
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    kept = [value for each in attributes if isinstance(each, dict) for value in each.values()]  # from earlier calls
+    for tensor in [*model.buffers(), *attributes, *kept]:
+        if isinstance(tensor, Tensor):
+            memo[id(tensor)] = tensor.detach().to("meta")
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
     return copy.deepcopy(model, memo)

@@ -22,8 +22,8 @@ class GraftedAttention(SubsampledSite, Attention):
     def summary(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         if self.pool is None:
             return super().summary(x, grid)
-        summary = self.norm(tokens_of(self.sr(self.pool(map_of(x, grid)))))
-        return cast(Tensor, cast(nn.Module, self.act)(summary))
+        host = cast(Any, self)  # timm's attributes are None in the other form
+        return cast(Tensor, host.act(host.norm(tokens_of(host.sr(host.pool(map_of(x, grid)))))))
 
 
 class GraftedMlpWithDepthwiseConv(GraftedModule, MlpWithDepthwiseConv):

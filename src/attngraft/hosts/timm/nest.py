@@ -1,0 +1,68 @@
+"""timm's NesT: each level cuts its map into blocks once, and attention stays within them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, ClassVar, cast
+
+from timm.models.nest import Attention, Nest, TransformerLayer
+from torch import Tensor
+
+from attngraft.anatomy import AttentionGeometry, Projected, Stage
+from attngraft.hosts.adapter import Site, check_known, fused_rows
+from attngraft.hosts.registry import register_host
+from attngraft.hosts.timm import mlp as timm_mlp
+from attngraft.hosts.timm.attention import by_role, mlp_sites
+from attngraft.hosts.timm.family import Look, TimmFamily
+from attngraft.hosts.timm.own_windows import OwnWindows
+
+
+class GraftedAttention(OwnWindows, Attention):
+    """`timm.models.nest.Attention`: (B, blocks of an image, tokens of a block, C)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        blocks = x.shape[1]
+        return self.run("attn.end", super().forward(x.flatten(0, 1), blocks).unflatten(0, (-1, blocks)))
+
+    def project(self, x: Tensor, blocks: int) -> Projected:
+        return Projected(*by_role(self.qkv(x), self.num_heads), x, rest=blocks)
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        """The host's own order of channels: the first of every head, then the second."""
+        return cast(Tensor, self.proj(heads.permute(0, 2, 3, 1).flatten(2)))
+
+
+class TimmNest(TimmFamily):
+    """Sites `levels.<i>.transformer_encoder.<j>.attn` and `.mlp`; an image's blocks are its windows."""
+
+    name = "timm.nest"
+    summary = "timm NesT of any size, features_only too"
+    richer: ClassVar = {Attention: GraftedAttention, **timm_mlp.RICHER}
+    models = (Nest,)
+    blocks = (TransformerLayer,)
+
+    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
+        _, blocks, tokens, dim = look.entering(path)
+        side = math.isqrt(tokens)
+        rows = math.isqrt(blocks) * side
+        module, attn = block.attn, f"{path}.attn"
+        check_known(module, attn, arguments=("x", "args", "kwargs"), children=("qkv", "attn_drop", "proj", "proj_drop"))
+        width = dim // module.num_heads
+        geometry = AttentionGeometry(
+            dim=dim,
+            tokens=tokens,
+            sequences=blocks,
+            grid=(rows, rows),
+            window=(side, side),
+            heads=module.num_heads,
+            key_width=width,
+            value_width=width,
+            rows=fused_rows(module, "qkv", heads=module.num_heads),
+        )
+        stages: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window", "attn.end")
+        yield Site(path=attn, kind="attention", geometry=geometry, carriers=dict.fromkeys(stages, attn))
+        yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=blocks * tokens, grid=(rows, rows))
+
+
+register_host(TimmNest())
