@@ -51,6 +51,19 @@ def test_a_teacher_is_named_without_its_place(tmp_path: Path) -> None:
     assert "Licence of the teacher's weights: **unknown**" in card
 
 
+def test_a_host_that_timm_does_not_have(tmp_path: Path) -> None:
+    host = {"name": "t2t_vit_14", "args": {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 2}}
+    run = make_run(tmp_path / "run", host=host)
+    export_run(run, tmp_path / "out", to=("torch", "hf"))
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "The model `t2t_vit_14` of attngraft as it is" in card
+    assert "It knows the host's name once `attngraft.models` is imported." in card
+    export_run(make_run(tmp_path / "other"), tmp_path / "plain", to=("torch", "hf"))
+    card = (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+    assert "The model `vit_tiny_patch16_224` of timm as it is" in card
+    assert "attngraft.models" not in card
+
+
 def test_the_best_epochs_numbers_come_with_a_warning(tmp_path: Path) -> None:
     export_run(make_run(tmp_path / "run"), tmp_path / "out", checkpoint="best")
     assert "chosen by these very data" in (tmp_path / "out" / "README.md").read_text()

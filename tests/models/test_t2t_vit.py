@@ -164,6 +164,24 @@ def test_a_performers_features_stay_finite_in_half_precision() -> None:
     assert torch.isfinite(layer.half().mix(q, q, q)).all()
 
 
+@pytest.mark.slow
+def test_a_performer_is_the_same_in_onnx(tmp_path: Path) -> None:
+    """Also where its denominator is as small as its constant, which an exporter may take for zero."""
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    layer = TokenPerformer(10, 8).eval()
+    with torch.no_grad():
+        layer.kqv.weight.mul_(6)
+        x = torch.randn(2, 6, 10)
+        expected, phi = layer(x), layer.features(layer.kqv(layer.norm1(x))[..., 8:16])
+    assert phi.min() < 1e-6
+    torch.onnx.export(layer, (x,), dynamo=True, verbose=False).save(tmp_path / "layer.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "layer.onnx"), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_a_token_transformer_is_its_equation() -> None:
     torch.manual_seed(0)
     layer = TokenTransformer(10, 8).double()

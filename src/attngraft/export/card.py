@@ -100,9 +100,10 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     """The card. What is not known of licences is said to be unknown; paths of this machine are left out."""
     from huggingface_hub import ModelCardData
 
+    maker = _maker(manifest.host.name)
     header = ModelCardData(
         license="unknown",
-        library_name="attngraft" if manifest.graft else "timm",
+        library_name="attngraft" if manifest.graft else maker,
         pipeline_tag="image-classification",
         tags=["attngraft", "timm", "image-classification"],
     )
@@ -119,6 +120,7 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
             metrics=manifest.origin.metrics,
             parameters=parameters,
             plain_difference=plain_difference,
+            maker=maker,
             facts=described.facts(_facts(record)),
             folds=summary(manifest.folds),
             recipe=recipe,
@@ -128,6 +130,14 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
             files={"manifest": MANIFEST, "weights": WEIGHTS, "grafts": GRAFTS},
         )
     )
+
+
+def _maker(host: str) -> str:
+    """The package that registers the host's name with timm, where that is attngraft; else timm."""
+    import timm
+
+    own = timm.is_model(host) and timm.model_entrypoint(host).__module__.startswith("attngraft.")
+    return "attngraft" if own else "timm"
 
 
 def study_of(run: Path) -> InStudy | None:
