@@ -70,6 +70,18 @@ def test_a_causal_hint_is_carried() -> None:
         host(X, X, X, is_causal=True)
 
 
+@pytest.mark.parametrize("given", [{"attn_mask": torch.zeros(5, N)}, {"key_padding_mask": torch.zeros(5, 3) > 0}])
+def test_a_mask_of_another_shape_is_refused_as_the_host_does(given: dict[str, Tensor]) -> None:
+    """Turned over, it has as many entries as it should have."""
+    host = _attention().eval()
+    with pytest.raises((RuntimeError, AssertionError)):
+        host(X, MEMORY, MEMORY, **given)
+    attngraft.graft(host, "horizontal")
+    with pytest.raises(UsageError, match=rf"{next(iter(given))} has shape \(5, .*need"):
+        host(X, MEMORY, MEMORY, **given)
+    host(X[0], X[0], X[0], key_padding_mask=PADDING[1])
+
+
 @pytest.mark.parametrize("spec", ["toy_squared", "uniform_heads"])
 def test_grafted_maps_see_the_mask(spec: str) -> None:
     host = _attention().eval()

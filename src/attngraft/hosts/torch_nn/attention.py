@@ -152,10 +152,13 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         if causal:
             return _Masked(None, causal=True)
         if mask is not None:
-            shape = (batch, self.num_heads, queries, -1) if mask.dim() == 3 else (1, 1, queries, -1)
+            by_head = mask.dim() == 3
+            _check_shape("attn_mask", mask, (*((batch * self.num_heads,) if by_head else ()), queries, keys.shape[1]))
             mask = F.pad(mask, (0, self._added)) if self._added else mask
-            mask = mask.view(shape)
+            mask = mask.view((batch, self.num_heads, queries, -1) if by_head else (1, 1, queries, -1))
         if padding is not None:
+            padding = padding if padding.dim() == 2 else padding.unsqueeze(0)
+            _check_shape("key_padding_mask", padding, (batch, keys.shape[1]))
             padding = F.pad(padding, (0, self._added)) if self._added else padding
             padding = padding.view(batch, 1, 1, number).expand(-1, self.num_heads, -1, -1)
             mask = padding if mask is None else mask + padding
@@ -242,6 +245,11 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         weights = cast(Tensor, seen[-1] if seen else self.normalize(self.scores(projected)))  # a mix graft needed none
         weights = weights.mean(dim=1) if average else weights
         return weights if batched else weights.squeeze(0)
+
+
+def _check_shape(name: str, mask: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(mask.shape) != expected:
+        raise UsageError(f"{name} has shape {tuple(mask.shape)}, and these queries and keys need {expected}")
 
 
 KNOWN = (nn.MultiheadAttention, GraftedMultiheadAttention)
