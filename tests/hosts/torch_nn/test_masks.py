@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import attngraft
 from attngraft.errors import UsageError
 from attngraft.export.fold import fold
+from tests.grafting import toys  # noqa: F401 - registers the toy grafts
 
 E, H, N = 16, 4, 6
 generator = torch.Generator().manual_seed(5)
