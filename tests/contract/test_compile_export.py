@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import attngraft
 from attngraft.hosts import find_host
@@ -32,15 +32,20 @@ def grafted(contract: type[HostContract], spec: str) -> nn.Module:
     return model
 
 
+def example_inputs(model: nn.Module) -> tuple[Tensor, ...]:
+    host = find_host(model)
+    return host.adapter.example_inputs(host.core, batch=2)
+
+
 def check_compile(model: nn.Module) -> None:
-    inputs = find_host(model).adapter.example_inputs(model, batch=2)
+    inputs = example_inputs(model)
     expected = model(*inputs)
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(*inputs), expected, atol=1e-5, rtol=1e-4)
 
 
 def check_export(model: nn.Module) -> None:
-    inputs = find_host(model).adapter.example_inputs(model, batch=2)
+    inputs = example_inputs(model)
     expected = model(*inputs)
     exported = torch.export.export(model, inputs, dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=64)},))
     twice = tuple(torch.cat([value, value]) for value in inputs)
@@ -72,7 +77,7 @@ def test_every_host_exports_with_three_grafts(contract: type[HostContract]) -> N
 @pytest.mark.slow
 def test_training_compiles() -> None:
     model = grafted(vit.TestViT, "bisa@blocks.1 + horizontal + vertical + cb_s + uniform_heads@blocks.0").train()
-    inputs = find_host(model).adapter.example_inputs(model, batch=2)
+    inputs = example_inputs(model)
     model(*inputs).square().sum().backward()
     expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad()
@@ -87,7 +92,7 @@ def test_training_compiles() -> None:
 def test_recording_inside_a_compiled_model_is_left_out_of_the_graph() -> None:
     """A model compiled before recording starts still runs, and one compiled within gives the same outputs."""
     model = grafted(vit.TestViT, "horizontal")
-    inputs = find_host(model).adapter.example_inputs(model, batch=2)
+    inputs = example_inputs(model)
     expected = model(*inputs)
     with attngraft.record(model, "weights") as recording:
         torch.testing.assert_close(model(*inputs), expected)

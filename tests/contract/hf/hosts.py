@@ -38,8 +38,8 @@ class Tokens(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, *inputs: Tensor, **kwargs: Any) -> Tensor:
-        return self.model(*inputs, **kwargs).last_hidden_state
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.model(pixel_values).last_hidden_state
 
     def set_grad_checkpointing(self, enable: bool) -> None:
         assert enable

@@ -90,7 +90,7 @@ class ProjectedSite(AttentionSite):
         Raises:
             UsageError: such a graft stands here.
         """
-        if mask is not None:
+        if hides(mask):
             check_call(self, padded=True, told=("mix",))
 
     def project(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
@@ -159,6 +159,11 @@ class ScalingSite(ProjectedSite):
     @property
     def scale(self) -> float:  # type: ignore[override]
         return self.scaling
+
+
+def hides(mask: Tensor | None) -> bool:
+    """Whether a mask was given that hides a token: else transformers makes none, but for programs that are exported."""
+    return mask is not None and not torch.compiler.is_exporting()
 
 
 def shown(mask: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry, MlpSite, Stage
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
+from attngraft.hosts.hf.attention import hides
 
 NO_MIDDLE: Mapping[Stage, str] = {
     "mlp.mid": "its MLP is gated and has no plain hidden layer; use position=front or end"
@@ -62,7 +63,7 @@ class MaskedLayer(GraftedModule):
         Raises:
             UsageError: such a graft stands in the layer or its MLP.
         """
-        if mask is not None:
+        if hides(mask):
             for part in (self, self.mlp):
                 if isinstance(part, GraftedModule):
                     check_call(part, padded=True)

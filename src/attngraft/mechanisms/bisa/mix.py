@@ -216,8 +216,9 @@ def _hide(bias: Tensor | None, seen: Tensor) -> Tensor:
     """A bias or mask that hides all but what is `seen` (b, 1, Nq, Nk or 1)."""
     if bias is None:
         return seen
-    turns = math.lcm(bias.shape[0], seen.shape[0])  # entries take turns
-    bias, seen = (each.repeat(turns // each.shape[0], 1, 1, 1) for each in (bias, seen))
+    if bias.shape[0] != seen.shape[0]:  # entries take turns; the least common multiple would fix an open batch size
+        turns = math.lcm(bias.shape[0], seen.shape[0])
+        bias, seen = (each.repeat(turns // each.shape[0], 1, 1, 1) for each in (bias, seen))
     return bias & seen if bias.dtype == torch.bool else torch.where(seen, bias, float("-inf"))
 
 

@@ -1,0 +1,25 @@
+"""torch.compile(fullgraph=True) and torch.export of grafted models of transformers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.hf import test_clip as clip
+from tests.contract.hf import test_dino as dino
+from tests.contract.hf import test_swin as swin
+from tests.contract.hf import test_vit as vit
+from tests.contract.test_compile_export import check_compile, check_export, grafted
+from tests.contract.tester import HostContract
+
+# named through their modules, so that pytest does not collect the contract a second time here
+HOSTS = [vit.TestViT, dino.TestDinov3, clip.TestClip, swin.TestSwin]
+
+
+@pytest.mark.slow
+def test_a_vit_compiles_with_three_grafts() -> None:  # a Swin does too, and takes a minute
+    check_compile(grafted(vit.TestViT, "bisa@first:1 + horizontal + cb_s(init=0.5)"))
+
+
+@pytest.mark.parametrize("contract", HOSTS)
+def test_hosts_export_with_three_grafts(contract: type[HostContract]) -> None:
+    check_export(grafted(contract, "bisa + vertical + cb(at=both)"))
