@@ -5,24 +5,14 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
-import timm
 import torch
+from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 from torch import Tensor, nn
 
 import attngraft
 from attngraft.errors import UsageError
 from tests.contract.tester import ONE_PER_STAGE, HostContract, randomize
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
-
-TINY: dict[str, Any] = {
-    "img_size": 16,
-    "pos_embed_grid_size": None,
-    "patch_size": 8,
-    "embed_dim": 24,
-    "depth": 2,
-    "num_heads": 3,
-    "num_classes": 5,
-}
 
 
 class TestNaFlex(HostContract):
@@ -31,16 +21,18 @@ class TestNaFlex(HostContract):
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
     specs: ClassVar = ONE_PER_STAGE
-    extras: ClassVar[dict[str, Any]] = {}
+    extras: ClassVar[dict[str, Any]] = {"reg_tokens": 4, "global_pool": "avg"}
 
     def make(self) -> nn.Module:
-        return timm.create_model("naflexvit_base_patch16_gap", **(TINY | self.extras))
+        sizes = {"pos_embed_grid_size": None, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+        return NaFlexVit(NaFlexVitCfg(**sizes, **self.extras), img_size=16, num_classes=5)
 
 
 class TestNaFlexRotary(TestNaFlex):
     """Learned rotations, a class token, an attention that pools behind the blocks."""
 
     refused: ClassVar = NO_WINDOWS
+    specs: ClassVar = ONE_PER_STAGE[:2]
     extras: ClassVar = {"rope_type": "axial", "pos_embed": "none", "class_token": True, "global_pool": "map"}
 
 

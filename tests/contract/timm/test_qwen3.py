@@ -29,5 +29,7 @@ class TestQwen3(HostContract):
 class TestQwen3Encoder(TestQwen3):
     """The encoder alone, with the projector that a language model reads."""
 
+    specs: ClassVar = ONE_PER_STAGE[:2]
+
     def make(self) -> nn.Module:
         return timm.create_model("qwen3_vit_306m_enc", **TINY, pos_embed_grid_size=4, out_features=10)

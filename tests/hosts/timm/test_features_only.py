@@ -13,6 +13,10 @@ import attngraft
 from attngraft.hosts import find_host
 
 FAMILIES: dict[str, dict[str, Any]] = {
+    "caformer_s18": {},
+    "mobilevit_xxs": {},
+    "fastvit_sa12": {"layers": (1, 1, 1, 1)},
+    "samvit_base_patch16": {"img_size": 64, "embed_dim": 24, "num_heads": 3, "depth": 2, "out_indices": (0, 1)},
     "crossvit_tiny_240": {"img_size": 48, "img_scale": (1.0, 2 / 3), "depth": ((1, 2, 0),)},
     "cait_xxs24_224": {"img_size": 32, "patch_size": 8, "depth": 3, "out_indices": (0, 2)},
     "volo_d1_224": {"img_size": 32},
