@@ -89,6 +89,22 @@ def test_causal_and_padded_hosts_are_refused(name: str, kind: str) -> None:
     assert "horizontal and vertical mix no tokens" in graft_type.refusal(site, "mlp.end", graft_type.Options())
 
 
+def test_a_class_token_alone_is_its_own_context() -> None:
+    """As in CaiT's last blocks."""
+    alone = MlpGeometry(dim=32, hidden=128, tokens=1, prefix_tokens=1, class_token=True)
+    asking = AttentionGeometry(
+        dim=32, heads=2, key_width=16, value_width=16, tokens=17, query_tokens=1, prefix_tokens=1, class_token=True
+    )
+    for name in ("cb", "cb_s"):
+        graft_type = graft_types()[name]
+        for geometry, stage in ((alone, "mlp.end"), (asking, "attn.end")):
+            assert graft_type.refusal(geometry, stage, graft_type.Options()) is None
+            assert "a single token" in graft_type.notes(geometry, stage, graft_type.Options())[0]
+            refused = graft_type.refusal(geometry, stage, graft_type.Options(tokens="patches"))
+            assert refused is not None and "only prefix tokens" in refused
+        assert not any("single token" in note for note in graft_type.notes(MLP, "mlp.end", graft_type.Options()))
+
+
 def test_tokens_option_leaves_the_prefix_alone() -> None:
     x = torch.randn(2, 17, 32)
     assert torch.equal(built("cb", "mlp.end", tokens="patches")(x)[:, 0], x[:, 0])

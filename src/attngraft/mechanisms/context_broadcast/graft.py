@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -120,10 +121,22 @@ class _ContextType(GraftType[OptionsT]):
     def refusal(self, geometry: Geometry, stage: Stage, options: OptionsT) -> str | None:
         if self.needs_class_token(options) and not geometry.class_token:
             return "it has no class token to broadcast; use cb or cb_s with context=mean or max"
+        if options.prefix(geometry) and _tokens(geometry, stage) == options.prefix(geometry):
+            return "only prefix tokens come here, and tokens=patches leaves them out; name other sites with @"
         return refuse_mixing(geometry)
+
+    def notes(self, geometry: Geometry, stage: Stage, options: OptionsT) -> tuple[str, ...]:
+        alone = _tokens(geometry, stage) == 1
+        return ("a single token comes here, so the context is that token itself",) if alone else ()
 
     def needs_class_token(self, options: OptionsT) -> bool:
         return getattr(options, "context", "class") == "class"
+
+
+def _tokens(geometry: Geometry, stage: Stage) -> int | None:
+    """How many tokens of an input stand at `stage`, windows put together; None where that is not known."""
+    shape = geometry.shape(stage)
+    return None if shape is None else math.prod(shape[:-1])
 
 
 def refuse_mixing(geometry: Geometry) -> str | None:
@@ -147,6 +160,8 @@ class ContextBroadcastType(_ContextType[ContextOptions]):
         return ContextBroadcastGraft(context=options.context, prefix_tokens=options.prefix(geometry))
 
     def notes(self, geometry: Geometry, stage: Stage, options: ContextOptions) -> tuple[str, ...]:
+        if alone := super().notes(geometry, stage, options):
+            return alone
         return (
             "never the identity: it halves each token's distance to the context, so a pretrained host must be tuned",
         )
