@@ -91,6 +91,9 @@ def test_doctor_looks_into_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "blocks.0.attn to blocks.1.attn (2)" in shown
     assert "4 tokens" not in shown  # the class token counts
     assert "5 tokens of 24, 3 heads" in shown
+    assert run(["doctor", "--host", "t2t_vit_14", "--host-arg", "depth=1"]) == 0
+    sites = capsys.readouterr().out.partition("with default options")[0]
+    assert sites.count("part of the") == 2  # once for each of two places, however many stages they lack
     assert run(["doctor", "--host", "xcit_nano_12_p16_224", "--host-arg", "depth=1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "register_host" in shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -85,7 +85,7 @@ def _in_tables(found: Any) -> Iterator[Any]:
     if found.sites:
         table = Table("sites", "modules", "shape", "stages", "missing", title="sites", title_justify="left")
         for paths, first in _alike(found.sites):
-            missing = "\n".join(f"{stage}: {reason}" for stage, reason in first.missing.items())
+            missing = "\n".join(f"{', '.join(stages)}: {reason}" for reason, stages in _by_reason(first.missing))
             table.add_row(
                 *map(escape, (paths, first.module, first.shape, ", ".join(first.stages) or "-", missing or "-"))
             )
@@ -102,6 +102,12 @@ def _in_tables(found: Any) -> Iterator[Any]:
             arguments, children = ", ".join(each.arguments), ", ".join(each.children)
             table.add_row(*map(escape, (each.path, each.module, each.how, arguments, children or "-")))
         yield table
+
+
+def _by_reason(missing: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Stages that are missing for the same reason, together."""
+    for reason in dict.fromkeys(missing.values()):
+        yield reason, [stage for stage, why in missing.items() if why == reason]
 
 
 def _alike(sites: Any) -> Iterator[tuple[str, Any]]:

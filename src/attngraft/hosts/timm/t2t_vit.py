@@ -15,8 +15,8 @@ from attngraft.hosts.timm.attention import NO_WINDOWS, RICHER, block_sites
 #: by name, since models are made of hosts and not the other way round
 MODEL = "attngraft.models.t2t_vit.T2TViT"
 NO_SITE = (
-    "it belongs to the tokens-to-token module, whose attentions narrow their tokens and have one head (a performer's has no "
-    "map either); the papers graft the blocks of the backbone (blocks.*)"
+    "it is part of the tokens-to-token module, whose attentions have one head and narrow their tokens (a performer's has no "
+    "map either); grafts stand on the blocks of the backbone (blocks.*), as in the papers"
 )
 
 
