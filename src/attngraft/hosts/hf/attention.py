@@ -137,12 +137,6 @@ class ProjectedSite(AttentionSite):
     def drop(self, tokens: Tensor) -> Tensor:
         return tokens
 
-    def shared_bias(self, projected: Projected) -> Tensor | None:
-        bias = super().shared_bias(projected)
-        if bias is None or bias.dtype == torch.bool:
-            return bias
-        return bias.masked_fill(~shown(bias), float("-inf"))
-
     def visible(self, projected: Projected) -> Tensor | None:
         return None if projected.bias is None else shown(projected.bias)
 
