@@ -192,6 +192,28 @@ def test_dropout_draws_as_the_host_does(batch_first: bool) -> None:
     assert torch.equal(host(x, memory), expected)
 
 
+def test_a_branch_of_a_layer_ends_behind_its_dropout() -> None:
+    torch.manual_seed(0)
+    host = nn.TransformerDecoderLayer(E, H, 24, 0.5, batch_first=True)
+    attngraft.graft(host, "identity(stage='attn.end') + identity(stage='mlp.end')")
+    with attngraft.record(host) as recording:
+        host(X, MEMORY)
+    for site, stage in (("self_attn", "attn.end"), ("multihead_attn", "attn.end"), ("linear1", "mlp.end")):
+        assert 0.3 < (recording[site][stage] == 0).float().mean() < 0.7
+    assert (recording["self_attn"]["tokens"] != 0).all()
+
+
+def test_keys_of_other_widths_are_of_other_tokens() -> None:
+    host = _attention(kdim=8, vdim=8).eval()
+    with pytest.raises(attngraft.HostError, match="its queries are not its keys"):
+        attngraft.graft(host, "uniform_heads(value=cb)")
+    with pytest.raises(attngraft.HostError, match=r"tokens of other widths \(8, 8\)"):
+        attngraft.graft(host, "bisa")
+    attngraft.graft(host, "uniform_heads")
+    _, weights = host(X, MEMORY[..., :8], MEMORY[..., 8:], average_attn_weights=False)
+    torch.testing.assert_close(weights[:, -1], torch.full((3, N, 5), 0.2))
+
+
 def test_a_decoder_with_grafts_stays_causal() -> None:
     torch.manual_seed(0)
     host = nn.TransformerDecoder(nn.TransformerDecoderLayer(E, H, 24, batch_first=True), 2).eval()

@@ -80,6 +80,17 @@ def test_the_vits_dropout_draws_as_the_host_does() -> None:
     assert torch.equal(host(images), expected)
 
 
+def test_a_branch_of_the_vit_ends_behind_the_blocks_dropout() -> None:
+    host = _vit().train()
+    attngraft.graft(host, "identity(stage='attn.end')")
+    with attngraft.record(host, ["tokens", "attn.end"]) as recording:
+        host(torch.randn(2, 3, 16, 16))
+    for name in ("encoder.layers.encoder_layer_0", "encoder.layers.encoder_layer_1"):
+        seen = recording[f"{name}.self_attention"]
+        assert (seen["attn.end"] == 0).any()
+        assert (seen["tokens"] != 0).all()
+
+
 def test_a_vit_in_evaluation_keeps_its_grafts_and_gives_them_back() -> None:
     host, images = _vit().eval(), torch.randn(2, 3, 16, 16)
     with torch.no_grad():
