@@ -1,0 +1,112 @@
+"""Image classifiers of Hugging Face's transformers by name, so that they are trained, compared and exported like timm's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+#: as transformers' own image processor for ViT has it
+default_cfgs = generate_default_cfgs(
+    {
+        "transformers_classifier": {
+            "num_classes": 1000,
+            "input_size": (3, 224, 224),
+            "crop_pct": 1.0,
+            "interpolation": "bilinear",
+            "fixed_input_size": True,
+            "mean": (0.5, 0.5, 0.5),
+            "std": (0.5, 0.5, 0.5),
+            "classifier": "model.classifier",
+        }
+    }
+)
+
+
+class TransformersClassifier(nn.Module):
+    """A model of transformers with the interface that timm's models have: images in, logits (B, classes) out.
+
+    The model itself is `model`; what transformers can do besides (`output_attentions`, ...) is asked of that.
+    """
+
+    def __init__(self, model: Any, *, pretrained_cfg: dict[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.num_classes: int = model.config.num_labels
+        self.pretrained_cfg = self.default_cfg = pretrained_cfg
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(pixel_values=images).logits
+        return logits
+
+    def get_classifier(self) -> nn.Module:
+        """The last layer."""
+        layer: nn.Module = self.model.classifier
+        return layer
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute activations again in the backward pass instead of keeping them."""
+        verb = "enable" if enable else "disable"
+        names = f"activation_checkpointing_{verb}", f"gradient_checkpointing_{verb}"  # the second in older releases
+        next(getattr(self.model, name) for name in names if hasattr(self.model, name))()
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Tokens and positions, as in timm's ViT."""
+        ends = ("token", "tokens", "position_embeddings")
+        return {name for name, _ in self.named_parameters() if name.endswith(ends)}
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layers by depth, for layer-wise decay: embeddings, then one group per layer, then the rest."""
+        layers = [(r"^model\..*?\.layers?\.(\d+)\.", None), (r"^model\.\w+\.\w*layernorm\.", (99999,))]
+        return {"stem": r"^model\..*embeddings\.", "blocks": layers}
+
+
+@register_model
+def transformers_classifier(
+    pretrained: bool = False,
+    *,
+    model_type: str = "vit",
+    num_classes: int = 1000,
+    img_size: int = 224,
+    in_chans: int = 3,
+    pretrained_cfg: Any = None,
+    pretrained_cfg_overlay: Any = None,
+    cache_dir: Any = None,
+    **config: Any,
+) -> TransformersClassifier:
+    """A fresh image classifier of transformers, made from its configuration.
+
+        attngraft compare --host transformers_classifier --host-arg model_type=dinov2 --host-arg hidden_size=192 ...
+
+    Args:
+        pretrained: not offered: transformers' own `from_pretrained` loads weights, and `attngraft.graft` takes the model.
+        model_type: of a configuration that transformers has an image classifier for: vit, deit, dinov2, swin, ...
+        num_classes, img_size, in_chans: timm's names for `num_labels`, `image_size`, `num_channels`.
+        pretrained_cfg, pretrained_cfg_overlay, cache_dir: what timm's factory passes on; nothing here asks for them.
+        config: all else that the configuration takes (hidden_size, num_hidden_layers, num_attention_heads, ...).
+
+    Raises:
+        ValueError: `pretrained`; transformers is missing; it has no such model, or the configuration no such field.
+    """
+    if pretrained:
+        raise ValueError("weights come by transformers' own from_pretrained(); then attngraft.graft(model, spec)")
+    try:
+        from transformers import AutoConfig, AutoModelForImageClassification
+    except ImportError:
+        raise ValueError("this model needs transformers: pip install 'attngraft[hf]'") from None
+    settings = {"num_labels": num_classes, "image_size": img_size, "num_channels": in_chans, **config}
+    try:
+        plain = AutoConfig.for_model(model_type)
+    except ValueError:
+        raise ValueError(f"transformers has no configuration of model_type {model_type!r} (vit, deit, ...)") from None
+    known = {"num_labels", *plain.to_dict(), *plain.attribute_map}
+    if unknown := [name for name in settings if name not in known]:
+        raise ValueError(f"the configuration of {model_type!r} has no field {unknown[0]!r}")
+    model = AutoModelForImageClassification.from_config(AutoConfig.for_model(model_type, architectures=[], **settings))
+    own = default_cfgs["transformers_classifier"].default.to_dict()
+    cfg = {**own, "input_size": (in_chans, img_size, img_size), "num_classes": num_classes}
+    return TransformersClassifier(model, pretrained_cfg=cfg)
