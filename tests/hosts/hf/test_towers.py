@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import attngraft
@@ -57,3 +58,14 @@ def test_a_swin_backbone_is_a_host() -> None:
     assert not torch.equal(model(images).feature_maps[0], before)
     attngraft.ungraft(model)
     assert torch.equal(model(images).feature_maps[0], before)
+
+
+def test_dinov2_as_older_releases_lay_it_out_is_refused() -> None:
+    model = transformers.Dinov2Model(
+        transformers.Dinov2Config(**{k: v for k, v in TINY.items() if "intermed" not in k})
+    )
+    for layer in model.encoder.layer:
+        if hasattr(layer.attention, "o_proj"):
+            del layer.attention.o_proj
+    with pytest.raises(attngraft.HostError, match=r"transformers before 5\.20.*pip install 'transformers>=5\.20'"):
+        attngraft.graft(model, "horizontal")

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.models.dinov2 import modeling_dinov2 as dinov2
 from transformers.models.dinov2_with_registers import modeling_dinov2_with_registers as registers
 
+from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import TransformersFamily, image_tokens
@@ -85,6 +86,11 @@ class TransformersDinov2(TransformersFamily):
     inner = ("dinov2", "dinov2_with_registers")
 
     def read(self, layer: Any, path: str) -> Iterable[Site]:
+        if not hasattr(layer.attention, "o_proj"):
+            raise HostError(
+                f"{path}.attention has no output projection of its own, as in transformers before 5.20; DINOv2 is read from "
+                "5.20 on: pip install 'transformers>=5.20'"
+            )
         config = layer.attention.config
         prefix = 1 + getattr(config, "num_register_tokens", 0)
         known = image_tokens(config, prefix=prefix, class_token=True)
