@@ -10,6 +10,7 @@ import attngraft
 from attngraft.hosts import find_host
 from tests.contract.tester import GRAFTS, HostContract
 from tests.contract.timm import test_levit as levit
+from tests.contract.timm import test_sam as sam
 from tests.contract.timm import test_swin as swin
 from tests.contract.timm import test_vit as vit
 
@@ -21,9 +22,10 @@ HOSTS = [
     swin.TestSwin,
     levit.TestLevit,
     levit.TestLevitConv,
+    sam.TestSam,
 ]
-#: LeViT's maps are its tokens but for views, and half a minute
-COMPILED = [host for host in HOSTS if host is not levit.TestLevitConv]
+#: LeViT's maps are its tokens but for views, and half a minute; SAM's encoder takes a minute
+COMPILED = [host for host in HOSTS if host not in (levit.TestLevitConv, sam.TestSam)]
 
 
 def grafted(contract: type[HostContract], spec: str) -> nn.Module:

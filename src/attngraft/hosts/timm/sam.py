@@ -62,7 +62,8 @@ class GraftedBlock(FilledWindows, Block):
         grid = (x.shape[1], x.shape[2])
         windows, padded = window_partition(self.norm1(x), self.window_size)
         if padded != grid and self.mixes:
-            shown = window_partition(x.new_ones(1, *grid, 1), self.window_size)[0].flatten(1) > 0
+            # of every image, as the bias, which asks the queries; fewer entries would fix an exported program's batch size
+            shown = window_partition(x.new_ones(x.shape[0], *grid, 1), self.window_size)[0].flatten(1) > 0
             branch = self.attn(windows, shown)
         else:
             branch = self.attn(windows)
