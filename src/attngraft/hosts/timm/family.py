@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import re
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from types import NoneType
+from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
 from timm.models._features import FeatureDictNet, FeatureListNet
@@ -17,13 +19,19 @@ from torch import Tensor, nn
 from attngraft.anatomy import is_graft, plain_class
 from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_state, random_images
 
+_Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+_PLAIN = (bool, int, float, str, tuple, NoneType)
+
 
 class Look:
     """What one input looks like on its way through a host: the shapes in and out of every module.
 
     Seen in a forward pass of a copy on the meta device, so nothing is computed and nothing of the host is touched; it is
-    made when somebody asks first.
+    made when somebody asks first. What was seen is kept for models of the same form.
     """
+
+    _seen: ClassVar[OrderedDict[Any, _Shapes]] = OrderedDict()  #: the latest forms
+    _kept: ClassVar[int] = 32
 
     def __init__(self, adapter: HostAdapter, model: nn.Module) -> None:
         self.model: Any = model
@@ -42,7 +50,19 @@ class Look:
         return path in self._shapes
 
     @cached_property
-    def _shapes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+    def _shapes(self) -> _Shapes:
+        key = form(self.model)
+        if key is None:
+            return self._pass()
+        key = (type(self._adapter), key)
+        if key not in self._seen:
+            self._seen[key] = self._pass()
+            if len(self._seen) > self._kept:
+                self._seen.popitem(last=False)
+        self._seen.move_to_end(key)
+        return self._seen[key]
+
+    def _pass(self) -> _Shapes:
         shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         ghost = on_meta(self.model).eval()
         self._adapter.forget(ghost)
@@ -61,6 +81,26 @@ class Look:
         with torch.no_grad():
             ghost(*self._adapter.example_inputs(ghost, batch=1))
         return shapes
+
+
+def form(model: nn.Module) -> object | None:
+    """All that the shapes within a host follow from, to compare models by: classes, sizes, settings; grafts do not count.
+
+    None where that cannot be told: a module's own forward was replaced.
+    """
+    found: list[object] = []
+    for path, module in model.named_modules():
+        if is_graft(path):
+            continue
+        held = vars(module)
+        if "forward" in held:
+            return None
+        plain = [
+            (name, repr(value)) for name, value in held.items() if isinstance(value, _PLAIN) and name != "training"
+        ]
+        sizes = [(name, value.shape) for name, value in held["_parameters"].items() if value is not None]
+        found.append((path, plain_class(module), tuple(plain), tuple(sizes)))
+    return (repr(getattr(model, "pretrained_cfg", None)), *found)
 
 
 def on_meta(model: nn.Module) -> nn.Module:
