@@ -62,12 +62,15 @@ def test_rows_and_shares() -> None:
 
 @pytest.mark.slow
 def test_the_share_of_all_models_is_no_less_than_was_written_down() -> None:
-    """Pinned from below. The file is what the documentation shows."""
-    rows = by_family(coverage())
-    found, written = shares(rows), json.loads(COUNT.read_text(encoding="utf-8"))
-    assert found["horizontal"] >= 0.65
+    """Goals: 70 % of the names take `horizontal`, 60 % take `bisa`. The file is what the documentation shows."""
+    written = json.loads(COUNT.read_text(encoding="utf-8"))
+    counted = [name for row in written["families"] for name in row["names"]]
+    same = timm.__version__ == written["timm"]
+    rows = by_family(coverage(counted if same else None))  # the names that do not attend take as long again
+    found = shares(rows)
+    assert found["horizontal"] >= 0.70
     assert found["bisa"] >= 0.60
-    if timm.__version__ == written["timm"]:
+    if same:
         assert {row.family: json.loads(json.dumps(row.to_dict())) for row in rows} == {
             row["family"]: row for row in written["families"]
         }

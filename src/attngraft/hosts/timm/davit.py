@@ -18,7 +18,9 @@ from attngraft.hosts.timm.maps import map_of, tokens_of
 from attngraft.hosts.timm.still_windows import StillWindows, Undropped, windows_site
 
 _BLOCK = ("cpe1", "norm1", "attn", "drop_path1", "cpe2", "norm2", "mlp", "drop_path2")
-_CHANNELS = "it attends between channels: its softmax is not over tokens; name the blocks with windows, or choose grafts of MLPs"
+_CHANNELS = (
+    "it attends between channels, its softmax is not over tokens; name blocks with windows, or choose grafts of MLPs"
+)
 
 
 class GraftedWindowAttention(Undropped, WindowAttention):
