@@ -41,13 +41,13 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 test: lint
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 slow: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow
 
 product: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m product -k "$(ONLY)" tests/contract
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m product -k "$(ONLY)" tests/contract
 
 proof: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m proof.null_study --jobs $(JOBS)
@@ -58,7 +58,7 @@ $(VENV)-oldest/installed: pyproject.toml requirements/oldest.txt
 	@touch $@
 
 oldest: $(VENV)-oldest/installed
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal
 
 # Not --quiet: it would swallow the warnings about links before --strict could count them. NO_MKDOCS_2_WARNING is about
 # mkdocs-material's successor.

@@ -43,6 +43,13 @@ def test_a_softmax_over_channels_is_none_over_tokens() -> None:
     assert [(module, over) for _, module, _, over in found] == [("XCA", "channels"), ("ClassAttn", "tokens")]
 
 
+def test_no_further_than_to_the_first_one_over_tokens() -> None:
+    model = made("xcit_nano_12_p16_224", img_size=32, depth=2, cls_attn_layers=2, embed_dim=32, num_heads=2)
+    found = attends(model, (torch.empty(1, 3, 32, 32, device="meta"),), first=True)
+    assert [(each.module, each.over_tokens) for each in found] == [("XCA", False), ("XCA", False), ("ClassAttn", True)]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
 @pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "mixer_s32_224"])
 def test_models_without_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not even run."""

@@ -16,20 +16,20 @@ COUNT = Path(__file__).parents[2] / "benchmarks" / "coverage.json"
 def test_one_name() -> None:
     found = cover("levit_128s")
     assert (found.family, found.host, found.refusal) == ("levit", "timm.levit", None)
-    assert found.attentions == ("Attention", "AttentionDownsample")
+    assert found.attention == "Attention"
     assert found.takes == ("horizontal", "bisa")
     assert list(found.reasons) == ["bisa"]
     assert "it subsamples" in found.reasons["bisa"]
 
 
 def test_names_that_do_not_attend_are_not_counted() -> None:
-    assert cover("resnet18").attentions == ()
-    assert cover("mixer_s32_224").attentions == ()
+    assert cover("resnet18").attention is None
+    assert cover("mixer_s32_224").attention is None
 
 
 def test_a_model_that_no_adapter_reads() -> None:
     found = cover("xcit_nano_12_p16_224")
-    assert found.attentions == ("ClassAttn",)
+    assert found.attention == "ClassAttn"
     assert (found.host, found.takes) == (None, ())
     assert found.refusal
 
@@ -43,12 +43,12 @@ def test_timms_own_names_alone() -> None:
 
 def test_rows_and_shares() -> None:
     found = [
-        Covered("a1", "a", ("Attention",), host="timm.a", takes=("horizontal", "bisa")),
-        Covered("a2", "a", ("Attention",), host="timm.a", takes=("horizontal",), reasons={"bisa": "too wide"}),
-        Covered("b1", "b", ("Odd",), refusal="no adapter reads B"),
-        Covered("b2", "b", ("Odd",), refusal="no adapter reads B"),
-        Covered("b3", "b", ("Odd",), refusal="no adapter reads B"),
-        Covered("c1", "c", ()),
+        Covered("a1", "a", "Attention", host="timm.a", takes=("horizontal", "bisa")),
+        Covered("a2", "a", "Attention", host="timm.a", takes=("horizontal",), reasons={"bisa": "too wide"}),
+        Covered("b1", "b", "Odd", refusal="no adapter reads B"),
+        Covered("b2", "b", "Odd", refusal="no adapter reads B"),
+        Covered("b3", "b", "Odd", refusal="no adapter reads B"),
+        Covered("c1", "c", None),
     ]
     rows = by_family(found)
     assert [(row.family, len(row.names)) for row in rows] == [("b", 3), ("a", 2)]
@@ -61,19 +61,22 @@ def test_rows_and_shares() -> None:
 
 
 @pytest.mark.slow
-def test_the_share_of_all_models_is_no_less_than_was_written_down() -> None:
-    """Goals: 70 % of the names take `horizontal`, 60 % take `bisa`. The file is what the documentation shows."""
+def test_the_count_that_was_written_down_still_holds() -> None:
+    """Goals: 70 % of the names take `horizontal`, 60 % take `bisa`. The file is what the documentation shows.
+
+    Of the timm that was counted every third name is looked at again, and must be what the file says; another timm has other
+    names and is counted whole. The whole count is `attngraft list hosts --coverage`.
+    """
     written = json.loads(COUNT.read_text(encoding="utf-8"))
     counted = [name for row in written["families"] for name in row["names"]]
-    same = timm.__version__ == written["timm"]
-    rows = by_family(coverage(counted if same else None))  # the names that do not attend take as long again
-    found = shares(rows)
-    assert found["horizontal"] >= 0.70
-    assert found["bisa"] >= 0.60
-    if same:
-        assert {row.family: json.loads(json.dumps(row.to_dict())) for row in rows} == {
-            row["family"]: row for row in written["families"]
-        }
-        assert found == pytest.approx(written["share"])
-    else:  # another timm has other names; most of them are old ones
-        assert all(found[graft] >= written["share"][graft] - 0.05 for graft in found)
+    takes = {graft: {name for row in written["families"] for name in row["takes"][graft]} for graft in written["share"]}
+    goals = {"horizontal": 0.70, "bisa": 0.60}
+    for graft, goal in goals.items():
+        assert written["share"][graft] == pytest.approx(len(takes[graft]) / len(counted)) >= goal
+    if timm.__version__ != written["timm"]:
+        found = shares(by_family(coverage()))
+        assert all(found[graft] >= goal for graft, goal in goals.items())
+        return
+    for each in coverage(counted[::3]):
+        assert each.attention, each.name
+        assert set(each.takes) == {graft for graft in takes if each.name in takes[graft]}, each.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -95,31 +94,26 @@ def test_its_inputs_are_those_of_the_configuration() -> None:
 
 
 @pytest.mark.slow
-def test_a_study_of_it_is_trained_and_its_best_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    host = [f"--host-arg={name}={value}" for name, value in TINY.items() if name not in ("num_classes", "img_size")]
-    study = ["compare", "--host", "transformers_classifier", "--host-arg=img_size=8", *host, "--host-arg=patch_size=4"]
-    study = [each for each in study if each != "--host-arg=patch_size=8"]
-    with pytest.raises(SystemExit) as stop:
-        main(
-            [
-                *study,
-                "--graft",
-                "cb_s",
-                "--data",
-                "digits",
-                "--epochs",
-                "1",
-                "--seeds",
-                "1",
-                "--out",
-                str(tmp_path / "s"),
-            ]
-        )
-    assert not stop.value.code
-    results = json.loads((tmp_path / "s/results.json").read_text())
-    assert "cb_s" in json.dumps(results)
-    run = next((tmp_path / "s/runs").glob("cb_s*/seed0"))
-    with pytest.raises(SystemExit) as stop:
-        main(["export", str(run), "--to", "torch", "--out", str(tmp_path / "out")])
-    assert not stop.value.code, capsys.readouterr().err
+def test_it_is_trained_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {**{name: value for name, value in TINY.items() if name != "num_classes"}, "img_size": 8, "patch_size": 4}
+    host = [f"--host-arg={name}={value}" for name, value in sizes.items()]
+    train = [
+        "train",
+        "--host",
+        "transformers_classifier",
+        *host,
+        "--graft",
+        "cb_s",
+        "--data",
+        "digits",
+        "--epochs",
+        "1",
+    ]
+    for arguments in (
+        [*train, "--set", "train.threads=1", "--out", str(tmp_path / "run")],
+        ["export", str(tmp_path / "run"), "--to", "torch", "--out", str(tmp_path / "out")],
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert not stop.value.code, capsys.readouterr().err
     assert attngraft.load(tmp_path / "out")(torch.randn(1, 3, 8, 8)).shape == (1, 10)

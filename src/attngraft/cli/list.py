@@ -69,7 +69,7 @@ def _coverage(*, as_json: bool) -> None:
 
     shown = Console(stderr=True)
     names = track(timm_names(), "looking into timm's models", console=shown, transient=True)
-    found = [each for each in map(cover, names) if each.attentions]
+    found = [each for each in map(cover, names) if each.attention]
     rows = by_family(found)
     share = shares(rows)
     if as_json:

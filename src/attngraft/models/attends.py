@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -45,26 +45,32 @@ class Attends:
         return self.over == "tokens"
 
 
-def attends(model: nn.Module, inputs: Sequence[Tensor]) -> list[Attends]:
+class _Enough(Exception):
+    """Somebody attends over tokens, and nobody wants to know who else."""
+
+
+def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) -> list[Attends]:
     """The modules of `model` that use scaled dot product attention or a softmax on `inputs`, in order, each once.
 
     The forward pass is run as it stands: on the meta device it computes nothing. A softmax counts as one over tokens but
     for the classes of timm named in `NOT_OVER_TOKENS`; a module that only holds the softmax (`nn.Softmax`) is told as
     the one around it.
+
+    With `first`, no further than to the first one over tokens, the last of the list then.
     """
     if not any(map(_may_attend, {type(module) for module in model.modules()})):
         return []
     names = {id(module): path for path, module in model.named_modules()}
     found: dict[str, Attends] = {}
-    with _running(model) as stack, _Watch(stack, found, names), torch.no_grad():
+    with _running(model) as stack, _Watch(stack, found, names, first), torch.no_grad(), suppress(_Enough):
         model(*inputs)
     return list(found.values())
 
 
 class _Watch(TorchFunctionMode):
-    def __init__(self, stack: list[nn.Module], found: dict[str, Attends], names: dict[int, str]) -> None:
+    def __init__(self, stack: list[nn.Module], found: dict[str, Attends], names: dict[int, str], first: bool) -> None:
         super().__init__()
-        self._stack, self._found, self._names = stack, found, names
+        self._stack, self._found, self._names, self._first = stack, found, names, first
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in _FUSED or function in _SOFTMAX:
@@ -72,7 +78,8 @@ class _Watch(TorchFunctionMode):
             kind, path = type(module), self._names[id(module)]
             over = NOT_OVER_TOKENS.get(f"{kind.__module__}.{kind.__name__}", "tokens")
             how: Literal["fused", "softmax"] = "fused" if function in _FUSED else "softmax"
-            self._found.setdefault(path, Attends(path, kind.__name__, how, over))
+            if self._found.setdefault(path, Attends(path, kind.__name__, how, over)).over_tokens and self._first:
+                raise _Enough
         return function(*args, **(kwargs or {}))
 
 

@@ -27,7 +27,7 @@ class Covered:
 
     name: str
     family: str  #: the timm file that makes it
-    attentions: tuple[str, ...]  #: classes of the modules that attend over tokens; empty: not counted
+    attention: str | None  #: class of the first module that attends over tokens; None: not counted
     host: str | None = None  #: the adapter that reads it
     refusal: str | None = None  #: why no adapter does
     takes: tuple[str, ...] = ()  #: the grafts that at least one of its sites takes
@@ -60,20 +60,20 @@ def cover(name: str, grafts: Sequence[str] = COUNTED) -> Covered:
     with torch.device("meta"):
         model = timm.create_model(name).eval()
     size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
-    seen = attends(model, random_images(model, tuple(size), batch=1))
-    classes = tuple(dict.fromkeys(each.module for each in seen if each.over_tokens))
-    if not classes:
-        return Covered(name, family, ())
+    seen = attends(model, random_images(model, tuple(size), batch=1), first=True)
+    if not seen or not seen[-1].over_tokens:
+        return Covered(name, family, None)
+    attention = seen[-1].module
     try:
         host = find_host(model)
         fits: dict[str, Fit] = {graft: fit(host, parse(graft).terms[0]) for graft in grafts}
     except HostError as error:
         known = not str(error).startswith(type(model).__name__)
         refusal = str(error) if known else f"no adapter reads {type(model).__name__}"
-        return Covered(name, family, classes, refusal=refusal)
+        return Covered(name, family, attention, refusal=refusal)
     takes = tuple(graft for graft, found in fits.items() if found.taken)
     reasons = {graft: next(iter(found.refused.values())) for graft, found in fits.items() if found.refused}
-    return Covered(name, family, classes, host=host.adapter.name, takes=takes, reasons=reasons)
+    return Covered(name, family, attention, host=host.adapter.name, takes=takes, reasons=reasons)
 
 
 def coverage(names: Iterable[str] | None = None, grafts: Sequence[str] = COUNTED) -> Iterator[Covered]:
@@ -86,7 +86,7 @@ def by_family(found: Iterable[Covered], grafts: Sequence[str] = COUNTED) -> list
     """One row per timm file with names that attend over tokens, the largest first."""
     families: dict[str, list[Covered]] = {}
     for each in found:
-        if each.attentions:
+        if each.attention:
             families.setdefault(each.family, []).append(each)
     rows = [_family(name, members, grafts) for name, members in families.items()]
     return sorted(rows, key=lambda row: (-len(row.names), row.family))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 import timm
 from torch import nn
 
-from tests.contract.tester import HostContract
+from tests.contract.tester import GRAFTS, ONE_PER_STAGE, HostContract
 
 NO_WINDOWS: dict[str, str] = {"cb(at=attention, scope=window)": "no windows"}
 NO_CLASS_TOKEN: dict[str, str] = {
@@ -29,10 +30,11 @@ class TestViT(HostContract):
 
 
 class TestViTWithRegisters(HostContract):
-    """No class token, registers, qk-norm, output norm, layer scale, average pooling."""
+    """No class token, registers, qk-norm, output norm, layer scale, average pooling; every graft in the slow tests."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
+    specs: ClassVar = [*ONE_PER_STAGE, "cb(tokens=patches)", "uniform_heads(value=cb)"]
 
     def make(self) -> nn.Module:
         extras = {"class_token": False, "reg_tokens": 2, "global_pool": "avg", "qk_norm": True, "init_values": 0.5}
@@ -40,10 +42,21 @@ class TestViTWithRegisters(HostContract):
 
 
 class TestDistilledDeiT(HostContract):
-    """Class and distillation token."""
+    """Class and distillation token; every graft in the slow tests."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS
+    specs: ClassVar = [*ONE_PER_STAGE, "cb(tokens=patches)", "cb(context=class)", "cb_gate"]
 
     def make(self) -> nn.Module:
         return timm.create_model("deit_tiny_distilled_patch16_224", **TINY)
+
+
+@pytest.mark.slow
+class TestViTWithRegistersAndEveryGraft(TestViTWithRegisters):
+    specs: ClassVar = GRAFTS
+
+
+@pytest.mark.slow
+class TestDistilledDeiTWithEveryGraft(TestDistilledDeiT):
+    specs: ClassVar = GRAFTS
