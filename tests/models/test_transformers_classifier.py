@@ -43,6 +43,8 @@ def test_logits_are_the_models_own() -> None:
 def test_grafts_stand_in_it(model_type: str) -> None:
     model, images = make(model_type=model_type).eval(), torch.randn(2, 3, 16, 16)
     before = model(images)
+    if model_type == "dinov2" and not hasattr(model.model.dinov2.encoder.layer[0].attention, "config"):
+        pytest.skip("its sites are read from transformers 5.20 on")
     report = attngraft.graft(model, "horizontal + cb_s(init=1)")
     assert len({entry.site for entry in report.entries}) == 4
     assert not torch.equal(model(images), before)
