@@ -17,6 +17,7 @@ from attngraft.hosts.calls import check_call
 #: attention functions that this package spells out; of the others nobody sees scores or heads
 SPELLED = ("sdpa", "eager")
 NO_WINDOWS: Mapping[Stage, str] = {"attn.window": "its attention has no windows; use scope=image"}
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 INSIDE: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens")
 
 
@@ -38,20 +39,18 @@ class Aside(NamedTuple):
 
 
 class ProjectedSite(AttentionSite):
-    """`q_proj`, `k_proj`, `v_proj` and an output projection; returns (tokens, weights) as the host does.
+    """Projections of queries, keys and values, and one of the output; returns (tokens, weights) as the host does.
 
     The weights are those of `eager` attention: after softmax, weights grafts and dropout; None with `sdpa`. Where a mix
     graft stands they are those of the host's own self-attention, whatever the graft adds to it.
     """
 
+    projections: ClassVar[tuple[str, str, str]] = PROJECTIONS  #: names of those of q, k, v
     out: ClassVar[str] = "o_proj"  #: name of the output projection
+    width: ClassVar[str] = "head_dim"  #: name of the width of a head
     rate: ClassVar[str] = "attention_dropout"  #: name of the share of weights that is dropped
     precise: ClassVar[bool] = True  #: whether softmax is computed in float32
     config: Any
-    head_dim: int
-    q_proj: nn.Linear
-    k_proj: nn.Linear
-    v_proj: nn.Linear
 
     @property
     def fused_attn(self) -> bool:  # type: ignore[override]
@@ -99,11 +98,13 @@ class ProjectedSite(AttentionSite):
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, (B, H, N, d) each."""
-        q, k, v = (
-            layer(x).view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (self.project_to(name, x) for name in self.projections)
         return q, k, v
+
+    def project_to(self, name: str, x: Tensor) -> Tensor:
+        """(B, H, N, d), what the projection of this name makes of tokens."""
+        heads = getattr(self, name)(x).view(*x.shape[:-1], -1, getattr(self, self.width))
+        return cast(Tensor, heads).transpose(1, 2)
 
     def present(self, mask: Tensor | None) -> Tensor | None:
         """(B or 1, N), False for tokens that no query may see; only a mix graft asks."""
@@ -166,30 +167,40 @@ def shown(mask: Tensor) -> Tensor:
 
 
 def attention_site(
-    module: Any, path: str, *, end: str, out: str = "o_proj", arguments: tuple[str, ...] = (), **known: Any
+    module: Any,
+    path: str,
+    *,
+    end: str,
+    out: str = "o_proj",
+    projections: tuple[str, str, str] = PROJECTIONS,
+    width: str = "head_dim",
+    arguments: tuple[str, ...] = (),
+    **known: Any,
 ) -> Site:
     """The site that such an attention is.
 
     Args:
         end: path of the module that carries `attn.end`; where there are windows, it puts them back and knows more of them.
-        out: name of the output projection.
+        out: name of the output projection. projections: of those of q, k, v. width: of the width of a head.
         arguments: that its forward takes, beside tokens and mask.
         known: fields of the geometry that the model knows.
     """
-    projections = ("q_proj", "k_proj", "v_proj")
     check_known(
         module,
         path,
         arguments=("hidden_states", "attention_mask", "kwargs", *arguments),
         children=(*projections, out, "relative_position_bias"),
     )
-    width = module.head_dim
+    each = getattr(module, width)
     geometry = AttentionGeometry(
         **known,
-        heads=module.q_proj.out_features // width,
-        key_width=width,
-        value_width=width,
-        rows={name[0]: head_rows(module, name, start=0, width=width, step=width) for name in projections},
+        heads=getattr(module, projections[0]).out_features // each,
+        key_width=each,
+        value_width=each,
+        rows={
+            role: head_rows(module, name, start=0, width=each, step=each)
+            for role, name in zip(("q", "k", "v"), projections, strict=True)
+        },
     )
     if refusal := unspelled(module.config._attn_implementation):
         missing = dict.fromkeys(STAGES, refusal)

@@ -10,7 +10,7 @@ from transformers.models.siglip import modeling_siglip as siglip
 
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ProjectedSite, attention_site
-from attngraft.hosts.hf.family import TransformersFamily, image_tokens
+from attngraft.hosts.hf.family import ImageFamily, image_tokens
 from attngraft.hosts.hf.mlp import TwoLayers, mlp_site
 from attngraft.hosts.registry import register_host
 
@@ -35,7 +35,7 @@ class GraftedSiglipMLP(TwoLayers, siglip.SiglipMLP):
     """`transformers.models.siglip.modeling_siglip.SiglipMLP`."""
 
 
-class TransformersClip(TransformersFamily):
+class TransformersClip(ImageFamily):
     """Sites `encoder.layers.<i>.self_attn` and `encoder.layers.<i>.mlp`; towers of texts are none of them."""
 
     name = "hf.clip"

@@ -12,7 +12,7 @@ from transformers.models.dinov2_with_registers import modeling_dinov2_with_regis
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
-from attngraft.hosts.hf.family import TransformersFamily, image_tokens
+from attngraft.hosts.hf.family import ImageFamily, image_tokens
 from attngraft.hosts.hf.mlp import Gated, MaskedLayer, TwoLayers, mlp_site
 from attngraft.hosts.registry import register_host
 
@@ -59,7 +59,7 @@ class GraftedRegistersLayer(_Layer, registers.Dinov2WithRegistersLayer):
     """`transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersLayer`."""
 
 
-class TransformersDinov2(TransformersFamily):
+class TransformersDinov2(ImageFamily):
     """Sites `encoder.layer.<i>.attention` and `encoder.layer.<i>.mlp`."""
 
     name = "hf.dinov2"

@@ -11,7 +11,7 @@ from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 from attngraft.anatomy import Projected
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
-from attngraft.hosts.hf.family import TransformersFamily, image_tokens
+from attngraft.hosts.hf.family import ImageFamily, image_tokens
 from attngraft.hosts.hf.mlp import Gated, UpAndDown, mlp_site
 from attngraft.hosts.registry import register_host
 
@@ -44,7 +44,7 @@ class GraftedDINOv3ViTGatedMLP(Gated, dinov3.DINOv3ViTGatedMLP):
     """`transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP`."""
 
 
-class TransformersDinov3(TransformersFamily):
+class TransformersDinov3(ImageFamily):
     """Sites `layer.<i>.attention` and `layer.<i>.mlp`."""
 
     name = "hf.dinov3"

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from attngraft.anatomy import is_graft, plain_class
 from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_state, random_images
 
-HEADS = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")
+#: tokens of an example of text
+LENGTH = 12
 
 
 class TransformersFamily(HostAdapter):
@@ -25,6 +27,7 @@ class TransformersFamily(HostAdapter):
     models: ClassVar[tuple[type[nn.Module], ...]]
     layers: ClassVar[tuple[type[nn.Module], ...]]
     inner: ClassVar[tuple[str, ...]]  #: what a model with a head calls the one without
+    heads: ClassVar[tuple[str, ...]]  #: what it may call its heads
 
     @abstractmethod
     def read(self, layer: Any, path: str) -> Iterable[Site]:
@@ -50,12 +53,38 @@ class TransformersFamily(HostAdapter):
                 for site in self.read(module, path):
                     yield replace(site, path=self.canonical(site.path))
 
+    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
+        return {"head": own_state(model, *self.heads), "norms": norm_state(model)}
+
+
+class ImageFamily(TransformersFamily):
+    """Models that take images."""
+
+    heads = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")
+
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         config = vision(model.config)
         return random_images(model, (config.num_channels, *pair(config.image_size)), batch=batch)
 
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_state(model, *HEADS), "norms": norm_state(model)}
+
+class TextFamily(TransformersFamily):
+    """Models that take ids of tokens first; texts have any length, so that no site knows its number of tokens."""
+
+    heads = ("classifier", "cls", "lm_head", "qa_outputs")
+
+    def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
+        return (random_ids(model, batch=batch),)
+
+
+def random_ids(model: Any, *, batch: int, length: int = LENGTH) -> Tensor:
+    """Ids (batch, N) of the model's vocabulary, none of them padding; N is `length`, or what the model has positions for."""
+    config = model.config
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None:
+        length = min(length, positions - 2)  # RoBERTa and its kin never use the first two
+    ids = torch.randint(config.vocab_size - 1, (batch, length), device=next(model.parameters()).device)
+    padding = config.pad_token_id
+    return ids if padding is None else ids + (ids >= padding)
 
 
 def vision(config: Any) -> Any:

@@ -12,7 +12,7 @@ from transformers.models.swin import modeling_swin as swin
 from attngraft.anatomy import GraftedModule, Projected
 from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
-from attngraft.hosts.hf.family import TransformersFamily, pair
+from attngraft.hosts.hf.family import ImageFamily, pair
 from attngraft.hosts.hf.mlp import TwoLayers, mlp_site
 from attngraft.hosts.registry import register_host
 
@@ -97,7 +97,7 @@ class GraftedSwinLayer(GraftedModule, swin.SwinLayer):
         return self._partition(self.cyclic_shift(present)).flatten(1) > 0
 
 
-class TransformersSwin(TransformersFamily):
+class TransformersSwin(ImageFamily):
     """Sites `encoder.layers.<i>.blocks.<j>.attention` and `.mlp`."""
 
     name = "hf.swin"

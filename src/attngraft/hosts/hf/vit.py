@@ -11,7 +11,7 @@ from transformers.models.vit import modeling_vit as vit
 
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
-from attngraft.hosts.hf.family import TransformersFamily, image_tokens
+from attngraft.hosts.hf.family import ImageFamily, image_tokens
 from attngraft.hosts.hf.mlp import MaskedLayer, TwoLayers, mlp_site
 from attngraft.hosts.registry import register_host
 
@@ -57,7 +57,7 @@ class GraftedDeiTLayer(LayerWithDropout, deit.DeiTLayer):
     """`transformers.models.deit.modeling_deit.DeiTLayer`."""
 
 
-class TransformersViT(TransformersFamily):
+class TransformersViT(ImageFamily):
     """Sites `layers.<i>.attention` and `layers.<i>.mlp`."""
 
     name = "hf.vit"
