@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -35,7 +35,7 @@ class Aside(NamedTuple):
     """What goes through the sentence beside the tensors."""
 
     maps: list[Tensor]  #: the map, once it was spelled out
-    mask: Tensor | None = None  #: what is hidden by a number that is no wall, as between windows; added to the scores
+    more: Any = None  #: what the site's own `project` hands on
 
 
 class ProjectedSite(AttentionSite):
@@ -68,20 +68,30 @@ class ProjectedSite(AttentionSite):
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """The sentence."""
+        return self.attended(hidden_states, attention_mask, **kwargs)[:2]
+
+    def attended(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        drop: Callable[[Tensor], Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Projected]:
+        """Tokens and weights, and what the projections gave; `drop` is the layer's dropout where it leaves it to us."""
         seen: list[Tensor] = []
         self.check(attention_mask)
 
-        def project(tokens: Tensor) -> Projected:
-            projected = self.project(tokens, attention_mask, **kwargs)
+        def aside(projected: Projected) -> Projected:
             return projected._replace(rest=Aside(seen, projected.rest))
 
-        projected = project(hidden_states)
-        tokens = self.sentence(projected, project)
+        projected = aside(self.project(hidden_states, attention_mask, **kwargs))
+        tokens = self.sentence(projected, lambda tokens: aside(self.again(tokens, attention_mask, **kwargs)), drop=drop)
         if self.fused_attn:
-            return tokens, None
+            return tokens, None, projected
         if not seen and (kwargs.get("output_attentions") or getattr(self.config, "output_attentions", False)):
             seen.append(self.normalize(self.scores(projected)))  # a mix graft went without the map
-        return tokens, seen[-1] if seen else None
+        return tokens, seen[-1] if seen else None, projected
 
     def check(self, mask: Tensor | None) -> None:
         """Refuse a mask for grafts that average over all tokens; mix grafts are told of it by `present`.
@@ -95,6 +105,10 @@ class ProjectedSite(AttentionSite):
     def project(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
         q, k, v = self.split(x)
         return Projected(q, k, v, x, bias=attention_mask, present=self.present(attention_mask))
+
+    def again(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
+        """What `project` makes of the tokens that a mix graft projects again."""
+        return self.project(x, attention_mask, **kwargs)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, (B, H, N, d) each."""
@@ -114,10 +128,12 @@ class ProjectedSite(AttentionSite):
 
     def scores(self, projected: Projected) -> Tensor:
         scores = torch.matmul(projected.q, projected.k.transpose(2, 3)) * self.scale
-        bias = projected.bias
-        if bias is not None and bias.dtype == torch.bool:
-            bias = torch.zeros_like(bias, dtype=scores.dtype).masked_fill_(~bias, float("-inf"))
-        return scores if bias is None else scores + bias
+        bias = self.visible(projected) if projected.causal else projected.bias
+        if bias is None:
+            return scores
+        if bias.dtype == torch.bool:  # a wall as transformers builds it: a query that sees nothing sees all alike
+            return scores.masked_fill(~bias, torch.finfo(scores.dtype).min)
+        return scores + bias
 
     def normalize(self, scores: Tensor) -> Tensor:
         if not self.precise:
@@ -139,6 +155,8 @@ class ProjectedSite(AttentionSite):
         return tokens
 
     def visible(self, projected: Projected) -> Tensor | None:
+        if projected.causal:
+            return super().visible(projected)
         return None if projected.bias is None else shown(projected.bias)
 
     def output_layer(self) -> LinearLayer | None:

@@ -37,11 +37,11 @@ class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
         return Projected(q, k, v, x, bias=bias, rest=attention_mask, present=present)
 
     def shared_bias(self, projected: Projected) -> Tensor:
-        bias, mask = cast(Tensor, self.relative_position_bias()), projected.rest.mask
+        bias, mask = cast(Tensor, self.relative_position_bias()), projected.rest.more
         return bias if mask is None else bias + mask.unsqueeze(1)
 
     def visible(self, projected: Projected) -> Tensor | None:
-        mask = projected.rest.mask
+        mask = projected.rest.more
         if mask is None:
             return None
         return cast(Tensor, (mask == 0).unsqueeze(1).repeat(projected.q.shape[0] // mask.shape[0], 1, 1, 1))
