@@ -28,8 +28,8 @@ def test_names_that_do_not_attend_are_not_counted() -> None:
 
 
 def test_a_model_that_no_adapter_reads() -> None:
-    found = cover("xcit_nano_12_p16_224")
-    assert found.attention == "ClassAttn"
+    found = cover("shvit_s1")
+    assert found.attention == "SHSA"
     assert (found.host, found.takes) == (None, ())
     assert found.refusal
 

@@ -51,6 +51,7 @@ BUILT_IN = (
             "fastvit",
             "gemma4",
             "t2t_vit",
+            "xcit",
         )
     ),
     "attngraft.hosts.torch_nn.family",

@@ -73,7 +73,7 @@ class TimmCait(TimmFamily):
             yield _talking_site(block.attn, f"{path}.attn", dim=dim, tokens=patches, grid=grid)
             yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=patches, grid=grid)
         else:
-            yield _class_site(block.attn, f"{path}.attn", dim=dim, tokens=1 + patches, grid=grid)
+            yield class_attn_site(block.attn, f"{path}.attn", dim=dim, tokens=1 + patches, grid=grid)
             yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix_tokens=1, class_token=True)
 
 
@@ -101,7 +101,8 @@ def _talking_site(module: Any, path: str, **tokens: Any) -> Site:
     return Site(path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(stages, path), missing=missing)
 
 
-def _class_site(module: Any, path: str, **tokens: Any) -> Site:
+def class_attn_site(module: Any, path: str, **tokens: Any) -> Site:
+    """The site that CaiT's class attention is, here and where others of timm's families use it."""
     if plain_class(module) is not ClassAttn:
         return unread_site(module, path, **tokens)
     width = module.proj.in_features // module.num_heads

@@ -8,19 +8,17 @@ from typing import Any, ClassVar, cast
 from timm.models.davit import ChannelBlock, DaVit, SpatialBlock, WindowAttention
 from torch import Tensor
 
-from attngraft.anatomy import STAGES, AttentionGeometry, Projected, plain_class
+from attngraft.anatomy import Projected, plain_class
 from attngraft.hosts.adapter import Site, check_known, fused_rows
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import by_role, mlp_sites
+from attngraft.hosts.timm.channels import channel_site
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.maps import map_of, tokens_of
 from attngraft.hosts.timm.still_windows import StillWindows, Undropped, windows_site
 
 _BLOCK = ("cpe1", "norm1", "attn", "drop_path1", "cpe2", "norm2", "mlp", "drop_path2")
-_CHANNELS = (
-    "it attends between channels, its softmax is not over tokens; name blocks with windows, or choose grafts of MLPs"
-)
 
 
 class GraftedWindowAttention(Undropped, WindowAttention):
@@ -75,9 +73,8 @@ class TimmDaVit(TimmFamily):
                 rows=fused_rows(module, "qkv", heads=module.num_heads),
             )
         else:
-            geometry = AttentionGeometry(dim=dim, tokens=rows * columns, grid=grid, heads=1, key_width=0, value_width=0)
-            missing = dict.fromkeys(STAGES, _CHANNELS)
-            yield Site(path=attn, kind="attention", geometry=geometry, carriers={}, missing=missing)
+            instead = "name blocks with windows"
+            yield channel_site(attn, instead=instead, dim=dim, tokens=rows * columns, grid=grid)
         if block.mlp is not None:
             yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=rows * columns, grid=grid)
 
