@@ -22,7 +22,7 @@ class Extra:
 
 #: by package; a new family adds its name here
 OPTIONAL: Mapping[str, Extra] = {
-    "transformers": Extra("hf", tuple(f"hf.{name}" for name in ("vit", "dinov2", "dinov3", "clip", "swin")))
+    "transformers": Extra("hf", tuple(f"hf.{name}" for name in ("vit", "dinov2", "dinov3", "clip", "swin", "marian")))
 }
 
 

@@ -47,11 +47,11 @@ class Tokens(nn.Module):
 
 
 def off_zero(model: nn.Module) -> nn.Module:
-    """Weights of fresh models are small, and biases zero: as after some training."""
+    """Weights of fresh models are small, and biases zero: as after some training. What is not trained stays."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.device.type != "meta":
+            if parameter.device.type != "meta" and parameter.requires_grad:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model
 

@@ -157,7 +157,10 @@ class ProjectedSite(AttentionSite):
     def visible(self, projected: Projected) -> Tensor | None:
         if projected.causal:
             return super().visible(projected)
-        return None if projected.bias is None else shown(projected.bias)
+        if projected.bias is None:
+            return None
+        seen = shown(projected.bias)
+        return seen | ~seen.any(dim=-1, keepdim=True)  # as the scores have it, see there
 
     def output_layer(self) -> LinearLayer | None:
         layer = getattr(self, self.out)
@@ -189,25 +192,29 @@ def attention_site(
     path: str,
     *,
     end: str,
-    out: str = "o_proj",
+    out: str | None = "o_proj",
     projections: tuple[str, str, str] = PROJECTIONS,
     width: str = "head_dim",
+    ending: str | None = None,
     arguments: tuple[str, ...] = (),
+    children: tuple[str, ...] = (),
     **known: Any,
 ) -> Site:
     """The site that such an attention is.
 
     Args:
         end: path of the module that carries `attn.end`; where there are windows, it puts them back and knows more of them.
-        out: name of the output projection. projections: of those of q, k, v. width: of the width of a head.
-        arguments: that its forward takes, beside tokens and mask.
+        out: name of the output projection; None: another module has it.
+        projections: names of those of q, k, v. width: of the width of a head.
+        ending: path of the layer that leaves its dropout to an attention with grafts, for `attn.end`.
+        arguments: that its forward takes, beside tokens and mask. children: that it may hold, beside its projections.
         known: fields of the geometry that the model knows.
     """
     check_known(
         module,
         path,
         arguments=("hidden_states", "attention_mask", "kwargs", *arguments),
-        children=(*projections, out, "relative_position_bias"),
+        children=(*projections, *(() if out is None else (out,)), *children),
     )
     each = getattr(module, width)
     geometry = AttentionGeometry(
@@ -225,6 +232,9 @@ def attention_site(
         return Site(path=path, kind="attention", geometry=geometry, carriers={}, missing=missing)
     carriers: dict[Stage, str] = {**dict.fromkeys(INSIDE, path), "attn.end": end}
     if geometry.window is None:
-        return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, missing=NO_WINDOWS)
+        told: dict[Stage, tuple[str, ...]] = {} if ending is None else {"attn.end": (ending,)}
+        return Site(
+            path=path, kind="attention", geometry=geometry, carriers=carriers, missing=NO_WINDOWS, informants=told
+        )
     carriers["attn.window"] = path
     return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, informants={"mix": (end,)})

@@ -131,6 +131,7 @@ class TransformersSwin(ImageFamily):
             attention,
             f"{path}.attention",
             end=path,
+            children=("relative_position_bias",),
             dim=dim,
             tokens=side * side,
             sequences=-(-grid[0] // side) * -(-grid[1] // side),

@@ -1,0 +1,41 @@
+"""Encoder-decoders under the contract: what it takes beside `hosts.py`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from tests.contract.hf.hosts import Tokens, TransformersContract, off_zero
+
+#: of the encoder only: the decoder must not see later tokens
+MIXING = ["bisa(learned=true, norm=true)", "vertical + cb(at=both)", "horizontal + cb_s(init=1, position=front)"]
+SPECS = [
+    *MIXING,
+    "toy_flatten + toy_scale(start=0.5, stage=heads)",
+    "toy_scale(start=0.5, stage='attn.end') + toy_scale(start=0.5, stage='mlp.mid')",
+]
+CAUSAL = {
+    "bisa": "must not see later ones, and the softmax over queries does",
+    "cb": "must not see later ones, and this averages over all",
+}
+
+
+class Translation(Tokens):
+    """The tokens that an encoder-decoder puts out."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:  # type: ignore[override]
+        return self.model(*inputs).last_hidden_state
+
+
+class SequenceContract(TransformersContract):
+    """Two layers on each side: six attentions, four MLPs."""
+
+    layers = 6
+    mlps: ClassVar = 4
+    specs: ClassVar = [*SPECS, *CAUSAL]
+    refused: ClassVar[dict[str, str]] = {"cb(at=attention, scope=window)": "no windows", **CAUSAL}
+    where: ClassVar = dict.fromkeys(MIXING, "encoder")
+
+    def make(self) -> nn.Module:
+        return off_zero(Translation(self.made()))

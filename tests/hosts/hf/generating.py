@@ -1,0 +1,214 @@
+"""What users do with an encoder-decoder of transformers, they do with a grafted one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import attngraft
+from attngraft.hosts import find_host
+from tests.contract.hf.hosts import off_zero, transformers
+from tests.contract.tester import randomize
+from tests.grafting import toys  # noqa: F401 - registers the toy grafts
+
+IDS = torch.randint(3, 30, (3, 9), generator=torch.Generator().manual_seed(0))
+MASK = (torch.arange(9) < torch.tensor([[9], [6], [4]])).long()
+WRITTEN = torch.randint(3, 30, (3, 7), generator=torch.Generator().manual_seed(1))
+#: what mixes no tokens, and what sees a mask; what mixes tokens, in the encoder
+CAUSAL = ["horizontal + vertical", "toy_flatten + toy_scale(start=0.5, stage='attn.end')", "bisa@encoder + horizontal"]
+
+
+class Generates:
+    """Subclass with `made`; the model has two layers on each side and a vocabulary of 30."""
+
+    implementations = ("sdpa", "eager")
+    paths: ClassVar[dict[str, str]]  #: of the attentions in the first layers: encoder, decoder, cross
+
+    def made(self, *, head: bool) -> Any:
+        """The model with the head that writes, or without."""
+        raise NotImplementedError
+
+    def model(self, implementation: str = "sdpa", *, head: bool = True) -> Any:
+        torch.manual_seed(0)
+        model = off_zero(self.made(head=head))
+        model.set_attn_implementation(implementation if implementation in self.implementations else "eager")
+        return model.eval()
+
+    @torch.no_grad()
+    def states(self, model: Any, ids: Tensor = IDS, mask: Tensor | None = None, written: Tensor = WRITTEN) -> Tensor:
+        outputs = model(input_ids=ids, attention_mask=mask, decoder_input_ids=written, output_hidden_states=True)
+        return outputs.decoder_hidden_states[-1]
+
+    @pytest.mark.parametrize("spec", CAUSAL)
+    @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+    @pytest.mark.parametrize("beams", [1, 3])
+    def test_a_cache_changes_nothing(self, beams: int, implementation: str, spec: str) -> None:
+        model = self.model(implementation)
+        plain = written(model, beams)
+        attngraft.graft(model, spec)
+        randomize(model, only_grafts=True)
+        kept, again = written(model, beams), written(model, beams, use_cache=False)
+        assert torch.equal(kept.sequences, again.sequences)
+        torch.testing.assert_close(kept.logits, again.logits, rtol=1e-4, atol=1e-4)
+        assert not torch.equal(kept.logits[0], plain.logits[0])
+        attngraft.ungraft(model)
+        assert all(torch.equal(a, b) for a, b in zip(written(model, beams).logits, plain.logits, strict=True))
+
+    @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+    def test_a_cache_of_fixed_size_changes_nothing(self, implementation: str) -> None:
+        model = self.model(implementation)
+        attngraft.graft(model, "horizontal + toy_flatten@decoder.*.1")
+        randomize(model, only_grafts=True)
+        kept = written(model)
+        fixed = written(model, cache_implementation="static", disable_compile=True)
+        assert torch.equal(kept.sequences, fixed.sequences)
+        torch.testing.assert_close(kept.logits, fixed.logits, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("beams", [1, 3])
+    def test_what_starts_as_the_host_writes_what_the_host_writes(self, beams: int) -> None:
+        model = self.model()
+        plain = written(model, beams)
+        attngraft.graft(model, "horizontal(identity=true) + vertical(identity=true)")
+        found = written(model, beams)
+        assert torch.equal(found.sequences, plain.sequences)
+        torch.testing.assert_close(found.logits, plain.logits)
+
+    @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+    @pytest.mark.parametrize("spec", CAUSAL)
+    def test_no_token_sees_later_ones(self, spec: str, implementation: str) -> None:
+        model = self.model(implementation, head=False)
+        attngraft.graft(model, spec)
+        randomize(model, only_grafts=True)
+        other = WRITTEN.clone()
+        other[:, 4:] = 5
+        found, changed = self.states(model), self.states(model, written=other)
+        torch.testing.assert_close(changed[:, :4], found[:, :4])
+        assert not torch.allclose(changed[:, 4:], found[:, 4:], atol=1e-2)
+
+    @pytest.mark.parametrize("verb", [attngraft.graft, attngraft.plan])
+    @pytest.mark.parametrize("where", ["all", "decoder"])
+    def test_what_mixes_tokens_is_refused_in_the_decoder(self, where: str, verb: Any) -> None:
+        model = self.model(head=False)
+        reasons = {"bisa": "the softmax over queries does", "misa": "the softmax over queries does"}
+        reasons |= dict.fromkeys(["cb", "cb_s(at=both)", "se(reduction=2)"], "this averages over all")
+        for spec, reason in reasons.items():
+            with pytest.raises(
+                attngraft.HostError, match=rf"cannot stand at decoder.*tokens must not see later ones, and {reason}"
+            ):
+                verb(model, f"{spec}@{where}")
+        attngraft.graft(model, "bisa@encoder + cb@encoder")
+
+    @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+    @pytest.mark.parametrize("spec", ["bisa@encoder", "bisa(norm=true)@encoder", "misa@encoder", "toy_flatten"])
+    def test_padding_of_the_encoder_takes_no_part(self, spec: str, implementation: str) -> None:
+        model = self.model(implementation, head=False)
+        attngraft.graft(model, spec)
+        randomize(model, only_grafts=True)
+        other = IDS.where(MASK > 0, 7)
+        found = self.states(model, mask=MASK)
+        assert torch.isfinite(found).all()
+        torch.testing.assert_close(self.states(model, other, MASK), found)
+        assert not torch.allclose(self.states(model)[1:], found[1:], atol=1e-2)
+        torch.testing.assert_close(self.states(model)[0], found[0])
+        short = self.states(model, IDS[2:, :4], written=WRITTEN[2:])
+        torch.testing.assert_close(short, found[2:], rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("spec", ["cb", "cb_s(init=1, at=attention)", "cb(position=mid)", "se(reduction=2)"])
+    def test_what_averages_over_all_tokens_refuses_padding(self, spec: str) -> None:
+        model = self.model(head=False)
+        classes = [type(module) for module in model.modules()]
+        attngraft.graft(model, f"{spec}@encoder")
+        with pytest.raises(attngraft.AttngraftError, match="which gives a mask of padding: its batches hold padding"):
+            self.states(model, mask=MASK)
+        assert torch.equal(self.states(model, mask=torch.ones_like(MASK)), self.states(model))
+        attngraft.ungraft(model)
+        assert [type(module) for module in model.modules()] == classes
+        self.states(model, mask=MASK)
+
+    @pytest.mark.parametrize("spec", ["horizontal", "toy_flatten", "bisa@encoder"])
+    def test_attentions_are_those_of_the_recording(self, spec: str) -> None:
+        model = self.model("eager", head=False)
+        given = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": WRITTEN, "output_attentions": True}
+        plain = model(**given)
+        attngraft.graft(model, spec)
+        randomize(model, only_grafts=True)
+        outputs = model(**given)
+        with attngraft.record(model, ["weights"]) as recording:
+            model(**given)
+        for side, name in (("encoder", "encoder"), ("decoder", "decoder"), ("cross", "cross")):
+            field = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}[
+                name
+            ]
+            found, expected = getattr(outputs, field), getattr(plain, field)
+            assert [each.shape for each in found] == [each.shape for each in expected] and len(found) == 2
+            assert torch.equal(found[0], recording[self.paths[side]]["weights"])
+        assert torch.equal(outputs.encoder_attentions[0], plain.encoder_attentions[0]) == (spec != "toy_flatten")
+
+    def test_a_hidden_start_leaves_numbers(self) -> None:
+        """Texts of unequal length end together: some queries see nothing."""
+        model = self.model(head=False)
+        attngraft.graft(model, "toy_flatten@*.*.0 + horizontal")
+        late = (torch.arange(7) >= torch.tensor([[0], [2], [4]])).long()
+        outputs = model(input_ids=IDS, decoder_input_ids=WRITTEN, decoder_attention_mask=late)
+        assert torch.isfinite(outputs.last_hidden_state[late > 0]).all()
+
+    def test_saved_and_loaded(self, tmp_path: Path) -> None:
+        model = self.model()
+        attngraft.graft(model, "horizontal + bisa@encoder")
+        randomize(model, only_grafts=True)
+        attngraft.save_pretrained(model, tmp_path)
+        found, expected = written(attngraft.from_pretrained(tmp_path)), written(model)
+        assert torch.equal(found.sequences, expected.sequences)
+        assert all(torch.equal(a, b) for a, b in zip(found.logits, expected.logits, strict=True))
+        host = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+        attngraft.ungraft(model)
+        assert all(torch.equal(a, b) for a, b in zip(written(host).logits, written(model).logits, strict=True))
+
+    def test_a_graft_file_serves_a_model_with_a_head_and_one_without(self, tmp_path: Path) -> None:
+        model, alone = self.model(), self.model(head=False)
+        assert [site.path for site in find_host(model).sites] == [site.path for site in find_host(alone).sites]
+        attngraft.graft(model, "horizontal + cb_s(init=1)@encoder")
+        randomize(model, only_grafts=True)
+        plain = {name: value for name, value in model.state_dict().items() if ".grafts." not in name}
+        alone.load_state_dict({name.removeprefix("model."): value for name, value in plain.items()}, strict=False)
+        attngraft.load_grafts(alone, attngraft.save_grafts(model, tmp_path / "grafts.safetensors"))
+        assert torch.equal(self.states(alone), self.states(model))
+
+    def test_a_plan_measures_what_a_graft_changes(self) -> None:
+        report = attngraft.plan(self.model(), "horizontal@decoder", measure=True)
+        assert report.change is not None and report.change.max_absolute > 0
+
+    def test_trainer_trains_grafts(self, tmp_path: Path) -> None:
+        model = self.model()
+        attngraft.graft(model, "horizontal + bisa@encoder")
+        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        data = [{"input_ids": ids, "labels": labels} for ids, labels in zip(IDS, WRITTEN, strict=True)]
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=1,
+            per_device_train_batch_size=3,
+            learning_rate=0.1,
+            gradient_checkpointing=True,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            save_strategy="no",
+        )
+        transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
+        moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+        for name in ("encoder", "decoder"):
+            assert any(f"{name}." in parameter and ".grafts.horizontal." in parameter for parameter in moved)
+        assert any(".grafts.bisa." in parameter for parameter in moved)
+        written(model.eval())
+
+
+def written(model: Any, beams: int = 1, **options: Any) -> Any:
+    """What the model writes: 6 tokens, with padding in its encoder's batch, and the logits on the way."""
+    settings = {"max_new_tokens": 6, "min_new_tokens": 6, "num_beams": beams, "do_sample": False, **options}
+    settings |= {"return_dict_in_generate": True, "output_logits": True}
+    with torch.no_grad():
+        return model.generate(input_ids=IDS, attention_mask=MASK, **settings)
