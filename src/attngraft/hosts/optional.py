@@ -20,10 +20,10 @@ class Extra:
     names: tuple[str, ...]  #: of the adapters: `hf.vit` is registered by `attngraft.hosts.hf.vit`
 
 
-#: by package; a new family adds its name here
-OPTIONAL: Mapping[str, Extra] = {
-    "transformers": Extra("hf", tuple(f"hf.{name}" for name in ("vit", "dinov2", "dinov3", "clip", "swin", "marian")))
-}
+#: a new family adds its name here
+_HUGGING_FACE = ("vit", "dinov2", "dinov3", "clip", "swin", "marian", "bert", "roberta", "electra", "distilbert")
+#: by package
+OPTIONAL: Mapping[str, Extra] = {"transformers": Extra("hf", tuple(f"hf.{name}" for name in _HUGGING_FACE))}
 
 
 @cache

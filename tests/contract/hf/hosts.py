@@ -30,6 +30,18 @@ TINY = {
     "intermediate_size": 48,
 }
 
+#: of texts, for BERT and its kin
+TINY_TEXT = {
+    "vocab_size": 40,
+    "max_position_embeddings": 20,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 48,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
 
 class Tokens(nn.Module):
     """The tokens that a model of transformers puts out."""
@@ -38,8 +50,8 @@ class Tokens(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        return self.model(pixel_values).last_hidden_state
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs).last_hidden_state
 
     def set_grad_checkpointing(self, enable: bool) -> None:
         assert enable

@@ -70,9 +70,12 @@ class ImageFamily(TransformersFamily):
 class TextFamily(TransformersFamily):
     """Models that take ids of tokens first; texts have any length, so that no site knows its number of tokens."""
 
-    heads = ("classifier", "cls", "lm_head", "qa_outputs")
+    heads: ClassVar[tuple[str, ...]] = ("classifier", "cls", "lm_head", "qa_outputs")
+    several: ClassVar[tuple[type[nn.Module], ...]] = ()  #: models that choose one of several texts
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
+        if type(model) in self.several:
+            return (random_ids(model, batch=2 * batch).unflatten(0, (batch, 2)),)
         return (random_ids(model, batch=batch),)
 
 

@@ -51,11 +51,14 @@ class Gated(MlpEnds):
 class MaskedLayer(GraftedModule):
     """A layer whose tokens may be hidden by a mask, which its MLP never sees: it refuses for the MLP's grafts."""
 
-    mlp: nn.Module
+    unaware: ClassVar[tuple[str, ...]] = ("mlp",)  #: names of the modules that do not see the mask
 
     @property
     def in_use(self) -> bool:
-        return super().in_use or (isinstance(self.mlp, GraftedModule) and self.mlp.in_use)
+        return super().in_use or any(part.in_use for part in self._unaware())
+
+    def _unaware(self) -> list[GraftedModule]:
+        return [part for name in self.unaware if isinstance(part := getattr(self, name), GraftedModule)]
 
     def check(self, mask: Tensor | None) -> None:
         """Refuse a mask for grafts that average over all tokens.
@@ -64,9 +67,8 @@ class MaskedLayer(GraftedModule):
             UsageError: such a graft stands in the layer or its MLP.
         """
         if hides(mask):
-            for part in (self, self.mlp):
-                if isinstance(part, GraftedModule):
-                    check_call(part, padded=True)
+            for part in (self, *self._unaware()):
+                check_call(part, padded=True)
 
 
 def _linear(layer: Any) -> nn.Linear | None:

@@ -37,6 +37,7 @@ class LayerWithDropout(MaskedLayer):
 
     layernorm_before: nn.Module
     attention: nn.Module
+    mlp: nn.Module
     layernorm_after: nn.Module
     dropout: nn.Module
 

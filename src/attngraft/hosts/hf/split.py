@@ -1,0 +1,259 @@
+"""Layers as BERT's: one module makes the heads and another projects them, and so with the MLP.
+
+`BertSelfAttention` carries `mix`, `weights` and `heads`. What follows stands in `BertSelfOutput`, whose forward ends behind
+the residual and its norm; so `BertAttention`, which holds both, spells it out and carries `tokens` and `attn.end`. Of the
+MLP `BertIntermediate` carries the front and the middle, `BertOutput` the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+from torch import Tensor, nn
+
+from attngraft.anatomy import GraftedModule, LinearLayer, MlpGeometry, Projected, Stage
+from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.calls import check_call
+from attngraft.hosts.hf.attention import attention_site, hides
+from attngraft.hosts.hf.chunks import in_chunks
+from attngraft.hosts.hf.decoder import CachingSite
+from attngraft.hosts.hf.family import TextFamily
+from attngraft.hosts.hf.mlp import MaskedLayer
+
+Behind = list[Callable[[Tensor], Tensor]]
+PROJECTIONS = ("query", "key", "value")
+
+
+class Heads(CachingSite):
+    """The sentence up to the heads (`BertSelfAttention`); returns (heads side by side, weights) as the host does."""
+
+    projections = PROJECTIONS
+    width = "attention_head_size"
+    precise = False
+    ends = ()
+    crosses: ClassVar[bool] = False
+    dropout: nn.Dropout
+
+    def project(  # type: ignore[override]
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        behind: Behind | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> Projected:
+        """`behind` is to be filled with what remains to be done behind the projection."""
+        if past_key_values is not None and not self.is_decoder:  # keys that somebody put in front
+            check_call(self, cross=True)
+        memory = encoder_hidden_states if self.crosses else None
+        projected = super().project(x, attention_mask, memory, past_key_values, is_causal=is_causal)
+        return projected._replace(rest=behind)
+
+    def sentence(
+        self,
+        projected: Projected,
+        again: Callable[[Tensor], Projected],
+        *,
+        drop: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        mixed = self.mix(projected, again)
+        if mixed.after is not None:
+            projected.rest.more.append(mixed.after)
+        return self.merge(self.run("heads", mixed.heads, projected.queries), projected)
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        return heads.transpose(1, 2).contiguous().flatten(2)
+
+    def dropped(self) -> float:
+        return self.dropout.p if self.training else 0.0
+
+    def output_layer(self) -> LinearLayer | None:
+        return None
+
+
+class CrossHeads(Heads):
+    """The same with the keys of other tokens (`BertCrossAttention`), which only decoders have."""
+
+    crosses = True
+    is_decoder = True
+
+
+class Around(GraftedModule):
+    """The rest of the sentence (`BertAttention`): projection, dropout, and behind them residual and norm."""
+
+    output: Any
+    is_cross_attention: bool
+
+    @property
+    def in_use(self) -> bool:
+        return super().in_use or bool(self._mixers())
+
+    def _mixers(self) -> list[nn.Module]:
+        inner = self._inner()
+        return inner.grafts_at("mix") if isinstance(inner, GraftedModule) else []
+
+    def _inner(self) -> Any:
+        return getattr(self, "self")  # noqa: B009 - of this name
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The host's own, with `BertSelfOutput` spelled out."""
+        if hides(attention_mask):
+            check_call(self, padded=True)
+        behind: Behind = []
+        heads, weights = self._inner()(
+            hidden_states,
+            encoder_hidden_states=encoder_hidden_states,
+            attention_mask=encoder_attention_mask if self.is_cross_attention else attention_mask,
+            past_key_values=past_key_values,
+            **({"behind": behind} if self._mixers() else {}),
+            **kwargs,
+        )
+        tokens = self.output.dense(heads)
+        for after in behind:
+            tokens = after(tokens)
+        tokens = self.run("tokens", tokens, hidden_states)
+        tokens = self.run("attn.end", self.output.dropout(tokens))
+        return self.output.LayerNorm(tokens + hidden_states), weights
+
+    def between(self, stage: Stage) -> str | None:
+        made = next((mixer for mixer in self._mixers() if getattr(mixer, "adds_after", False)), None)
+        if made is not None:
+            return f"{cast(Any, made).kind} adds an output of its own behind the host's output projection"
+        if stage == "attn.end" and self.grafts_at("tokens"):
+            return "another graft stands between it and the host's output projection"
+        return None
+
+    def linear_before(self, stage: Stage) -> LinearLayer | None:
+        return None if self.between(stage) else _linear(self.output.dense)
+
+
+class Front(GraftedModule):
+    """Front and middle of the MLP (`BertIntermediate`)."""
+
+    dense: nn.Module
+    intermediate_act_fn: Callable[[Tensor], Tensor]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """The host's own, with places at both ends."""
+        x = self.dense(self.run("mlp.front", hidden_states))
+        return self.run("mlp.mid", self.intermediate_act_fn(x))
+
+    def linear_after(self, stage: Stage) -> LinearLayer | None:
+        return _linear(self.dense) if stage == "mlp.front" else None
+
+
+class End(GraftedModule):
+    """End of the MLP, and behind it residual and norm (`BertOutput`)."""
+
+    dense: nn.Module
+    dropout: nn.Module
+    LayerNorm: nn.Module
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        """The host's own, with a place before the residual."""
+        x = self.run("mlp.end", self.dropout(self.dense(hidden_states)))
+        return cast(Tensor, self.LayerNorm(x + input_tensor))
+
+    def linear_before(self, stage: Stage) -> LinearLayer | None:
+        return _linear(self.dense)
+
+
+class Layer(MaskedLayer):
+    """It gives its mask to the attention alone (`BertLayer`)."""
+
+    unaware = ("intermediate", "output")
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The host's own, once the grafts of the MLP are content with the mask."""
+        self.check(attention_mask)
+        return super().forward(  # type: ignore[misc]
+            hidden_states,
+            attention_mask,
+            encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+            **kwargs,
+        )
+
+
+class SplitFamily(TextFamily):
+    """Sites `encoder.layer.<i>.attention` (`.crossattention`) and `encoder.layer.<i>.intermediate`, the whole MLP."""
+
+    def read(self, layer: Any, path: str) -> Iterable[Site]:
+        arguments = ("hidden_states", "attention_mask", "encoder_hidden_states", "encoder_attention_mask")
+        shared = (*arguments, "past_key_values", "kwargs")
+        check_known(layer, path, arguments=shared, children=("attention", "crossattention", "intermediate", "output"))
+        causal = bool(layer.is_decoder)
+        known = {
+            "dim": layer.output.dense.out_features,
+            "causal": causal,
+            "class_token": not causal,
+            "prefix_tokens": 0 if causal else 1,
+        }
+        yield _attention_site(layer.attention, f"{path}.attention", arguments=shared, **known)
+        if layer.add_cross_attention:
+            yield _attention_site(layer.crossattention, f"{path}.crossattention", arguments=shared, cross=True, **known)
+        yield _mlp_site(layer, path, **known)
+
+
+def _attention_site(module: Any, path: str, *, arguments: tuple[str, ...], **known: Any) -> Site:
+    check_known(module, path, arguments=arguments, children=("self", "output"))
+    _check_output(module.output, f"{path}.output")
+    site = attention_site(
+        module.get_submodule("self"),
+        f"{path}.self",
+        end=path,
+        out=None,
+        projections=PROJECTIONS,
+        width="attention_head_size",
+        arguments=("past_key_values", "encoder_hidden_states"),
+        children=("dropout",),
+        **known,
+    )
+    carriers = {**site.carriers, "tokens": path} if site.carriers else {}
+    return replace(site, path=path, carriers=carriers, informants={"mix": (path,)})
+
+
+def _mlp_site(layer: Any, path: str, **known: Any) -> Site:
+    front, end = f"{path}.intermediate", f"{path}.output"
+    children = ("dense", "intermediate_act_fn")
+    check_known(layer.intermediate, front, arguments=("hidden_states",), children=children)
+    _check_output(layer.output, end)
+    missing = in_chunks(layer)
+    carriers: dict[Stage, str] = {} if missing else {"mlp.front": front, "mlp.mid": front, "mlp.end": end}
+    return Site(
+        path=front,
+        kind="mlp",
+        geometry=MlpGeometry(**known, hidden=layer.intermediate.dense.out_features),
+        carriers=carriers,
+        missing=missing,
+        informants=dict.fromkeys(carriers, (path,)),
+    )
+
+
+def _check_output(module: nn.Module, path: str) -> None:
+    check_known(module, path, arguments=("hidden_states", "input_tensor"), children=("dense", "LayerNorm", "dropout"))
+
+
+def _linear(layer: Any) -> nn.Linear | None:
+    return layer if isinstance(layer, nn.Linear) else None

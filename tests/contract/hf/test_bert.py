@@ -1,0 +1,111 @@
+"""Hugging Face's BERT and its kin under the contract."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+from torch import nn
+
+from tests.contract.hf.hosts import TINY_TEXT, TransformersContract
+from tests.contract.tester import GRAFTS
+
+#: of DistilBERT, which has names of its own
+DISTIL = {
+    "vocab_size": 40,
+    "max_position_embeddings": 20,
+    "dim": 24,
+    "n_layers": 2,
+    "n_heads": 3,
+    "hidden_dim": 48,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+#: what must not see later tokens refuses them
+CAUSAL = {
+    "bisa": "must not see later ones, and the softmax over queries does",
+    "cb": "must not see later ones, and this averages over all",
+    "cb(at=attention)": "must not see later ones, and this averages over all",
+}
+#: what can stand where tokens must not see later ones
+FOR_DECODERS = [
+    "toy_flatten + toy_scale(start=0.5, stage=heads)",
+    "horizontal + vertical",
+    "toy_scale(start=0.5, stage='mlp.mid') + identity(stage='attn.end')",
+]
+
+
+class TestBert(TransformersContract):
+    """Attention and MLP spread over two modules each."""
+
+    def made(self) -> nn.Module:
+        from transformers import BertConfig, BertModel
+
+        return BertModel(BertConfig(**TINY_TEXT), add_pooling_layer=False)
+
+
+@pytest.mark.slow
+class TestBertWithEveryGraft(TestBert):
+    specs: ClassVar = GRAFTS
+
+
+@pytest.mark.slow
+class TestBertAsDecoder(TransformersContract):
+    """Tokens that must not see later ones."""
+
+    specs: ClassVar = [*FOR_DECODERS, *CAUSAL]
+    refused: ClassVar = CAUSAL
+
+    def made(self) -> nn.Module:
+        from transformers import BertConfig, BertModel
+
+        return BertModel(BertConfig(**TINY_TEXT, is_decoder=True, use_cache=False), add_pooling_layer=False)
+
+
+@pytest.mark.slow
+class TestRoberta(TransformersContract):
+    """Positions counted from behind the padding."""
+
+    def made(self) -> nn.Module:
+        from transformers import RobertaConfig, RobertaModel
+
+        return RobertaModel(RobertaConfig(**TINY_TEXT), add_pooling_layer=False)
+
+
+@pytest.mark.slow
+class TestXLMRoberta(TransformersContract):
+    """RoBERTa's layout in classes of its own."""
+
+    def made(self) -> nn.Module:
+        from transformers import XLMRobertaConfig, XLMRobertaModel
+
+        return XLMRobertaModel(XLMRobertaConfig(**TINY_TEXT), add_pooling_layer=False)
+
+
+@pytest.mark.slow
+class TestCamembert(TransformersContract):
+    """RoBERTa's layout in classes of its own."""
+
+    def made(self) -> nn.Module:
+        from transformers import CamembertConfig, CamembertModel
+
+        return CamembertModel(CamembertConfig(**TINY_TEXT), add_pooling_layer=False)
+
+
+@pytest.mark.slow
+class TestElectra(TransformersContract):
+    """Embeddings of another width."""
+
+    def made(self) -> nn.Module:
+        from transformers import ElectraConfig, ElectraModel
+
+        return ElectraModel(ElectraConfig(**TINY_TEXT, embedding_size=16))
+
+
+class TestDistilBert(TransformersContract):
+    """One module for each branch."""
+
+    def made(self) -> nn.Module:
+        from transformers import DistilBertConfig, DistilBertModel
+
+        return DistilBertModel(DistilBertConfig(**DISTIL))
