@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from attngraft.errors import AttngraftError, GraftFileError, GraftSpecError, HostError
     from attngraft.export.folder import load
     from attngraft.export.hf import from_pretrained, save_pretrained
+    from attngraft.export.hf_trainer import GraftCheckpoints
     from attngraft.export.hub import push_to_hub
     from attngraft.grafting.apply import graft, ungraft
     from attngraft.grafting.catalog import list_grafts, list_hosts
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AttngraftError": "errors",
     "Graft": "anatomy",
+    "GraftCheckpoints": "export.hf_trainer",
     "GraftFileError": "errors",
     "GraftReport": "grafting.report",
     "GraftSpecError": "errors",
@@ -63,6 +65,7 @@ _HOMES = {
 __all__ = [
     "AttngraftError",
     "Graft",
+    "GraftCheckpoints",
     "GraftFileError",
     "GraftReport",
     "GraftSpecError",

@@ -6,6 +6,7 @@ grafts.safetensors                what was grafted, a file as `attngraft.save_gr
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted
 from attngraft.grafting.io import graft_bytes, load_grafts
 from attngraft.hosts import find_host
+
+log = logging.getLogger(__name__)
 
 GRAFTS = "grafts.safetensors"
 _MISSING = (
@@ -69,7 +72,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
 def from_pretrained(
     path: str | os.PathLike[str], *, model_class: type[nn.Module] | None = None, **options: Any
 ) -> nn.Module:
-    """The grafted model that `save_pretrained` wrote, in evaluation mode.
+    """The grafted model that `save_pretrained` wrote, or `Trainer` with `GraftCheckpoints`, in evaluation mode.
 
     Args:
         path: a folder, or a repository of the Hugging Face Hub (USER/NAME).
@@ -99,9 +102,25 @@ def from_pretrained(
             "Of a model without grafts transformers' own from_pretrained is enough"
         )
     kind: Any = _named_class(transformers, path, hub) if model_class is None else model_class
-    model: nn.Module = kind.from_pretrained(str(path), **options)
+    model = _host(transformers, kind, path, options)
     load_grafts(model, found)
     return model.eval()
+
+
+def _host(transformers: Any, kind: Any, path: str | os.PathLike[str], options: dict[str, Any]) -> nn.Module:
+    """The host alone. A checkpoint of Trainer has the grafts among its weights, too, which is no news to the reader."""
+    logging_of = transformers.utils.logging
+    before = logging_of.get_verbosity()
+    logging_of.set_verbosity_error()
+    try:
+        model, report = kind.from_pretrained(str(path), output_loading_info=True, **options)
+    finally:
+        logging_of.set_verbosity(before)
+    for what in ("missing", "unexpected"):
+        if names := sorted(name for name in report[f"{what}_keys"] if not is_graft(name)):
+            log.warning("%s: %s among the host's weights: %s", path, what, ", ".join(names))
+    loaded: nn.Module = model
+    return loaded
 
 
 def _named_class(transformers: Any, path: str | os.PathLike[str], hub: dict[str, Any]) -> Any:
