@@ -52,6 +52,8 @@ BUILT_IN = (
             "gemma4",
             "t2t_vit",
             "xcit",
+            "hiera",
+            "mvitv2",
         )
     ),
     "attngraft.hosts.torch_nn.family",
