@@ -154,11 +154,13 @@ def head_rows(module: nn.Module, name: str, *, start: int, width: int, step: int
 
 
 def fused_rows(module: nn.Module, name: str, *, heads: int) -> dict[str, tuple[HeadRows, ...]]:
-    """The rows of a projection that makes q of all heads, then k, then v, all of one width."""
+    """The rows of a projection that makes q of all heads, then k, then v, all of one width; and of `q_bias`, `k_bias` and
+    `v_bias`, where they stand beside it."""
     total = next(module.get_parameter(each).shape[0] for each in own_parameters(module, name)) // 3
     width = total // heads
     return {
         role: head_rows(module, name, start=i * total, width=width, step=width)
+        + head_rows(module, f"{role}_bias", start=0, width=width, step=width)
         for i, role in enumerate(("q", "k", "v"))
     }
 

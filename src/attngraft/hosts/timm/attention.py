@@ -17,14 +17,12 @@ from attngraft.anatomy import (
     LinearLayer,
     MlpGeometry,
     Projected,
-    Stage,
 )
-from attngraft.hosts.adapter import Site, check_known, fused_rows, own_parameters
+from attngraft.hosts.adapter import Site, check_known, own_parameters
+from attngraft.hosts.sites import GLOBAL as GLOBAL
+from attngraft.hosts.sites import NO_WINDOWS as NO_WINDOWS
+from attngraft.hosts.sites import fused_heads, global_site
 from attngraft.hosts.timm import mlp as timm_mlp
-
-#: an attention without windows
-GLOBAL: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.end")
-NO_WINDOWS: Mapping[Stage, str] = {"attn.window": "its attention has no windows; use scope=image"}
 
 
 class SelfAttention(AttentionSite):
@@ -110,16 +108,9 @@ def attention_site(module: Any, path: str, **tokens: Any) -> Site:
         children=("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"),
     )
     geometry = AttentionGeometry(
-        **tokens,
-        heads=module.num_heads,
-        key_width=module.head_dim,
-        value_width=module.head_dim,
-        rows=fused_rows(module, "qkv", heads=module.num_heads),
-        query_key_parameters=own_parameters(module, "q_norm", "k_norm"),
+        **tokens, **fused_heads(module), query_key_parameters=own_parameters(module, "q_norm", "k_norm")
     )
-    return Site(
-        path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, path), missing=NO_WINDOWS
-    )
+    return global_site(path, geometry)
 
 
 def unread_site(module: Any, path: str, **tokens: Any) -> Site:

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, cast
 from timm.models.cait import Cait, ClassAttn, LayerScaleBlock, LayerScaleBlockClassAttn, TalkingHeadAttn
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage, plain_class
-from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
+from attngraft.anatomy import AttentionGeometry, Projected, plain_class
+from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import fused_heads, global_site
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import NO_WINDOWS, SelfAttention, by_heads, by_role, mlp_sites, unread_site
+from attngraft.hosts.timm.attention import SelfAttention, by_heads, by_role, mlp_sites, unread_site
 from attngraft.hosts.timm.class_attention import ClassSite, class_site
 from attngraft.hosts.timm.family import Look, TimmFamily
 
@@ -86,19 +87,15 @@ def _talking_site(module: Any, path: str, **tokens: Any) -> Site:
         arguments=("x", "args", "kwargs"),
         children=("qkv", "attn_drop", "proj", "proj_l", "proj_w", "proj_drop"),
     )
-    width = module.proj.in_features // module.num_heads
+    fused = fused_heads(module)
+    fused["rows"] = {"v": fused["rows"]["v"]}  # q and k of each head serve all heads
     geometry = AttentionGeometry(
         **tokens,
-        heads=module.num_heads,
-        key_width=width,
-        value_width=width,
-        rows={"v": fused_rows(module, "qkv", heads=module.num_heads)["v"]},  # q and k of each head serve all heads
+        **fused,
         query_key_parameters=own_parameters(module, "proj_l"),
         score_rows=own_parameters(module, "proj_l"),
     )
-    stages: tuple[Stage, ...] = ("weights", "heads", "tokens", "attn.end")
-    missing = {**NO_WINDOWS, "mix": _TALKING}
-    return Site(path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(stages, path), missing=missing)
+    return global_site(path, geometry, {"mix": _TALKING})
 
 
 def class_attn_site(module: Any, path: str, **tokens: Any) -> Site:

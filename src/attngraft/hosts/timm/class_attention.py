@@ -9,7 +9,8 @@ from torch import Tensor
 
 from attngraft.anatomy import AttentionGeometry, HeadRows, Projected
 from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention
+from attngraft.hosts.sites import global_site
+from attngraft.hosts.timm.attention import SelfAttention
 
 
 class ClassSite(SelfAttention):
@@ -40,6 +41,4 @@ def class_site(
         value_width=width,
         rows=rows,
     )
-    return Site(
-        path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, path), missing=NO_WINDOWS
-    )
+    return global_site(path, geometry)

@@ -9,11 +9,12 @@ import torch
 from timm.models.convit import GPSA, MHSA, Block, ConVit
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage, plain_class
+from attngraft.anatomy import AttentionGeometry, Projected, plain_class
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import global_site
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, ScaledProducts, by_heads, by_role, mlp_sites
+from attngraft.hosts.timm.attention import ScaledProducts, by_heads, by_role, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily
 
 _GATED = (
@@ -79,9 +80,7 @@ class TimmConVit(TimmFamily):
         check_known(module, path, arguments=("x", "args", "kwargs"), children=children)
         width = module.proj.in_features // module.num_heads
         gated = plain_class(module) is GPSA
-        stages: tuple[Stage, ...] = GLOBAL
         if gated:
-            stages = ("weights", "heads", "tokens", "attn.end")
             rows = {
                 "q": head_rows(module, "qk", start=0, width=width, step=width),
                 "k": head_rows(module, "qk", start=module.dim, width=width, step=width),
@@ -99,10 +98,7 @@ class TimmConVit(TimmFamily):
             query_key_parameters=positions,
             score_rows=positions,
         )
-        missing = {**NO_WINDOWS, "mix": _GATED} if gated else NO_WINDOWS
-        return Site(
-            path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(stages, path), missing=missing
-        )
+        return global_site(path, geometry, {"mix": _GATED} if gated else {})
 
     def forget(self, model: nn.Module) -> None:
         """Positions that a call made, in the precision of that time."""

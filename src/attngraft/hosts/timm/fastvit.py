@@ -8,10 +8,12 @@ from typing import Any, ClassVar, cast
 from timm.models.fastvit import Attention, AttentionBlock, ConvMlp, FastVit
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, LinearLayer, MlpGeometry, Projected, Stage
-from attngraft.hosts.adapter import Site, check_known, fused_rows
+from attngraft.anatomy import AttentionGeometry, MlpGeometry, Projected
+from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, by_role
+from attngraft.hosts.sites import fused_heads, global_site, mlp_site
+from attngraft.hosts.timm.attention import SelfAttention, by_role
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.maps import MapMlpSite, map_of, tokens_of
 
@@ -26,7 +28,7 @@ class GraftedAttention(SelfAttention, Attention):
         return Projected(*by_role(self.qkv(x), self.num_heads), x)
 
 
-class GraftedConvMlp(MapMlpSite, ConvMlp):
+class GraftedConvMlp(LinearEnds, MapMlpSite, ConvMlp):
     """`timm.models.fastvit.ConvMlp`: a convolution of each channel comes first, so its front is behind that."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,12 +39,6 @@ class GraftedConvMlp(MapMlpSite, ConvMlp):
 
     def out(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.drop(self.fc2(x)))
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return self.fc2 if stage == "mlp.end" else None
-
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        return {"mlp.front": self.fc1, "mlp.mid": self.fc2}.get(stage)
 
 
 class TimmFastVit(TimmFamily):
@@ -61,27 +57,8 @@ class TimmFastVit(TimmFamily):
         check_known(mlp, f"{path}.mlp", arguments=("x",), children=("conv", "fc1", "act", "fc2", "drop"))
         _, dim, rows, columns = look.entering(path)
         tokens: dict[str, Any] = {"dim": dim, "tokens": rows * columns, "grid": (rows, columns)}
-        geometry = AttentionGeometry(
-            **tokens,
-            heads=module.num_heads,
-            key_width=module.head_dim,
-            value_width=module.head_dim,
-            rows=fused_rows(module, "qkv", heads=module.num_heads),
-        )
-        yield Site(
-            path=f"{path}.token_mixer",
-            kind="attention",
-            geometry=geometry,
-            carriers=dict.fromkeys(GLOBAL, f"{path}.token_mixer"),
-            missing=NO_WINDOWS,
-        )
-        stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
-        yield Site(
-            path=f"{path}.mlp",
-            kind="mlp",
-            geometry=MlpGeometry(**tokens, hidden=mlp.fc1.out_channels),
-            carriers=dict.fromkeys(stages, f"{path}.mlp"),
-        )
+        yield global_site(f"{path}.token_mixer", AttentionGeometry(**tokens, **fused_heads(module)))
+        yield mlp_site(f"{path}.mlp", MlpGeometry(**tokens, hidden=mlp.fc1.out_channels))
 
 
 register_host(TimmFastVit())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attngraft.anatomy import AttentionGeometry, Projected, Stage
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import SelfAttention, by_heads, by_role, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily, image_size
@@ -66,7 +67,7 @@ class TimmGCViT(TimmFamily):
 
     def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
         _, rows, columns, dim = look.entering(path)
-        module, attn, window = block.attn, f"{path}.attn", tuple(block.window_size)
+        module, attn, window = block.attn, f"{path}.attn", block.window_size
         check_known(
             module,
             attn,
@@ -76,10 +77,7 @@ class TimmGCViT(TimmFamily):
         width = module.head_dim
         geometry = AttentionGeometry(
             dim=dim,
-            tokens=window[0] * window[1],
-            sequences=(rows // window[0]) * (columns // window[1]),
-            grid=(rows, columns),
-            window=window,
+            **windowed((rows, columns), (window[0], window[1])),
             cross=module.use_global,
             heads=module.num_heads,
             key_width=width,
@@ -88,13 +86,7 @@ class TimmGCViT(TimmFamily):
             query_key_parameters=own_parameters(module, "rel_pos"),
             score_columns=score_columns(module),
         )
-        inside: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
-        yield Site(
-            path=attn,
-            kind="attention",
-            geometry=geometry,
-            carriers={**dict.fromkeys(inside, attn), "attn.end": path},
-        )
+        yield window_site(attn, geometry, block=path)
         yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=rows * columns, grid=(rows, columns))
 
 

@@ -15,10 +15,11 @@ from timm.models.gemma4_vit import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, HeadRows, LinearLayer, MlpEnds, MlpGeometry, Projected, Stage
+from attngraft.anatomy import AttentionGeometry, HeadRows, LinearLayer, MlpEnds, MlpGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention
+from attngraft.hosts.sites import global_site, mlp_site
+from attngraft.hosts.timm.attention import SelfAttention
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.mlp import NO_MIDDLE
 from attngraft.hosts.timm.padding import PaddedBlock, with_mask
@@ -97,22 +98,9 @@ class TimmGemma4(TimmFamily):
             rows=_rows(module),
             query_key_parameters=own_parameters(module, "q_norm", "k_norm"),
         )
-        yield Site(
-            path=f"{path}.attn",
-            kind="attention",
-            geometry=geometry,
-            carriers=dict.fromkeys(GLOBAL, f"{path}.attn"),
-            missing=NO_WINDOWS,
-        )
+        yield global_site(f"{path}.attn", geometry)
         check_known(mlp, f"{path}.mlp", arguments=("x",), children=("gate_proj", "up_proj", "down_proj", "act", "drop"))
-        stages: tuple[Stage, ...] = ("mlp.front", "mlp.end")
-        yield Site(
-            path=f"{path}.mlp",
-            kind="mlp",
-            geometry=MlpGeometry(**tokens, hidden=mlp.down_proj.linear.in_features),
-            carriers=dict.fromkeys(stages, f"{path}.mlp"),
-            missing=NO_MIDDLE,
-        )
+        yield mlp_site(f"{path}.mlp", MlpGeometry(**tokens, hidden=mlp.down_proj.linear.in_features), NO_MIDDLE)
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         """Pixels, which this host takes from 0 to 1."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -31,7 +32,6 @@ from attngraft.anatomy import (
     MlpGeometry,
     Projected,
     Projection,
-    Stage,
 )
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import (
@@ -43,7 +43,9 @@ from attngraft.hosts.adapter import (
     own_state,
     random_images,
 )
+from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import global_site, mlp_site
 from attngraft.hosts.timm.maps import MapMlpSite, map_of, tokens_of
 
 _ACTIVATIONS = ("hard_swish", "silu", "gelu", "relu", "relu6", "leaky_relu", "elu", "mish", "tanh", "sigmoid")
@@ -137,20 +139,16 @@ class GraftedAttentionDownsample(LevitSite, AttentionDownsample):
         return Projected(q, k, v, down, bias=self.get_attention_biases(x.device), keys=x)
 
 
-class GraftedLevitMlp(MapMlpSite, LevitMlp):
+class GraftedLevitMlp(LinearEnds, MapMlpSite, LevitMlp):
     """`timm.models.levit.LevitMlp`: grafts see tokens, also where the host has maps."""
+
+    linear_names = ("ln1", "ln2")
 
     def hidden(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.drop(self.act(self.ln1(x))))
 
     def out(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.ln2(x))
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return _linear(self.ln2) if stage == "mlp.end" else None
-
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        return _linear({"mlp.front": self.ln1, "mlp.mid": self.ln2}.get(stage))
 
 
 class TimmLevit(HostAdapter):
@@ -219,22 +217,14 @@ class TimmLevit(HostAdapter):
             query_key_parameters=("attention_biases",),
             score_rows=("attention_biases",),
         )
-        stages: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.end")
-        return Site(
-            path=self.canonical(path),
-            kind="attention",
-            geometry=geometry,
-            carriers=dict.fromkeys(stages, path),
-            missing={"attn.window": "its attention has no windows; use scope=image"},
-        )
+        return replace(global_site(path, geometry), path=self.canonical(path))
 
     def _mlp_site(self, module: Any, path: str, grid: tuple[int, ...]) -> Site:
         check_known(module, path, arguments=("x",), children=("ln1", "act", "drop", "ln2"))
         hidden, dim = _shape(module.ln1)[:2]
         rows, columns = grid
         geometry = MlpGeometry(dim=dim, tokens=rows * columns, grid=(rows, columns), hidden=hidden, init="torch")
-        stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
-        return Site(path=self.canonical(path), kind="mlp", geometry=geometry, carriers=dict.fromkeys(stages, path))
+        return replace(mlp_site(path, geometry), path=self.canonical(path))
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         stem = next(module for module in model.modules() if isinstance(module, nn.Conv2d))

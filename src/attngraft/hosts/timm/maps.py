@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 from timm.layers import ConvMlp
-from torch import Tensor, nn
+from torch import Tensor
 
-from attngraft.anatomy import LinearLayer, MlpSite, Stage
+from attngraft.anatomy import MlpSite, Stage
+from attngraft.hosts.linear_ends import LinearEnds
 
 
 def tokens_of(x: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ class MapMlpSite(MlpSite):
         return map_of(super().run(stage, tokens_of(value), *context), value.shape[-2:])
 
 
-class GraftedConvMlp(MapMlpSite, ConvMlp):
+class GraftedConvMlp(LinearEnds, MapMlpSite, ConvMlp):
     """`timm.layers.ConvMlp`: fc1, optional norm, activation, dropout, fc2, as convolutions of one pixel."""
 
     def hidden(self, x: Tensor) -> Tensor:
@@ -42,10 +43,3 @@ class GraftedConvMlp(MapMlpSite, ConvMlp):
 
     def out(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.fc2(x))
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return self.fc2 if stage == "mlp.end" and isinstance(self.fc2, nn.Conv2d) else None
-
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        layer = {"mlp.front": self.fc1, "mlp.mid": self.fc2}.get(stage)
-        return layer if isinstance(layer, nn.Conv2d) else None

@@ -20,13 +20,16 @@ from torch import Tensor, nn
 from attngraft.anatomy import AttentionGeometry, HeadRows, Projected, Stage, plain_class
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import global_site, window_site, windowed
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, mlp_sites
+from attngraft.hosts.timm.attention import SelfAttention, mlp_sites
 from attngraft.hosts.timm.conv_attention import ConvAttention
 from attngraft.hosts.timm.family import Look, TimmFamily, image_size
 from attngraft.hosts.timm.maps import map_of
 from attngraft.hosts.timm.positions import score_columns, score_rows
 from attngraft.hosts.timm.windows import WindowEnd
+
+_TOGETHER: dict[Stage, str] = {"attn.end": "two attentions stand side by side and end together; use scope=window"}
 
 
 class RelativeAttention(SelfAttention):
@@ -136,16 +139,14 @@ class TimmMaxxVit(TimmFamily):
         )
         shape = look.entering(attn)
         rows, columns = shape[-2:] if isinstance(module, Attention2d) else shape[1:3]
+        size = (rows, columns)
         partitioned = plain_class(block) is not TransformerBlock2d
         width, (out, _) = module.dim_head, module.proj.weight.shape[:2]
         dim = module.qkv.weight.shape[1]
         geometry = AttentionGeometry(
             dim=dim,
             out_dim=None if out == dim else out,
-            tokens=rows * columns,
-            sequences=shape[0],
-            grid=_grid(look, path, block) if partitioned else (rows, columns),
-            window=(rows, columns) if partitioned else None,
+            **(windowed(_grid(look, path, block), size) if partitioned else windowed(size, None)),
             heads=module.num_heads,
             key_width=width,
             value_width=width,
@@ -154,16 +155,11 @@ class TimmMaxxVit(TimmFamily):
             score_rows=score_rows(module),
             score_columns=score_columns(module),
         )
-        inside: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
         if not partitioned:
-            return Site(
-                path=attn, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, attn), missing=NO_WINDOWS
-            )
-        carriers = dict.fromkeys(inside, attn)
-        if plain_class(block) is ParallelPartitionAttention:
-            why = "two attentions stand side by side and end together; use scope=window"
-            return Site(path=attn, kind="attention", geometry=geometry, carriers=carriers, missing={"attn.end": why})
-        return Site(path=attn, kind="attention", geometry=geometry, carriers={**carriers, "attn.end": path})
+            return global_site(attn, geometry)
+        return window_site(
+            attn, geometry, block=path, missing=_TOGETHER if plain_class(block) is ParallelPartitionAttention else {}
+        )
 
 
 def _grid(look: Look, path: str, block: Any) -> tuple[int, int]:

@@ -10,10 +10,11 @@ from timm.models.metaformer import Attention, MetaFormer, MetaFormerBlock
 from torch import Tensor
 
 from attngraft.anatomy import AttentionGeometry, Projected, Projection, plain_class
-from attngraft.hosts.adapter import Site, check_known, fused_rows
+from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import GLOBAL, fused_heads, global_site
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, ScaledProducts, by_role, mlp_sites
+from attngraft.hosts.timm.attention import ScaledProducts, by_role, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily
 
 
@@ -48,17 +49,8 @@ class TimmMetaFormer(TimmFamily):
     def _attention_site(self, module: Any, path: str, **tokens: Any) -> Site:
         children = ("qkv", "attn_drop", "proj", "proj_drop")
         check_known(module, path, arguments=("x", "args", "kwargs"), children=children)
-        geometry = AttentionGeometry(
-            **tokens,
-            heads=module.num_heads,
-            key_width=module.head_dim,
-            value_width=module.head_dim,
-            projection=Projection(bias=module.proj.bias is not None),
-            rows=fused_rows(module, "qkv", heads=module.num_heads),
-        )
-        return Site(
-            path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, path), missing=NO_WINDOWS
-        )
+        bias = Projection(bias=module.proj.bias is not None)
+        return global_site(path, AttentionGeometry(**tokens, **fused_heads(module), projection=bias))
 
 
 register_host(TimmMetaFormer())

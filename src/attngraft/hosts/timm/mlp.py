@@ -9,12 +9,14 @@ from timm.layers import ConvMlp, GluMlp, Mlp, SwiGLU
 from timm.models.vitamin import GeGluMlp
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, LinearLayer, MlpEnds, MlpGeometry, Stage
+from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry, Stage
+from attngraft.hosts import sites
 from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.timm.maps import GraftedConvMlp, MapMlpSite
 
 
-class GraftedMlp(MapMlpSite, Mlp):
+class GraftedMlp(LinearEnds, MapMlpSite, Mlp):
     """`timm.layers.Mlp`: fc1, activation, dropout, optional norm, fc2, dropout; as linear layers, or as convolutions."""
 
     @property
@@ -26,13 +28,6 @@ class GraftedMlp(MapMlpSite, Mlp):
 
     def out(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.drop2(self.fc2(x)))
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return self.fc2 if stage == "mlp.end" and isinstance(self.fc2, nn.Linear | nn.Conv2d) else None
-
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        layer = {"mlp.front": self.fc1, "mlp.mid": self.fc2}.get(stage)
-        return layer if isinstance(layer, nn.Linear | nn.Conv2d) else None
 
 
 class GraftedGluMlp(MlpEnds, GluMlp):
@@ -75,6 +70,4 @@ def mlp_site(module: nn.Module, path: str, geometry: MlpGeometry) -> Site | None
         return None
     check_known(module, path, arguments=("x",), children=_CHILDREN)
     plain = isinstance(module, Mlp | ConvMlp)
-    stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end") if plain else ("mlp.front", "mlp.end")
-    missing = {} if plain else NO_MIDDLE
-    return Site(path=path, kind="mlp", geometry=geometry, carriers=dict.fromkeys(stages, path), missing=missing)
+    return sites.mlp_site(path, geometry, {} if plain else NO_MIDDLE)

@@ -9,9 +9,10 @@ from typing import Any, ClassVar, cast
 from timm.models.nest import Attention, Nest, TransformerLayer
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage
-from attngraft.hosts.adapter import Site, check_known, fused_rows
+from attngraft.anatomy import AttentionGeometry, Projected
+from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import fused_heads, window_site, windowed
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import by_role, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily
@@ -48,20 +49,8 @@ class TimmNest(TimmFamily):
         rows = math.isqrt(blocks) * side
         module, attn = block.attn, f"{path}.attn"
         check_known(module, attn, arguments=("x", "args", "kwargs"), children=("qkv", "attn_drop", "proj", "proj_drop"))
-        width = dim // module.num_heads
-        geometry = AttentionGeometry(
-            dim=dim,
-            tokens=tokens,
-            sequences=blocks,
-            grid=(rows, rows),
-            window=(side, side),
-            heads=module.num_heads,
-            key_width=width,
-            value_width=width,
-            rows=fused_rows(module, "qkv", heads=module.num_heads),
-        )
-        stages: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window", "attn.end")
-        yield Site(path=attn, kind="attention", geometry=geometry, carriers=dict.fromkeys(stages, attn))
+        geometry = AttentionGeometry(dim=dim, **windowed((rows, rows), (side, side)), **fused_heads(module))
+        yield window_site(attn, geometry)
         yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=blocks * tokens, grid=(rows, rows))
 
 

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
 from timm.models.pvt_v2 import Attention, Block, MlpWithDepthwiseConv, PyramidVisionTransformerV2
-from torch import Tensor, nn
+from torch import Tensor
 
-from attngraft.anatomy import GraftedModule, LinearLayer, MlpGeometry, Stage
+from attngraft.anatomy import MlpGeometry
 from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import mlp_site
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.maps import map_of, tokens_of
 from attngraft.hosts.timm.subsampled import SubsampledSite, subsampled_site
@@ -26,20 +28,13 @@ class GraftedAttention(SubsampledSite, Attention):
         return cast(Tensor, host.act(host.norm(tokens_of(host.sr(host.pool(map_of(x, grid)))))))
 
 
-class GraftedMlpWithDepthwiseConv(GraftedModule, MlpWithDepthwiseConv):
+class GraftedMlpWithDepthwiseConv(LinearEnds, MlpWithDepthwiseConv):
     """`timm.models.pvt_v2.MlpWithDepthwiseConv`: neighbours are mixed between fc1 and the activation."""
 
     def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
         x = self.relu(map_of(self.fc1(self.run("mlp.front", x)), feat_size))
         x = self.run("mlp.mid", self.drop(self.act(tokens_of(self.dwconv(x)))))
         return self.run("mlp.end", self.drop(self.fc2(x)))
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return self.fc2 if stage == "mlp.end" and isinstance(self.fc2, nn.Linear) else None
-
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        layer = {"mlp.front": self.fc1, "mlp.mid": self.fc2}.get(stage)
-        return layer if isinstance(layer, nn.Linear) else None
 
 
 class TimmPvtV2(TimmFamily):
@@ -60,9 +55,7 @@ class TimmPvtV2(TimmFamily):
 
 def _mlp_site(module: Any, path: str, **tokens: Any) -> Site:
     check_known(module, path, arguments=("x", "feat_size"), children=("fc1", "relu", "dwconv", "act", "fc2", "drop"))
-    geometry = MlpGeometry(hidden=module.fc2.in_features, **tokens)
-    stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
-    return Site(path=path, kind="mlp", geometry=geometry, carriers=dict.fromkeys(stages, path))
+    return mlp_site(path, MlpGeometry(hidden=module.fc2.in_features, **tokens))
 
 
 register_host(TimmPvtV2())

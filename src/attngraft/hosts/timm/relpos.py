@@ -14,10 +14,11 @@ from timm.models.vision_transformer_relpos import (
 from torch import Tensor
 
 from attngraft.anatomy import AttentionGeometry, Projected
-from attngraft.hosts.adapter import Site, check_known, fused_rows, own_parameters
+from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import fused_heads, global_site
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, by_role, mlp_sites, prefixed_grid
+from attngraft.hosts.timm.attention import SelfAttention, by_role, mlp_sites, prefixed_grid
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.positions import score_columns, score_rows
 
@@ -50,21 +51,12 @@ class TimmRelPos(TimmFamily):
         )
         geometry = AttentionGeometry(
             **tokens,
-            heads=module.num_heads,
-            key_width=module.head_dim,
-            value_width=module.head_dim,
-            rows=fused_rows(module, "qkv", heads=module.num_heads),
+            **fused_heads(module),
             query_key_parameters=own_parameters(module, "q_norm", "k_norm", "rel_pos"),
             score_rows=score_rows(module),
             score_columns=score_columns(module),
         )
-        yield Site(
-            path=f"{path}.attn",
-            kind="attention",
-            geometry=geometry,
-            carriers=dict.fromkeys(GLOBAL, f"{path}.attn"),
-            missing=NO_WINDOWS,
-        )
+        yield global_site(f"{path}.attn", geometry)
         yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
 
 

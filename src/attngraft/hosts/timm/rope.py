@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from attngraft.anatomy import AttentionGeometry, GraftedModule, HeadRows, Projected
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
+from attngraft.hosts.sites import global_site
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, gate, masked, mlp_sites, unread_site
+from attngraft.hosts.timm.attention import SelfAttention, gate, masked, mlp_sites, unread_site
 
 
 def fused_qkv(module: Any, x: Tensor) -> Tensor:
@@ -136,9 +137,7 @@ def rotary_site(module: Any, path: str, **tokens: Any) -> Site:
         query_key_parameters=own_parameters(module, "q_norm", "k_norm", "relative_position_bias_table"),
         score_columns=own_parameters(module, "relative_position_bias_table"),
     )
-    return Site(
-        path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, path), missing=NO_WINDOWS
-    )
+    return global_site(path, geometry)
 
 
 def rotary_block_sites(block: Any, path: str, **tokens: Any) -> Iterator[Site]:
@@ -153,7 +152,4 @@ def _rows(module: Any, width: int) -> dict[str, tuple[HeadRows, ...]]:
         if getattr(module, "num_kv_groups", 1) > 1:
             return {}
         return {role: head_rows(module, f"{role}_proj", start=0, width=width, step=width) for role in ("q", "k", "v")}
-    return {
-        role: rows + head_rows(module, f"{role}_bias", start=0, width=width, step=width)
-        for role, rows in fused_rows(module, "qkv", heads=module.num_heads).items()
-    }
+    return fused_rows(module, "qkv", heads=module.num_heads)

@@ -17,10 +17,11 @@ from timm.models.vision_transformer_sam import (
 from torch import Tensor, nn
 
 from attngraft.anatomy import AttentionGeometry, Projected, Stage
-from attngraft.hosts.adapter import Site, check_known, fused_rows, own_parameters
+from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import fused_heads, global_site, window_site, windowed
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, mlp_sites
+from attngraft.hosts.timm.attention import SelfAttention, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.windows import FilledWindows
 
@@ -100,31 +101,13 @@ class TimmSam(TimmFamily):
             arguments=("x", "present"),
             children=("qkv", "q_norm", "k_norm", "rope", "attn_drop", "proj", "proj_drop"),
         )
-        window = (side, side) if side else None
-        rows, columns = window or grid
         geometry = AttentionGeometry(
             dim=module.qkv.in_features,
-            tokens=rows * columns,
-            sequences=-(-grid[0] // rows) * -(-grid[1] // columns),
-            grid=grid,
-            window=window,
-            heads=module.num_heads,
-            key_width=module.head_dim,
-            value_width=module.head_dim,
-            rows=fused_rows(module, "qkv", heads=module.num_heads),
+            **windowed(grid, (side, side) if side else None),
+            **fused_heads(module),
             query_key_parameters=own_parameters(module, "q_norm", "k_norm", "rel_pos_h", "rel_pos_w"),
         )
-        if window is None:
-            carriers = dict.fromkeys(GLOBAL, attn)
-            return Site(path=attn, kind="attention", geometry=geometry, carriers=carriers, missing=NO_WINDOWS)
-        inside: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
-        return Site(
-            path=attn,
-            kind="attention",
-            geometry=geometry,
-            carriers={**dict.fromkeys(inside, attn), "attn.end": path},
-            informants={"mix": (path,)},
-        )
+        return window_site(attn, geometry, block=path, fills=True) if side else global_site(attn, geometry)
 
 
 register_host(TimmSam())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor
 
 from attngraft.anatomy import AttentionGeometry, HeadRows, Projected, Stage
 from attngraft.hosts.adapter import Site
+from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.windows import FilledWindows
+from attngraft.hosts.timm.windows import FilledWindows, cut, fill, present, put_back
 
 
 class StillWindows(FilledWindows):
@@ -17,17 +16,11 @@ class StillWindows(FilledWindows):
 
     def branch(self, x: Tensor, window: tuple[int, int]) -> Tensor:
         """A map through the attention of its windows."""
-        height, width = x.shape[1:3]
-        rows, columns = (side + -side % each for side, each in zip((height, width), window, strict=True))
-        fill = (0, 0, 0, columns - width, 0, rows - height)
-        windows = window_partition(F.pad(x, fill), window).flatten(1, 2)
-        if (rows, columns) != (height, width) and self.mixes:
-            present = window_partition(F.pad(x.new_ones(1, height, width, 1), fill), window)
-            windows = self.attn(windows, present.flatten(1) > 0)
-        else:
-            windows = self.attn(windows)
-        maps = window_reverse(windows.unflatten(1, window), window, rows, columns)
-        return self.run("attn.end", maps[:, :height, :width])
+        grid = x.shape[1:3]
+        seen = present(x, window, grid) if self.mixes else None
+        windows = cut(fill(x, window), window)
+        windows = self.attn(windows) if seen is None else self.attn(windows, seen)
+        return self.run("attn.end", put_back(windows, window, grid))
 
 
 class Undropped(SelfAttention):
@@ -63,10 +56,7 @@ def windows_site(
     """
     geometry = AttentionGeometry(
         dim=dim,
-        tokens=window[0] * window[1],
-        sequences=-(-grid[0] // window[0]) * -(-grid[1] // window[1]),
-        grid=grid,
-        window=window,
+        **windowed(grid, window),
         heads=heads,
         key_width=widths[0],
         value_width=widths[1],
@@ -74,11 +64,4 @@ def windows_site(
         query_key_parameters=biases,
         score_rows=biases,
     )
-    inside: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
-    return Site(
-        path=path,
-        kind="attention",
-        geometry=geometry,
-        carriers={**dict.fromkeys(inside, path), "attn.end": block},
-        informants={"mix": (block,)},
-    )
+    return window_site(path, geometry, block=block, fills=True)

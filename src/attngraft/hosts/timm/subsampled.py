@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from attngraft.anatomy import AttentionGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, head_rows
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, by_heads
+from attngraft.hosts.sites import global_site
+from attngraft.hosts.timm.attention import SelfAttention, by_heads
 from attngraft.hosts.timm.family import Look
 from attngraft.hosts.timm.maps import map_of, tokens_of
 
@@ -60,6 +61,4 @@ def subsampled_site(module: Any, path: str, look: Look, *, argument: str, **toke
             for role, (name, start) in starts.items()
         },
     )
-    return Site(
-        path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, path), missing=NO_WINDOWS
-    )
+    return global_site(path, geometry)

@@ -13,9 +13,10 @@ from timm.models.swin_transformer_v2 import WindowAttention as WindowAttentionV2
 from timm.models.swin_transformer_v2_cr import SwinTransformerV2Cr, SwinTransformerV2CrBlock, WindowMultiHeadAttention
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Stage, plain_class
-from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
+from attngraft.anatomy import AttentionGeometry, plain_class
+from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import fused_heads, window_site, windowed
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import by_role, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily
@@ -130,33 +131,15 @@ class TimmSwin(TimmFamily):
             children=("qkv", "attn_drop", "proj", "proj_drop", "softmax", "cpb_mlp", "meta_mlp"),
         )
         positions = _POSITIONS[plain_class(module)]
-        window, heads = tuple(module.window_size), module.num_heads
-        width = module.qkv.out_features // 3 // heads
         geometry = AttentionGeometry(
             dim=module.qkv.in_features,
-            tokens=window[0] * window[1],
-            sequences=-(-grid[0] // window[0]) * -(-grid[1] // window[1]),
-            grid=grid,
-            window=window,
-            heads=heads,
-            key_width=width,
-            value_width=width,
-            rows={
-                role: rows + head_rows(module, f"{role}_bias", start=0, width=width, step=width)
-                for role, rows in fused_rows(module, "qkv", heads=heads).items()
-            },
+            **windowed(grid, tuple(module.window_size)),
+            **fused_heads(module),
             query_key_parameters=own_parameters(module, *positions.parameters),
             score_rows=own_parameters(module, *positions.rows),
             score_columns=own_parameters(module, *positions.columns),
         )
-        inside: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
-        return Site(
-            path=attn,
-            kind="attention",
-            geometry=geometry,
-            carriers={**dict.fromkeys(inside, attn), "attn.end": path},
-            informants={"mix": (path,)},
-        )
+        return window_site(attn, geometry, block=path, fills=True)
 
 
 register_host(TimmSwin())

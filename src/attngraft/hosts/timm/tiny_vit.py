@@ -9,9 +9,11 @@ import torch
 from timm.models.tiny_vit import Attention, NormMlp, TinyVit, TinyVitBlock
 from torch import Tensor, nn
 
-from attngraft.anatomy import LinearLayer, MlpGeometry, MlpSite, Projected, Stage
+from attngraft.anatomy import MlpGeometry, MlpSite, Projected
 from attngraft.hosts.adapter import Site, check_known, head_rows
+from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import mlp_site
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.maps import tokens_of
 from attngraft.hosts.timm.still_windows import StillWindows, Undropped, windows_site
@@ -45,7 +47,7 @@ class GraftedBlock(StillWindows, TinyVitBlock):
         return cast(Tensor, x + self.drop_path2(self.mlp(x))).unflatten(1, grid)
 
 
-class GraftedNormMlp(MlpSite, NormMlp):
+class GraftedNormMlp(LinearEnds, MlpSite, NormMlp):
     """`timm.models.tiny_vit.NormMlp`: its own norm comes first, so its front is behind that."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,12 +58,6 @@ class GraftedNormMlp(MlpSite, NormMlp):
 
     def out(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.drop2(self.fc2(x)))
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return self.fc2 if stage == "mlp.end" else None
-
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        return {"mlp.front": self.fc1, "mlp.mid": self.fc2}.get(stage)
 
 
 class TimmTinyViT(TimmFamily):
@@ -111,9 +107,7 @@ class TimmTinyViT(TimmFamily):
 
 def _mlp_site(module: Any, path: str, **tokens: Any) -> Site:
     check_known(module, path, arguments=("x",), children=("norm", "fc1", "act", "drop1", "fc2", "drop2"))
-    stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
-    geometry = MlpGeometry(hidden=module.fc2.in_features, **tokens)
-    return Site(path=path, kind="mlp", geometry=geometry, carriers=dict.fromkeys(stages, path))
+    return mlp_site(path, MlpGeometry(hidden=module.fc2.in_features, **tokens))
 
 
 register_host(TimmTinyViT())

@@ -11,8 +11,9 @@ from torch import Tensor
 from attngraft.anatomy import AttentionGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, head_rows
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import global_site
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, ScaledProducts, by_heads, mlp_sites
+from attngraft.hosts.timm.attention import ScaledProducts, by_heads, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily
 
 
@@ -63,9 +64,7 @@ class TimmTnt(TimmFamily):
                 "v": head_rows(module, "v", start=0, width=value, step=value),
             },
         )
-        return Site(
-            path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, path), missing=NO_WINDOWS
-        )
+        return global_site(path, geometry)
 
 
 register_host(TimmTnt())

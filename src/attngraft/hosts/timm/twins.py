@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-import torch.nn.functional as F
-from timm.models.swin_transformer import window_partition, window_reverse
 from timm.models.twins import Block, GlobalSubSampleAttn, LocallyGroupedAttn, Twins
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage, plain_class
-from attngraft.hosts.adapter import Site, check_known, fused_rows
+from attngraft.anatomy import AttentionGeometry, Projected, plain_class
+from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import fused_heads, window_site, windowed
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import by_role, mlp_sites, unread_site
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.own_windows import OwnWindows
 from attngraft.hosts.timm.subsampled import SubsampledSite, subsampled_site
+from attngraft.hosts.timm.windows import cut, fill, present, put_back
 
 
 class GraftedGlobalSubSampleAttn(SubsampledSite, GlobalSubSampleAttn):
@@ -31,40 +31,31 @@ class GraftedLocallyGroupedAttn(OwnWindows, LocallyGroupedAttn):
     """
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        windows, present = self.cut(x, size), self.present(x, size)
+        windows = self.cut(x, size)
+        seen = present(x, self.window, size) if self.grafts_at("mix") else None
         tokens = self.sentence(
-            self.project(windows, size, present),
-            lambda tokens: self.project(tokens, size, present),
+            self.project(windows, size, seen),
+            lambda tokens: self.project(tokens, size, seen),
             drop=lambda tokens: self.cut(self.proj_drop(self.whole(tokens, size)), size),
         )
         return self.run("attn.end", self.whole(tokens, size))
 
-    def filled(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(rows, columns) of the map once zeros have filled up the last windows."""
-        rows, columns = (side + -side % self.ws for side in size)
-        return rows, columns
+    @property
+    def window(self) -> tuple[int, int]:
+        """(rows, columns) of a window."""
+        return self.ws, self.ws
 
     def cut(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         """(B, N, C) to (windows, tokens of each, C)."""
-        (rows, columns), (height, width) = self.filled(size), size
-        maps = F.pad(x.unflatten(1, size), (0, 0, 0, columns - width, 0, rows - height))
-        return cast(Tensor, window_partition(maps, (self.ws, self.ws)).flatten(1, 2))
+        return cut(fill(x.unflatten(1, size), self.window), self.window)
 
     def whole(self, windows: Tensor, size: tuple[int, int]) -> Tensor:
         """What `cut` was given."""
-        maps = window_reverse(windows.unflatten(1, (self.ws, self.ws)), (self.ws, self.ws), *self.filled(size))
-        return maps[:, : size[0], : size[1]].flatten(1, 2)
+        return put_back(windows, self.window, size).flatten(1, 2)
 
-    def present(self, x: Tensor, size: tuple[int, int]) -> Tensor | None:
-        """Which tokens of an image's windows are no zeros that fill up, for a mix graft."""
-        if self.filled(size) == tuple(size) or not self.grafts_at("mix"):
-            return None
-        return self.cut(x.new_ones(1, size[0] * size[1], 1), size).squeeze(-1) > 0
-
-    def project(self, x: Tensor, size: tuple[int, int], present: Tensor | None) -> Projected:
-        rows, columns = self.filled(size)
-        windows = (rows // self.ws) * (columns // self.ws)
-        return Projected(*by_role(self.qkv(x), self.num_heads), x, rest=(windows, size), present=present)
+    def project(self, x: Tensor, size: tuple[int, int], seen: Tensor | None) -> Projected:
+        windows = -(-size[0] // self.ws) * -(-size[1] // self.ws)
+        return Projected(*by_role(self.qkv(x), self.num_heads), x, rest=(windows, size), present=seen)
 
     def kernel(self, projected: Projected) -> Tensor:
         return super().kernel(projected._replace(rest=projected.rest[0]))
@@ -102,21 +93,8 @@ class TimmTwins(TimmFamily):
 
 def _windows_site(module: Any, path: str, *, dim: int, tokens: int, grid: tuple[int, int]) -> Site:
     check_known(module, path, arguments=("x", "size"), children=("qkv", "attn_drop", "proj", "proj_drop"))
-    rows, columns = (-(-side // module.ws) for side in grid)
-    width = dim // module.num_heads
-    geometry = AttentionGeometry(
-        dim=dim,
-        tokens=module.ws**2,
-        sequences=rows * columns,
-        grid=grid,
-        window=(module.ws, module.ws),
-        heads=module.num_heads,
-        key_width=width,
-        value_width=width,
-        rows=fused_rows(module, "qkv", heads=module.num_heads),
-    )
-    stages: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window", "attn.end")
-    return Site(path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(stages, path))
+    geometry = AttentionGeometry(dim=dim, **windowed(grid, (module.ws, module.ws)), **fused_heads(module))
+    return window_site(path, geometry)
 
 
 register_host(TimmTwins())

@@ -8,10 +8,12 @@ from typing import Any, ClassVar, cast
 from timm.models.visformer import Attention, Block, SpatialMlp, Visformer
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, LinearLayer, MlpGeometry, Projected, Projection, Stage
-from attngraft.hosts.adapter import Site, check_known, fused_rows
+from attngraft.anatomy import AttentionGeometry, MlpGeometry, Projected, Projection
+from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, ScaledProducts
+from attngraft.hosts.sites import GLOBAL, fused_heads, global_site, mlp_site
+from attngraft.hosts.timm.attention import ScaledProducts
 from attngraft.hosts.timm.conv_attention import ConvAttention
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.maps import MapMlpSite, map_of
@@ -30,8 +32,10 @@ class GraftedAttention(ConvAttention, ScaledProducts, Attention):
         return Projected(q, k, v, x, rest=grid)
 
 
-class GraftedSpatialMlp(MapMlpSite, SpatialMlp):
+class GraftedSpatialMlp(LinearEnds, MapMlpSite, SpatialMlp):
     """`timm.models.visformer.SpatialMlp`: in some blocks another convolution stands before the last one."""
+
+    linear_names = ("conv1", "conv3")
 
     def hidden(self, x: Tensor) -> Tensor:
         x = self.drop1(self.act1(self.conv1(x)))
@@ -39,12 +43,6 @@ class GraftedSpatialMlp(MapMlpSite, SpatialMlp):
 
     def out(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.drop3(self.conv3(x)))
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return self.conv3 if stage == "mlp.end" else None
-
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        return {"mlp.front": self.conv1, "mlp.mid": self.conv3}.get(stage)
 
 
 class TimmVisformer(TimmFamily):
@@ -64,29 +62,13 @@ class TimmVisformer(TimmFamily):
         mlp = block.mlp
         children = ("conv1", "act1", "drop1", "conv2", "act2", "conv3", "drop3")
         check_known(mlp, f"{path}.mlp", arguments=("x",), children=children)
-        stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
-        yield Site(
-            path=f"{path}.mlp",
-            kind="mlp",
-            geometry=MlpGeometry(**tokens, hidden=mlp.hidden_features),
-            carriers=dict.fromkeys(stages, f"{path}.mlp"),
-            missing=dict.fromkeys(GLOBAL, _NO_ATTENTION) if block.attn is None else {},
-        )
+        missing = dict.fromkeys(GLOBAL, _NO_ATTENTION) if block.attn is None else {}
+        yield mlp_site(f"{path}.mlp", MlpGeometry(**tokens, hidden=mlp.hidden_features), missing)
 
     def _attention_site(self, module: Any, path: str, **tokens: Any) -> Site:
         children = ("qkv", "attn_drop", "proj", "proj_drop")
         check_known(module, path, arguments=("x", "args", "kwargs"), children=children)
-        geometry = AttentionGeometry(
-            **tokens,
-            heads=module.num_heads,
-            key_width=module.head_dim,
-            value_width=module.head_dim,
-            projection=Projection(bias=False),
-            rows=fused_rows(module, "qkv", heads=module.num_heads),
-        )
-        return Site(
-            path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, path), missing=NO_WINDOWS
-        )
+        return global_site(path, AttentionGeometry(**tokens, **fused_heads(module), projection=Projection(bias=False)))
 
 
 register_host(TimmVisformer())

@@ -10,10 +10,11 @@ from timm.models.volo import VOLO, Attention, ClassAttention, ClassBlock, Outloo
 from torch import Tensor
 
 from attngraft.anatomy import AttentionGeometry, Projected, Stage, plain_class
-from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters, random_images
+from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import fused_heads, global_site
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, SelfAttention, by_heads, by_role, mlp_sites
+from attngraft.hosts.timm.attention import SelfAttention, by_heads, by_role, mlp_sites
 from attngraft.hosts.timm.class_attention import ClassSite, class_site
 from attngraft.hosts.timm.family import Look, TimmFamily, image_size
 
@@ -130,17 +131,7 @@ class TimmVolo(TimmFamily):
 
 def _attention_site(module: Any, path: str, **tokens: Any) -> Site:
     check_known(module, path, arguments=("x", "args", "kwargs"), children=("qkv", "attn_drop", "proj", "proj_drop"))
-    width = module.proj.in_features // module.num_heads
-    geometry = AttentionGeometry(
-        **tokens,
-        heads=module.num_heads,
-        key_width=width,
-        value_width=width,
-        rows=fused_rows(module, "qkv", heads=module.num_heads),
-    )
-    return Site(
-        path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, path), missing=NO_WINDOWS
-    )
+    return global_site(path, AttentionGeometry(**tokens, **fused_heads(module)))
 
 
 def _outlook_site(module: Any, path: str, **tokens: Any) -> Site:
@@ -159,8 +150,7 @@ def _outlook_site(module: Any, path: str, **tokens: Any) -> Site:
         rows={"v": head_rows(module, "v", start=0, width=width, step=width)},
         query_key_parameters=own_parameters(module, "attn"),
     )
-    stages: tuple[Stage, ...] = ("heads", "tokens", "attn.end")
-    return Site(path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(stages, path), missing=_OUTLOOK)
+    return global_site(path, geometry, _OUTLOOK)
 
 
 def _class_site(module: Any, path: str, **tokens: Any) -> Site:

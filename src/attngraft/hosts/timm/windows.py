@@ -14,6 +14,31 @@ from attngraft.anatomy import GraftedModule, LinearLayer, Projected, Stage
 from attngraft.hosts.timm.attention import SelfAttention
 
 
+def fill(maps: Tensor, window: tuple[int, int]) -> Tensor:
+    """Maps (B, rows, columns, C), with zeros that fill up the last windows."""
+    rows, columns = (-side % each for side, each in zip(maps.shape[1:3], window, strict=True))
+    return F.pad(maps, (0, 0, 0, columns, 0, rows))
+
+
+def cut(maps: Tensor, window: tuple[int, int]) -> Tensor:
+    """Maps that need no filling to the tokens of their windows (B * windows, N, C)."""
+    return cast(Tensor, window_partition(maps, window).flatten(1, 2))
+
+
+def put_back(windows: Tensor, window: tuple[int, int], grid: tuple[int, ...]) -> Tensor:
+    """What `fill` and `cut` made of maps of this size to the maps."""
+    filled = (side + -side % each for side, each in zip(grid, window, strict=True))
+    maps = window_reverse(windows.unflatten(1, window), window, *filled)
+    return cast(Tensor, maps[:, : grid[0], : grid[1]])
+
+
+def present(x: Tensor, window: tuple[int, int], grid: tuple[int, ...]) -> Tensor | None:
+    """Which tokens of an image's windows (windows, N) are no zeros that fill up, on the device of `x`; None: all."""
+    if not any(side % each for side, each in zip(grid, window, strict=True)):
+        return None
+    return cut(fill(x.new_ones(1, *grid, 1), window), window).squeeze(-1) > 0
+
+
 class Windowed(NamedTuple):
     """What `merge` and the scores of a windowed attention need besides q, k and v."""
 
@@ -142,24 +167,16 @@ class WindowBlock(FilledWindows):
 
     def branch(self, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
         """(B, H, W, C) through the attention of windows; `plain` is the host's own method that does it."""
-        rows, columns = (-side % window for side, window in zip(x.shape[1:3], self.window_size, strict=True))
-        filled = (rows or columns) and self.mixes
-        return self.run("attn.end", self._filled(x, rows, columns) if filled else plain(x))
+        seen = present(x, self.window_size, x.shape[1:3]) if self.mixes else None
+        return self.run("attn.end", plain(x) if seen is None else self._filled(x, seen))
 
-    def _filled(self, x: Tensor, rows: int, columns: int) -> Tensor:
-        """The host's own way, with one argument more to its attention; the map grows by `rows` and `columns` of zeros."""
-        height, width = x.shape[1:3]
-        x = torch.roll(x, [-shift for shift in self.shift_size], (1, 2))
-        present = F.pad(x.new_ones(1, height, width, 1), (0, 0, 0, columns, 0, rows))
-        x = F.pad(x, (0, 0, 0, columns, 0, rows))
+    def _filled(self, x: Tensor, seen: Tensor) -> Tensor:
+        """The host's own way, with one argument more to its attention."""
+        grid = x.shape[1:3]
+        x = fill(torch.roll(x, [-shift for shift in self.shift_size], (1, 2)), self.window_size)
         mask = self.get_attn_mask(x) if getattr(self, "dynamic_mask", False) else self.attn_mask
-        windows = self.attn(
-            window_partition(x, self.window_size).flatten(1, 2),
-            mask=mask,
-            present=window_partition(present, self.window_size).flatten(1) > 0,
-        )
-        x = window_reverse(windows.unflatten(1, self.window_size), self.window_size, height + rows, width + columns)
-        return torch.roll(x[:, :height, :width], list(self.shift_size), (1, 2))
+        windows = self.attn(cut(x, self.window_size), mask=mask, present=seen)
+        return torch.roll(put_back(windows, self.window_size, grid), list(self.shift_size), (1, 2))
 
     def get_attn_mask(self, x: Tensor) -> Tensor | None:
         return cast("Tensor | None", super().get_attn_mask(x))  # type: ignore[misc]

@@ -1,0 +1,76 @@
+"""What the sites of many families share: the stages that they carry, and the fields of their geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attngraft.anatomy import AttentionGeometry, MlpGeometry, Stage
+from attngraft.hosts.adapter import Site, fused_rows
+
+#: an attention without windows
+GLOBAL: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.end")
+NO_WINDOWS: Mapping[Stage, str] = {"attn.window": "its attention has no windows; use scope=image"}
+_INSIDE: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
+_MLP: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
+_NOTHING: Mapping[Stage, str] = {}
+
+
+def global_site(path: str, geometry: AttentionGeometry, missing: Mapping[Stage, str] = _NOTHING) -> Site:
+    """An attention without windows, whose module carries every stage but those that are `missing`."""
+    stages = (stage for stage in GLOBAL if stage not in missing)
+    carriers = dict.fromkeys(stages, path)
+    return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, missing={**NO_WINDOWS, **missing})
+
+
+def window_site(
+    path: str,
+    geometry: AttentionGeometry,
+    *,
+    block: str | None = None,
+    fills: bool = False,
+    missing: Mapping[Stage, str] = _NOTHING,
+) -> Site:
+    """An attention in windows, whose module carries every stage but `attn.end` and those that are `missing`.
+
+    Args:
+        block: path of the block that puts the windows back; None: the attention does.
+        fills: whether this block alone knows which tokens fill windows up.
+    """
+    end = path if block is None else block
+    carriers = {**dict.fromkeys(_INSIDE, path), "attn.end": end}
+    return Site(
+        path=path,
+        kind="attention",
+        geometry=geometry,
+        carriers={stage: carrier for stage, carrier in carriers.items() if stage not in missing},
+        missing=missing,
+        informants={"mix": (end,)} if fills else {},
+    )
+
+
+def mlp_site(path: str, geometry: MlpGeometry, missing: Mapping[Stage, str] = _NOTHING) -> Site:
+    """An MLP, whose module carries every stage but those that are `missing`."""
+    stages = (stage for stage in _MLP if stage not in missing)
+    return Site(path=path, kind="mlp", geometry=geometry, carriers=dict.fromkeys(stages, path), missing=missing)
+
+
+def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str, Any]:
+    """The fields of `AttentionGeometry` that follow from a map and its windows; None: the map is one sequence.
+
+    Zeros fill up the last windows.
+    """
+    rows, columns = window or grid
+    return {
+        "tokens": rows * columns,
+        "sequences": -(-grid[0] // rows) * -(-grid[1] // columns),
+        "grid": grid,
+        "window": window,
+    }
+
+
+def fused_heads(module: Any) -> dict[str, Any]:
+    """The fields of an attention that projects to q of all heads, then k, then v, all of one width, by `qkv`."""
+    rows = fused_rows(module, "qkv", heads=module.num_heads)
+    width = rows["q"][0].width
+    return {"heads": module.num_heads, "key_width": width, "value_width": width, "rows": rows}
