@@ -54,6 +54,7 @@ BUILT_IN = (
             "xcit",
             "hiera",
             "mvitv2",
+            "coat",
         )
     ),
     "attngraft.hosts.torch_nn.family",

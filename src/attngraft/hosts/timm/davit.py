@@ -13,9 +13,9 @@ from attngraft.hosts.adapter import Site, check_known, fused_rows
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import by_role, mlp_sites
-from attngraft.hosts.timm.channels import channel_site
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.maps import map_of, tokens_of
+from attngraft.hosts.timm.refused import channel_site
 from attngraft.hosts.timm.still_windows import StillWindows, Undropped, windows_site
 
 _BLOCK = ("cpe1", "norm1", "attn", "drop_path1", "cpe2", "norm2", "mlp", "drop_path2")

@@ -11,16 +11,12 @@ from timm.models.mobilevit import LinearTransformerBlock, MobileVitBlock, Mobile
 from timm.models.vision_transformer import Block
 from torch import nn
 
-from attngraft.anatomy import AttentionGeometry, plain_class
+from attngraft.anatomy import plain_class
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.registry import register_host
-from attngraft.hosts.timm.attention import GLOBAL, RICHER, block_sites, mlp_sites
+from attngraft.hosts.timm.attention import RICHER, block_sites, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily
-
-_LINEAR = (
-    "its attention is linear: one softmax over the tokens for all queries, no map of pairs; choose grafts of MLPs (cb, "
-    "cb_s, se, ...)"
-)
+from attngraft.hosts.timm.refused import linear_site
 
 
 class TimmMobileVit(TimmFamily):
@@ -56,9 +52,7 @@ class TimmMobileVit(TimmFamily):
 
     def _linear(self, block: Any, path: str, look: Look) -> Iterable[Site]:
         _, dim, pixels, patches = look.entering(path)
-        missing = dict.fromkeys((*GLOBAL, "attn.window"), _LINEAR)
-        geometry = AttentionGeometry(dim=dim, tokens=pixels * patches, heads=1, key_width=0, value_width=0)
-        yield Site(path=f"{path}.attn", kind="attention", geometry=geometry, carriers={}, missing=missing)
+        yield linear_site(f"{path}.attn", dim=dim, tokens=pixels * patches)
         yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=pixels * patches)
 
 

@@ -14,8 +14,8 @@ from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import mlp_sites
 from attngraft.hosts.timm.cait import GraftedClassAttn, class_attn_site
-from attngraft.hosts.timm.channels import channel_site
 from attngraft.hosts.timm.family import Look, TimmFamily
+from attngraft.hosts.timm.refused import channel_site
 
 _INSTEAD = "name the blocks in which the class token asks (cls_attn_blocks)"
 
