@@ -8,9 +8,8 @@ from attngraft.anatomy import LinearLayer, Projected, Stage
 from attngraft.hosts.timm.attention import SelfAttention
 
 
-class OwnWindows(SelfAttention):
-    """B counts windows inside; at `attn.end` stands what leaves, with all windows of an image. `rest` holds how many there
-    are."""
+class OwnEnd(SelfAttention):
+    """Inside B counts windows; at `attn.end` stands what leaves, with all windows of an image."""
 
     ends: tuple[Stage, ...] = ("attn.window",)
 
@@ -25,6 +24,10 @@ class OwnWindows(SelfAttention):
         if stage != "attn.end":
             return super().linear_before(stage)
         return None if self.between(stage) else self.output_layer()
+
+
+class OwnWindows(OwnEnd):
+    """`rest` holds how many windows an image has."""
 
     def kernel(self, projected: Projected) -> Tensor:
         """One axis more, as the host has it: another kernel, which rounds otherwise."""

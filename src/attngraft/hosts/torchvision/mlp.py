@@ -9,12 +9,16 @@ from torch import Tensor, nn
 from torchvision.models.vision_transformer import MLPBlock
 from torchvision.ops.misc import MLP
 
-from attngraft.anatomy import GraftedModule, LinearLayer, MlpGeometry, MlpSite, Stage
+from attngraft.anatomy import GraftedModule, MlpGeometry, MlpSite
 from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.linear_ends import LinearEnds
+from attngraft.hosts.sites import mlp_site
 
 
-class _Sequence(MlpSite):
+class _Sequence(LinearEnds, MlpSite):
     """The children are called by their number."""
+
+    linear_names = ("0", "3")
 
     def __getitem__(self, index: int) -> Any:
         return cast(Any, self)._modules[str(index)]
@@ -24,13 +28,6 @@ class _Sequence(MlpSite):
 
     def out(self, x: Tensor) -> Tensor:
         return cast(Tensor, self[4](self[3](x)))
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return cast(LinearLayer, self[3]) if stage == "mlp.end" else None
-
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        index = {"mlp.front": 0, "mlp.mid": 3}.get(stage)
-        return None if index is None else cast(LinearLayer, self[index])
 
 
 class GraftedMLP(_Sequence, MLP):
@@ -54,11 +51,4 @@ def mlp_sites(module: Any, path: str, **known: Any) -> Iterator[Site]:
     if type(module) not in _KNOWN:
         return
     check_known(module, path, arguments=("input", "x"), children=("0", "1", "2", "3", "4"))
-    stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
-    layer = module._modules["3"]
-    yield Site(
-        path=path,
-        kind="mlp",
-        geometry=MlpGeometry(**known, hidden=layer.weight.shape[1]),
-        carriers=dict.fromkeys(stages, path),
-    )
+    yield mlp_site(path, MlpGeometry(**known, hidden=module._modules["3"].weight.shape[1]))

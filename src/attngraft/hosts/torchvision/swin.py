@@ -18,25 +18,26 @@ from torchvision.models.swin_transformer import (
     SwinTransformerBlockV2,
 )
 
-from attngraft.anatomy import AttentionGeometry, LinearLayer, Projected, Projection, Stage, plain_class
+from attngraft.anatomy import AttentionGeometry, Projected, Projection, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import (
     HostAdapter,
     Site,
     check_known,
-    fused_rows,
     norm_state,
     own_parameters,
     own_state,
     random_images,
 )
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import fused_heads, window_site, windowed
 from attngraft.hosts.timm.attention import by_role
-from attngraft.hosts.timm.windows import CosineWindowSite, WindowSite
+from attngraft.hosts.timm.own_windows import OwnEnd
+from attngraft.hosts.timm.windows import CosineWindowSite, WindowSite, cut, fill, put_back
 from attngraft.hosts.torchvision import mlp
 
 
-class _Windows(WindowSite):
+class _Windows(OwnEnd, WindowSite):
     """Maps (B, H, W, C) come in and leave; the sentence is about the windows in between."""
 
     window_size: list[int]
@@ -47,44 +48,31 @@ class _Windows(WindowSite):
 
     def forward(self, x: Tensor) -> Tensor:
         """The host's own way, with the sentence for each window."""
-        batch, height, width, _ = x.shape
-        rows, columns = (-side % window for side, window in zip((height, width), self.window_size, strict=True))
-        x = F.pad(x, (0, 0, 0, columns, 0, rows))
+        (height, width), window = x.shape[1:3], self.window
+        x = fill(x, window)
         sides = x.shape[1:3]
-        shift = [0 if window >= side else by for window, side, by in self._sides(sides)]
-        present = None
-        if rows or columns:  # tokens of zeros that fill up: for mix grafts
-            present = F.pad(x.new_ones(1, height, width, 1), (0, 0, 0, columns, 0, rows))
-        if sum(shift) > 0:
-            back = (-shift[0], -shift[1])
-            x = torch.roll(x, shifts=back, dims=(1, 2))
-            present = None if present is None else torch.roll(present, shifts=back, dims=(1, 2))
-        mask = self._mask(x, shift) if sum(shift) > 0 else None
-        seen = None if present is None else self._cut(present).flatten(1) > 0
+        shift = [0 if high >= side else by for high, side, by in zip(window, sides, self.shift_size, strict=True)]
+
+        def windows_of(maps: Tensor) -> Tensor:
+            return cut(torch.roll(maps, (-shift[0], -shift[1]), (1, 2)) if any(shift) else maps, window)
+
+        mask = self._mask(x, shift) if any(shift) else None
+        seen = None
+        if sides != (height, width) and self.grafts_at("mix"):
+            seen = windows_of(fill(x.new_ones(1, height, width, 1), window)).squeeze(-1) > 0
 
         def project(tokens: Tensor) -> Projected:
             return self.project(tokens, mask, seen)
 
-        windows = self.sentence(project(self._cut(x)), project)
-        x = self._put_back(windows, batch, *sides)
-        if sum(shift) > 0:
-            x = torch.roll(x, shifts=(shift[0], shift[1]), dims=(1, 2))
+        x = put_back(self.sentence(project(windows_of(x)), project), window, sides)
+        if any(shift):
+            x = torch.roll(x, (shift[0], shift[1]), (1, 2))
         return self.run("attn.end", x[:, :height, :width, :].contiguous())
 
-    def _sides(self, sides: torch.Size) -> Iterator[tuple[int, int, int]]:
-        return zip(self.window_size, sides, self.shift_size, strict=True)
-
-    def _cut(self, x: Tensor) -> Tensor:
-        """A map to the tokens of its windows (B * windows, N, C)."""
-        (batch, height, width, channels), (high, wide) = x.shape, self.window_size
-        x = x.view(batch, height // high, high, width // wide, wide, channels)
-        return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, high * wide, channels)
-
-    def _put_back(self, windows: Tensor, batch: int, height: int, width: int) -> Tensor:
-        """What `_cut` gave to the map."""
-        high, wide = self.window_size
-        x = windows.view(batch, height // high, width // wide, high, wide, -1)
-        return x.permute(0, 1, 3, 2, 4, 5).reshape(batch, height, width, -1)
+    @property
+    def window(self) -> tuple[int, int]:
+        """(rows, columns) of a window."""
+        return self.window_size[0], self.window_size[1]
 
     def _mask(self, x: Tensor, shift: list[int]) -> Tensor:
         """(windows of an image, N, N): -100 between tokens that the shift brought together."""
@@ -95,7 +83,7 @@ class _Windows(WindowSite):
         )
         for number, (rows, columns) in enumerate(itertools.product(down, across)):
             regions[rows, columns] = number
-        windows = self._cut(regions[None, :, :, None]).squeeze(-1)
+        windows = cut(regions[None, :, :, None], self.window).squeeze(-1)
         apart = windows.unsqueeze(1) - windows.unsqueeze(2)
         return apart.masked_fill(apart != 0, -100.0).masked_fill(apart == 0, 0.0)
 
@@ -113,16 +101,6 @@ class _Windows(WindowSite):
 
     def drop(self, tokens: Tensor) -> Tensor:
         return F.dropout(tokens, p=cast(Any, self).dropout, training=self.training)
-
-    def between(self, stage: Stage) -> str | None:
-        if stage == "attn.end" and self.grafts_at("attn.window"):
-            return "another graft stands between it and the host's output projection"
-        return super().between("attn.window" if stage == "attn.end" else stage)
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        if stage == "attn.end":
-            return None if self.between(stage) else self.output_layer()
-        return super().linear_before(stage)
 
 
 class GraftedShiftedWindowAttention(_Windows, ShiftedWindowAttention):
@@ -205,25 +183,16 @@ def _attention_site(module: Any, path: str, grid: tuple[int, int]) -> Site:
     if plain_class(module) not in TorchvisionSwin.richer:
         raise HostError(f"{path} is a {type(module).__name__}, which attngraft does not know")
     check_known(module, path, arguments=("x",), children=("qkv", "proj", "cpb_mlp"))
-    heads, window = module.num_heads, (module.window_size[0], module.window_size[1])
-    width = module.qkv.out_features // 3 // heads
     geometry = AttentionGeometry(
         dim=module.qkv.in_features,
-        tokens=window[0] * window[1],
-        sequences=-(-grid[0] // window[0]) * -(-grid[1] // window[1]),
-        grid=grid,
-        window=window,
-        heads=heads,
-        key_width=width,
-        value_width=width,
+        **windowed(grid, (module.window_size[0], module.window_size[1])),
+        **fused_heads(module),
         projection=Projection(bias=module.qkv.bias is not None),
-        rows=fused_rows(module, "qkv", heads=heads),
         query_key_parameters=own_parameters(module, "relative_position_bias_table", "logit_scale", "cpb_mlp"),
         score_rows=own_parameters(module, "logit_scale", "cpb_mlp.2"),
         score_columns=own_parameters(module, "relative_position_bias_table"),
     )
-    stages: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window", "attn.end")
-    return Site(path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(stages, path))
+    return window_site(path, geometry)
 
 
 register_host(TorchvisionSwin())
