@@ -90,8 +90,19 @@ def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = 
         "entries": entries,
         "include": chosen,
     }
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in _unshared(tensors).items()}
     return save(contiguous, metadata={KEY: json.dumps(manifest)})
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of those that are one with another (a host ties a head's bias to itself), which safetensors refuses."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return found
 
 
 def _entries(host: Host) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:

@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
+from transformers.cache_utils import EncoderDecoderCache
 
 from attngraft.anatomy import GraftedModule, LinearLayer, MlpGeometry, Projected, Stage
+from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.hf.attention import attention_site, hides
@@ -46,7 +48,16 @@ class Heads(CachingSite):
         is_causal: bool | None = None,
         **kwargs: Any,
     ) -> Projected:
-        """`behind` is to be filled with what remains to be done behind the projection."""
+        """`behind` is to be filled with what remains to be done behind the projection.
+
+        Raises:
+            UsageError: a graft that needs the queries' own keys meets others, or the cache has no room for cross attention.
+        """
+        if self.crosses and not (past_key_values is None or isinstance(past_key_values, EncoderDecoderCache)):
+            raise UsageError(
+                f"{type(self).__name__} keeps its keys in an EncoderDecoderCache, and the call gives a "
+                f"{type(past_key_values).__name__}; give none, or generate with transformers.EncoderDecoderModel"
+            )
         if past_key_values is not None and not self.is_decoder:  # keys that somebody put in front
             check_call(self, cross=True)
         memory = encoder_hidden_states if self.crosses else None
