@@ -119,9 +119,9 @@ def check_known(module: nn.Module, path: str, *, arguments: Iterable[str], child
     may leave something out.
 
     Raises:
-        HostError: `module.forward` takes, or `module` holds, something that the adapter does not know.
+        HostError: the host's own forward takes, or `module` holds, something that the adapter does not know.
     """
-    found = [name for name in inspect.signature(type(module).forward).parameters if name != "self"]
+    found = [name for name in inspect.signature(plain_class(module).forward).parameters if name != "self"]
     grown = [name for name, child in module.named_children() if child is not None and name != "grafts"]
     for what, names, known in (("argument", found, arguments), ("sub-module", grown, children)):
         unknown = [name for name in names if name not in set(known)]

@@ -227,7 +227,8 @@ def attention_site(
             for role, name in zip(("q", "k", "v"), projections, strict=True)
         },
     )
-    if refusal := unspelled(module.config._attn_implementation):
+    config = getattr(module, "config", None)  # without one there is no choice
+    if config is not None and (refusal := unspelled(config._attn_implementation)):
         missing = dict.fromkeys(STAGES, refusal)
         return Site(path=path, kind="attention", geometry=geometry, carriers={}, missing=missing)
     carriers: dict[Stage, str] = {**dict.fromkeys(INSIDE, path), "attn.end": end}

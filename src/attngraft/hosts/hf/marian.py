@@ -203,7 +203,7 @@ def _attention(layer: Any, path: str, name: str, **known: Any) -> Site:
         end=f"{path}.{name}",
         ending=path,
         out="out_proj",
-        arguments=("key_value_states", "past_key_values", "drop"),
+        arguments=("key_value_states", "past_key_values"),
         dim=layer.embed_dim,
         **known,
     )
