@@ -38,7 +38,7 @@ class _Attention(CachingSite):
         return 1.0
 
     @property
-    def fused_attn(self) -> bool:
+    def fused_attn(self) -> bool:  # type: ignore[override]
         return not _OWN_SUMS and super().fused_attn
 
     def forward(  # type: ignore[override]
@@ -60,7 +60,7 @@ class _Attention(CachingSite):
             return tokens, positions
         return tokens, positions, weights
 
-    def project(  # type: ignore[override]
+    def project(
         self,
         x: Tensor,
         attention_mask: Tensor | None = None,
