@@ -16,6 +16,7 @@ from attngraft.anatomy import GraftedModule
 from attngraft.errors import HostError
 from attngraft.hosts import optional
 from attngraft.hosts.adapter import HostAdapter, Site
+from attngraft.hosts.unread import why_unread
 
 #: modules that register adapters when imported; a new family adds its line here
 BUILT_IN = (
@@ -148,8 +149,11 @@ def find_host(model: nn.Module) -> Host:
             found.append((path, module, adapter))
     if not found:
         supported = "; ".join(f"{adapter.name} ({adapter.summary})" for adapter in host_adapters().values())
+        unread = why_unread(model)
         raise HostError(
-            f"{type(model).__name__} is no host that attngraft knows, and holds none. Supported: {supported}. "
+            f"{type(model).__name__} is no host that attngraft knows, and holds none. "
+            + (f"What attends in it is not read: {unread}. " if unread else "")
+            + f"Supported: {supported}. "
             + "".join(f"{name} {reason}. " for name, reason in missing.items())
             + "For a model of your own write an adapter and call attngraft.register_host(adapter)"
         )

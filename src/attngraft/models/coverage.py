@@ -15,6 +15,7 @@ from attngraft.grafting.fit import Fit, fit
 from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host
 from attngraft.hosts.adapter import random_images
+from attngraft.hosts.unread import why_unread
 from attngraft.models.attends import attends
 
 #: what is counted: a graft that re-weighs heads, and one that replaces how queries, keys and values mix
@@ -69,7 +70,8 @@ def cover(name: str, grafts: Sequence[str] = COUNTED) -> Covered:
         fits: dict[str, Fit] = {graft: fit(host, parse(graft).terms[0]) for graft in grafts}
     except HostError as error:
         known = not str(error).startswith(type(model).__name__)
-        refusal = str(error) if known else f"no adapter reads {type(model).__name__}"
+        unread = why_unread(model) or f"no adapter reads {type(model).__name__}"
+        refusal = str(error) if known else unread
         return Covered(name, family, attention, refusal=refusal)
     takes = tuple(graft for graft, found in fits.items() if found.taken)
     reasons = {graft: next(iter(found.refused.values())) for graft, found in fits.items() if found.refused}
