@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contract.hf import test_bert as bert
 from tests.contract.hf import test_clip as clip
 from tests.contract.hf import test_dino as dino
 from tests.contract.hf import test_swin as swin
@@ -12,12 +13,17 @@ from tests.contract.test_compile_export import check_compile, check_export, graf
 from tests.contract.tester import HostContract
 
 # named through their modules, so that pytest does not collect the contract a second time here
-HOSTS = [vit.TestViT, dino.TestDinov3, clip.TestClip, swin.TestSwin]
+HOSTS = [vit.TestViT, dino.TestDinov3, clip.TestClip, swin.TestSwin, bert.TestBert]
 
 
 @pytest.mark.slow
 def test_a_vit_compiles_with_three_grafts() -> None:  # a Swin does too, and takes a minute
     check_compile(grafted(vit.TestViT, "bisa@first:1 + horizontal + cb_s(init=0.5)"))
+
+
+@pytest.mark.slow
+def test_a_bert_compiles_with_three_grafts() -> None:
+    check_compile(grafted(bert.TestBert, "bisa@first:1 + horizontal + cb_s(init=0.5)"))
 
 
 @pytest.mark.parametrize("contract", HOSTS)

@@ -117,6 +117,14 @@ def test_dropout_falls_as_without_grafts(family: str, implementation: str) -> No
     assert not torch.equal(logits(), model(IDS).logits)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_rounds_where_the_host_does(family: str) -> None:
+    model = classifier(family, "eager").bfloat16()
+    expected = model(IDS).logits
+    attngraft.graft(model, "identity(stage=heads) + identity(stage=weights)")
+    assert torch.equal(model(IDS).logits, expected)
+
+
 def test_the_ends_stand_behind_dropout_and_before_the_residual() -> None:
     model = classifier("Bert", hidden_dropout_prob=0.5).train()
     with attngraft.record(model, ["attn.end", "mlp.end"]) as recording:
