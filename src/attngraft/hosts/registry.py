@@ -56,6 +56,7 @@ BUILT_IN = (
             "hiera",
             "mvitv2",
             "coat",
+            "hieradet",
         )
     ),
     "attngraft.hosts.torch_nn.family",

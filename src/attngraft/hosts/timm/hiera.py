@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 from timm.models.hiera import Hiera, HieraBlock, MaskUnitAttention
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage
+from attngraft.anatomy import AttentionGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, fused_rows, random_images
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import global_site, window_site
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, by_role, mlp_sites
+from attngraft.hosts.timm.attention import by_role, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.own_windows import OwnWindows
 from attngraft.hosts.timm.still_windows import Undropped
@@ -97,9 +98,7 @@ def _attention_site(module: Any, path: str, tokens: int) -> Site:
         value_width=module.head_dim,
         rows=fused_rows(module, "qkv", heads=module.heads),
     )
-    stages: tuple[Stage, ...] = (*GLOBAL, "attn.window") if module.use_mask_unit_attn else GLOBAL
-    missing = {} if module.use_mask_unit_attn else NO_WINDOWS
-    return Site(path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(stages, path), missing=missing)
+    return window_site(path, geometry) if module.use_mask_unit_attn else global_site(path, geometry)
 
 
 register_host(TimmHiera())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from timm.models.mvitv2 import (
@@ -16,12 +16,13 @@ from timm.models.mvitv2 import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Mixed, Projected, Stage, plain_class
+from attngraft.anatomy import AttentionGeometry, Mixed, MlpGeometry, Projected, Stage, plain_class
 from attngraft.errors import HostError
-from attngraft.hosts.adapter import Site, check_known, fused_rows, own_parameters, random_images
+from attngraft.hosts.adapter import Site, check_known, own_parameters, random_images
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import fused_heads, global_site, mlp_site
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import GLOBAL, NO_WINDOWS, by_role, mlp_sites, unread_site
+from attngraft.hosts.timm.attention import by_role, mlp_sites, unread_site
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.still_windows import Undropped
 
@@ -127,7 +128,8 @@ class TimmMViTv2(TimmFamily):
         yield _attention_site(block.attn, f"{path}.attn", look, dim=dim, tokens=tokens, **prefix)
         _, tokens, dim = look.entering(f"{path}.mlp")
         for site in mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=tokens, **prefix):
-            yield site if look.leaving(f"{path}.mlp")[-1] == dim else _without_end(site)
+            widens = look.leaving(f"{path}.mlp")[-1] != dim
+            yield mlp_site(site.path, cast(MlpGeometry, site.geometry), {"mlp.end": _WIDENS}) if widens else site
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         core: Any = next(module for module in model.modules() if type(module) is MultiScaleVit)
@@ -142,10 +144,10 @@ def _attention_site(module: Any, path: str, look: Look, **tokens: Any) -> Site:
     if plain_class(module) is not MultiScaleAttention:
         return unread_site(module, path, **tokens)
     check_known(module, path, arguments=("x", "feat_size"), children=("qkv", "proj", *_POOLS))
-    rows = fused_rows(module, "qkv", heads=module.num_heads)
+    heads = fused_heads(module)
     scored = ["pool_k", "norm_k", "rel_pos_h", "rel_pos_w"]
     if module.residual_pooling:  # queries stand in the heads too, so nothing leaves them without use
-        del rows["q"]
+        del heads["rows"]["q"]
     else:
         scored += ["pool_q", "norm_q"]
     geometry = AttentionGeometry(
@@ -153,15 +155,10 @@ def _attention_site(module: Any, path: str, look: Look, **tokens: Any) -> Site:
         query_tokens=_fewer(module.pool_q, f"{path}.pool_q", look, tokens["prefix_tokens"]),
         key_tokens=_fewer(module.pool_k, f"{path}.pool_k", look, tokens["prefix_tokens"]),
         out_dim=None if module.dim_out == tokens["dim"] else module.dim_out,
-        heads=module.num_heads,
-        key_width=module.head_dim,
-        value_width=module.head_dim,
-        rows=rows,
+        **heads,
         query_key_parameters=own_parameters(module, *scored),
     )
-    return Site(
-        path=path, kind="attention", geometry=geometry, carriers=dict.fromkeys(GLOBAL, path), missing=NO_WINDOWS
-    )
+    return global_site(path, geometry)
 
 
 def _fewer(pool: nn.Module | None, path: str, look: Look, prefix: int) -> int | None:
@@ -172,17 +169,6 @@ def _fewer(pool: nn.Module | None, path: str, look: Look, prefix: int) -> int | 
     if after != tuple(-(-side // each) for side, each in zip(before, _stride(pool), strict=True)):
         raise HostError(f"{path} makes {after} of {before}: which tokens its places stand for is not known")
     return prefix + after[0] * after[1]
-
-
-def _without_end(site: Site) -> Site:
-    stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid")
-    return Site(
-        path=site.path,
-        kind=site.kind,
-        geometry=site.geometry,
-        carriers={stage: site.carriers[stage] for stage in stages},
-        missing={"mlp.end": _WIDENS},
-    )
 
 
 register_host(TimmMViTv2())
