@@ -8,7 +8,7 @@ from attngraft.anatomy import AttentionGeometry, HeadRows, Projected, Stage
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.windows import FilledWindows, cut, fill, present, put_back
+from attngraft.hosts.timm.windows import FilledWindows, cut, fill, present_tokens, put_back
 
 
 class StillWindows(FilledWindows):
@@ -17,7 +17,7 @@ class StillWindows(FilledWindows):
     def branch(self, x: Tensor, window: tuple[int, int]) -> Tensor:
         """A map through the attention of its windows."""
         grid = x.shape[1:3]
-        seen = present(x, window, grid) if self.mixes else None
+        seen = present_tokens(x, window, grid) if self.mixes else None
         windows = cut(fill(x, window), window)
         windows = self.attn(windows) if seen is None else self.attn(windows, seen)
         return self.run("attn.end", put_back(windows, window, grid))

@@ -27,9 +27,6 @@ from attngraft.hosts.timm.windows import CosineWindowSite, WindowBlock, WindowSi
 class GraftedWindowAttention(WindowSite, WindowAttention):
     """`timm.models.swin_transformer.WindowAttention`: a table of relative positions."""
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return by_role(self.qkv(x), self.num_heads)
-
     def position_bias(self) -> Tensor:
         return self._get_rel_pos_bias()
 
@@ -49,9 +46,6 @@ class GraftedWindowAttentionV2(CosineWindowSite, WindowAttentionV2):
 
 class GraftedWindowMultiHeadAttention(CosineWindowSite, WindowMultiHeadAttention):
     """`timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention`: cosines, another network of positions."""
-
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return by_role(self.qkv(x), self.num_heads)
 
     def position_bias(self) -> Tensor:
         return self._relative_positional_encodings()

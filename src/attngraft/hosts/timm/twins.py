@@ -17,7 +17,7 @@ from attngraft.hosts.timm.attention import by_role, mlp_sites, unread_site
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.own_windows import OwnWindows
 from attngraft.hosts.timm.subsampled import SubsampledSite, subsampled_site
-from attngraft.hosts.timm.windows import cut, fill, present, put_back
+from attngraft.hosts.timm.windows import cut, fill, present_tokens, put_back
 
 
 class GraftedGlobalSubSampleAttn(SubsampledSite, GlobalSubSampleAttn):
@@ -32,7 +32,7 @@ class GraftedLocallyGroupedAttn(OwnWindows, LocallyGroupedAttn):
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         windows = self.cut(x, size)
-        seen = present(x, self.window, size) if self.grafts_at("mix") else None
+        seen = present_tokens(x, self.window, size) if self.grafts_at("mix") else None
         tokens = self.sentence(
             self.project(windows, size, seen),
             lambda tokens: self.project(tokens, size, seen),

@@ -11,7 +11,7 @@ from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
 from attngraft.anatomy import GraftedModule, LinearLayer, Projected, Stage
-from attngraft.hosts.timm.attention import SelfAttention
+from attngraft.hosts.timm.attention import SelfAttention, by_role
 
 
 def fill(maps: Tensor, window: tuple[int, int]) -> Tensor:
@@ -32,7 +32,7 @@ def put_back(windows: Tensor, window: tuple[int, int], grid: tuple[int, ...]) ->
     return cast(Tensor, maps[:, : grid[0], : grid[1]])
 
 
-def present(x: Tensor, window: tuple[int, int], grid: tuple[int, ...]) -> Tensor | None:
+def present_tokens(x: Tensor, window: tuple[int, int], grid: tuple[int, ...]) -> Tensor | None:
     """Which tokens of an image's windows (windows, N) are no zeros that fill up, on the device of `x`; None: all."""
     if not any(side % each for side, each in zip(grid, window, strict=True)):
         return None
@@ -47,15 +47,16 @@ class Windowed(NamedTuple):
 
 
 class WindowSite(SelfAttention):
-    """B counts windows, those of one image side by side. An adapter supplies `split`, `position_bias` and, where the
-    product of queries and keys has a factor other than `scale`, `products`."""
+    """B counts windows, those of one image side by side. An adapter supplies `position_bias`; `split`, where q, k and
+    v are not what `qkv` gives; and `products`, where the product of queries and keys has a factor other than `scale`."""
 
     ends: tuple[Stage, ...] = ("attn.window",)
     num_heads: int
+    qkv: nn.Module
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, (B, H, N, d) each."""
-        raise TypeError(f"{type(self).__name__} does not say how it splits")
+        return by_role(self.qkv(x), self.num_heads)
 
     def position_bias(self) -> Tensor:
         """(1, H, N, N)."""
@@ -167,7 +168,7 @@ class WindowBlock(FilledWindows):
 
     def branch(self, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
         """(B, H, W, C) through the attention of windows; `plain` is the host's own method that does it."""
-        seen = present(x, self.window_size, x.shape[1:3]) if self.mixes else None
+        seen = present_tokens(x, self.window_size, x.shape[1:3]) if self.mixes else None
         return self.run("attn.end", plain(x) if seen is None else self._filled(x, seen))
 
     def _filled(self, x: Tensor, seen: Tensor) -> Tensor:

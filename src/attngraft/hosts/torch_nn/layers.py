@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.anatomy import STAGES, AttentionGeometry, GraftedModule, LinearLayer, MlpGeometry, MlpSite, Stage
+from attngraft.anatomy import STAGES, AttentionGeometry, GraftedModule, MlpGeometry, MlpSite, Stage
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
+from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.torch_nn.attention import KNOWN, GraftedMultiheadAttention, attention_site
 from attngraft.hosts.torch_nn.plain import hooked, plain_twin, without_graph
 
@@ -22,9 +23,10 @@ def grafted_within(module: nn.Module) -> bool:
     return any(isinstance(each, GraftedModule) and bool(each.grafts) for each in module.modules())
 
 
-class _Layer(MlpSite):
+class _Layer(LinearEnds, MlpSite):
     """What both layers share: their MLP stands in them piece by piece, and they drop what their attentions put out."""
 
+    linear_names = ("linear1", "linear2")
     self_attn: nn.MultiheadAttention
     linear1: nn.Linear
     linear2: nn.Linear
@@ -48,12 +50,6 @@ class _Layer(MlpSite):
 
     def _ff_block(self, x: Tensor) -> Tensor:
         return MlpSite.forward(self, x)
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return self.linear2 if stage == "mlp.end" else None
-
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        return {"mlp.front": self.linear1, "mlp.mid": self.linear2}.get(stage)
 
 
 def _attended(

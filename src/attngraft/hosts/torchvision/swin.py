@@ -87,9 +87,6 @@ class _Windows(OwnEnd, WindowSite):
         apart = windows.unsqueeze(1) - windows.unsqueeze(2)
         return apart.masked_fill(apart != 0, -100.0).masked_fill(apart == 0, 0.0)
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return by_role(self.qkv(x), self.num_heads)
-
     def position_bias(self) -> Tensor:
         return cast(Tensor, cast(Any, self).get_relative_position_bias())
 
