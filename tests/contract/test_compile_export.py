@@ -49,7 +49,8 @@ def check_compile(model: nn.Module) -> None:
 def check_export(model: nn.Module) -> None:
     inputs = example_inputs(model)
     expected = model(*inputs)
-    exported = torch.export.export(model, inputs, dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=64)},))
+    batch = {0: torch.export.Dim("batch", min=2, max=64)}
+    exported = torch.export.export(model, inputs, dynamic_shapes=(batch,) * len(inputs))
     twice = tuple(torch.cat([value, value]) for value in inputs)
     torch.testing.assert_close(exported.module()(*twice)[:2], expected, atol=1e-5, rtol=1e-4)
 

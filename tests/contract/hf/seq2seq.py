@@ -24,8 +24,8 @@ CAUSAL = {
 class Translation(Tokens):
     """The tokens that an encoder-decoder puts out."""
 
-    def forward(self, *inputs: Tensor) -> Tensor:  # type: ignore[override]
-        return self.model(*inputs).last_hidden_state
+    def forward(self, inputs: Tensor, mask: Tensor, written: Tensor) -> Tensor:  # type: ignore[override]
+        return self.model(inputs, mask, written).last_hidden_state
 
 
 class SequenceContract(TransformersContract):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import attngraft
+from attngraft.errors import UsageError
 from attngraft.hosts import find_host
 from tests.contract.hf.hosts import off_zero, transformers
 from tests.contract.tester import randomize
@@ -26,15 +27,16 @@ class Generates:
     """Subclass with `made`; the model has two layers on each side and a vocabulary of 30."""
 
     implementations: ClassVar[tuple[str, ...]] = ("sdpa", "eager")  #: none: it has no choice
+    dropping: ClassVar[dict[str, float]]  #: what configures all of its dropouts
     paths: ClassVar[dict[str, str]]  #: of the attentions in the first layers: encoder, decoder, cross
 
-    def made(self, *, head: bool) -> Any:
+    def made(self, *, head: bool, **config: Any) -> Any:
         """The model with the head that writes, or without."""
         raise NotImplementedError
 
-    def model(self, implementation: str = "sdpa", *, head: bool = True) -> Any:
+    def model(self, implementation: str = "sdpa", *, head: bool = True, **config: Any) -> Any:
         torch.manual_seed(0)
-        model = off_zero(self.made(head=head))
+        model = off_zero(self.made(head=head, **config))
         if implementation in self.implementations:
             model.set_attn_implementation(implementation)
         return model.eval()
@@ -149,6 +151,28 @@ class Generates:
             assert torch.equal(found[0], recording[self.paths[side]]["weights"])
         assert torch.equal(outputs.encoder_attentions[0], plain.encoder_attentions[0]) == (spec != "toy_flatten")
 
+    @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+    def test_dropout_is_the_hosts(self, implementation: str) -> None:
+        model = self.model(implementation, head=False, **self.dropping).train()
+        given = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": WRITTEN, "output_attentions": True}
+        torch.manual_seed(1)
+        expected = model(**given)
+        torch.manual_seed(1)
+        with attngraft.record(model, ["attn.end", "mlp.end"]) as recording:
+            found = [model(**given)]
+        attngraft.graft(model, "identity(stage=heads) + identity(stage='attn.end') + identity(stage='mlp.end')")
+        torch.manual_seed(1)
+        found.append(model(**given))
+        for outputs in found:
+            assert torch.equal(outputs.last_hidden_state, expected.last_hidden_state)
+            for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
+                for a, b in zip(getattr(outputs, name), getattr(expected, name), strict=True):
+                    assert (a is None and b is None) or torch.equal(a, b)
+        assert len(recording) == 10
+        for place in recording.values():
+            ((_, tokens),) = place.items()
+            assert 0.3 < (tokens == 0).float().mean() < 0.7  # what was dropped
+
     def test_a_hidden_start_leaves_numbers(self) -> None:
         """Texts of unequal length end together: some queries see nothing."""
         model = self.model(head=False)
@@ -178,6 +202,34 @@ class Generates:
         alone.load_state_dict({name.removeprefix("model."): value for name, value in plain.items()}, strict=False)
         attngraft.load_grafts(alone, attngraft.save_grafts(model, tmp_path / "grafts.safetensors"))
         assert torch.equal(self.states(alone), self.states(model))
+
+    def test_the_head_can_go_with_the_grafts(self, tmp_path: Path) -> None:
+        model, fresh = self.model(), self.model()
+        model.lm_head.weight.data.add_(0.5)
+        attngraft.graft(model, "vertical")
+        attngraft.load_grafts(fresh, attngraft.save_grafts(model, tmp_path / "grafts.safetensors", include=["head"]))
+        assert torch.equal(fresh.lm_head.weight, model.lm_head.weight)
+
+    def test_tokens_projected_again_have_no_keys_in_a_cache(self) -> None:
+        model = self.model(head=False)
+        attngraft.graft(model, "horizontal")
+        attention, again = model.get_submodule(self.paths["decoder"]), []
+        mix = attention.mix
+        attention.mix = lambda projected, project: (again.append(project), mix(projected, project))[1]
+        model(input_ids=IDS, decoder_input_ids=WRITTEN)
+        with pytest.raises(UsageError, match="a cache has no keys of earlier ones; .* use_cache=False"):
+            again[-1](torch.zeros(3, 7, 24))
+        model(input_ids=IDS, decoder_input_ids=WRITTEN, use_cache=False)
+        assert again[-1](torch.zeros(3, 7, 24)).k.shape[2] == 7
+
+    def test_other_attention_functions_are_refused_and_mlps_are_not(self) -> None:
+        model = self.model()
+        if not self.implementations:
+            pytest.skip("it has no choice of them")
+        model.set_attn_implementation("flex_attention")
+        with pytest.raises(attngraft.HostError, match=r"flex_attention.*nobody sees"):
+            attngraft.graft(model, "horizontal")
+        attngraft.graft(model, "cb_s@encoder")
 
     def test_a_plan_measures_what_a_graft_changes(self) -> None:
         report = attngraft.plan(self.model(), "horizontal@decoder", measure=True)

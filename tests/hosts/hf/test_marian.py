@@ -12,19 +12,20 @@ from tests.hosts.hf.generating import Generates
 
 
 class TestMarian(Generates):
+    dropping: ClassVar = {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5}
     paths: ClassVar = {
         "encoder": "encoder.layers.0.self_attn",
         "decoder": "decoder.layers.0.self_attn",
         "cross": "decoder.layers.0.encoder_attn",
     }
 
-    def made(self, *, head: bool) -> Any:
+    def made(self, *, head: bool, **config: Any) -> Any:
         kind = transformers.MarianMTModel if head else transformers.MarianModel
-        return kind(transformers.MarianConfig(**SIZES))
+        return kind(transformers.MarianConfig(**{**SIZES, **config}))
 
 
 @pytest.mark.slow
 class TestBart(TestMarian):
-    def made(self, *, head: bool) -> Any:
+    def made(self, *, head: bool, **config: Any) -> Any:
         kind = transformers.BartForConditionalGeneration if head else transformers.BartModel
-        return kind(transformers.BartConfig(**SIZES))
+        return kind(transformers.BartConfig(**{**SIZES, **config}))

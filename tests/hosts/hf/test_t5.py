@@ -13,19 +13,22 @@ from tests.hosts.hf.generating import Generates
 
 class TestT5(Generates):
     implementations: ClassVar = ("sdpa", "eager") if HAS_SDPA else ()
+    dropping: ClassVar = {"dropout_rate": 0.5}
     paths: ClassVar = {
         "encoder": "encoder.block.0.layer.0.SelfAttention",
         "decoder": "decoder.block.0.layer.0.SelfAttention",
         "cross": "decoder.block.0.layer.1.EncDecAttention",
     }
 
-    def made(self, *, head: bool) -> Any:
+    def made(self, *, head: bool, **config: Any) -> Any:
         kind = transformers.T5ForConditionalGeneration if head else transformers.T5Model
-        return kind(transformers.T5Config(**SIZES))
+        return kind(transformers.T5Config(**{**SIZES, **config}))
 
 
 @pytest.mark.slow
 class TestGatedMT5(TestT5):
-    def made(self, *, head: bool) -> Any:
+    def made(self, *, head: bool, **config: Any) -> Any:
         kind = transformers.MT5ForConditionalGeneration if head else transformers.MT5Model
-        return kind(transformers.MT5Config(**SIZES, feed_forward_proj="gated-gelu", tie_word_embeddings=False))
+        return kind(
+            transformers.MT5Config(**{**SIZES, **config}, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+        )
