@@ -21,7 +21,10 @@ class Extra:
 
 
 #: a new family adds its name here
-_HUGGING_FACE = ("vit", "dinov2", "dinov3", "clip", "swin", "marian", "t5", "bert", "roberta", "electra", "distilbert")
+_HUGGING_FACE = (
+    *("vit", "dinov2", "dinov3", "clip", "swin", "marian", "t5"),
+    *("bert", "roberta", "electra", "distilbert", "modernbert"),
+)
 #: by package
 OPTIONAL: Mapping[str, Extra] = {"transformers": Extra("hf", tuple(f"hf.{name}" for name in _HUGGING_FACE))}
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from tests.contract.hf.hosts import TINY_TEXT, TransformersContract
 from tests.contract.tester import GRAFTS
+from tests.contract.timm.test_eva import NO_MIDDLE
 
 #: of DistilBERT, which has names of its own
 DISTIL = {
@@ -20,6 +21,15 @@ DISTIL = {
     "hidden_dim": 48,
     "dropout": 0.0,
     "attention_dropout": 0.0,
+}
+#: of ModernBERT: the first layer sees all, the second what is near
+MODERN = {
+    **{name: size for name, size in TINY_TEXT.items() if "dropout" not in name and name != "max_position_embeddings"},
+    "max_position_embeddings": 32,
+    "local_attention": 8,
+    "global_attn_every_n_layers": 2,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "cls_token_id"), 0),
+    **dict.fromkeys(("eos_token_id", "sep_token_id"), 1),
 }
 #: what must not see later tokens refuses them
 CAUSAL = {
@@ -109,3 +119,15 @@ class TestDistilBert(TransformersContract):
         from transformers import DistilBertConfig, DistilBertModel
 
         return DistilBertModel(DistilBertConfig(**DISTIL))
+
+
+@pytest.mark.slow
+class TestModernBert(TransformersContract):
+    """One projection of q, k and v, rotary positions, gated MLPs, a layer that sees only what is near."""
+
+    specs: ClassVar = NO_MIDDLE
+
+    def made(self) -> nn.Module:
+        from transformers import ModernBertConfig, ModernBertModel
+
+        return ModernBertModel(ModernBertConfig(**MODERN))
