@@ -57,6 +57,8 @@ BUILT_IN = (
             "mvitv2",
             "coat",
             "hieradet",
+            "nextvit",
+            "efficientformer",
         )
     ),
     "attngraft.hosts.torch_nn.family",
