@@ -80,7 +80,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"pretrained": True}, "from_pretrained"),
+        ({"pretrained": True}, "--weights FOLDER"),
         ({"model_type": "vitt"}, "no configuration of model_type 'vitt'"),
         ({"depth": 2}, "no field 'depth'"),
     ],

@@ -91,7 +91,7 @@ def compare(
         typer.Option(
             "--weights",
             metavar="FILE",
-            help="Start from a file: .safetensors, .pth, a run's checkpoint.",
+            help="Start from a file or folder: .safetensors, .pth, a run, one of transformers.",
             rich_help_panel=_STUDY,
         ),
     ] = None,

@@ -25,7 +25,11 @@ def train(
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from timm's weights of the host.")] = False,
     weights: Annotated[
         str | None,
-        typer.Option("--weights", help="Start from a file: .safetensors, .pth, a run's checkpoint.", metavar="FILE"),
+        typer.Option(
+            "--weights",
+            help="Start from a file or folder: .safetensors, .pth, a run, one of transformers.",
+            metavar="FILE",
+        ),
     ] = None,
     graft: Annotated[
         str | None, typer.Option("--graft", help="A graft specification; none: the host as it is.", metavar="SPEC")

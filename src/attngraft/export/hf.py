@@ -19,10 +19,10 @@ from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted
 from attngraft.grafting.io import graft_bytes, load_grafts
 from attngraft.hosts import find_host
+from attngraft.models.transformers_folder import GRAFTS, quiet
 
 log = logging.getLogger(__name__)
 
-GRAFTS = "grafts.safetensors"
 _MISSING = (
     "pip install 'attngraft[hf]'; `attngraft.load` reads the folders that `attngraft export` made, without transformers"
 )
@@ -109,13 +109,8 @@ def from_pretrained(
 
 def _host(transformers: Any, kind: Any, path: str | os.PathLike[str], options: dict[str, Any]) -> nn.Module:
     """The host alone. A checkpoint of Trainer has the grafts among its weights, too, which is no news to the reader."""
-    logging_of = transformers.utils.logging
-    before = logging_of.get_verbosity()
-    logging_of.set_verbosity_error()
-    try:
+    with quiet(transformers):
         model, report = kind.from_pretrained(str(path), output_loading_info=True, **options)
-    finally:
-        logging_of.set_verbosity(before)
     for what in ("missing", "unexpected"):
         if names := sorted(name for name in report[f"{what}_keys"] if not is_graft(name)):
             log.warning("%s: %s among the host's weights: %s", path, what, ", ".join(names))

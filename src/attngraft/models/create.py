@@ -13,6 +13,8 @@ from attngraft.errors import HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.grafting.spec import Specification, parse
 from attngraft.models.pretrained import why_no_weights
+from attngraft.models.transformers_folder import HOST as TRANSFORMERS
+from attngraft.models.transformers_folder import folder_arguments, folder_classes, transformers_folder
 from attngraft.models.weights import read_weights
 
 
@@ -35,7 +37,8 @@ def create_model(
         graft: a specification; None or "none" for the host as it is.
         pretrained: load timm's weights for the host; grafts are always fresh (`load_grafts` loads them).
         weights: load this file instead (`models.weights` says which), the grafts' values too where it has them. The
-            head stays new where the file's has another number of classes.
+            head stays new where the file's has another number of classes. For `transformers_classifier` a folder of
+            transformers, which says the model's arguments too.
         timm_kwargs: for `timm.create_model`.
 
     Raises:
@@ -46,7 +49,9 @@ def create_model(
     spec = parse(graft)
     if pretrained and weights is not None:
         raise UsageError("pretrained and weights both say what the host starts from; give one of them")
-    file = read_weights(weights) if weights is not None else None
+    file = read_weights(weights, host=name) if weights is not None else None
+    if name == TRANSFORMERS and weights is not None and (folder := transformers_folder(weights)) is not None:
+        timm_kwargs = {"num_classes": folder_classes(folder), **folder_arguments(folder, timm_kwargs)}
     model = create_host(name, pretrained=pretrained, **timm_kwargs)
     if file is not None:
         file.fill_host(model)

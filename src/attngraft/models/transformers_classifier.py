@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from timm.layers import resample_abs_pos_embed, to_2tuple
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
@@ -71,8 +72,8 @@ def transformers_classifier(
     *,
     model_type: str = "vit",
     num_classes: int = 1000,
-    img_size: int = 224,
-    in_chans: int = 3,
+    img_size: int | None = None,
+    in_chans: int | None = None,
     pretrained_cfg: Any = None,
     pretrained_cfg_overlay: Any = None,
     cache_dir: Any = None,
@@ -83,22 +84,28 @@ def transformers_classifier(
         attngraft compare --host transformers_classifier --host-arg model_type=dinov2 --host-arg hidden_size=192 ...
 
     Args:
-        pretrained: not offered: transformers' own `from_pretrained` loads weights, and `attngraft.graft` takes the model.
+        pretrained: not offered: `--weights FOLDER` (`attngraft.create_model(..., weights=FOLDER)`) takes a folder that
+            transformers' `save_pretrained` wrote, and what the model is made with from it.
         model_type: of a configuration that transformers has an image classifier for: vit, deit, dinov2, swin, ...
-        num_classes, img_size, in_chans: timm's names for `num_labels`, `image_size`, `num_channels`.
-        pretrained_cfg, pretrained_cfg_overlay, cache_dir: what timm's factory passes on; nothing here asks for them.
+        num_classes, img_size, in_chans: timm's names for `num_labels`, `image_size` (224), `num_channels` (3).
+        pretrained_cfg_overlay: how images are shown to it: mean, std, interpolation, crop_pct, crop_mode, input_size.
+        pretrained_cfg, cache_dir: what timm's factory passes on; nothing here asks for them.
         config: all else that the configuration takes (hidden_size, num_hidden_layers, num_attention_heads, ...).
 
     Raises:
         ValueError: `pretrained`; transformers is missing; it has no such model, or the configuration no such field.
     """
     if pretrained:
-        raise ValueError("weights come by transformers' own from_pretrained(); then attngraft.graft(model, spec)")
+        raise ValueError(
+            "its weights come from a folder that transformers' save_pretrained() wrote: --weights FOLDER (host.weights)"
+        )
     try:
         from transformers import AutoConfig, AutoModelForImageClassification
     except ImportError:
         raise ValueError("this model needs transformers: pip install 'attngraft[hf]'") from None
-    settings = {"num_labels": num_classes, "image_size": img_size, "num_channels": in_chans, **config}
+    said = {"image_size": img_size, "num_channels": in_chans}
+    settings = {"image_size": 224, "num_channels": 3, **config, "num_labels": num_classes}
+    settings |= {name: value for name, value in said.items() if value is not None}
     try:
         plain = AutoConfig.for_model(model_type)
     except ValueError:
@@ -108,5 +115,26 @@ def transformers_classifier(
         raise ValueError(f"the configuration of {model_type!r} has no field {unknown[0]!r}")
     model = AutoModelForImageClassification.from_config(AutoConfig.for_model(model_type, architectures=[], **settings))
     own = default_cfgs["transformers_classifier"].default.to_dict()
-    cfg = {**own, "input_size": (in_chans, img_size, img_size), "num_classes": num_classes}
+    size = (settings["num_channels"], *to_2tuple(settings["image_size"]))
+    shown = {name: value for name, value in (pretrained_cfg_overlay or {}).items() if value is not None}
+    if img_size is not None:
+        shown.pop("input_size", None)
+    cfg = {**own, "input_size": size, **shown, "num_classes": num_classes}
     return TransformersClassifier(model, pretrained_cfg=cfg)
+
+
+def checkpoint_filter_fn(state: dict[str, Tensor], model: TransformersClassifier) -> dict[str, Tensor]:
+    """Names as they are here, and position embeddings of another image size resampled, as timm's filters do it."""
+    own = model.state_dict()
+    if not any(name in own for name in state):
+        state = {f"model.{name}": value for name, value in state.items()}
+    config = model.model.config
+    for name, value in own.items():
+        there = state.get(name)
+        if not name.endswith(".position_embeddings") or there is None or there.shape == value.shape:
+            continue
+        sides = zip(to_2tuple(config.image_size), to_2tuple(config.patch_size), strict=True)
+        rows, columns = (side // patch for side, patch in sides)
+        prefix = value.shape[1] - rows * columns
+        state[name] = resample_abs_pos_embed(there, new_size=[rows, columns], num_prefix_tokens=prefix)
+    return state

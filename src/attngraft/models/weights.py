@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from attngraft.anatomy import is_graft
 from attngraft.errors import HostError, UsageError
+from attngraft.models.transformers_folder import HOST as TRANSFORMERS
+from attngraft.models.transformers_folder import folder_tensors, refuse_without_config, transformers_folder
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".tar")
 #: where weights lie in a run's folder, an exported model's, or one of the Hugging Face Hub; the first that is there
@@ -113,18 +115,26 @@ class Fitted:
         return f"weights of {self.path}" + (f" ({'; '.join(parts)})" if parts else "")
 
 
-def read_weights(path: str | os.PathLike[str]) -> WeightsFile:
+def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile:
     """The tensors in a safetensors file, or in a torch file that is read with `weights_only=True`.
 
     A folder stands for the best weights of the run in it, or for the host's of a model that was exported to it.
     Checkpoints that keep their weights under `model`, `state_dict`, `model_ema` or `state_dict_ema` are understood (the
     average is preferred), and prefixes of wrappers are taken off.
 
+    Args:
+        host: name of the model that they are for. For `transformers_classifier` a folder may be one of transformers.
+
     Raises:
         UsageError: there is no such file, it is of another kind, or of a model that was folded for inference.
         HostError: the file is damaged, holds more than plain tensors, or no weights of a host.
     """
     file = Path(path).expanduser()
+    if host == TRANSFORMERS:
+        folder = transformers_folder(file)
+        if folder is not None:
+            return _split(*folder_tensors(folder))
+        refuse_without_config(file)
     if file.is_dir():
         file = _in_folder(file)
     if not file.is_file():

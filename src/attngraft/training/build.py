@@ -104,7 +104,8 @@ def _started_host(
     recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool
 ) -> tuple[nn.Module, WeightsFile | None, Start]:
     """The host without grafts, the file that it was filled from, and what it starts from."""
-    file = read_weights(recipe.host.weights) if weights and recipe.host.weights is not None else None
+    given = recipe.host.weights if weights else None
+    file = read_weights(given, host=recipe.host.name) if given is not None else None
     pretrained = weights and recipe.host.pretrained
     with seeded("host", recipe.seed):
         model = _create_host(recipe, model_args, pretrained=pretrained)

@@ -42,12 +42,24 @@ class HostConfig:
     name: str = "vit_tiny_patch16_224"  #: as in timm; `name.tag` says which pretrained weights
     args: Mapping[str, Any] = field(default_factory=dict)  #: img_size, depth, embed_dim, ...
     pretrained: bool = False  #: start from timm's weights of that name (name.tag: of that tag)
-    weights: str | None = None  #: start from this file: .safetensors, .pth, .pt, .bin; also a run's own checkpoint
+    #: start from this file: .safetensors, .pth, .pt, .bin; also a run's own checkpoint; for transformers_classifier also a
+    #: folder that save_pretrained of transformers wrote, which then says args
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         both = self.pretrained and self.weights is not None
         _require(self, "weights", not both, "excludes pretrained: true, take one of them")
         _require(self, "weights", self.weights != "", "must be the path of a file, or null")
+        if self.name == "transformers_classifier" and self.weights is not None:
+            self._ask_folder(self.weights)
+
+    def _ask_folder(self, weights: str) -> None:
+        """Let a folder of transformers say `args`, so that what is made of this recipe does not need the folder."""
+        from attngraft.models.transformers_folder import folder_arguments, transformers_folder
+
+        folder = transformers_folder(weights)
+        if folder is not None:
+            object.__setattr__(self, "args", folder_arguments(folder, self.args))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
     model, start = build_started_model(recipe, {key: wanted[key] for key in wanted if key not in teacher.args})
     if not start.whole and (model_args is not None or not from_file):
         raise ConfigError(
-            f"{FIELD}: {_headless(model, start)}; take weights that were trained on the student's classes"
+            f"{FIELD}: {_headless(model, start, host=name)}; take weights that were trained on the student's classes"
         )
     built_for = {"num_classes": getattr(model, "num_classes", None)}
     return FoundTeacher(
@@ -78,13 +78,13 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
     )
 
 
-def _headless(model: nn.Module, start: Start) -> str:
+def _headless(model: nn.Module, start: Start, *, host: str) -> str:
     """Why a file's head did not take its place."""
     layer = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ""
     names = [f"{name}.weight" for name in ((layer,) if isinstance(layer, str) else layer)]
     if start.path is None:
         return start.origin
-    values = read_weights(start.path).host
+    values = read_weights(start.path, host=host).host
     there = next((len(values[name]) for name in names if name in values), None)
     if there is None:
         return f"{start.path} holds no head"
