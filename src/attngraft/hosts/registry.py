@@ -59,6 +59,7 @@ BUILT_IN = (
             "hieradet",
             "nextvit",
             "efficientformer",
+            "csatv2",
         )
     ),
     "attngraft.hosts.torch_nn.family",
@@ -102,13 +103,13 @@ def missing_hosts() -> dict[str, str]:
     return {name: reason for package in optional.OPTIONAL for name, reason in optional.load(package).items()}
 
 
-def richer_class(module: nn.Module) -> type[GraftedModule] | None:
-    """The richer class of `module`'s exact class, if an adapter has one."""
+def richer_class(module: nn.Module, adapter: HostAdapter | None = None) -> type[GraftedModule] | None:
+    """The richer class of `module`'s exact class, if an adapter has one; that of its host's `adapter` goes first."""
     for package in optional.packages_of([module]):
         optional.load(package)
-    for adapter in host_adapters().values():
-        if type(module) in adapter.richer:
-            return adapter.richer[type(module)]
+    for each in (*(() if adapter is None else (adapter,)), *host_adapters().values()):
+        if type(module) in each.richer:
+            return each.richer[type(module)]
     return None
 
 

@@ -35,9 +35,6 @@ UNREAD: Mapping[str, str] = {
         "ResNet's bottleneck, without an MLP"
     ),
     "timm.models.cpubone.ConvAttention": _CONV_ATTENTION,
-    "timm.models.csatv2.SpatialTransformerBlock": (
-        "it attends between the places of a single channel, to gate the map by them"
-    ),
     "timm.models.efficientformer_v2.Attention2d": (
         "its heads are mixed around the softmax (talking heads), and a convolution of the values joins the heads"
     ),

@@ -1,0 +1,33 @@
+"""timm's CSATv2 under the contract."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+from timm.models.csatv2 import CSATv2
+from torch import nn
+
+import attngraft
+from tests.contract.tester import ONE_PER_STAGE, HostContract
+from tests.contract.timm.test_vit import NO_CLASS_TOKEN
+
+
+class TestCsatV2(HostContract):
+    """A block of convolutions with its attention of one channel, one transformer block."""
+
+    layers = 2
+    mlps = 1
+    refused: ClassVar = NO_CLASS_TOKEN | {"cb(at=attention, scope=window)": "stage attn.window"}
+    specs: ClassVar = ONE_PER_STAGE
+    where: ClassVar = {"bisa": "stages.1"}
+
+    def make(self) -> nn.Module:
+        model = CSATv2(dims=(16, 32), depths=(1, 1), transformer_depths=(0, 1), num_classes=5)
+        model.pretrained_cfg = {"input_size": (3, 32, 32), "classifier": "head.fc"}  # it has no size of its own
+        return model
+
+
+def test_the_attention_of_one_channel_is_refused_with_the_reason() -> None:
+    with pytest.raises(attngraft.GraftSpecError, match="places of a single channel.*name transformer blocks"):
+        attngraft.graft(TestCsatV2().make(), "horizontal@stages.0")
