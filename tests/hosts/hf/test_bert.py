@@ -118,6 +118,20 @@ def test_dropout_falls_as_without_grafts(family: str, implementation: str) -> No
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_that_asks_for_a_causal_mask_gets_it_or_a_refusal(family: str) -> None:
+    model = classifier(family)
+    expected = model(IDS, is_causal=True).logits
+    assert not torch.equal(expected, model(IDS).logits)
+    attngraft.graft(model, "identity(stage=heads)")
+    assert torch.equal(model(IDS, is_causal=True).logits, expected)
+    for spec in ("bisa", "cb", "cb(at=attention)"):
+        attngraft.graft(model, f"{spec}@first:1")
+        with pytest.raises(UsageError, match="cannot work in this call, which gives a mask over pairs of tokens"):
+            model(IDS, is_causal=True)
+        attngraft.ungraft(model, spec.partition("(")[0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision_rounds_where_the_host_does(family: str) -> None:
     model = classifier(family, "eager").bfloat16()
     expected = model(IDS).logits

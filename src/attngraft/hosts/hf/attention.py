@@ -13,6 +13,7 @@ from attngraft.anatomy import STAGES, AttentionGeometry, AttentionSite, LinearLa
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, head_rows
 from attngraft.hosts.calls import check_call
+from attngraft.hosts.hf.exported import follows_input
 
 #: attention functions that this package spells out; of the others nobody sees scores or heads
 SPELLED = ("sdpa", "eager")
@@ -51,6 +52,7 @@ class ProjectedSite(AttentionSite):
     rate: ClassVar[str] = "attention_dropout"  #: name of the share of weights that is dropped
     precise: ClassVar[bool] = True  #: whether softmax is computed in float32
     config: Any
+    is_causal: bool
 
     @property
     def fused_attn(self) -> bool:  # type: ignore[override]
@@ -86,6 +88,8 @@ class ProjectedSite(AttentionSite):
             return projected._replace(rest=Aside(seen, projected.rest))
 
         projected = aside(self.project(hidden_states, attention_mask, **kwargs))
+        if projected.causal:
+            check_call(self, causal=True)
         tokens = self.sentence(projected, lambda tokens: aside(self.again(tokens, attention_mask, **kwargs)), drop=drop)
         if self.fused_attn:
             return tokens, None, projected
@@ -104,7 +108,12 @@ class ProjectedSite(AttentionSite):
 
     def project(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
         q, k, v = self.split(x)
-        return Projected(q, k, v, x, bias=attention_mask, present=self.present(attention_mask))
+        causal = self.causal(q, attention_mask, kwargs.get("is_causal"))
+        return Projected(q, k, v, x, bias=attention_mask, causal=causal, present=self.present(attention_mask))
+
+    def causal(self, q: Tensor, mask: Tensor | None, asked: bool | None) -> bool:
+        """Whether the kernel's own causal mask stands for one that transformers left out; `eager` attention has none."""
+        return self.fused_attn and mask is None and q.shape[2] > 1 and (self.is_causal if asked is None else asked)
 
     def again(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
         """What `project` makes of the tokens that a mix graft projects again."""
@@ -178,8 +187,14 @@ class ScalingSite(ProjectedSite):
 
 
 def hides(mask: Tensor | None) -> bool:
-    """Whether a mask was given that hides a token: else transformers makes none, but for programs that are exported."""
-    return mask is not None and not torch.compiler.is_exporting()
+    """Whether a mask was given that hides a token: else transformers makes none, but for programs that are exported.
+
+    Into those it puts masks that hide nothing, too; one that the program will be called with comes from an input. A trace
+    with `strict=True` cannot tell the two apart, and is not refused.
+    """
+    if mask is None:
+        return False
+    return follows_input(mask) if torch.compiler.is_exporting() else True
 
 
 def shown(mask: Tensor) -> Tensor:

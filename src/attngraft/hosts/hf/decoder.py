@@ -22,7 +22,6 @@ class CachingSite(ScalingSite):
     """
 
     is_decoder: bool
-    is_causal: bool
     layer_idx: int
 
     def check(self, mask: Tensor | None) -> None:
@@ -30,7 +29,7 @@ class CachingSite(ScalingSite):
         if not self.is_decoder:
             super().check(mask)
 
-    def project(  # type: ignore[override]
+    def project(
         self,
         x: Tensor,
         attention_mask: Tensor | None = None,
@@ -45,10 +44,6 @@ class CachingSite(ScalingSite):
             k, v = (each[:, :, : q.shape[2]] for each in (k, v))
         present = self.present(attention_mask)
         return Projected(q, k, v, x, bias=attention_mask, causal=causal, keys=key_value_states, present=present)
-
-    def causal(self, q: Tensor, mask: Tensor | None, asked: bool | None) -> bool:
-        """Whether the kernel's own causal mask stands for one that transformers left out; `eager` attention has none."""
-        return self.fused_attn and mask is None and q.shape[2] > 1 and (self.is_causal if asked is None else asked)
 
     def again(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
         """As `project`.

@@ -47,7 +47,7 @@ class GraftedRegistersSwiGLUFFN(Gated, registers.Dinov2WithRegistersSwiGLUFFN):
 
 class _Layer(MaskedLayer):
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        self.check(attention_mask)
+        self.check(attention_mask, causal=kwargs.get("is_causal"))
         return super().forward(hidden_states, attention_mask, **kwargs)  # type: ignore[misc]
 
 

@@ -29,7 +29,7 @@ class GraftedDINOv3ViTAttention(ScalingSite, dinov3.DINOv3ViTAttention):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Projected:
-        projected = super().project(x, attention_mask)
+        projected = super().project(x, attention_mask, **kwargs)
         if position_embeddings is None:
             return projected
         q, k = dinov3.apply_rotary_pos_emb(projected.q, projected.k, *position_embeddings)

@@ -52,7 +52,7 @@ class GraftedTransformerBlock(MaskedLayer, distilbert.TransformerBlock):
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """The host's own, once the grafts of the MLP are content with the mask."""
-        self.check(attention_mask)
+        self.check(attention_mask, causal=kwargs.get("is_causal"))
         return distilbert.TransformerBlock.forward(self, hidden_states, attention_mask, **kwargs)
 
 

@@ -60,15 +60,14 @@ class MaskedLayer(GraftedModule):
     def _unaware(self) -> list[GraftedModule]:
         return [part for name in self.unaware if isinstance(part := getattr(self, name), GraftedModule)]
 
-    def check(self, mask: Tensor | None) -> None:
-        """Refuse a mask for grafts that average over all tokens.
+    def check(self, mask: Tensor | None, *, causal: bool | None = None) -> None:
+        """Refuse a mask, or a call that asks for a causal one, for grafts that average over all tokens.
 
         Raises:
             UsageError: such a graft stands in the layer or its MLP.
         """
-        if hides(mask):
-            for part in (self, *self._unaware()):
-                check_call(part, padded=True)
+        for part in (self, *self._unaware()):
+            check_call(part, padded=hides(mask), causal=bool(causal))
 
 
 def _linear(layer: Any) -> nn.Linear | None:

@@ -48,7 +48,7 @@ class GraftedModernBertAttention(ProjectedSite, modernbert.ModernBertAttention):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Projected:
-        projected = super().project(x, attention_mask)
+        projected = super().project(x, attention_mask, **kwargs)
         q, k = modernbert.apply_rotary_pos_emb(projected.q, projected.k, *cast(Any, position_embeddings))
         return projected._replace(q=q, k=k)
 
@@ -80,7 +80,8 @@ class GraftedModernBertEncoderLayer(MaskedLayer, modernbert.ModernBertEncoderLay
         **kwargs: Any,
     ) -> Tensor:
         """The host's own, once the grafts of the MLP are content with the mask."""
-        self.check(padding(attention_mask, self.attention_type == "sliding_attention", self.mlp))
+        mask = padding(attention_mask, self.attention_type == "sliding_attention", self.mlp)
+        self.check(mask, causal=kwargs.get("is_causal"))
         return super().forward(
             hidden_states, attention_mask=attention_mask, position_embeddings=position_embeddings, **kwargs
         )

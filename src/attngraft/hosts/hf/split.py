@@ -120,8 +120,7 @@ class Around(GraftedModule):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """The host's own, with `BertSelfOutput` spelled out."""
-        if hides(attention_mask):
-            check_call(self, padded=True)
+        check_call(self, padded=hides(attention_mask), causal=bool(kwargs.get("is_causal")))
         behind: Behind = []
         heads, weights = self._inner()(
             hidden_states,
@@ -196,7 +195,7 @@ class Layer(MaskedLayer):
         **kwargs: Any,
     ) -> Tensor:
         """The host's own, once the grafts of the MLP are content with the mask."""
-        self.check(attention_mask)
+        self.check(attention_mask, causal=kwargs.get("is_causal"))
         return super().forward(  # type: ignore[misc]
             hidden_states,
             attention_mask,

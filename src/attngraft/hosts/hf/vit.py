@@ -43,7 +43,7 @@ class LayerWithDropout(MaskedLayer):
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
         """The host's own, with places at both ends."""
-        self.check(attention_mask)
+        self.check(attention_mask, causal=kwargs.get("is_causal"))
         attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
         hidden_states = self.run("attn.end", self.dropout(attended)) + hidden_states
         out = self.dropout(self.mlp(self.layernorm_after(hidden_states)))
