@@ -25,6 +25,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nest_tiny": {"img_size": 32, "patch_size": 2},
     "davit_tiny": {"depths": (1, 1, 1, 1)},
     "tiny_vit_5m_224": {"depths": (1, 1, 1, 1)},
+    "hiera_tiny_224": {"img_size": (64, 64), "stages": (1, 1, 1, 1)},
+    "efficientformer_l1": {"depths": (1, 1, 1, 2)},
     "gcvit_xxtiny": {"img_size": 64, "window_ratio": (16, 16, 16, 32)},
 }
 
