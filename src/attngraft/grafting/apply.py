@@ -15,7 +15,7 @@ from attngraft.grafting.describe import describe
 from attngraft.grafting.placement import Placement, build, place, with_options
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import Specification
-from attngraft.hosts import Host, find_host, richer_class
+from attngraft.hosts import Host, HostAdapter, find_host, richer_class
 
 
 def graft(model: nn.Module, spec: Specification, **options: Any) -> GraftReport:
@@ -45,13 +45,13 @@ def install(host: Host, placements: list[Placement]) -> list[Graft]:
     """Build all grafts, then put them in; returns them in the order of `placements`."""
     grafts = [_made_for(host.module(placement.carrier), host.core, placement) for placement in placements]
     for placement, made in zip(placements, grafts, strict=True):
-        module = enrich(host.module(placement.carrier))
+        module = enrich(host.module(placement.carrier), host.adapter)
         unused = placement.graft_type.unused(placement.site.geometry, placement.stage, placement.term.options)
         made.unused = unused
         made.frozen = _freeze(module, unused.parameters)
         module.grafts[placement.instance] = made
         for path in placement.site.informants.get(placement.stage, ()):
-            enrich(host.module(path))
+            enrich(host.module(path), host.adapter)
     return grafts
 
 
@@ -68,10 +68,10 @@ def _made_for(module: nn.Module, core: nn.Module, placement: Placement) -> Graft
     return made.train(module.training)
 
 
-def enrich(module: nn.Module) -> Any:
-    """Give `module` its richer class, with no grafts yet, if it does not have it."""
+def enrich(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
+    """Give `module` its richer class, with no grafts yet, if it does not have it; `adapter` is that of its host."""
     if not isinstance(module, GraftedModule):
-        richer = richer_class(module)
+        richer = richer_class(module, adapter)
         if richer is None:
             raise HostError(f"{type(module).__name__} has no richer class; its adapter must name one in `richer`")
         module.__class__ = cast(Any, richer)

@@ -88,7 +88,7 @@ def record(
     heard: list[tuple[Any, Listener | None]] = []
     try:
         for module in enriched:
-            enrich(module)
+            enrich(module, host.adapter)
         for point, site, prefix, elsewhere in _tap_points(carriers):
             before = point.listener
             heard.append((point, before))

@@ -19,6 +19,7 @@ from attngraft.anatomy import (
     Projected,
 )
 from attngraft.hosts.adapter import Site, check_known, own_parameters
+from attngraft.hosts.calls import check_call
 from attngraft.hosts.sites import GLOBAL as GLOBAL
 from attngraft.hosts.sites import NO_WINDOWS as NO_WINDOWS
 from attngraft.hosts.sites import fused_heads, global_site
@@ -61,7 +62,9 @@ def masked(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tensor | N
 
     Raises:
         ValueError: both are given to a fused attention.
+        UsageError: a graft here cannot stand a mask; mix grafts are told of it.
     """
+    check_call(module, causal=attn_mask is not None or is_causal, told=("mix",))
     if is_causal and module.fused_attn and attn_mask is not None:
         raise ValueError("attn_mask and is_causal exclude each other")
     return None if is_causal else attn_mask

@@ -11,16 +11,17 @@ from typing import Any, ClassVar
 import torch
 from timm.layers import Attention
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import Block, LayerScale, VisionTransformer
+from timm.models.vision_transformer import Block, LayerScale, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, Stage
+from attngraft.anatomy import GraftedModule, Stage, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, HostFold, Site, norm_state, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import BLOCKS, RICHER, GraftedAttention, block_sites, prefixed_grid
 from attngraft.hosts.timm.family import image_size
+from attngraft.hosts.timm.masked import GraftedBlock, GraftedResPostBlock, with_pair_mask
 
 
 class TimmViT(HostAdapter):
@@ -28,7 +29,7 @@ class TimmViT(HostAdapter):
 
     name = "timm.vit"
     summary = "timm VisionTransformer, DeiT, distilled DeiT, hybrids and ViTamin of any size"
-    richer: ClassVar = RICHER
+    richer: ClassVar = {**RICHER, Block: GraftedBlock, ResPostBlock: GraftedResPostBlock}
 
     def recognizes(self, model: nn.Module) -> bool:
         return type(model) in (VisionTransformer, VisionTransformerDistilled)
@@ -46,15 +47,16 @@ class TimmViT(HostAdapter):
     def _sites(self, model: Any) -> Iterator[Site]:
         tokens = prefixed_grid(model, dim=model.embed_dim)
         for name, block in model.blocks.named_children():
-            if type(block) in BLOCKS:
-                yield from block_sites(block, f"blocks.{name}", **tokens)
+            if plain_class(block) in BLOCKS:
+                for site in block_sites(block, f"blocks.{name}", **tokens):
+                    yield with_pair_mask(site, f"blocks.{name}")
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         return random_images(model, image_size(model), batch=batch)
 
     def fold(self, model: Any) -> HostFold:
         """LayerScale of all blocks into the layers before: diag(gamma) (W x + b) = (diag(gamma) W) x + diag(gamma) b."""
-        blocks = [(path, block) for path, block in model.blocks.named_children() if type(block) is Block]
+        blocks = [(path, block) for path, block in model.blocks.named_children() if plain_class(block) is Block]
         pairs: list[tuple[LayerScale, nn.Linear]] = []
         for path, block in blocks:
             for name, scale in (("attn", block.ls1), ("mlp", block.ls2)):
