@@ -10,6 +10,7 @@ import torch
 
 import attngraft
 from attngraft.errors import UsageError
+from attngraft.export.fold import fold
 from attngraft.hosts import find_host
 from tests.contract.hf.hosts import TINY_TEXT, off_zero, transformers
 from tests.contract.hf.test_bert import DISTIL
@@ -132,8 +133,9 @@ def test_a_call_that_asks_for_a_causal_mask_gets_it_or_a_refusal(family: str) ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_half_precision_rounds_where_the_host_does(family: str) -> None:
-    model = classifier(family, "eager").bfloat16()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions_round_where_the_host_does(family: str, dtype: torch.dtype) -> None:
+    model = classifier(family, "eager").to(dtype)
     expected = model(IDS).logits
     attngraft.graft(model, "identity(stage=heads) + identity(stage=weights)")
     assert torch.equal(model(IDS).logits, expected)
@@ -298,3 +300,48 @@ def test_a_graft_file_serves_a_model_with_a_head_and_one_without(tmp_path: Path)
     alone.load_state_dict({name: value for name, value in model.bert.state_dict().items() if ".grafts." not in name})
     attngraft.load_grafts(alone, file)
     assert torch.equal(alone(IDS).last_hidden_state, model.bert(IDS).last_hidden_state)
+
+
+@pytest.mark.parametrize("position", ["front", "end"])
+def test_halves_of_cb_fold_into_the_layers_beside_it(position: str) -> None:
+    model = classifier("Bert")
+    attngraft.graft(model, f"cb(position={position}) + cb(at=attention)")
+    before = model(IDS).logits
+    folded = fold(model)
+    assert len(folded.entries) == 4 and all(entry.folded for entry in folded.entries)
+    torch.testing.assert_close(model(IDS).logits, before, rtol=0, atol=1e-5)
+
+
+def test_what_stands_behind_bisas_own_output_does_not_fold() -> None:
+    model = classifier("Bert")
+    attngraft.graft(model, "bisa(separate=true) + cb(at=attention)")
+    before = model(IDS).logits
+    stayed = {entry.stayed for entry in fold(model).entries if entry.graft == "cb"}
+    assert len(stayed) == 1 and "bisa adds an output of its own" in str(stayed)
+    assert torch.equal(model(IDS).logits, before)
+
+
+def test_trainer_trains_grafts_on_padded_texts(tmp_path: Path) -> None:
+    model = classifier("Bert")
+    attngraft.graft(model, "horizontal + bisa(separate=true)@encoder.layer.0 + vertical")
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    data = [
+        {"input_ids": ids, "attention_mask": shows, "labels": label}
+        for label, (ids, shows) in enumerate(zip(IDS, HIDES, strict=True))
+    ]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=2,
+        per_device_train_batch_size=2,
+        learning_rate=0.1,
+        gradient_checkpointing=True,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
+    moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    for name in ("horizontal", "bisa", "vertical"):
+        assert any(f".grafts.{name}." in parameter for parameter in moved)
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
