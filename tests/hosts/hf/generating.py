@@ -7,12 +7,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor
 
 import attngraft
 from attngraft.errors import UsageError
 from attngraft.hosts import find_host
-from tests.contract.hf.hosts import off_zero, transformers
+from tests.contract.hf.hosts import off_zero, since, transformers
 from tests.contract.tester import randomize
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
 
@@ -70,6 +71,31 @@ class Generates:
         fixed = written(model, cache_implementation="static", disable_compile=True)
         assert torch.equal(kept.sequences, fixed.sequences)
         torch.testing.assert_close(kept.logits, fixed.logits, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+    @torch.no_grad()
+    def test_a_cache_of_fixed_size_is_the_hosts(self, implementation: str) -> None:
+        """It is longer than what was written, and counts in place."""
+        model = self.model(implementation, head=False)
+        config = model.config.get_text_config(decoder=True)
+
+        def steps() -> Tensor:
+            halves = (transformers.StaticCache(config=config, max_cache_len=size) for size in (20, IDS.shape[1]))
+            cache = transformers.EncoderDecoderCache(*halves)
+            given = {"input_ids": IDS, "past_key_values": cache, "use_cache": True}
+            parts = [
+                model(decoder_input_ids=part, **given) for part in (WRITTEN[:, :5], WRITTEN[:, 5:6], WRITTEN[:, 6:])
+            ]
+            return torch.cat([part.last_hidden_state for part in parts], dim=1)
+
+        plain = steps()
+        with attngraft.record(model, ["heads"]):
+            found = steps()
+        if Version(transformers.__version__) < Version("5.14"):  # which gave the kernel the empty part, too
+            torch.testing.assert_close(found, plain)
+        else:
+            assert torch.equal(found, plain)
+        torch.testing.assert_close(found, self.states(model), rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("beams", [1, 3])
     def test_what_starts_as_the_host_writes_what_the_host_writes(self, beams: int) -> None:
@@ -132,6 +158,19 @@ class Generates:
         assert [type(module) for module in model.modules()] == classes
         self.states(model, mask=MASK)
 
+    @since("5.15")
+    @pytest.mark.parametrize("spec", ["bisa", "cb", "cb(position=front)", "cb(at=attention)"])
+    def test_a_call_that_makes_the_encoder_causal_is_refused(self, spec: str) -> None:
+        model = self.model(head=False)
+        given = {"input_ids": IDS, "decoder_input_ids": WRITTEN, "is_causal": True}
+        plain = model(**given).last_hidden_state
+        assert not torch.allclose(plain, self.states(model))
+        with attngraft.record(model):
+            assert torch.equal(model(**given).last_hidden_state, plain)
+        attngraft.graft(model, f"{spec}@encoder")
+        with pytest.raises(attngraft.AttngraftError, match="cannot work in this call.*must not see later ones"):
+            model(**given)
+
     @pytest.mark.parametrize("spec", ["horizontal", "toy_flatten", "bisa@encoder"])
     def test_attentions_are_those_of_the_recording(self, spec: str) -> None:
         model = self.model("eager", head=False)
@@ -157,21 +196,25 @@ class Generates:
         given = {"input_ids": IDS, "attention_mask": MASK, "decoder_input_ids": WRITTEN, "output_attentions": True}
         torch.manual_seed(1)
         expected = model(**given)
-        torch.manual_seed(1)
-        with attngraft.record(model, ["attn.end", "mlp.end"]) as recording:
-            found = [model(**given)]
-        attngraft.graft(model, "identity(stage=heads) + identity(stage='attn.end') + identity(stage='mlp.end')")
-        torch.manual_seed(1)
-        found.append(model(**given))
-        for outputs in found:
+        for spec in ("identity(stage=heads)", "identity(stage='attn.end')", "identity(stage='mlp.end')"):
+            attngraft.graft(model, spec)
+            torch.manual_seed(1)
+            outputs = model(**given)
+            attngraft.ungraft(model)
             assert torch.equal(outputs.last_hidden_state, expected.last_hidden_state)
             for name in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
                 for a, b in zip(getattr(outputs, name), getattr(expected, name), strict=True):
                     assert (a is None and b is None) or torch.equal(a, b)
-        assert len(recording) == 10
+
+    @pytest.mark.parametrize("stage", ["attn.end", "mlp.end"])
+    def test_the_ends_stand_behind_dropout(self, stage: str) -> None:
+        model = self.model(head=False, **self.dropping).train()
+        attngraft.graft(model, f"identity(stage='{stage}')")
+        with attngraft.record(model, [stage]) as recording:
+            model(input_ids=IDS, decoder_input_ids=WRITTEN)
+        assert len(recording) == {"attn.end": 6, "mlp.end": 4}[stage]
         for place in recording.values():
-            ((_, tokens),) = place.items()
-            assert 0.3 < (tokens == 0).float().mean() < 0.7  # what was dropped
+            assert 0.3 < (place[stage] == 0).float().mean() < 0.7  # what was dropped
 
     def test_a_hidden_start_leaves_numbers(self) -> None:
         """Texts of unequal length end together: some queries see nothing."""

@@ -94,10 +94,9 @@ class _EncoderLayer(_Layer):
         """The host's own, with places at the ends of its branches.
 
         Raises:
-            UsageError: the mask hides tokens, and a graft of the MLP averages over all.
+            UsageError: the mask hides tokens, or the call asks for a causal one, and a graft of the MLP averages over all.
         """
-        if hides(attention_mask):
-            check_call(self, padded=True)
+        check_call(self, padded=hides(attention_mask), causal=bool(kwargs.get("is_causal")))
         attended = self.branch(self.self_attn, hidden_states, attention_mask=attention_mask, **kwargs)
         x = self.mlp(self.self_attn_layer_norm(hidden_states + attended))
         if x.dtype == torch.float16 and not torch.isfinite(x).all():

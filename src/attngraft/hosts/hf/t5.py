@@ -77,6 +77,7 @@ class _Attention(CachingSite):
                 positions = positions + mask[..., : projected.k.shape[2]]
         bias = positions[..., : projected.k.shape[2]]
         if projected.causal:
+            check_call(self, causal=True)
             bias = _walled(bias, cast(Tensor, self.visible(projected)))
         elif mask is not None and not _OWN_SUMS:
             bias = _walled(bias, mask) if mask.dtype == torch.bool else bias + mask
@@ -123,10 +124,10 @@ class _SelfLayer(_AttentionLayer):
         """The host's own, with a place at the end.
 
         Raises:
-            UsageError: the mask hides tokens, and a graft that stands here averages over all.
+            UsageError: the mask hides tokens, or the call asks for a causal one, and a graft here averages over all.
         """
-        if hides(attention_mask) and not self.SelfAttention.is_decoder:
-            check_call(self, padded=True)
+        if not self.SelfAttention.is_decoder:
+            check_call(self, padded=hides(attention_mask), causal=bool(kwargs.get("is_causal")))
         given = dict(zip(("position_bias", "past_key_values"), args, strict=False))
         return self.ended(self.SelfAttention, hidden_states, mask=attention_mask, **given, **kwargs)
 
@@ -235,11 +236,10 @@ class _Block(GraftedModule):
         """The host's own.
 
         Raises:
-            UsageError: the mask hides tokens, and a graft of the MLP averages over all.
+            UsageError: the mask hides tokens, or the call asks for a causal one, and a graft of the MLP averages over all.
         """
-        if hides(attention_mask):
-            for part in self._grafted():
-                check_call(part, padded=True)
+        for part in self._grafted():
+            check_call(part, padded=hides(attention_mask), causal=bool(kwargs.get("is_causal")))
         return cast(
             tuple[Any, ...],
             super().forward(hidden_states, attention_mask, *args, **kwargs),  # type: ignore[misc]
