@@ -58,7 +58,8 @@ class MaskedLayer(GraftedModule):
         return super().in_use or any(part.in_use for part in self._unaware())
 
     def _unaware(self) -> list[GraftedModule]:
-        return [part for name in self.unaware if isinstance(part := getattr(self, name), GraftedModule)]
+        parts = [getattr(self, name) for name in self.unaware]  # Dynamo reads no name bound within a comprehension
+        return [part for part in parts if isinstance(part, GraftedModule)]
 
     def check(self, mask: Tensor | None, *, causal: bool | None = None) -> None:
         """Refuse a mask, or a call that asks for a causal one, for grafts that average over all tokens.
