@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+import attngraft
 from tests.contract.hf import test_bert as bert
 from tests.contract.hf import test_clip as clip
 from tests.contract.hf import test_dino as dino
+from tests.contract.hf import test_marian as marian
 from tests.contract.hf import test_swin as swin
+from tests.contract.hf import test_t5 as t5
 from tests.contract.hf import test_vit as vit
 from tests.contract.test_compile_export import check_compile, check_export, grafted
 from tests.contract.tester import HostContract
@@ -29,3 +32,13 @@ def test_a_bert_compiles_with_three_grafts() -> None:
 @pytest.mark.parametrize("contract", HOSTS)
 def test_hosts_export_with_three_grafts(contract: type[HostContract]) -> None:
     check_export(grafted(contract, "bisa + vertical + cb(at=both)"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contract", [marian.TestMarian, t5.TestT5])
+def test_encoder_decoders_export_with_three_grafts(contract: type[HostContract]) -> None:
+    model = grafted(contract, "bisa@encoder + horizontal + vertical")
+    check_export(model)
+    attngraft.graft(model, "cb@encoder")
+    with pytest.raises(attngraft.AttngraftError, match="which gives a mask of padding"):  # it may hide some one day
+        check_export(model)

@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+import attngraft
 from tests.contract.hf.hosts import transformers
 from tests.contract.hf.test_marian import SIZES
-from tests.hosts.hf.generating import Generates
+from tests.hosts.hf.generating import IDS, WRITTEN, Generates
 
 
 class TestMarian(Generates):
@@ -22,6 +23,15 @@ class TestMarian(Generates):
     def made(self, *, head: bool, **config: Any) -> Any:
         kind = transformers.MarianMTModel if head else transformers.MarianModel
         return kind(transformers.MarianConfig(**{**SIZES, **config}))
+
+    def test_a_graft_at_the_end_of_attention_makes_the_layer_leave_its_dropout(self) -> None:
+        model, seen = self.model(head=False, dropout=0.5).train(), []
+        attngraft.graft(model, "cb(at=attention)@encoder")
+        layer = model.encoder.layers[0]
+        layer.self_attn.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        layer.self_attn_layer_norm.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        model(input_ids=IDS, decoder_input_ids=WRITTEN)
+        assert (seen[1] - seen[0] == 0).float().mean() < 0.1  # what was dropped moved to the mean of what was not
 
 
 @pytest.mark.slow
