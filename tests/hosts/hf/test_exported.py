@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor, nn
 
 import attngraft
@@ -56,6 +57,21 @@ def test_a_mask_that_only_its_size_ties_to_the_inputs_is_not() -> None:
     program = exported(model, IMAGES)
     for images in (IMAGES, IMAGES[:1]):
         torch.testing.assert_close(program(images), model(images))
+
+
+def test_what_is_checked_in_a_call_is_exported_by_dynamo() -> None:
+    model = grafted("cb_s(init=1) + horizontal", "sdpa")
+    program = torch.export.export(model, (IMAGES,), strict=True).module()
+    torch.testing.assert_close(program(IMAGES), model(IMAGES))
+
+
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.20"), reason="older ones make a mask of their own while compiled"
+)
+def test_what_is_checked_in_a_call_is_compiled() -> None:
+    model = grafted("cb_s(init=1) + horizontal", "sdpa")
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(IMAGES), model(IMAGES))
 
 
 def test_grafts_that_know_of_masks_are_exported_with_them() -> None:
