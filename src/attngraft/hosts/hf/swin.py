@@ -15,6 +15,7 @@ from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, pair
 from attngraft.hosts.hf.mlp import TwoLayers, mlp_site
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import windowed
 
 
 class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
@@ -133,10 +134,7 @@ class TransformersSwin(ImageFamily):
             end=path,
             children=("relative_position_bias",),
             dim=dim,
-            tokens=side * side,
-            sequences=-(-grid[0] // side) * -(-grid[1] // side),
-            grid=grid,
-            window=(side, side),
+            **windowed(grid, (side, side)),
             query_key_parameters=table,
             score_columns=table,
         )

@@ -20,8 +20,6 @@ from attngraft.anatomy import (
 )
 from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.calls import check_call
-from attngraft.hosts.sites import GLOBAL as GLOBAL
-from attngraft.hosts.sites import NO_WINDOWS as NO_WINDOWS
 from attngraft.hosts.sites import fused_heads, global_site
 from attngraft.hosts.timm import mlp as timm_mlp
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from attngraft.anatomy import STAGES, AttentionGeometry
 from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_parameters, random_images
 from attngraft.hosts.registry import register_host
-from attngraft.hosts.timm.attention import NO_WINDOWS, RICHER, block_sites
+from attngraft.hosts.sites import NO_WINDOWS
+from attngraft.hosts.timm.attention import RICHER, block_sites
 
 #: by name, since models are made of hosts and not the other way round
 MODEL = "attngraft.models.t2t_vit.T2TViT"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,11 +14,10 @@ from attngraft.anatomy import AttentionGeometry, AttentionSite, HeadRows, Linear
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
+from attngraft.hosts.sites import GLOBAL, NO_WINDOWS
 from attngraft.hosts.torch_nn.plain import plain_twin, without_graph
 
 Output = tuple[Tensor, Tensor | None]
-STAGES: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.end")
-NO_WINDOWS: Mapping[Stage, str] = {"attn.window": "its attention has no windows; use scope=image"}
 
 
 class _Call(NamedTuple):
@@ -278,7 +277,7 @@ def attention_site(
     carrier = path if carrier is None else carrier
     check_known(module, path, arguments=_ARGUMENTS, children=("out_proj",))
     missing = {**NO_WINDOWS, **_missing(module)}
-    stages = tuple(stage for stage in STAGES if stage not in missing)
+    stages = tuple(stage for stage in GLOBAL if stage not in missing)
     same = module.kdim == module.vdim == module.embed_dim
     geometry = AttentionGeometry(
         **{"init": "xavier_uniform", "cross": not same, **known},
