@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 import attngraft
+from attngraft.hosts import find_host
 from tests.contract.hf.hosts import transformers
 from tests.contract.hf.test_marian import SIZES
 from tests.hosts.hf.generating import IDS, WRITTEN, Generates
@@ -39,3 +40,13 @@ class TestBart(TestMarian):
     def made(self, *, head: bool, **config: Any) -> Any:
         kind = transformers.BartForConditionalGeneration if head else transformers.BartModel
         return kind(transformers.BartConfig(**{**SIZES, **config}))
+
+
+@pytest.mark.parametrize("head", ["SequenceClassification", "QuestionAnswering"])
+def test_models_with_other_heads_are_measured_and_their_heads_are_known(head: str) -> None:
+    model = getattr(transformers, f"BartFor{head}")(transformers.BartConfig(**SIZES))
+    report = attngraft.plan(model, "horizontal + cb_s(init=1)@encoder", measure=True)
+    assert report.change is not None and report.change.max_absolute > 0
+    host = find_host(model)
+    assert host.adapter.parts(host.core)["head"]
+    assert len(host.sites) == 10

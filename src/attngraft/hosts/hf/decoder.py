@@ -84,7 +84,8 @@ class SequenceFamily(TextFamily):
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         ids = self._ended(model, random_ids(model, batch=batch))
-        if not any(path.endswith("decoder") for path, _ in model.named_modules()):
+        writes = any(path.endswith("decoder") for path, _ in model.named_modules())
+        if not writes or hasattr(model, "classification_head"):  # which makes the decoder's input of the text itself
             return (ids,)
         most = getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
         return ids, torch.ones_like(ids), ids[:, :-2].clamp(max=most - 1)

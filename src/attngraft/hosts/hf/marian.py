@@ -166,6 +166,8 @@ class TransformersMarian(SequenceFamily):
         marian.MarianMTModel,
         bart.BartModel,
         bart.BartForConditionalGeneration,
+        bart.BartForSequenceClassification,
+        bart.BartForQuestionAnswering,
     )
     layers = (
         marian.MarianEncoderLayer,
