@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 import attngraft
 from attngraft.hosts import find_host
 from tests.contract.hf.hosts import transformers
 from tests.contract.hf.test_t5 import HAS_SDPA, SIZES
+from tests.contract.tester import randomize
 from tests.hosts.hf.generating import Generates
 
 
@@ -25,6 +28,22 @@ class TestT5(Generates):
     def made(self, *, head: bool, **config: Any) -> Any:
         kind = transformers.T5ForConditionalGeneration if head else transformers.T5Model
         return kind(transformers.T5Config(**{**SIZES, **config}))
+
+    def test_of_half_precision_with_one_layer_that_is_not(self, tmp_path: Path) -> None:
+        model = self.model()
+        attngraft.graft(model, "cb_s(init=1, at=both)@encoder + se(reduction=2)@encoder + bisa@encoder + horizontal")
+        randomize(model, only_grafts=True)
+        attngraft.save_pretrained(model, tmp_path)
+        half = attngraft.from_pretrained(tmp_path, dtype=torch.float16)
+        last = half.get_submodule("encoder.block.0.layer.1")
+        assert {each.dtype for each in last.DenseReluDense.parameters()} == {torch.float16, torch.float32}
+        assert {each.dtype for each in last.grafts.parameters()} == {torch.float16}
+        torch.testing.assert_close(self.states(half).float(), self.states(model), rtol=0.05, atol=0.05)
+        last.DenseReluDense.wo.weight.data.mul_(1e8)  # more than half precision has numbers for
+        seen = []
+        last.register_forward_hook(lambda module, inputs, output: seen.append(output))
+        self.states(half)
+        assert seen[0].abs().max() > 65504 and torch.isfinite(seen[0]).all()
 
 
 @pytest.mark.slow
