@@ -69,12 +69,14 @@ def test_list_grafts_shows_options_and_presets(capsys: pytest.CaptureFixture[str
 
 
 def test_which_of_timms_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["levit_128s", "xcit_nano_12_p16_224", "resnet18", "vit_tiny_patch16_224"]
+    names = ["levit_128s", "shvit_s1", "resnet18", "vit_tiny_patch16_224"]
     monkeypatch.setattr("attngraft.models.coverage.timm_names", lambda: names)
     assert run(["list", "hosts", "--coverage"]) == 0
     shown = capsys.readouterr().out
     assert "horizontal: 66.7% of 3 names" in shown
-    assert "no adapter reads Xcit (1 of 1)" in " ".join(shown.split())
+    shown = " ".join(shown.split())
+    assert "SHSA: its single head" in shown
+    assert "(1 of 1)" in shown
     assert run(["list", "hosts", "--coverage", "--json"]) == 0
     count = json.loads(capsys.readouterr().out)
     assert count["names"] == 3
@@ -95,10 +97,12 @@ def test_doctor_looks_into_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     sites = capsys.readouterr().out.partition("with default options")[0]
     assert sites.count("part of the") == 2  # once for each of two places, however many stages they lack
     assert run(["doctor", "--host", "xcit_nano_12_p16_224", "--host-arg", "depth=1"]) == 0
+    assert "attends between channels" in " ".join(capsys.readouterr().out.split())
+    assert run(["doctor", "--host", "shvit_s1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
+    assert "SHSA: its single head" in shown
     assert "register_host" in shown
-    assert "softmax over channels" in shown
-    assert run(["doctor", "--host", "xcit_nano_12_p16_224", "--json"]) == 0
+    assert run(["doctor", "--host", "shvit_s1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["adapter"] is None
     assert run(["doctor", "--host", "vit_tiny_patch16_225"]) == 2
     assert "did you mean" in capsys.readouterr().err
