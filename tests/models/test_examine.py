@@ -67,6 +67,88 @@ def test_a_model_that_no_adapter_reads() -> None:
     assert {(each.module, each.how) for each in found.unread} == {("SHSA", "softmax")}
 
 
+class Attention(nn.Module):
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.mix(*self.qkv(x).chunk(3, dim=-1)))
+
+    def mix(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (q @ k.mT).softmax(dim=-1) @ v
+
+
+class Words(nn.Module):
+    """It takes numbers of words and a bias, so no image will do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(5, 8), nn.ModuleList(Attention() for _ in range(2))
+
+    def forward(self, numbers: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        x = self.words(numbers) + bias
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_a_model_of_which_nobody_knows_what_it_takes() -> None:
+    model = Words()
+    found = examine(model)
+    assert found.adapter is None
+    assert found.not_run is not None
+    assert "TypeError" in found.not_run
+    assert "bias" in found.not_run
+    assert [(each.path, each.how) for each in found.unread] == [("blocks.0", "not run"), ("blocks.1", "not run")]
+    assert found.unread[0].arguments == ("x",)
+    assert found.unread[0].children == ("qkv", "out")
+    assert model.training
+    found = examine(model, (torch.zeros(1, 3, dtype=torch.long), torch.zeros(8)))
+    assert found.not_run is None
+    assert [(each.path, each.how) for each in found.unread] == [("blocks.0", "softmax"), ("blocks.1", "softmax")]
+
+
+def test_a_model_without_parameters() -> None:
+    found = examine(nn.Sequential(nn.Softmax(dim=-1)))
+    assert found.not_run is not None
+    assert found.refusal is not None
+    assert [each.path for each in found.unread] == ["the model itself"]
+
+
+def test_models_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    gpt2 = transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=16, n_layer=2, n_head=2)
+    found = examine(transformers.GPT2Model(gpt2))
+    assert (found.adapter, found.sites) == (None, ())
+    assert [(each.path, each.module) for each in found.unread] == [(f"h.{i}.attn", "GPT2Attention") for i in (0, 1)]
+    sizes = {"vocab_size": 20, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    with torch.device("meta"):
+        t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+    found = examine(t5)
+    assert found.adapter == "hf.t5"
+    assert len([site for site in found.sites if site.kind == "attention"]) == 3
+    assert not found.unread
+
+
+def test_what_a_batch_norm_has_seen_stays_as_it_is() -> None:
+    model = timm.create_model("levit_128s", **LEVIT).train()
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    assert examine(model).not_run is None
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+
+
+def test_an_attention_that_is_a_site_is_not_told_twice() -> None:
+    model = made("xcit_nano_12_p16_224", img_size=32, depth=1, cls_attn_layers=1, embed_dim=32, num_heads=2)
+    found = examine(model)
+    assert not found.unread
+    sites = {site.path: site for site in found.sites}
+    assert sites["blocks.0.attn"].stages == ()
+    assert "heads" not in sites["blocks.0.attn"].shape
+    assert "2 heads" in sites["cls_attn_blocks.0.attn"].shape
+
+
 def test_a_host_within_a_model() -> None:
     class Wrapper(nn.Module):
         def __init__(self) -> None:

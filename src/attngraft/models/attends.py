@@ -29,6 +29,8 @@ NOT_OVER_TOKENS = {
 }
 _FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+#: names that a method uses which attends (transformers looks its attention functions up in a table)
+_CALLS = re.compile("^(softmax|scaled_dot_product_attention|multi_head_attention_forward|ALL_ATTENTION_FUNCTIONS)$")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Attends:
 
     path: str
     module: str  #: its class
-    how: Literal["fused", "softmax"]  #: torch's scaled dot product attention, or a softmax spelled out
+    #: torch's scaled dot product attention, or a softmax spelled out; not run: it names one of them
+    how: Literal["fused", "softmax", "not run"]
     over: str = "tokens"  #: what the softmax runs over
 
     @property
@@ -65,6 +68,26 @@ def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) 
     with _running(model) as stack, _Watch(stack, found, names, first), torch.no_grad(), suppress(_Enough):
         model(*inputs)
     return list(found.values())
+
+
+def may_attend(model: nn.Module) -> list[Attends]:
+    """The innermost modules of `model` whose methods name a softmax or an attention function: for one that cannot be run."""
+    paths = [path for path, module in model.named_modules() if _names_softmax(module)]
+    inner = [path for path in paths if not any(other != path and _within(other, path) for other in paths)]
+    return [Attends(path, type(model.get_submodule(path)).__name__, "not run") for path in inner]
+
+
+def _within(path: str, outer: str) -> bool:
+    return not outer or path.startswith(f"{outer}.")
+
+
+def _names_softmax(module: nn.Module) -> bool:
+    if isinstance(module, nn.MultiheadAttention) or any(isinstance(child, nn.Softmax) for child in module.children()):
+        return True
+    own = [kind for kind in type(module).__mro__ if not kind.__module__.startswith("torch.")]
+    methods = (inspect.unwrap(method) for kind in own for method in vars(kind).values() if callable(method))
+    codes = (getattr(method, "__code__", None) for method in methods)
+    return any(_CALLS.search(name) for code in codes if code is not None for name in code.co_names)
 
 
 class _Watch(TorchFunctionMode):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from attngraft.anatomy import STAGES, plain_class
 from attngraft.errors import HostError
@@ -16,7 +16,7 @@ from attngraft.grafting.spec import parse
 from attngraft.hosts import Host, Site, find_host
 from attngraft.hosts.adapter import random_images
 from attngraft.mechanisms.registry import graft_types
-from attngraft.models.attends import Attends, attends
+from attngraft.models.attends import Attends, attends, may_attend
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Unread:
 
     path: str
     module: str
-    how: str  #: "fused" or "softmax", and what over where not over tokens
+    how: str  #: "fused" or "softmax", and what over where not over tokens; "not run"
     arguments: tuple[str, ...]  #: of its forward
     children: tuple[str, ...]
 
@@ -52,25 +52,31 @@ class Examination:
     sites: tuple[FoundSite, ...] = ()
     grafts: Mapping[str, Fit] | None = None  #: graft with its default options -> where it fits
     unread: tuple[Unread, ...] = ()
+    not_run: str | None = None  #: why no forward pass was seen
 
 
-def examine(model: nn.Module) -> Examination:
+def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examination:
     """Look into `model` without changing it; on the meta device nothing is computed.
 
-    Raises:
-        HostError: it is wrapped (compiled, DDP, ...), so that nothing can be seen.
+    What attends is seen in a forward pass. Where there can be none (nobody knows what the model takes), what names a softmax
+    or an attention function in its code is told instead, and `not_run` says why.
+
+    Args:
+        inputs: what the model's forward takes; None: what its adapter knows, or else an image.
     """
     name = plain_class(model).__name__
     try:
         host = find_host(model)
         sites = host.sites
     except HostError as error:
-        size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
-        seen = attends(model, random_images(model, tuple(size), batch=1))
-        return Examination(name, None, str(error), unread=tuple(_unread(model, each) for each in seen))
-    prefix = host.prefix
-    seen = _seen(host)
-    held = {path for site in sites for path in site.carriers.values()}
+        seen, not_run = _seen(model, lambda: _image(model) if inputs is None else inputs)
+        return Examination(name, None, str(error), unread=tuple(_unread(model, each) for each in seen), not_run=not_run)
+    if inputs is not None:
+        seen, not_run = _seen(model, lambda: inputs)
+    else:
+        seen, not_run = _seen(host.core, lambda: host.adapter.example_inputs(host.core, batch=1))
+        seen = [replace(each, path=f"{host.prefix}{each.path}".rstrip(".")) for each in seen]
+    held = {f"{host.prefix}{path}" for site in sites for path in (site.path, *site.carriers.values())}
     rest = [each for each in seen if not any(_same_branch(each.path, path) for path in held)]
     return Examination(
         name,
@@ -78,16 +84,27 @@ def examine(model: nn.Module) -> Examination:
         None,
         sites=tuple(_found(host, site) for site in sites),
         grafts={graft: fit(host, parse(graft).terms[0]) for graft in graft_types()},
-        unread=tuple(_unread(host.core, each, prefix) for each in rest),
+        unread=tuple(_unread(model, each) for each in rest),
+        not_run=not_run,
     )
 
 
-def _seen(host: Host) -> list[Attends]:
+def _seen(model: nn.Module, inputs: Callable[[], Sequence[Tensor]]) -> tuple[list[Attends], str | None]:
+    """What attends, and why the model was not run: anybody's forward may raise anything on inputs that are a guess."""
+    training = [module for module in model.modules() if module.training]
     try:
-        inputs = host.adapter.example_inputs(host.core, batch=1)
-    except HostError:  # somebody's own model, read by what it holds: nobody knows what it takes
-        return []
-    return attends(host.core, inputs)
+        model.eval()  # what a batch norm has seen stays as it is
+        return attends(model, inputs()), None
+    except Exception as error:
+        return may_attend(model), f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _image(model: nn.Module) -> tuple[Tensor, ...]:
+    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
+    return random_images(model, tuple(size), batch=1)
 
 
 def _same_branch(path: str, carrier: str) -> bool:
@@ -97,7 +114,9 @@ def _same_branch(path: str, carrier: str) -> bool:
 def _found(host: Host, site: Site) -> FoundSite:
     geometry: Any = site.geometry
     tokens = "any number of" if geometry.tokens is None else geometry.tokens
-    more = f", {geometry.heads} heads" if site.kind == "attention" else f", {geometry.hidden} hidden"
+    more = "" if site.kind == "attention" else f", {geometry.hidden} hidden"
+    if site.kind == "attention" and site.carriers:  # one that cannot be read has no heads that anybody knows
+        more = f", {geometry.heads} heads"
     own = [stage for stage in STAGES if kind_of(stage) == site.kind]
     return FoundSite(
         path=site.path,
@@ -109,10 +128,10 @@ def _found(host: Host, site: Site) -> FoundSite:
     )
 
 
-def _unread(model: nn.Module, each: Attends, prefix: str = "") -> Unread:
+def _unread(model: nn.Module, each: Attends) -> Unread:
     module = model.get_submodule(each.path)
     return Unread(
-        path=f"{prefix}{each.path}" or "the model itself",
+        path=each.path or "the model itself",
         module=each.module,
         how=each.how if each.over_tokens else f"{each.how} over {each.over}",
         arguments=tuple(name for name in inspect.signature(type(module).forward).parameters if name != "self"),
