@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from attngraft.cli import main
+from attngraft.cli.doctor import _runs
 
 TINY = [f"--host-arg={text}" for text in ("img_size=16", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=3")]
 
@@ -98,6 +100,11 @@ def test_doctor_looks_into_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert sites.count("part of the") == 2  # once for each of two places, however many stages they lack
     assert run(["doctor", "--host", "xcit_nano_12_p16_224", "--host-arg", "depth=1"]) == 0
     assert "attends between channels" in " ".join(capsys.readouterr().out.split())
+    assert run(["doctor", "--host", "levit_128s"]) == 0
+    fits = capsys.readouterr().out.partition("with default options")[2]
+    row = next(line for line in fits.splitlines() if "bisa" in line)
+    assert "9 of 11" in row
+    assert "stages.0.blocks.0.attn to stages.2.blocks.3.attn (9)" in row
     assert run(["doctor", "--host", "shvit_s1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "SHSA: its single head" in shown
@@ -106,6 +113,12 @@ def test_doctor_looks_into_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["adapter"] is None
     assert run(["doctor", "--host", "vit_tiny_patch16_225"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_doctor_names_the_sites_that_take_a_graft_where_others_stand_between() -> None:
+    sites = [SimpleNamespace(path=f"blocks.{i}.{kind}") for i in range(5) for kind in ("attn", "mlp")]
+    taken = ["blocks.0.attn", "blocks.2.attn", "blocks.3.attn", "blocks.0.mlp"]
+    assert list(_runs(sites, taken)) == ["blocks.0.attn, blocks.2.attn to blocks.3.attn (2)", "blocks.0.mlp"]
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -90,11 +90,12 @@ def _in_tables(found: Any) -> Iterator[Any]:
                 *map(escape, (paths, first.module, first.shape, ", ".join(first.stages) or "-", missing or "-"))
             )
         yield table
-        table = Table("graft", "sites", "elsewhere", title="grafts, with default options", title_justify="left")
-        for graft, fit in found.grafts.items():
-            reasons = "\n".join(dict.fromkeys(fit.refused.values()))
-            table.add_row(*map(escape, (graft, str(fit), reasons or "-")))
+        table = Table("graft", "sites", "at", "elsewhere", title="grafts, with default options", title_justify="left")
+        for row in _fits(found.sites, found.grafts):
+            table.add_row(*map(escape, row))
         yield table
+    if found.not_run:
+        yield escape(f"{found.model} was not run ({found.not_run}): below is what names a softmax in its code")
     if found.unread:
         table = Table("path", "module", "softmax", "forward takes", "holds", title_justify="left")
         table.title = "what attends and is no site: an adapter would have to read it (see: writing a host)"
@@ -102,6 +103,31 @@ def _in_tables(found: Any) -> Iterator[Any]:
             arguments, children = ", ".join(each.arguments), ", ".join(each.children)
             table.add_row(*map(escape, (each.path, each.module, each.how, arguments, children or "-")))
         yield table
+
+
+def _fits(sites: Any, grafts: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Graft, how many sites take it, which do where not all or none do, and why the others do not."""
+    for graft, fit in grafts.items():
+        at = "\n".join(_runs(sites, fit.taken)) if fit.taken and fit.refused else "all" if fit.taken else "-"
+        yield graft, str(fit), at, "\n".join(dict.fromkeys(fit.refused.values())) or "-"
+
+
+def _runs(sites: Any, taken: Sequence[str]) -> Iterator[str]:
+    """The taken sites; those that follow each other among the sites of the same name but for its numbers, as one."""
+    import re
+    from itertools import groupby
+
+    named: dict[str, list[str]] = {}
+    for site in sites:
+        named.setdefault(re.sub(r"\d+", "*", site.path), []).append(site.path)
+    for paths in named.values():
+        runs = [list(run) for takes, run in groupby(paths, key=set(taken).__contains__) if takes]
+        if runs:
+            yield ", ".join(_as_range(run) for run in runs)
+
+
+def _as_range(paths: Sequence[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]} ({len(paths)})"
 
 
 def _by_reason(missing: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
@@ -122,8 +148,7 @@ def _alike(sites: Any) -> Iterator[tuple[str, Any]]:
     for site in sites:
         groups.setdefault(repr(form(site)), []).append(site)
     for alike in groups.values():
-        first, last = alike[0], alike[-1]
-        yield first.path if first is last else f"{first.path} to {last.path} ({len(alike)})", first
+        yield _as_range([site.path for site in alike]), alike[0]
 
 
 def _versions() -> dict[str, str]:
