@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,60 +13,11 @@ from torch.nn.utils import parametrize
 
 from attngraft.anatomy import GraftedModule
 from attngraft.errors import HostError
-from attngraft.hosts import optional
+from attngraft.hosts import packages
 from attngraft.hosts.adapter import HostAdapter, Site
+from attngraft.hosts.partial import rest_of
 from attngraft.hosts.unread import why_unread
 
-#: modules that register adapters when imported; a new family adds its line here
-BUILT_IN = (
-    *(
-        f"attngraft.hosts.timm.{name}"
-        for name in (
-            "vit",
-            "swin",
-            "levit",
-            "pit",
-            "eva",
-            "relpos",
-            "mixer",
-            "maxxvit",
-            "crossvit",
-            "cait",
-            "volo",
-            "twins",
-            "pvt_v2",
-            "nest",
-            "davit",
-            "gcvit",
-            "tiny_vit",
-            "qwen3",
-            "deepseek",
-            "naflex",
-            "sam",
-            "tnt",
-            "visformer",
-            "metaformer",
-            "mobilevit",
-            "convit",
-            "fastvit",
-            "gemma4",
-            "t2t_vit",
-            "xcit",
-            "hiera",
-            "mvitv2",
-            "coat",
-            "hieradet",
-            "nextvit",
-            "efficientformer",
-            "csatv2",
-        )
-    ),
-    "attngraft.hosts.torch_nn.family",
-    "attngraft.hosts.torchvision.vit",
-    "attngraft.hosts.torchvision.swin",
-)
-#: those for models that the oldest timm lacks, beside timm's module of the model
-NEEDS = {f"attngraft.hosts.timm.{name}": f"timm.models.{name}_vit" for name in ("qwen3", "deepseek", "gemma4")}
 _adapters: dict[str, HostAdapter] = {}
 
 
@@ -85,28 +35,18 @@ def register_host(adapter: HostAdapter) -> HostAdapter:
 
 def host_adapters() -> dict[str, HostAdapter]:
     """All adapters by name, built-in ones first; those for another package's models once such a model was met."""
-    for module in _importable():
-        importlib.import_module(module)
+    packages.load_needed()
     return dict(_adapters)
-
-
-@cache
-def _importable() -> tuple[str, ...]:
-    """The built-in modules, without those for models that this timm lacks."""
-    return tuple(
-        module for module in BUILT_IN if module not in NEEDS or importlib.util.find_spec(NEEDS[module]) is not None
-    )
 
 
 def missing_hosts() -> dict[str, str]:
     """Import every adapter, also those for packages that one can do without; names those that cannot be had, and why."""
-    return {name: reason for package in optional.OPTIONAL for name, reason in optional.load(package).items()}
+    return packages.load_all()
 
 
 def richer_class(module: nn.Module, adapter: HostAdapter | None = None) -> type[GraftedModule] | None:
     """The richer class of `module`'s exact class, if an adapter has one; that of its host's `adapter` goes first."""
-    for package in optional.packages_of([module]):
-        optional.load(package)
+    packages.load_met([module])
     for each in (*(() if adapter is None else (adapter,)), *host_adapters().values()):
         if type(module) in each.richer:
             return each.richer[type(module)]
@@ -139,10 +79,10 @@ def find_host(model: nn.Module) -> Host:
 
     Raises:
         HostError: the model is wrapped in a way that hides its classes (compiled, DDP, FSDP, ...), no adapter knows it,
-            or it holds several hosts.
+            or it holds several hosts, or only torch's part of another package's attention can be read.
     """
     _refuse_wrapped(model)
-    missing = {n: why for package in optional.packages_of(model.modules()) for n, why in optional.load(package).items()}
+    missing = packages.load_met(model.modules())
     adapters = list(reversed(host_adapters().values()))
     found: list[tuple[str, nn.Module, HostAdapter]] = []
     for path, module in model.named_modules():
@@ -152,16 +92,18 @@ def find_host(model: nn.Module) -> Host:
         if adapter is not None:
             found.append((path, module, adapter))
     if not found:
-        supported = "; ".join(f"{adapter.name} ({adapter.summary})" for adapter in host_adapters().values())
-        unread = why_unread(model)
-        raise HostError(
-            f"{type(model).__name__} is no host that attngraft knows, and holds none. "
-            + (f"What attends in it is not read: {unread}. " if unread else "")
-            + f"Supported: {supported}. "
-            + "".join(f"{name} {reason}. " for name, reason in missing.items())
-            + "For a model of your own write an adapter and call attngraft.register_host(adapter)"
-        )
+        raise HostError(_unknown(model, "and holds none", missing))
     if all(adapter.gathers for _, _, adapter in found) and len({adapter.name for _, _, adapter in found}) == 1:
+        if (part := rest_of(model, [path for path, _, _ in found])) is not None:
+            own, other = part
+            raise HostError(
+                _unknown(
+                    model,
+                    f"and of its attention only torch's own can be read, not the {other}; to graft that part alone: "
+                    f'graft(model.get_submodule("{own}"), ...)',
+                    missing,
+                )
+            )
         return Host(model, model, "", found[0][2])
     if len(found) > 1:
         paths = ", ".join(path for path, _, _ in found[:5])
@@ -170,6 +112,20 @@ def find_host(model: nn.Module) -> Host:
         )
     path, core, adapter = found[0]
     return Host(model, core, f"{path}." if path else "", adapter)
+
+
+def _unknown(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
+    """What to say of a model that no adapter reads."""
+    supported = "; ".join(f"{adapter.name} ({adapter.summary})" for adapter in host_adapters().values())
+    unread = why_unread(model)
+    said = (
+        f"{type(model).__name__} is no host that attngraft knows, {why}.",
+        f"What attends in it is not read: {unread}." if unread else "",
+        f"Supported: {supported}.",
+        packages.in_words(missing),
+        "For a model of your own write an adapter and call attngraft.register_host(adapter)",
+    )
+    return " ".join(each for each in said if each)
 
 
 def forget(model: nn.Module) -> None:
