@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 
-from attngraft.grafting.where import matches, near_paths, parse_where
+from attngraft.grafting.where import Where, covering, matches, near_paths, parse_where
 
 BLOCKS = [f"blocks.{index}.mlp" for index in range(12)]
 
@@ -54,3 +57,26 @@ def test_half_of_an_odd_number_rounds_up() -> None:
 def test_near_paths_suggest_ancestors_and_fall_back_to_the_first() -> None:
     assert "blocks.11" in near_paths("block.11", BLOCKS)
     assert near_paths("zzz", BLOCKS) == BLOCKS[:4]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "others", "expected"),
+    [
+        (["encoder.0.attn", "encoder.1.attn"], ["decoder.0.attn"], ("encoder",)),
+        (["blocks.0.attn", "blocks.2.attn", "blocks.10.attn"], ["blocks.3.attn"], ("blocks.0-2", "blocks.10")),
+        (["s.0.a.0", "s.1.a.0", "s.1.a.1"], ["s.0.b", "s.1.b"], ("s.0-1.a",)),
+        (["s.0.a.0", "s.1.a.0", "s.1.a.1"], ["s.0.a.1", "s.1.b"], ("s.0.a.0", "s.1.a")),
+    ],
+)
+def test_patterns_that_cover(wanted: list[str], others: list[str], expected: tuple[str, ...]) -> None:
+    assert covering(wanted, others) == expected
+
+
+def test_what_covers_matches_nothing_else() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        paths = [".".join(path) for path in itertools.product(["a", "b"], "0123", ["x", "y"])]
+        draw.shuffle(paths)
+        count = draw.randint(1, 15)
+        chosen = Where("patterns", patterns=covering(paths[:count], paths[count:])).select(paths)
+        assert chosen == list(range(count))

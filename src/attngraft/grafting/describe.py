@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attngraft.anatomy import AttentionGeometry, Geometry, Stage, is_graft, plain_class
+from attngraft.grafting.fit import left_out
 from attngraft.grafting.mixing import mix_macs
 from attngraft.grafting.placement import Placement, build
 from attngraft.grafting.report import Entry, GraftReport
@@ -30,6 +31,7 @@ def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftR
         model=type(host.core).__name__,
         host_parameters=sum(p.numel() for name, p in host.core.named_parameters() if not is_graft(name)),
         entries=entries,
+        warnings=tuple(left_out(host, spec)),
     )
 
 

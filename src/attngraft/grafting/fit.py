@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from attngraft.anatomy import Stage
-from attngraft.grafting.spec import Term
+from attngraft.grafting.spec import GraftSpec, Term
+from attngraft.grafting.where import covering
 from attngraft.hosts import Host, Site
 from attngraft.mechanisms.registry import graft_types
+
+_MANY = 5  #: patterns in an error message
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,20 @@ class Fit:
 
     def __str__(self) -> str:
         return f"{len(self.taken)} of {len(self.taken) + len(self.refused)}"
+
+    @property
+    def reason(self) -> str | None:
+        """Why most of the others do not; None: all take it."""
+        return next((reason for reason, _ in Counter(self.refused.values()).most_common(1)), None)
+
+    def remedy(self) -> str:
+        """What an error about one of the others can add: the sites that do take it, as a where-clause if it is short."""
+        if not self.taken:
+            return "no site of this model takes it"
+        patterns = covering(self.taken, tuple(self.refused)) if self.refused else ("all",)
+        if len(patterns) > _MANY:
+            return f"{self} sites take it: {', '.join(patterns[: _MANY - 1])}, ..., {patterns[-1]}"
+        return f"{self} sites take it: @{','.join(patterns)}"
 
 
 def fit(host: Host, term: Term) -> Fit:
@@ -43,6 +61,26 @@ def fit(host: Host, term: Term) -> Fit:
         else:
             refused[site.path] = reason
     return Fit(tuple(taken), refused)
+
+
+def left_out(host: Host, spec: GraftSpec) -> list[str]:
+    """Sentences about sites that a graft passes over, because they have no such stage, where its where-clause covers them.
+
+    `first` and `last` count the sites that have the stage, so they pass over none.
+    """
+    found = []
+    for term in spec.terms:
+        for stage in graft_types()[term.name].stages(term.options):
+            asked = [site for site in host.sites if kind_of(stage) == site.kind]
+            if term.where.kind == "patterns":
+                asked = [asked[index] for index in term.where.select([site.path for site in asked])]
+            lacking = [site for site in asked if stage not in site.carriers]
+            if lacking and term.where.kind in ("all", "patterns"):
+                kind = "MLPs" if asked[0].kind == "mlp" else "attention sites"
+                reasons = dict.fromkeys(_refusal(site, stage, term) or "" for site in lacking)
+                why = "; ".join(reason.partition(";")[0] for reason in reasons)
+                found.append(f"{term.name} leaves out {len(lacking)} of {len(asked)} {kind}: {why}.")
+    return list(dict.fromkeys(found))
 
 
 def kind_of(stage: Stage) -> Literal["attention", "mlp"]:

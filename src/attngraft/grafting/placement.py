@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from attngraft.anatomy import CIRCUMSTANCES, Circumstance, Graft, GraftedModule, GraftType, Stage
 from attngraft.errors import GraftSpecError, HostError
+from attngraft.grafting.fit import fit
 from attngraft.grafting.options import build_options
 from attngraft.grafting.spec import GraftSpec, Specification, Term, parse
 from attngraft.grafting.where import near_paths
@@ -68,7 +69,7 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
             for site in _chosen(host, term, stage):
                 refusal = graft_type.refusal(site.geometry, stage, term.options)
                 if refusal:
-                    raise HostError(f"{term} cannot stand at {site.path} ({stage}): {refusal}")
+                    raise _refused(host, term, site, stage, refusal)
                 taken = _taken(host, site.carriers[stage], placements)
                 if stage == "mix" and "mix" in taken.values():
                     raise HostError(
@@ -76,6 +77,15 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
                     )
                 placements.append(Placement(site, stage, term, _free_name(term.name, taken)))
     return placements
+
+
+def _refused(host: Host, term: Term, site: Site, stage: Stage, refusal: str) -> HostError:
+    """The error about `site`; if all sites were meant and none takes `term`, about the first with the reason of most."""
+    found, path = fit(host, term), site.path
+    if term.where.kind == "all" and not found.taken and found.reason is not None:
+        refusal = found.reason
+        path = next(each for each, reason in found.refused.items() if reason == refusal)
+    return HostError(f"{term} cannot stand at {path} ({stage}): {refusal}; {found.remedy()}")
 
 
 def _chosen(host: Host, term: Term, stage: Stage) -> list[Site]:
@@ -90,7 +100,8 @@ def _chosen(host: Host, term: Term, stage: Stage) -> list[Site]:
     for pattern in term.where.unmatched(paths):
         others = [site for site in host.sites if term.where.select([site.path])]
         lacking = next((site.missing[stage] for site in others if stage in site.missing), None)
-        hint = f"the sites there lack it: {lacking}" if lacking else f"near are {', '.join(near_paths(pattern, paths))}"
+        near = f"near are {', '.join(near_paths(pattern, paths))}"
+        hint = f"the sites there lack it: {lacking}; {fit(host, term).remedy()}" if lacking else near
         raise GraftSpecError(
             f"{pattern!r} matches no site of {type(host.core).__name__} with stage {stage}; {hint}",
             text=term.text,

@@ -61,7 +61,7 @@ class GraftReport:
     host_parameters: int
     entries: Sequence[Entry]
     change: Change | None = None
-    warnings: Sequence[str] = field(default=())
+    warnings: Sequence[str] = field(default=())  #: what was passed over, and why
 
     @property
     def parameters(self) -> int:

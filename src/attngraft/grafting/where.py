@@ -115,3 +115,39 @@ def near_paths(pattern: str, paths: Sequence[str], count: int = 4) -> list[str]:
         segments = path.split(".")
         known.update((".".join(segments[:length]), None) for length in range(1, len(segments) + 1))
     return difflib.get_close_matches(pattern, list(known), n=count, cutoff=0.5) or list(paths[:count])
+
+
+def covering(wanted: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """A few short patterns that match all of the paths `wanted` and none of `others`; neither may be empty."""
+    found = _covering([path.split(".") for path in wanted], [path.split(".") for path in others])
+    return tuple(".".join(segments) for segments in found)
+
+
+def _covering(wanted: list[list[str]], others: list[list[str]]) -> list[tuple[str, ...]]:
+    if not others or not all(wanted):
+        return [()]
+    below = {head: _covering(_tails(wanted, head), _tails(others, head)) for head in _heads(wanted)}
+    found: list[tuple[str, ...]] = []
+    for segment, head in _joined(below, _heads([*wanted, *others])):
+        found += [(segment, *tail) for tail in below[head]]
+    return found
+
+
+def _heads(paths: list[list[str]]) -> list[str]:
+    return list(dict.fromkeys(path[0] for path in paths if path))
+
+
+def _tails(paths: list[list[str]], head: str) -> list[list[str]]:
+    return [path[1:] for path in paths if path and path[0] == head]
+
+
+def _joined(below: dict[str, list[tuple[str, ...]]], heads: list[str]) -> list[tuple[str, str]]:
+    """(segment, one of the names that it stands for): neighbours by number, below which all is alike, become a range."""
+    runs: list[list[str]] = []
+    for head in sorted((each for each in heads if each.isdecimal()), key=int):
+        if runs and below.get(head) == below.get(runs[-1][-1]):
+            runs[-1].append(head)
+        else:
+            runs.append([head])
+    named = [(head, head) for head in below if not head.isdecimal()]
+    return named + [(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}", run[0]) for run in runs if run[0] in below]

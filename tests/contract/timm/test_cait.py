@@ -21,7 +21,7 @@ class TestCait(HostContract):
     """Two blocks of talking heads on 4 x 4 patches, two in which the class token asks."""
 
     layers = 4
-    refused: ClassVar = NO_WINDOWS | {"bisa(learned=true, norm=true)": "blocks_token_only.0.attn.*fewer tokens"}
+    refused: ClassVar = NO_WINDOWS | {"bisa(learned=true, norm=true)": r"blocks\.0\.attn .*talking heads.*; no site"}
     specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads"]
 
     def make(self) -> nn.Module:
