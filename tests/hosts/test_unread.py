@@ -21,6 +21,8 @@ def test_every_class_is_one_of_timms(name: str) -> None:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError:
         pytest.skip(f"timm {timm.__version__} has no {module}")
+    if not hasattr(found, kind):
+        pytest.skip(f"{module} of timm {timm.__version__} has no {kind}")
     assert issubclass(getattr(found, kind), nn.Module)
 
 
@@ -31,6 +33,35 @@ def test_the_refusal_of_a_network_of_convolutions_says_what_attends_in_it() -> N
         attngraft.HostError, match=r"What attends in it is not read: LambdaLayer: it is linear.*Supported: "
     ):
         attngraft.graft(model, "horizontal")
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        ("ParallelScalingBlock", "its MLP and its attention stand side by side: one projection"),
+        ("ParallelThingsBlock", "several attentions side by side"),
+        ("DiffParallelScalingBlock", "difference of two softmaxes"),
+    ],
+)
+def test_a_vision_transformer_of_other_blocks_says_what_is_different(block: str, why: str) -> None:
+    from timm.models import vision_transformer
+
+    if not hasattr(vision_transformer, block):
+        pytest.skip(f"timm {timm.__version__} has no {block}")
+    with torch.device("meta"):
+        model = vision_transformer.VisionTransformer(
+            img_size=16, patch_size=8, embed_dim=24, depth=1, num_heads=3, block_fn=getattr(vision_transformer, block)
+        )
+    with pytest.raises(attngraft.HostError, match=f"{block}; attngraft knows Block and ResPostBlock .*{why}"):
+        attngraft.graft(model, "horizontal")
+
+
+def test_a_difference_of_two_softmaxes_is_refused_with_the_reason() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, depth=1, attn_layer="diff")
+    with pytest.raises(attngraft.HostError, match="its attention is DiffAttention: its map is the difference of two"):
+        attngraft.plan(model, "horizontal")
+    assert attngraft.plan(model, "cb").entries  # its MLPs are timm's own
 
 
 def test_a_model_without_attention_has_no_such_reason() -> None:

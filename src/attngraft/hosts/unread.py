@@ -11,6 +11,12 @@ _CONV_ATTENTION = (
     "no tokens of its own from beginning to end"
 )
 
+_PARALLEL = (
+    "its MLP and its attention stand side by side: one projection makes the hidden units and queries, keys and values, "
+    "and both are added as one branch"
+)
+_DIFFERENCE = "its map is the difference of two softmaxes, which no row of weights that sum to one can be"
+
 #: a class of timm's, with its module -> what keeps an adapter from reading it
 UNREAD: Mapping[str, str] = {
     "timm.layers.attention2d.MultiQueryAttention2d": (
@@ -23,6 +29,7 @@ UNREAD: Mapping[str, str] = {
     "timm.layers.bottleneck_attn.BottleneckAttn": (
         "it replaces a convolution in a ResNet's bottleneck: no output projection, no residual branch of its own, no MLP"
     ),
+    "timm.layers.diff_attention.DiffAttention": _DIFFERENCE,
     "timm.layers.global_context.GlobalContext": (
         "its softmax weighs one average of the map that gates channels: no queries, no map of pairs"
     ),
@@ -51,6 +58,11 @@ UNREAD: Mapping[str, str] = {
     "timm.models.shvit.SHSA": (
         "its single head sees a part of the channels, and the others join it only before the output projection"
     ),
+    "timm.models.vision_transformer.DiffParallelScalingBlock": f"{_PARALLEL}; {_DIFFERENCE}",
+    "timm.models.vision_transformer.ParallelScalingBlock": _PARALLEL,
+    "timm.models.vision_transformer.ParallelThingsBlock": (
+        "it adds several attentions side by side as one branch, and several MLPs as another"
+    ),
 }
 
 
@@ -58,8 +70,12 @@ def why_unread(model: nn.Module) -> str | None:
     """What attends in `model` and cannot be read, each class once with the reason; None: nothing known does."""
     found: dict[str, str] = {}
     for module in model.modules():
-        kind = type(module)
-        why = UNREAD.get(f"{kind.__module__}.{kind.__qualname__}")
+        why = reason_of(module)
         if why is not None:
-            found[kind.__name__] = why
+            found[type(module).__name__] = why
     return "; ".join(f"{name}: {why}" for name, why in found.items()) or None
+
+
+def reason_of(module: nn.Module) -> str | None:
+    """Why no adapter reads a module of this very class; None: it is none of those that are known."""
+    return UNREAD.get(f"{type(module).__module__}.{type(module).__qualname__}")

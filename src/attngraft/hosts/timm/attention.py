@@ -22,6 +22,7 @@ from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.sites import fused_heads, global_site
 from attngraft.hosts.timm import mlp as timm_mlp
+from attngraft.hosts.unread import reason_of
 
 
 class SelfAttention(AttentionSite):
@@ -116,7 +117,10 @@ def attention_site(module: Any, path: str, **tokens: Any) -> Site:
 
 def unread_site(module: Any, path: str, **tokens: Any) -> Site:
     """A place where some attention stands that no adapter reads: every stage says so."""
-    why = f"its attention is {type(module).__name__}, which this adapter does not read"
+    reason = reason_of(module)
+    why = f"its attention is {type(module).__name__}" + (
+        f": {reason}" if reason else ", which this adapter does not read"
+    )
     heads = getattr(module, "num_heads", 1)
     geometry = AttentionGeometry(**tokens, heads=heads, key_width=0, value_width=0)
     return Site(path=path, kind="attention", geometry=geometry, carriers={}, missing=dict.fromkeys(STAGES, why))

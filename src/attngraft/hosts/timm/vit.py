@@ -22,6 +22,7 @@ from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.timm.attention import BLOCKS, RICHER, GraftedAttention, block_sites, prefixed_grid
 from attngraft.hosts.timm.family import image_size
 from attngraft.hosts.timm.masked import GraftedBlock, GraftedResPostBlock, with_pair_mask
+from attngraft.hosts.unread import why_unread
 
 
 class TimmViT(HostAdapter):
@@ -38,9 +39,10 @@ class TimmViT(HostAdapter):
         found = list(self._sites(model))
         if not found:
             blocks = {type(block).__name__ for block in model.blocks}
+            why = why_unread(model.blocks)
             raise HostError(
                 f"the blocks of this VisionTransformer are {', '.join(sorted(blocks)) or 'none'}; attngraft knows Block and "
-                "ResPostBlock with timm's Attention and MLPs"
+                "ResPostBlock with timm's Attention and MLPs" + (f" ({why})" if why else "")
             )
         return found
 
