@@ -39,20 +39,22 @@ def example_inputs(model: nn.Module) -> tuple[Tensor, ...]:
     return host.adapter.example_inputs(host.core, batch=2)
 
 
-def check_compile(model: nn.Module) -> None:
-    inputs = example_inputs(model)
+def check_compile(model: nn.Module, inputs: tuple[Tensor, ...] | None = None) -> None:
+    inputs = example_inputs(model) if inputs is None else inputs
     expected = model(*inputs)
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(*inputs), expected, atol=1e-5, rtol=1e-4)
 
 
-def check_export(model: nn.Module) -> None:
-    inputs = example_inputs(model)
+def check_export(model: nn.Module, inputs: tuple[Tensor, ...] | None = None, *, batch_axis: int = 0) -> None:
+    """A program for batches of any size, called with another than it was made with."""
+    inputs = example_inputs(model) if inputs is None else inputs
     expected = model(*inputs)
-    batch = {0: torch.export.Dim("batch", min=2, max=64)}
+    batch = {batch_axis: torch.export.Dim("batch", min=2, max=64)}
     exported = torch.export.export(model, inputs, dynamic_shapes=(batch,) * len(inputs))
-    twice = tuple(torch.cat([value, value]) for value in inputs)
-    torch.testing.assert_close(exported.module()(*twice)[:2], expected, atol=1e-5, rtol=1e-4)
+    twice = tuple(torch.cat([value, value], batch_axis) for value in inputs)
+    found = exported.module()(*twice).narrow(batch_axis, 0, 2)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.slow

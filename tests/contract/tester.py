@@ -88,6 +88,8 @@ class HostContract:
     beside: ClassVar[str] = "toy_other(start=0.5) + toy_other(start=0.25, stage='mlp.end')@first:1"
     #: whether the host offers gradient checkpointing; "around": it does not, and a user puts torch's around it
     checkpoints: ClassVar[bool | Literal["around"]] = True
+    #: which axis of its inputs counts the samples
+    batch_axis: ClassVar[int] = 0
 
     def make(self) -> nn.Module:
         """The host at tiny size, always with the same values, in eval mode, without randomness in training mode."""
@@ -106,6 +108,10 @@ class HostContract:
 
     @pytest.fixture
     def inputs(self, host: nn.Module) -> tuple[Tensor, ...]:
+        return self.given(host)
+
+    def given(self, host: nn.Module) -> tuple[Tensor, ...]:
+        """What the host takes, for two samples, always the same."""
         torch.manual_seed(2)
         found = find_host(host)
         return found.adapter.example_inputs(found.core, batch=2)

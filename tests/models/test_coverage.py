@@ -63,21 +63,22 @@ def test_rows_and_shares() -> None:
 
 @pytest.mark.slow
 def test_the_count_that_was_written_down_still_holds() -> None:
-    """Goals: 70 % of the names take `horizontal`, 60 % take `bisa`. The file is what the documentation shows.
+    """85.3 % of the names took `horizontal` when it was written, 79.6 % `bisa`; the bars are a little below.
 
-    Of the timm that was counted every third name is looked at again, and must be what the file says; another timm has other
-    names and is counted whole. The whole count is `attngraft list hosts --coverage`.
+    The file is what the documentation shows. Of the timm that was counted every third name is looked at again, and must be
+    what the file says; another timm has other names and is counted whole. The whole count is
+    `attngraft list hosts --coverage`.
     """
     written = json.loads(COUNT.read_text(encoding="utf-8"))
     counted = [name for row in written["families"] for name in row["names"]]
     takes = {graft: {name for row in written["families"] for name in row["takes"][graft]} for graft in written["share"]}
-    goals = {"horizontal": 0.70, "bisa": 0.60}
-    for graft, goal in goals.items():
+    bars = {"horizontal": 0.84, "bisa": 0.78}
+    for graft, bar in bars.items():
         assert written["share"][graft] == pytest.approx(len(takes[graft]) / len(counted))
-        assert written["share"][graft] >= goal
+        assert written["share"][graft] >= bar
     if timm.__version__ != written["timm"]:
         found = shares(by_family(coverage()))
-        assert all(found[graft] >= goal for graft, goal in goals.items())
+        assert all(found[graft] >= bar for graft, bar in bars.items())
         return
     for each in coverage(counted[::3]):
         assert each.attention, each.name

@@ -43,6 +43,7 @@ class TestLayerOfSequences(_Contract):
 
     layers = 1
     specs: ClassVar = ONE_PER_STAGE
+    batch_axis: ClassVar = 1
 
     def make(self) -> nn.Module:
         return nn.TransformerEncoderLayer(**_LAYER, norm_first=True, bias=False, activation="gelu")
@@ -75,7 +76,8 @@ class Attending(nn.Module):
         if self.mine._qkv_same_embed_dim:
             key = value = query
         attended, weights = self.mine(query, key, value)
-        return query + attended + weights.sum()
+        asked = weights.sum((1, 2), keepdim=True)  # of each sample
+        return query + attended + (asked if self.mine.batch_first else asked.transpose(0, 1))
 
 
 def _alone(host: nn.Module) -> tuple[Tensor, ...]:
@@ -99,8 +101,7 @@ class TestAttention(_Contract):
         *refused,
     ]
 
-    @pytest.fixture
-    def inputs(self, host: nn.Module) -> tuple[Tensor, ...]:
+    def given(self, host: nn.Module) -> tuple[Tensor, ...]:
         return _alone(host)
 
     def test_measuring_touches_nothing(self, host: nn.Module, spec: str) -> None:
@@ -115,8 +116,9 @@ class TestAttention(_Contract):
 
 
 class TestAttentionOfOtherKeys(TestAttention):
-    """Keys and values of other widths, and learned ones beside them: the map is nobody's."""
+    """Keys and values of other widths, and learned ones beside them, sequences first: the map is nobody's."""
 
+    batch_axis: ClassVar = 1
     refused: ClassVar = {"misa": "a learned key.*stands for no token", "uniform_heads": "a learned key"}
     specs: ClassVar = [
         "horizontal + vertical",
