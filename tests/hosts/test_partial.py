@@ -14,7 +14,7 @@ import attngraft
 from attngraft.hosts import find_host
 
 OURS = r"is no host that attngraft knows, and of its attention only torch's own can be read, not the {} at {}; .*"
-ALONE = r'graft\(model\.get_submodule\("{}"\), \.\.\.\)\. .*Supported: .*register_host'
+ALONE = r'graft\(model\.get_submodule\("{}"\), \.\.\.\)\. .*register_host.*Supported: '
 
 
 def refused(model: nn.Module, other: str, where: str, part: str) -> None:

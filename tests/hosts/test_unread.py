@@ -66,5 +66,14 @@ def test_a_difference_of_two_softmaxes_is_refused_with_the_reason() -> None:
 
 def test_a_model_without_attention_has_no_such_reason() -> None:
     assert why_unread(nn.Sequential(nn.Linear(2, 2))) is None
-    with pytest.raises(attngraft.HostError, match="holds none. Supported: "):
+    with pytest.raises(attngraft.HostError, match="holds none. For a model of your own .*register_host.*Supported: "):
         attngraft.graft(nn.Sequential(nn.Linear(2, 2)), "cb")
+
+
+def test_the_refusal_lists_the_adapters_for_models_of_the_same_package_alone() -> None:
+    with torch.device("meta"):
+        model = timm.create_model("resnet18")
+    with pytest.raises(attngraft.HostError, match=r"Supported: timm\.vit, timm\.swin, .* \(see: ") as raised:
+        attngraft.graft(model, "cb")
+    assert "torchvision" not in str(raised.value)
+    assert len(str(raised.value)) < 1000

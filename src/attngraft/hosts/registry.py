@@ -115,15 +115,16 @@ def find_host(model: nn.Module) -> Host:
 
 
 def _unknown(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
-    """What to say of a model that no adapter reads."""
-    supported = "; ".join(f"{adapter.name} ({adapter.summary})" for adapter in host_adapters().values())
+    """What to say of a model that no adapter reads: why, what to do, and the adapters for models of its own package."""
     unread = why_unread(model)
+    package = packages.PACKAGES.get(type(model).__module__.partition(".")[0])
+    names = [name for name in host_adapters() if package is not None and name in package.adapters]
     said = (
         f"{type(model).__name__} is no host that attngraft knows, {why}.",
         f"What attends in it is not read: {unread}." if unread else "",
-        f"Supported: {supported}.",
+        "For a model of your own write an adapter and call attngraft.register_host(adapter).",
+        f"Supported: {', '.join(names) or 'other models'} (see: attngraft list hosts).",
         packages.in_words(missing),
-        "For a model of your own write an adapter and call attngraft.register_host(adapter)",
     )
     return " ".join(each for each in said if each)
 
