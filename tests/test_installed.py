@@ -112,6 +112,14 @@ def test_the_doctor_sees_it(installed: Installed) -> None:
     assert found["backends"]
 
 
+def test_its_hosts_are_there(installed: Installed) -> None:
+    listed = {entry["name"] for entry in json.loads(installed.run("attngraft", "list", "hosts", "--json"))}
+    assert {"timm.vit", "timm.xcit", "t2t_vit", "torch.nn", "torchvision.vit", "hf.vit", "hf.t5"} <= listed
+    found = json.loads(installed.run("attngraft", "doctor", "--host", "t2t_vit_14", "--host-arg", "depth=2", "--json"))
+    assert found["adapter"] == "t2t_vit"
+    assert found["sites"]
+
+
 def test_a_comparison_to_its_report(installed: Installed) -> None:
     sizes = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 24, "num_heads": 3, "in_chans": 1}
     host = [part for name, value in sizes.items() for part in ("--host-arg", f"{name}={value}")]
