@@ -7,6 +7,7 @@ import re
 import pytest
 import timm
 import torch
+from packaging.version import Version
 from torch import nn
 
 import attngraft
@@ -88,6 +89,8 @@ def test_nothing_is_searched_where_nothing_is_refused(monkeypatch: pytest.Monkey
     ],
 )
 def test_sites_that_are_passed_over_are_counted(host: str, left: str, reason: str) -> None:
+    if host == "csatv2" and Version(timm.__version__) <= Version("1.0.26"):
+        pytest.skip("timm 1.0.26 cannot make this host on the meta device")
     report = attngraft.plan(on_meta(host), "horizontal + cb_s")
     (note,) = report.warnings
     assert note.startswith(f"horizontal leaves out {left} attention sites: {reason}")
