@@ -33,9 +33,14 @@ PAPER = {
 }
 
 
-def results(host: str) -> dict[str, dict[str, str]]:
-    with (ROOT / f"benchmarks/studies/cifar10-bisa-{host}.csv").open(newline="") as file:
+def results(study: str) -> dict[str, dict[str, str]]:
+    with (ROOT / f"benchmarks/studies/{study}.csv").open(newline="") as file:
         return {row["variant"]: row for row in csv.DictReader(file)}
+
+
+def points(share: str) -> str:
+    """A difference in points, no negative zero."""
+    return f"{round(100 * float(share), 2) + 0.0:+.2f}"
 
 
 def cells(row: dict[str, str]) -> list[str]:
@@ -43,21 +48,21 @@ def cells(row: dict[str, str]) -> list[str]:
     mean, deviation = (f"{100 * float(row[f'last_top1_{what}']):.2f}" for what in ("mean", "deviation"))
     if row["baseline"] == "True":
         return [f"{mean} ± {deviation}", "", "", ""]
-    gain, low, high = (f"{100 * float(row[name]):+.2f}" for name in ("difference", "bootstrap_low", "bootstrap_high"))
+    gain, low, high = (points(row[name]) for name in ("difference", "bootstrap_low", "bootstrap_high"))
     cost = f"{float(row['train_time_ratio']):.2f}"
     return [f"{mean} ± {deviation}", f"{gain}, {low} to {high}", row["verdict"], cost]
 
 
 def table(host: str) -> list[str]:
     """The lines of the guide's table, as it must stand there."""
-    found = results(host)
+    found = results(f"cifar10-bisa-{host}")
     lines = [[f"`{name}`" if name != "baseline" else name, *cells(row)] for name, row in found.items()]
     return ["| " + " | ".join(f"{cell} " if cell else "" for cell in line).replace("  |", " |") + "|" for line in lines]
 
 
 def agreement(host: str) -> float:
     """Spearman's rank correlation of the paper's order and ours, over the variants that the paper has."""
-    found, paper = results(host), PAPER[host]
+    found, paper = results(f"cifar10-bisa-{host}"), PAPER[host]
     ours = [float(found[name]["last_top1_mean"]) for name in paper]
     return float(stats.spearmanr(list(paper.values()), ours).statistic)
 
@@ -68,6 +73,32 @@ def test_the_guide_of_bisa_prints_the_studies(host: str) -> None:
     for line in table(host):
         assert line in page
     assert f"{agreement(host):+.2f}" in page
+
+
+#: host as the guide calls it, and the end of its studies' names
+SHAPES = {"PiT": "pit", "MLP-Mixer": "mixer", "T2T-ViT": "t2t", "ViT of transformers": "hf-vit"}
+GRAFTS = ("cb", "cb_s", "horizontal", "vertical")
+
+
+def line_of_differences(host: str, data: str) -> str:
+    """One study as a line of the guide: the baseline's top-1, and every graft's difference with its bootstrap interval."""
+    found = results(f"{data}-{SHAPES[host]}")
+    shown = [cells(found[graft])[1] if graft in found else "no attention" for graft in GRAFTS]
+    return f"| {host} | {' | '.join([cells(found['baseline'])[0], *shown])} |"
+
+
+@pytest.mark.parametrize("host", SHAPES)
+@pytest.mark.parametrize("data", ["cifar10", "flowers5"])
+def test_the_guide_of_grafts_prints_the_studies(data: str, host: str) -> None:
+    assert line_of_differences(host, data) in (ROOT / "docs/guide/which-graft.md").read_text(encoding="utf-8")
+
+
+def test_the_guide_of_grafts_calls_better_or_worse_what_the_studies_do() -> None:
+    page = (ROOT / "docs/guide/which-graft.md").read_text(encoding="utf-8")
+    studies = [f"{data}-{shape}" for data in ("cifar10", "flowers5") for shape in SHAPES.values()]
+    verdicts = [row["verdict"] for study in studies for row in results(study).values() if row["verdict"]]
+    inside = verdicts.count("inside the noise")
+    assert f"{inside} of {len(verdicts)} differences are inside the noise" in page
 
 
 BISA, README = "docs/guide/bisa.md", "README.md"
