@@ -96,6 +96,7 @@ def test_sites_that_are_passed_over_are_counted(host: str, left: str, reason: st
     assert note.startswith(f"horizontal leaves out {left} attention sites: {reason}")
     assert ";" not in note
     assert report.summary()[-1] == note
+    assert str(report).splitlines() == report.summary()
     assert report.to_dict()["warnings"] == (note,)
 
 

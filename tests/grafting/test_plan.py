@@ -92,9 +92,12 @@ def test_planning_a_large_model_is_quick() -> None:
     with torch.device("meta"):
         model = timm.create_model("vit_large_patch16_224")
     attngraft.plan(model, "cb")  # imports
-    start = time.process_time()
-    attngraft.plan(model, "horizontal + vertical + cb_s(at=both)")
-    assert time.process_time() - start < 0.3
+    seconds = []
+    for _ in range(3):  # the garbage of other tests may be collected in one of them
+        start = time.process_time()
+        attngraft.plan(model, "horizontal + vertical + cb_s(at=both)")
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 0.3
 
 
 @pytest.mark.parametrize("spec", ["horizontal + vertical + cb(at=both)", "bisa@stages.0.blocks + se + uniform_heads"])

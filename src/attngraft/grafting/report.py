@@ -112,6 +112,10 @@ class GraftReport:
             )
         return table
 
+    def __str__(self) -> str:
+        """What `summary` says, a line each."""
+        return "\n".join(self.summary())
+
     def summary(self) -> list[str]:
         """Sentences that belong under the table."""
         lines = [f"Adds {self.parameters:,} parameters to {self.host_parameters:,} ({_percent(self)})."]
