@@ -160,6 +160,25 @@ def test_the_garbage_collector_is_put_back_after_an_error():
     assert gc.isenabled()
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_was_there_is_set_aside_while_it_is_measured(frozen: bool):
+    """Else every round looks through all that is in memory; what somebody has set aside is theirs."""
+    before = gc.get_freeze_count()
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+    kept = gc.get_freeze_count()
+    seen: list[int] = []
+    try:
+        duration(lambda: seen.append(gc.get_freeze_count()), samples=1, warmup=0)
+        assert (gc.get_freeze_count() > 0) is frozen
+    finally:
+        gc.unfreeze()
+        if before:
+            gc.freeze()
+    assert 0 < seen[0] <= kept if frozen else seen[0] > 1000
+
+
 def test_a_ratio_prints_itself_with_its_interval():
     ratio = PairedRatio(ratio=1.0234, low=1.01, high=1.0371, baseline_seconds=1, candidate_seconds=1, pairs=30)
     assert str(ratio) == "1.023 [1.010, 1.037]"

@@ -22,6 +22,7 @@ from attngraft.grafting.apply import enrich, restore
 from attngraft.grafting.placement import place
 from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host, forget
+from tests.contract.stirring import stir
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
 
 #: every graft, with the options that change where it stands or what it computes
@@ -88,6 +89,8 @@ class HostContract:
     beside: ClassVar[str] = "toy_other(start=0.5) + toy_other(start=0.25, stage='mlp.end')@first:1"
     #: whether the host offers gradient checkpointing; "around": it does not, and a user puts torch's around it
     checkpoints: ClassVar[bool | Literal["around"]] = True
+    #: whether its mask follows from its inputs: a program of it may meet padding one day, and refuses averages over all
+    masks_programs: ClassVar[bool] = False
     #: which axis of its inputs counts the samples
     batch_axis: ClassVar[int] = 0
 
@@ -361,12 +364,8 @@ def assert_same_host(model: nn.Module, before: Snapshot) -> None:
 
 
 def randomize(model: nn.Module, *, only_grafts: bool = False) -> None:
-    """Give parameters values at which nothing cancels; the generator is seeded by the caller's fixture."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if is_graft(name) or (not only_grafts and parameter.dim() == 1):
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    """Give parameters values at which nothing cancels."""
+    stir(model, lambda name, parameter: is_graft(name) or (not only_grafts and parameter.dim() == 1), seed=3)
 
 
 def inert_parameters(model: nn.Module, spec: str) -> set[str]:

@@ -12,7 +12,7 @@ from torch import nn
 
 import attngraft
 from attngraft.grafting import placement
-from attngraft.grafting.fit import Fit
+from attngraft.grafting.fit import Fit, fit
 
 
 def on_meta(name: str) -> nn.Module:
@@ -76,8 +76,14 @@ def test_many_patterns_are_cut() -> None:
 
 
 def test_nothing_is_searched_where_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(placement, "fit")
-    attngraft.graft(on_meta("levit_128s"), "bisa@stages.0 + horizontal")
+    searched = []
+    monkeypatch.setattr(placement, "fit", lambda host, term: (searched.append(term.name), fit(host, term))[1])
+    report = attngraft.graft(on_meta("levit_128s"), "bisa@stages.0 + horizontal")
+    assert {entry.graft for entry in report.entries} == {"bisa", "horizontal"}
+    assert searched == []
+    with pytest.raises(attngraft.HostError):
+        attngraft.graft(on_meta("levit_128s"), "bisa")
+    assert searched == ["bisa"]
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,12 @@ class AttentionSite(GraftedModule):
         """What follows `project`; `again` projects other tokens in the same way, `drop` is the block's where it has it."""
         mixed = self.mix(projected, again)
         tokens = self.merge(self.run("heads", mixed.heads, projected.queries), projected)
+        return self.finish(tokens, mixed, projected=projected, drop=drop)
+
+    def finish(
+        self, tokens: Tensor, mixed: Mixed, *, projected: Projected, drop: Callable[[Tensor], Tensor] | None
+    ) -> Tensor:
+        """What follows `merge`; an adapter says so where another of the host's modules does it."""
         if mixed.after is not None:
             tokens = mixed.after(tokens)
         tokens = self.run("tokens", tokens, projected.queries)

@@ -156,7 +156,8 @@ def _versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in ("attngraft", "torch", "torchvision", "timm", "accelerate", "triton", "safetensors", "torchmetrics"):
+    packages = "attngraft torch torchvision timm transformers accelerate triton safetensors torchmetrics"
+    for package in packages.split():
         try:
             found[package] = version(package)
         except PackageNotFoundError:

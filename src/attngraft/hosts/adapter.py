@@ -128,7 +128,7 @@ def check_known(module: nn.Module, path: str, *, arguments: Iterable[str], child
         if unknown:
             raise HostError(
                 f"{path} ({_release(plain_class(module))}) has the {what} {unknown[0]!r}, which this version of attngraft "
-                "does not know; update attngraft, or install an older release (pyproject.toml names the oldest)"
+                "does not know; update attngraft if that release is new, else the package (pyproject.toml names the oldest)"
             )
 
 

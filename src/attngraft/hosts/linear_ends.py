@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -15,13 +15,13 @@ class LinearEnds(GraftedModule):
     linear_names: ClassVar[tuple[str, str]] = ("fc1", "fc2")
 
     def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return self._linear(1) if stage == "mlp.end" else None
+        return linear(getattr(self, self.linear_names[1])) if stage == "mlp.end" else None
 
     def linear_after(self, stage: Stage) -> LinearLayer | None:
         number = {"mlp.front": 0, "mlp.mid": 1}.get(stage)
-        return None if number is None else self._linear(number)
+        return None if number is None else linear(getattr(self, self.linear_names[number]))
 
-    def _linear(self, number: int) -> LinearLayer | None:
-        """None where something else took the layer's place."""
-        layer = getattr(self, self.linear_names[number])
-        return layer if isinstance(layer, nn.Linear | nn.Conv2d) else None
+
+def linear(layer: Any) -> LinearLayer | None:
+    """`layer`; None where something else took a linear layer's place."""
+    return layer if isinstance(layer, nn.Linear | nn.Conv2d) else None

@@ -11,8 +11,11 @@ from attngraft.hosts.adapter import Site, fused_rows
 #: an attention without windows
 GLOBAL: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.end")
 NO_WINDOWS: Mapping[Stage, str] = {"attn.window": "its attention has no windows; use scope=image"}
+NO_MIDDLE: Mapping[Stage, str] = {
+    "mlp.mid": "its MLP is gated and has no plain hidden layer; use position=front or end"
+}
+MLP: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
 _INSIDE: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
-_MLP: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
 _NOTHING: Mapping[Stage, str] = {}
 
 
@@ -49,10 +52,25 @@ def window_site(
     )
 
 
-def mlp_site(path: str, geometry: MlpGeometry, missing: Mapping[Stage, str] = _NOTHING) -> Site:
-    """An MLP, whose module carries every stage but those that are `missing`."""
-    stages = (stage for stage in _MLP if stage not in missing)
-    return Site(path=path, kind="mlp", geometry=geometry, carriers=dict.fromkeys(stages, path), missing=missing)
+def mlp_site(
+    path: str,
+    geometry: MlpGeometry,
+    missing: Mapping[Stage, str] = _NOTHING,
+    *,
+    end: str | None = None,
+    layer: str | None = None,
+) -> Site:
+    """An MLP, whose module carries every stage but those that are `missing`.
+
+    Args:
+        end: path of the module that carries `mlp.end`; None: the MLP does.
+        layer: path of the layer that knows of masks, which the MLP never sees; None: there is none.
+    """
+    carriers: dict[Stage, str] = {stage: path for stage in MLP if stage not in missing}
+    if end is not None and "mlp.end" in carriers:
+        carriers["mlp.end"] = end
+    told = {} if layer is None else dict.fromkeys(carriers, (layer,))
+    return Site(path=path, kind="mlp", geometry=geometry, carriers=carriers, missing=missing, informants=told)
 
 
 def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
-import torch
 from packaging.version import Version
 from torch import Tensor, nn
 
+from tests.contract.stirring import stir
 from tests.contract.tester import ONE_PER_STAGE, HostContract
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'attngraft[hf]'")
@@ -60,12 +60,7 @@ class Tokens(nn.Module):
 
 def off_zero(model: nn.Module) -> nn.Module:
     """Weights of fresh models are small, and biases zero: as after some training. What is not trained stays."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.device.type != "meta" and parameter.requires_grad:
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return model
+    return stir(model, lambda _, parameter: parameter.requires_grad, by=0.1)
 
 
 class TransformersContract(HostContract):

@@ -36,6 +36,7 @@ class SequenceContract(TransformersContract):
     specs: ClassVar = [*SPECS, *CAUSAL]
     refused: ClassVar[dict[str, str]] = {"cb(at=attention, scope=window)": "no windows", **CAUSAL}
     where: ClassVar = dict.fromkeys(MIXING, "encoder")
+    masks_programs: ClassVar = True
 
     def make(self) -> nn.Module:
         return off_zero(Translation(self.made()))

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import pytest
 import timm
-import torch
 from packaging.version import Version
 from torch import nn
 
+from tests.contract.stirring import stir
 from tests.contract.tester import ONE_PER_STAGE, HostContract
 from tests.contract.timm.test_vit import NO_WINDOWS, TINY
 
@@ -18,12 +18,7 @@ NO_MIDDLE = [spec.replace("stage='mlp.mid'", "stage='mlp.front'") for spec in ON
 
 def off_zero(model: nn.Module) -> nn.Module:
     """Biases and tables start at zero: as after some training."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ("bias" in name or "gamma" in name) and parameter.device.type != "meta":
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return model
+    return stir(model, lambda name, _: "bias" in name or "gamma" in name)
 
 
 class TestEva(HostContract):

@@ -10,6 +10,7 @@ from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from torch import nn
 
 import attngraft
+from tests.contract.stirring import stir
 from tests.contract.tester import ONE_PER_STAGE, HostContract
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
@@ -35,12 +36,7 @@ class TestMViTv2(HostContract):
             **self.extras,
         )
         model = MultiScaleVit(config, img_size=(16, 16), num_classes=5)
-        generator = torch.Generator().manual_seed(5)
-        with torch.no_grad():  # as after some training
-            for name, parameter in model.named_parameters():
-                if ("rel_pos" in name or "qkv" in name) and parameter.device.type != "meta":
-                    parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-        return model
+        return stir(model, lambda name, _: "rel_pos" in name or "qkv" in name)
 
 
 class TestMViTv2ClassToken(TestMViTv2):

@@ -11,6 +11,7 @@ from timm.layers import ClassifierHead
 from timm.models.nextvit import ConvNormAct, NextConvBlock, NextStage, NextTransformerBlock, NextViT
 from torch import nn
 
+from tests.contract.stirring import stir
 from tests.contract.tester import ONE_PER_STAGE, HostContract
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
@@ -43,9 +44,4 @@ class TestNextViT(HostContract):
         )
         model.norm, model.head = nn.BatchNorm2d(64), ClassifierHead(64, 5)
         model.pretrained_cfg = {"input_size": (3, 16, 16), "classifier": "head.fc"}  # it has no size of its own
-        generator = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.device.type != "meta":
-                    parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-        return model
+        return stir(model, lambda name, parameter: True, by=0.1, seed=7)

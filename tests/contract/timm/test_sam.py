@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import attngraft
+from tests.contract.stirring import stir
 from tests.contract.tester import ONE_PER_STAGE, HostContract
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
@@ -36,12 +37,7 @@ class TestSam(HostContract):
             neck_chans=8,
             **self.extras,
         )
-        generator = torch.Generator().manual_seed(5)
-        with torch.no_grad():  # positions start at zero: as after some training
-            for name, parameter in model.named_parameters():
-                if "rel_pos" in name and parameter.device.type != "meta":
-                    parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-        return model
+        return stir(model, lambda name, _: "rel_pos" in name)  # positions start at zero
 
 
 class TestSamScaled(TestSam):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import timm
 from packaging.version import Version
@@ -13,6 +13,15 @@ from tests.contract.timm.test_eva import off_zero
 from tests.contract.timm.test_relpos import without_chance
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
+TINY: dict[str, Any] = {
+    "window_size": 4,
+    "depths": (2, 1),
+    "embed_dim": 16,
+    "num_heads": (2, 4),
+    "num_classes": 5,
+    "drop_path_rate": 0.0,
+}
+
 
 class TestSwin(HostContract):
     """Windows, shift, padding (the 7 x 7 map of stage 0 in windows of 4), patch merging."""
@@ -21,16 +30,7 @@ class TestSwin(HostContract):
     refused: ClassVar = NO_CLASS_TOKEN
 
     def make(self) -> nn.Module:
-        return timm.create_model(
-            "swin_tiny_patch4_window7_224",
-            img_size=28,
-            window_size=4,
-            depths=(2, 1),
-            embed_dim=16,
-            num_heads=(2, 4),
-            num_classes=5,
-            drop_path_rate=0.0,
-        )
+        return timm.create_model("swin_tiny_patch4_window7_224", img_size=28, **TINY)
 
 
 class TestSwinV2(HostContract):
@@ -42,16 +42,8 @@ class TestSwinV2(HostContract):
     name: ClassVar = "swinv2_tiny_window8_256"
 
     def make(self) -> nn.Module:
-        model = timm.create_model(
-            self.name,
-            img_size=28 if Version(timm.__version__) > Version("1.0.26") else 32,  # that release cannot fill windows up
-            window_size=4,
-            depths=(2, 1),
-            embed_dim=16,
-            num_heads=(2, 4),
-            num_classes=5,
-            drop_path_rate=0.0,
-        )
+        size = 28 if Version(timm.__version__) > Version("1.0.26") else 32  # that release cannot fill windows up
+        model = timm.create_model(self.name, img_size=size, **TINY)
         for module in model.modules():
             if isinstance(module, nn.LayerNorm) and module.weight.device.type != "meta":
                 nn.init.uniform_(module.weight, 0.5, 1.5)  # norms behind branches start at zero

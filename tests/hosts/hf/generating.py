@@ -16,6 +16,7 @@ from attngraft.hosts import find_host
 from tests.contract.hf.hosts import off_zero, since, transformers
 from tests.contract.tester import randomize
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
+from tests.hosts.hf.trainer import trained
 
 IDS = torch.randint(3, 30, (3, 9), generator=torch.Generator().manual_seed(0))
 MASK = (torch.arange(9) < torch.tensor([[9], [6], [4]])).long()
@@ -281,25 +282,12 @@ class Generates:
     def test_trainer_trains_grafts(self, tmp_path: Path) -> None:
         model = self.model()
         attngraft.graft(model, "horizontal + bisa@encoder")
-        before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         data = [{"input_ids": ids, "labels": labels} for ids, labels in zip(IDS, WRITTEN, strict=True)]
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path),
-            max_steps=1,
-            per_device_train_batch_size=3,
-            learning_rate=0.1,
-            gradient_checkpointing=True,
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            save_strategy="no",
-        )
-        transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
-        moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+        moved = trained(model, data, tmp_path)
         for name in ("encoder", "decoder"):
             assert any(f"{name}." in parameter and ".grafts.horizontal." in parameter for parameter in moved)
         assert any(".grafts.bisa." in parameter for parameter in moved)
-        written(model.eval())
+        assert written(model.eval()).sequences.shape == (len(IDS), 1 + 6)  # and writes: a start and six tokens
 
 
 def written(model: Any, beams: int = 1, **options: Any) -> Any:

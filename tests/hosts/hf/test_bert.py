@@ -15,6 +15,8 @@ from attngraft.hosts import find_host
 from tests.contract.hf.hosts import TINY_TEXT, off_zero, transformers
 from tests.contract.hf.test_bert import DISTIL
 from tests.contract.tester import randomize
+from tests.hosts.hf.checks import check_a_mask_is_refused, check_dropout_is_the_hosts
+from tests.hosts.hf.trainer import trained
 
 IDS = torch.tensor([[3, 9, 4, 17, 30, 22, 8], [5, 6, 21, 38, 11, 2, 27]])
 HIDES = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
@@ -89,15 +91,7 @@ def test_padding_changes_nothing(family: str, spec: str, implementation: str) ->
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padding_is_refused_for_what_averages_over_all_tokens(family: str, spec: str) -> None:
-    model = classifier(family)
-    plain = {name: type(module) for name, module in model.named_modules()}
-    attngraft.graft(model, f"{spec}@last:1")
-    with pytest.raises(attngraft.AttngraftError, match="cannot work in this call, which gives a mask of padding"):
-        model(IDS, attention_mask=HIDES)
-    model(IDS, attention_mask=torch.ones_like(HIDES))
-    attngraft.ungraft(model)
-    assert {name: type(module) for name, module in model.named_modules()} == plain
-    model(IDS, attention_mask=HIDES)
+    check_a_mask_is_refused(classifier(family), IDS, HIDES, f"{spec}@last:1")
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -106,16 +100,7 @@ def test_dropout_falls_as_without_grafts(family: str, implementation: str) -> No
     rates = ("dropout", "attention_dropout") if family == "DistilBert" else ()
     rates = rates or ("hidden_dropout_prob", "attention_probs_dropout_prob")
     model = classifier(family, implementation, **dict.fromkeys(rates, 0.3)).train()
-
-    def logits() -> torch.Tensor:
-        torch.manual_seed(1)
-        return model(IDS).logits
-
-    expected = logits()
-    stages = ("heads", "tokens", "attn.end", "mlp.front", "mlp.mid", "mlp.end")
-    attngraft.graft(model, " + ".join(f"identity(stage='{stage}')" for stage in stages))
-    assert torch.equal(logits(), expected)
-    assert not torch.equal(logits(), model(IDS).logits)
+    check_dropout_is_the_hosts(model, IDS, ["heads", "tokens", "attn.end", "mlp.front", "mlp.mid", "mlp.end"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -324,24 +309,11 @@ def test_what_stands_behind_bisas_own_output_does_not_fold() -> None:
 def test_trainer_trains_grafts_on_padded_texts(tmp_path: Path) -> None:
     model = classifier("Bert")
     attngraft.graft(model, "horizontal + bisa(separate=true)@encoder.layer.0 + vertical")
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     data = [
         {"input_ids": ids, "attention_mask": shows, "labels": label}
         for label, (ids, shows) in enumerate(zip(IDS, HIDES, strict=True))
     ]
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=2,
-        per_device_train_batch_size=2,
-        learning_rate=0.1,
-        gradient_checkpointing=True,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-    )
-    transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
-    moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    moved = trained(model, data, tmp_path, steps=2)
     for name in ("horizontal", "bisa", "vertical"):
         assert any(f".grafts.{name}." in parameter for parameter in moved)
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())

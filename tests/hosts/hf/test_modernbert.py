@@ -11,6 +11,7 @@ import attngraft
 from tests.contract.hf.hosts import off_zero, transformers
 from tests.contract.hf.test_bert import MODERN
 from tests.contract.tester import randomize
+from tests.hosts.hf.checks import check_dropout_is_the_hosts
 
 IDS = torch.randint(2, 40, (2, 12), generator=torch.Generator().manual_seed(0))
 HIDES = torch.tensor([[1] * 10 + [0] * 2, [1] * 12])
@@ -60,16 +61,7 @@ def test_layers_see_what_is_near() -> None:
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 def test_dropout_falls_as_without_grafts(implementation: str) -> None:
     model = made(implementation, attention_dropout=0.3, mlp_dropout=0.3).train()
-
-    def logits() -> torch.Tensor:
-        torch.manual_seed(1)
-        return model(IDS).logits
-
-    expected = logits()
-    stages = ("heads", "tokens", "attn.end", "mlp.front", "mlp.end")
-    attngraft.graft(model, " + ".join(f"identity(stage='{stage}')" for stage in stages))
-    assert torch.equal(logits(), expected)
-    assert not torch.equal(logits(), model(IDS).logits)
+    check_dropout_is_the_hosts(model, IDS, ["heads", "tokens", "attn.end", "mlp.front", "mlp.end"])
 
 
 def test_the_middle_of_a_gated_mlp_and_other_attention_functions_are_refused() -> None:

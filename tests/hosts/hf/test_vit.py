@@ -12,6 +12,8 @@ import attngraft
 from attngraft.hosts import find_host
 from tests.contract.hf.hosts import TINY, off_zero, since, transformers
 from tests.contract.tester import randomize
+from tests.hosts.hf.checks import check_a_mask_is_refused
+from tests.hosts.hf.trainer import trained
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 SEES_A_MAP = ["horizontal", "toy_flatten", "bisa", "misa", "bisa(order=self_then_inverse)"]
@@ -111,15 +113,7 @@ def test_masked_patches_change_nothing(spec: str, implementation: str) -> None:
 def test_a_mask_is_refused_for_what_averages_over_all_tokens(family: str, spec: str) -> None:
     config = getattr(transformers, f"{family}Config")(**TINY)
     model = getattr(transformers, f"{family}Model")(config).eval()
-    plain = {name: type(module) for name, module in model.named_modules()}
-    attngraft.graft(model, spec)
-    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    with pytest.raises(attngraft.AttngraftError, match="cannot work in this call, which gives a mask of padding"):
-        model(IMAGES, attention_mask=mask)
-    model(IMAGES, attention_mask=torch.ones_like(mask))
-    attngraft.ungraft(model)
-    assert {name: type(module) for name, module in model.named_modules()} == plain
-    model(IMAGES, attention_mask=mask)
+    check_a_mask_is_refused(model, IMAGES, torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]), spec)
 
 
 def test_other_attention_functions_are_refused_and_mlps_are_not() -> None:
@@ -161,21 +155,8 @@ def test_the_head_can_go_with_the_grafts(tmp_path: Path) -> None:
 def test_trainer_trains_grafts(tmp_path: Path) -> None:
     model = vit()
     attngraft.graft(model, "horizontal + bisa@layers.0")
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     data = [{"pixel_values": image, "labels": label} for label, image in enumerate(IMAGES)]
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=1,
-        per_device_train_batch_size=2,
-        learning_rate=0.1,
-        gradient_checkpointing=True,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        save_strategy="no",
-    )
-    transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
-    moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    moved = trained(model, data, tmp_path)
     for name in ("horizontal", "bisa"):
         assert any(f".grafts.{name}." in parameter for parameter in moved)
     attngraft.save_pretrained(model, tmp_path / "saved")

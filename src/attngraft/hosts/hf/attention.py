@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from attngraft.anatomy import STAGES, AttentionGeometry, AttentionSite, LinearLayer, Projected, Stage
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, head_rows
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.hf.exported import follows_input
+from attngraft.hosts.linear_ends import linear
+from attngraft.hosts.sites import global_site, window_site
 
 #: attention functions that this package spells out; of the others nobody sees scores or heads
 SPELLED = ("sdpa", "eager")
-NO_WINDOWS: Mapping[Stage, str] = {"attn.window": "its attention has no windows; use scope=image"}
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-INSIDE: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens")
 
 
 def unspelled(implementation: str | None) -> str | None:
@@ -172,8 +173,7 @@ class ProjectedSite(AttentionSite):
         return seen | ~seen.any(dim=-1, keepdim=True)  # as the scores have it, see there
 
     def output_layer(self) -> LinearLayer | None:
-        layer = getattr(self, self.out)
-        return layer if isinstance(layer, nn.Linear) else None
+        return linear(getattr(self, self.out))
 
 
 class ScalingSite(ProjectedSite):
@@ -246,11 +246,8 @@ def attention_site(
     if config is not None and (refusal := unspelled(config._attn_implementation)):
         missing = dict.fromkeys(STAGES, refusal)
         return Site(path=path, kind="attention", geometry=geometry, carriers={}, missing=missing)
-    carriers: dict[Stage, str] = {**dict.fromkeys(INSIDE, path), "attn.end": end}
-    if geometry.window is None:
-        told: dict[Stage, tuple[str, ...]] = {} if ending is None else {"attn.end": (ending,)}
-        return Site(
-            path=path, kind="attention", geometry=geometry, carriers=carriers, missing=NO_WINDOWS, informants=told
-        )
-    carriers["attn.window"] = path
-    return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, informants={"mix": (end,)})
+    if geometry.window is not None:
+        return window_site(path, geometry, block=end, fills=True)
+    site = global_site(path, geometry)
+    told: dict[Stage, tuple[str, ...]] = {} if ending is None else {"attn.end": (ending,)}
+    return replace(site, carriers={**site.carriers, "attn.end": end}, informants=told)

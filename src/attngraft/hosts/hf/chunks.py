@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attngraft.anatomy import Stage
-
-MLP: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
+from attngraft.hosts.sites import MLP
 
 
 def in_chunks(module: Any) -> Mapping[Stage, str]:

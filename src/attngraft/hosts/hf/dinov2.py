@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from torch import Tensor
 from transformers.models.dinov2 import modeling_dinov2 as dinov2
 from transformers.models.dinov2_with_registers import modeling_dinov2_with_registers as registers
 
@@ -45,17 +44,11 @@ class GraftedRegistersSwiGLUFFN(Gated, registers.Dinov2WithRegistersSwiGLUFFN):
     """`transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersSwiGLUFFN`."""
 
 
-class _Layer(MaskedLayer):
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        self.check(attention_mask, causal=kwargs.get("is_causal"))
-        return super().forward(hidden_states, attention_mask, **kwargs)  # type: ignore[misc]
-
-
-class GraftedDinov2Layer(_Layer, dinov2.Dinov2Layer):
+class GraftedDinov2Layer(MaskedLayer, dinov2.Dinov2Layer):
     """`transformers.models.dinov2.modeling_dinov2.Dinov2Layer`."""
 
 
-class GraftedRegistersLayer(_Layer, registers.Dinov2WithRegistersLayer):
+class GraftedRegistersLayer(MaskedLayer, registers.Dinov2WithRegistersLayer):
     """`transformers.models.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersLayer`."""
 
 

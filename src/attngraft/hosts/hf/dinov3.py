@@ -5,35 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from torch import Tensor
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 
-from attngraft.anatomy import Projected
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, image_tokens
 from attngraft.hosts.hf.mlp import Gated, UpAndDown, mlp_site
+from attngraft.hosts.hf.rotary import RotarySite
 from attngraft.hosts.registry import register_host
 
 
-class GraftedDINOv3ViTAttention(ScalingSite, dinov3.DINOv3ViTAttention):
+class GraftedDINOv3ViTAttention(RotarySite, ScalingSite, dinov3.DINOv3ViTAttention):
     """`transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention`."""
 
+    rotary = dinov3
     rate = "dropout"
     precise = False
-
-    def project(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **kwargs: Any,
-    ) -> Projected:
-        projected = super().project(x, attention_mask, **kwargs)
-        if position_embeddings is None:
-            return projected
-        q, k = dinov3.apply_rotary_pos_emb(projected.q, projected.k, *position_embeddings)
-        return projected._replace(q=q, k=k)
 
 
 class GraftedDINOv3ViTMLP(UpAndDown, dinov3.DINOv3ViTMLP):

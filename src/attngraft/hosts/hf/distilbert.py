@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers.models.distilbert import modeling_distilbert as distilbert
 
-from attngraft.anatomy import MlpGeometry, Stage
+from attngraft.anatomy import MlpGeometry
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.chunks import in_chunks
 from attngraft.hosts.hf.family import TextFamily
 from attngraft.hosts.hf.mlp import MaskedLayer, TwoLayers
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import mlp_site
 
 PROJECTIONS = ("q_lin", "k_lin", "v_lin")
 
@@ -34,7 +35,8 @@ class GraftedDistilBertSelfAttention(ScalingSite, distilbert.DistilBertSelfAtten
 class GraftedFFN(TwoLayers, distilbert.FFN):
     """`transformers.models.distilbert.modeling_distilbert.FFN`."""
 
-    layers = ("lin1", "activation", "lin2")
+    linear_names = ("lin1", "lin2")
+    activation_name = "activation"
     dropout: nn.Dropout
 
     def forward(self, input: Tensor) -> Tensor:
@@ -49,11 +51,6 @@ class GraftedTransformerBlock(MaskedLayer, distilbert.TransformerBlock):
     """`transformers.models.distilbert.modeling_distilbert.TransformerBlock`."""
 
     unaware = ("ffn",)
-
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        """The host's own, once the grafts of the MLP are content with the mask."""
-        self.check(attention_mask, causal=kwargs.get("is_causal"))
-        return distilbert.TransformerBlock.forward(self, hidden_states, attention_mask, **kwargs)
 
 
 class TransformersDistilbert(TextFamily):
@@ -99,16 +96,8 @@ class TransformersDistilbert(TextFamily):
             **known,
         )
         check_known(layer.ffn, ffn, arguments=("input",), children=("dropout", "lin1", "lin2", "activation"))
-        missing = in_chunks(layer.ffn)
-        carriers: dict[Stage, str] = {} if missing else dict.fromkeys(("mlp.front", "mlp.mid", "mlp.end"), ffn)
-        yield Site(
-            path=ffn,
-            kind="mlp",
-            geometry=MlpGeometry(**known, hidden=layer.ffn.lin1.out_features),
-            carriers=carriers,
-            missing=missing,
-            informants=dict.fromkeys(carriers, (path,)),
-        )
+        geometry = MlpGeometry(**known, hidden=layer.ffn.lin1.out_features)
+        yield mlp_site(ffn, geometry, in_chunks(layer.ffn), layer=path)
 
 
 register_host(TransformersDistilbert())

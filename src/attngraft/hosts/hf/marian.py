@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -11,12 +12,14 @@ from torch import Tensor, nn
 from transformers.models.bart import modeling_bart as bart
 from transformers.models.marian import modeling_marian as marian
 
-from attngraft.anatomy import GraftedModule, LinearLayer, MlpGeometry, MlpSite, Stage
+from attngraft.anatomy import GraftedModule, MlpGeometry, MlpSite
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.hf.attention import attention_site, hides
 from attngraft.hosts.hf.decoder import CachingSite, SequenceFamily
+from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import mlp_site
 
 
 class _Attention(CachingSite):
@@ -45,7 +48,7 @@ class GraftedBartAttention(_Attention, bart.BartAttention):
     """`transformers.models.bart.modeling_bart.BartAttention`."""
 
 
-class _Layer(MlpSite):
+class _Layer(LinearEnds, MlpSite):
     """What all layers share: an MLP in two linear layers of their own, one share for all that leaves a branch."""
 
     self_attn: nn.Module
@@ -81,12 +84,6 @@ class _Layer(MlpSite):
 
     def mlp(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.final_layer_norm(x + MlpSite.forward(self, x)))
-
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return self.fc2 if stage == "mlp.end" else None
-
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        return {"mlp.front": self.fc1, "mlp.mid": self.fc2}.get(stage)
 
 
 class _EncoderLayer(_Layer):
@@ -188,13 +185,8 @@ class TransformersMarian(SequenceFamily):
         yield _attention(layer, path, "self_attn", causal=decodes)
         if decodes:
             yield _attention(layer, path, "encoder_attn", causal=True, cross=True)
-        stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
-        yield Site(
-            path=f"{path}.fc1",
-            kind="mlp",
-            geometry=MlpGeometry(dim=layer.embed_dim, hidden=layer.fc1.out_features, causal=decodes),
-            carriers=dict.fromkeys(stages, path),
-        )
+        geometry = MlpGeometry(dim=layer.embed_dim, hidden=layer.fc1.out_features, causal=decodes)
+        yield replace(mlp_site(path, geometry), path=f"{path}.fc1")
 
 
 def _attention(layer: Any, path: str, name: str, **known: Any) -> Site:

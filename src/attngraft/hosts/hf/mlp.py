@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry, MlpSite, Stage
+from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry, MlpSite
+from attngraft.hosts import sites
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.hf.attention import hides
-
-NO_MIDDLE: Mapping[Stage, str] = {
-    "mlp.mid": "its MLP is gated and has no plain hidden layer; use position=front or end"
-}
+from attngraft.hosts.linear_ends import LinearEnds
 
 
-class TwoLayers(MlpSite):
-    """An activation between two linear layers, which stand under these names."""
+class TwoLayers(LinearEnds, MlpSite):
+    """An activation between two linear layers, all three under names of the host's."""
 
-    layers: ClassVar[tuple[str, str, str]] = ("fc1", "activation_fn", "fc2")
+    activation_name: ClassVar[str] = "activation_fn"
 
     def hidden(self, x: Tensor) -> Tensor:
-        first, activation, _ = self.layers
-        act = cast(Callable[[Tensor], Tensor], getattr(self, activation))
-        return act(getattr(self, first)(x))
+        act = cast(Callable[[Tensor], Tensor], getattr(self, self.activation_name))
+        return act(getattr(self, self.linear_names[0])(x))
 
     def out(self, x: Tensor) -> Tensor:
-        return cast(Tensor, getattr(self, self.layers[2])(x))
-
-    def linear_before(self, stage: Stage) -> nn.Linear | None:
-        return _linear(getattr(self, self.layers[2])) if stage == "mlp.end" else None
-
-    def linear_after(self, stage: Stage) -> nn.Linear | None:
-        names = {"mlp.front": self.layers[0], "mlp.mid": self.layers[2]}
-        return _linear(getattr(self, names[stage])) if stage in names else None
+        return cast(Tensor, getattr(self, self.linear_names[1])(x))
 
 
 class UpAndDown(TwoLayers):
     """The same with the names `up_proj` and `down_proj`."""
 
-    layers = ("up_proj", "act_fn", "down_proj")
+    linear_names = ("up_proj", "down_proj")
+    activation_name = "act_fn"
 
 
 class Gated(MlpEnds):
@@ -61,6 +52,11 @@ class MaskedLayer(GraftedModule):
         parts = [getattr(self, name) for name in self.unaware]  # Dynamo reads no name bound within a comprehension
         return [part for part in parts if isinstance(part, GraftedModule)]
 
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """The host's own, once the grafts of the MLP are content with the mask."""
+        self.check(attention_mask, causal=kwargs.get("is_causal"))
+        return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
+
     def check(self, mask: Tensor | None, *, causal: bool | None = None) -> None:
         """Refuse a mask, or a call that asks for a causal one, for grafts that average over all tokens.
 
@@ -69,10 +65,6 @@ class MaskedLayer(GraftedModule):
         """
         for part in (self, *self._unaware()):
             check_call(part, padded=hides(mask), causal=bool(causal))
-
-
-def _linear(layer: Any) -> nn.Linear | None:
-    return layer if isinstance(layer, nn.Linear) else None
 
 
 def mlp_site(module: Any, path: str, *, end: str, layer: str | None = None, **known: Any) -> Site:
@@ -87,15 +79,5 @@ def mlp_site(module: Any, path: str, *, end: str, layer: str | None = None, **kn
     first, last = ("fc1", "fc2") if hasattr(module, "fc1") else ("up_proj", "down_proj")
     children = {first, last, "activation_fn", "act_fn", *(("gate_proj",) if gated else ())}
     check_known(module, path, arguments=("x", "hidden_states", "hidden_state"), children=children)
-    carriers: dict[Stage, str] = {"mlp.front": path, "mlp.mid": path, "mlp.end": end}
-    if gated:
-        del carriers["mlp.mid"]
     geometry = MlpGeometry(**known, hidden=getattr(module, last).in_features)
-    return Site(
-        path=path,
-        kind="mlp",
-        geometry=geometry,
-        carriers=carriers,
-        missing=NO_MIDDLE if gated else {},
-        informants={} if layer is None else dict.fromkeys(carriers, (layer,)),
-    )
+    return sites.mlp_site(path, geometry, sites.NO_MIDDLE if gated else {}, end=end, layer=layer)

@@ -9,17 +9,21 @@ import torch
 from torch import Tensor, nn
 from transformers.models.modernbert import modeling_modernbert as modernbert
 
-from attngraft.anatomy import AttentionGeometry, Graft, GraftedModule, LinearLayer, MlpGeometry, Projected, Stage
+from attngraft.anatomy import AttentionGeometry, Graft, GraftedModule, LinearLayer, MlpGeometry, Stage
 from attngraft.hosts.adapter import Site, check_known, fused_rows
-from attngraft.hosts.hf.attention import INSIDE, NO_WINDOWS, ProjectedSite, shown, unspelled
+from attngraft.hosts.hf.attention import shown, unspelled
 from attngraft.hosts.hf.family import TextFamily
-from attngraft.hosts.hf.mlp import NO_MIDDLE, Gated, MaskedLayer
+from attngraft.hosts.hf.mlp import Gated, MaskedLayer
+from attngraft.hosts.hf.rotary import RotarySite
+from attngraft.hosts.linear_ends import linear
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import GLOBAL, NO_MIDDLE, global_site, mlp_site
 
 
-class GraftedModernBertAttention(ProjectedSite, modernbert.ModernBertAttention):
+class GraftedModernBertAttention(RotarySite, modernbert.ModernBertAttention):
     """`transformers.models.modernbert.modeling_modernbert.ModernBertAttention`."""
 
+    rotary = modernbert
     out = "Wo"
     out_drop: nn.Module
 
@@ -41,17 +45,6 @@ class GraftedModernBertAttention(ProjectedSite, modernbert.ModernBertAttention):
     def check(self, mask: Tensor | None) -> None:
         super().check(padding(mask, self.sliding_window is not None, self))
 
-    def project(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **kwargs: Any,
-    ) -> Projected:
-        projected = super().project(x, attention_mask, **kwargs)
-        q, k = modernbert.apply_rotary_pos_emb(projected.q, projected.k, *cast(Any, position_embeddings))
-        return projected._replace(q=q, k=k)
-
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.Wqkv(x).view(*x.shape[:-1], 3, -1, self.head_dim).transpose(1, 3).unbind(dim=2)
         return q, k, v
@@ -64,7 +57,7 @@ class GraftedModernBertMLP(Gated, modernbert.ModernBertMLP):
     """`transformers.models.modernbert.modeling_modernbert.ModernBertMLP`."""
 
     def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return self.Wo if stage == "mlp.end" and isinstance(self.Wo, nn.Linear) else None
+        return linear(self.Wo) if stage == "mlp.end" else None
 
 
 class GraftedModernBertEncoderLayer(MaskedLayer, modernbert.ModernBertEncoderLayer):
@@ -72,19 +65,8 @@ class GraftedModernBertEncoderLayer(MaskedLayer, modernbert.ModernBertEncoderLay
 
     attention_type: str
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """The host's own, once the grafts of the MLP are content with the mask."""
-        mask = padding(attention_mask, self.attention_type == "sliding_attention", self.mlp)
-        self.check(mask, causal=kwargs.get("is_causal"))
-        return super().forward(
-            hidden_states, attention_mask=attention_mask, position_embeddings=position_embeddings, **kwargs
-        )
+    def check(self, mask: Tensor | None, *, causal: bool | None = None) -> None:
+        super().check(padding(mask, self.attention_type == "sliding_attention", self.mlp), causal=causal)
 
 
 def padding(mask: Tensor | None, near: bool, module: Any) -> Tensor | None:
@@ -134,15 +116,7 @@ class TransformersModernbert(TextFamily):
         check_known(mlp, f"{path}.mlp", arguments=("hidden_states",), children=("Wi", "act", "drop", "Wo"))
         known: dict[str, Any] = {"dim": attn.Wqkv.in_features, "class_token": True, "prefix_tokens": 1}
         yield _attention_site(attn, f"{path}.attn", known)
-        stages: tuple[Stage, ...] = ("mlp.front", "mlp.end")
-        yield Site(
-            path=f"{path}.mlp",
-            kind="mlp",
-            geometry=MlpGeometry(**known, hidden=mlp.Wo.in_features),
-            carriers=dict.fromkeys(stages, f"{path}.mlp"),
-            missing=NO_MIDDLE,
-            informants=dict.fromkeys(stages, (path,)),
-        )
+        yield mlp_site(f"{path}.mlp", MlpGeometry(**known, hidden=mlp.Wo.in_features), NO_MIDDLE, layer=path)
 
 
 def _attention_site(attn: Any, path: str, known: dict[str, Any]) -> Site:
@@ -155,14 +129,7 @@ def _attention_site(attn: Any, path: str, known: dict[str, Any]) -> Site:
         rows=fused_rows(attn, "Wqkv", heads=heads),
     )
     refusal = unspelled(attn.config._attn_implementation)
-    stages: tuple[Stage, ...] = (*INSIDE, "attn.end")
-    return Site(
-        path=path,
-        kind="attention",
-        geometry=geometry,
-        carriers={} if refusal else dict.fromkeys(stages, path),
-        missing={**NO_WINDOWS, **(dict.fromkeys(stages, refusal) if refusal else {})},
-    )
+    return global_site(path, geometry, dict.fromkeys(GLOBAL, refusal) if refusal else {})
 
 
 register_host(TransformersModernbert())

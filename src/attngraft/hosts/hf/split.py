@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 
-from attngraft.anatomy import GraftedModule, LinearLayer, MlpGeometry, Projected, Stage
+from attngraft.anatomy import GraftedModule, LinearLayer, Mixed, MlpGeometry, Projected, Stage
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
@@ -23,6 +23,8 @@ from attngraft.hosts.hf.chunks import in_chunks
 from attngraft.hosts.hf.decoder import CachingSite
 from attngraft.hosts.hf.family import TextFamily
 from attngraft.hosts.hf.mlp import MaskedLayer
+from attngraft.hosts.linear_ends import linear
+from attngraft.hosts.sites import mlp_site
 
 Behind = list[Callable[[Tensor], Tensor]]
 PROJECTIONS = ("query", "key", "value")
@@ -64,17 +66,10 @@ class Heads(CachingSite):
         projected = super().project(x, attention_mask, memory, past_key_values, is_causal=is_causal)
         return projected._replace(rest=behind)
 
-    def sentence(
-        self,
-        projected: Projected,
-        again: Callable[[Tensor], Projected],
-        *,
-        drop: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
-        mixed = self.mix(projected, again)
+    def finish(self, tokens: Tensor, mixed: Mixed, *, projected: Projected, drop: Any) -> Tensor:
         if mixed.after is not None:
             projected.rest.more.append(mixed.after)
-        return self.merge(self.run("heads", mixed.heads, projected.queries), projected)
+        return tokens
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
         return heads.transpose(1, 2).contiguous().flatten(2)
@@ -146,7 +141,7 @@ class Around(GraftedModule):
         return None
 
     def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return None if self.between(stage) else _linear(self.output.dense)
+        return None if self.between(stage) else linear(self.output.dense)
 
 
 class Front(GraftedModule):
@@ -161,7 +156,7 @@ class Front(GraftedModule):
         return self.run("mlp.mid", self.intermediate_act_fn(x))
 
     def linear_after(self, stage: Stage) -> LinearLayer | None:
-        return _linear(self.dense) if stage == "mlp.front" else None
+        return linear(self.dense) if stage == "mlp.front" else None
 
 
 class End(GraftedModule):
@@ -177,33 +172,13 @@ class End(GraftedModule):
         return cast(Tensor, self.LayerNorm(x + input_tensor))
 
     def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return _linear(self.dense)
+        return linear(self.dense)
 
 
 class Layer(MaskedLayer):
     """It gives its mask to the attention alone (`BertLayer`)."""
 
     unaware = ("intermediate", "output")
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        encoder_hidden_states: Tensor | None = None,
-        encoder_attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """The host's own, once the grafts of the MLP are content with the mask."""
-        self.check(attention_mask, causal=kwargs.get("is_causal"))
-        return super().forward(  # type: ignore[misc]
-            hidden_states,
-            attention_mask,
-            encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            past_key_values=past_key_values,
-            **kwargs,
-        )
 
 
 class SplitFamily(TextFamily):
@@ -249,21 +224,9 @@ def _mlp_site(layer: Any, path: str, **known: Any) -> Site:
     children = ("dense", "intermediate_act_fn")
     check_known(layer.intermediate, front, arguments=("hidden_states",), children=children)
     _check_output(layer.output, end)
-    missing = in_chunks(layer)
-    carriers: dict[Stage, str] = {} if missing else {"mlp.front": front, "mlp.mid": front, "mlp.end": end}
-    return Site(
-        path=front,
-        kind="mlp",
-        geometry=MlpGeometry(**known, hidden=layer.intermediate.dense.out_features),
-        carriers=carriers,
-        missing=missing,
-        informants=dict.fromkeys(carriers, (path,)),
-    )
+    geometry = MlpGeometry(**known, hidden=layer.intermediate.dense.out_features)
+    return mlp_site(front, geometry, in_chunks(layer), end=end, layer=path)
 
 
 def _check_output(module: nn.Module, path: str) -> None:
     check_known(module, path, arguments=("hidden_states", "input_tensor"), children=("dense", "LayerNorm", "dropout"))
-
-
-def _linear(layer: Any) -> nn.Linear | None:
-    return layer if isinstance(layer, nn.Linear) else None

@@ -16,8 +16,9 @@ from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.hf.attention import attention_site, hides
 from attngraft.hosts.hf.decoder import CachingSite, SequenceFamily
-from attngraft.hosts.hf.mlp import NO_MIDDLE
+from attngraft.hosts.linear_ends import LinearEnds, linear
 from attngraft.hosts.registry import register_host
+from attngraft.hosts.sites import NO_MIDDLE, mlp_site
 
 #: before transformers 5.15 these attentions did their own sums whatever the configuration named, put the mask into the
 #: positions that they hand to the next layer, and gave the map only where it was asked for
@@ -159,9 +160,10 @@ class GraftedMT5LayerCrossAttention(_CrossLayer, mt5.MT5LayerCrossAttention):
     """`transformers.models.mt5.modeling_mt5.MT5LayerCrossAttention`."""
 
 
-class _Dense(MlpSite):
+class _Dense(LinearEnds, MlpSite):
     """Two linear layers without biases; the second may stay in float32 in a model of half precision."""
 
+    linear_names = ("wi", "wo")
     wi: nn.Linear
     wo: nn.Linear
     act: nn.Module
@@ -173,9 +175,6 @@ class _Dense(MlpSite):
     def out(self, x: Tensor) -> Tensor:
         kind = self.wo.weight.dtype
         return self.wo(x if kind == torch.int8 else x.to(kind))
-
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        return {"mlp.front": self.wi, "mlp.mid": self.wo}.get(stage)
 
 
 class GraftedT5DenseActDense(_Dense, t5.T5DenseActDense):
@@ -218,7 +217,7 @@ class _FeedForward(GraftedModule):
         return value
 
     def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return cast(LinearLayer, self.DenseReluDense.wo) if stage == "mlp.end" else None
+        return linear(self.DenseReluDense.wo) if stage == "mlp.end" else None
 
 
 class GraftedT5LayerFF(_FeedForward, t5.T5LayerFF):
@@ -350,17 +349,8 @@ def _mlp(block: Any, path: str, *, causal: bool) -> Site:
         arguments=("hidden_states", "x"),
         children=(*(("wi_0", "wi_1") if gated else ("wi",)), "wo", "act", "dropout"),
     )
-    carriers: dict[Stage, str] = {"mlp.front": inner, "mlp.mid": inner, "mlp.end": outer}
-    if gated:
-        del carriers["mlp.mid"]
-    return Site(
-        path=inner,
-        kind="mlp",
-        geometry=MlpGeometry(dim=dense.wo.out_features, hidden=dense.wo.in_features, causal=causal),
-        carriers=carriers,
-        missing=NO_MIDDLE if gated else {},
-        informants={} if causal else dict.fromkeys(carriers, (path,)),
-    )
+    geometry = MlpGeometry(dim=dense.wo.out_features, hidden=dense.wo.in_features, causal=causal)
+    return mlp_site(inner, geometry, NO_MIDDLE if gated else {}, end=outer, layer=None if causal else path)
 
 
 register_host(TransformersT5())

@@ -20,6 +20,7 @@ from attngraft.anatomy import (
 )
 from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.calls import check_call
+from attngraft.hosts.linear_ends import linear
 from attngraft.hosts.sites import fused_heads, global_site
 from attngraft.hosts.timm import mlp as timm_mlp
 from attngraft.hosts.unread import reason_of
@@ -46,7 +47,7 @@ class SelfAttention(AttentionSite):
         return cast(Tensor, self.proj_drop(tokens))
 
     def output_layer(self) -> LinearLayer | None:
-        return self.proj if isinstance(self.proj, nn.Linear) else None
+        return linear(self.proj)
 
 
 class ScaledProducts(SelfAttention):

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from attngraft.anatomy import AttentionGeometry, HeadRows, LinearLayer, MlpEnds, MlpGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
-from attngraft.hosts.sites import global_site, mlp_site
+from attngraft.hosts.sites import NO_MIDDLE, global_site, mlp_site
 from attngraft.hosts.timm.attention import SelfAttention
 from attngraft.hosts.timm.family import Look, TimmFamily
-from attngraft.hosts.timm.mlp import NO_MIDDLE
 from attngraft.hosts.timm.padding import PaddedBlock, with_mask
 
 

@@ -9,7 +9,7 @@ from timm.layers import ConvMlp, GluMlp, Mlp, SwiGLU
 from timm.models.vitamin import GeGluMlp
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry, Stage
+from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry
 from attngraft.hosts import sites
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.linear_ends import LinearEnds
@@ -59,9 +59,6 @@ RICHER: Mapping[type[nn.Module], type[GraftedModule]] = {
 }
 KNOWN = {*RICHER, *RICHER.values()}
 _CHILDREN = ("fc1", "fc1_g", "fc1_x", "w0", "w1", "w2", "act", "drop", "drop1", "norm", "fc2", "drop2")
-NO_MIDDLE: Mapping[Stage, str] = {
-    "mlp.mid": "its MLP is gated and has no plain hidden layer; use position=front or end"
-}
 
 
 def mlp_site(module: nn.Module, path: str, geometry: MlpGeometry) -> Site | None:
@@ -70,4 +67,4 @@ def mlp_site(module: nn.Module, path: str, geometry: MlpGeometry) -> Site | None
         return None
     check_known(module, path, arguments=("x",), children=_CHILDREN)
     plain = isinstance(module, Mlp | ConvMlp)
-    return sites.mlp_site(path, geometry, {} if plain else NO_MIDDLE)
+    return sites.mlp_site(path, geometry, {} if plain else sites.NO_MIDDLE)

@@ -1,0 +1,37 @@
+"""What holds of one model of transformers as of the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attngraft
+
+
+def check_dropout_is_the_hosts(model: Any, inputs: Tensor, stages: Sequence[str]) -> None:
+    """In training mode, with a graft at each of `stages` that changes nothing: it drops what it dropped."""
+
+    def logits() -> Tensor:
+        torch.manual_seed(1)
+        return model(inputs).logits
+
+    expected = logits()
+    attngraft.graft(model, " + ".join(f"identity(stage='{stage}')" for stage in stages))
+    assert torch.equal(logits(), expected)
+    assert not torch.equal(logits(), model(inputs).logits)
+
+
+def check_a_mask_is_refused(model: Any, inputs: Tensor, mask: Tensor, spec: str) -> None:
+    """While `spec` is on the model, and not a mask that hides nothing."""
+    plain = {name: type(module) for name, module in model.named_modules()}
+    attngraft.graft(model, spec)
+    with pytest.raises(attngraft.AttngraftError, match="cannot work in this call, which gives a mask of padding"):
+        model(inputs, attention_mask=mask)
+    model(inputs, attention_mask=torch.ones_like(mask))
+    attngraft.ungraft(model)
+    assert {name: type(module) for name, module in model.named_modules()} == plain
+    model(inputs, attention_mask=mask)
