@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraft.errors import ConfigError, TrainingError
-from attngraft.training.loading import EvalOrder, TrainOrder, eval_batches, train_batches, workers_explained
+from attngraft.training.loading import (
+    EvalOrder,
+    TrainOrder,
+    _Raised,
+    eval_batches,
+    train_batches,
+    workers_explained,
+)
 from tests.training.toys import ToyConfig, ToySplit
 
 
@@ -124,6 +133,33 @@ def test_the_death_of_a_loading_process_is_explained(tmp_path: Path, torch_says:
 def test_other_errors_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="^shapes$"), workers_explained(tmp_path, workers=4):
         raise RuntimeError("shapes")
+
+
+@pytest.mark.parametrize("cut_off", [ConnectionResetError, FileNotFoundError, EOFError, AuthenticationError])
+def test_a_batch_cut_off_by_a_death_waits_for_the_word_of_it(tmp_path: Path, cut_off: type[Exception]) -> None:
+    def handler(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    def batches() -> Iterator[Any]:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        raise cut_off("Connection reset by peer")
+        yield
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(TrainingError, match="memory ran short"), workers_explained(tmp_path, workers=2):
+            next(_Raised(batches(), grace=60))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_connection_error_without_a_death_is_raised_as_it_came() -> None:
+    def batches() -> Iterator[Any]:
+        raise ConnectionResetError("of the data's own server")
+        yield
+
+    with pytest.raises(ConnectionResetError, match="own server"):
+        next(_Raised(batches(), grace=0.1))
 
 
 def test_loading_processes_leave_at_once_whatever_they_are_at() -> None:

@@ -10,10 +10,12 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from multiprocessing import AuthenticationError
 from pathlib import Path
 from typing import Any, cast
 
@@ -123,17 +125,31 @@ class _Examples(Dataset[Any]):
         return self._split.collate(examples) if failed is None else failed
 
 
-class _Raised:
-    """Batches, with the errors among them raised."""
+#: What a batch's reception raises where its sender died in the middle of it.
+_CUT_OFF = (OSError, EOFError, AuthenticationError)
 
-    def __init__(self, batches: Iterator[Any]) -> None:
+
+class _Raised:
+    """Batches, with the errors among them raised.
+
+    The sockets of a killed loading process close a moment before the system tells of its death. Torch names the death,
+    from a signal handler, and `grace` is how long that may take, in seconds: in it the handler's error comes out of the
+    sleep. If nothing died, the error was another, and is raised as it came.
+    """
+
+    def __init__(self, batches: Iterator[Any], *, grace: float) -> None:
         self._batches = batches
+        self._grace = grace
 
     def __iter__(self) -> _Raised:
         return self
 
     def __next__(self) -> Batch:
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except _CUT_OFF:
+            time.sleep(self._grace)
+            raise
         if isinstance(batch, _Failure):
             raise batch.error
         return batch
@@ -145,7 +161,7 @@ class Batches(DataLoader[Batch]):
     leaving: Any = None  #: a semaphore of torch.multiprocessing; an event would wait for the answers of the killed
 
     def __iter__(self) -> Any:
-        return _Raised(super().__iter__())
+        return _Raised(super().__iter__(), grace=5.0 if self.num_workers else 0.0)
 
     def send_away(self) -> None:
         """End the loading processes now, without errors; torch itself would wait for what they are at."""
