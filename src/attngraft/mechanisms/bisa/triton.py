@@ -17,7 +17,7 @@ from attngraft.dispatch.flops import register_flops
 from attngraft.dispatch.formula import differentiable, in_autocast_dtype
 from attngraft.mechanisms.bisa import triton_kernels as kernels
 from attngraft.mechanisms.bisa.formula import formula
-from attngraft.mechanisms.bisa.layout import room
+from attngraft.mechanisms.layout import room
 
 #: programs that fill a large GPU: the sum over entries that share a bias is cut into parts until there are so many
 PROGRAMS = 1024
