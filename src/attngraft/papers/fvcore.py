@@ -7,8 +7,8 @@
 | batch norm in evaluation | 2 per element (1 without weight and bias) | - |
 | softmax, GELU, sums, means | - | - |
 
-Activations are numbers of elements, not bytes. The model is run, not a formula: each operation that reaches torch's dispatcher
-is counted with its own shapes. Attention is counted by its equation, whichever kernel would run it.
+Activations are numbers of elements, not bytes. The model is run, no formula evaluated: each operation that reaches torch's
+dispatcher is counted with its own shapes. Attention is counted by its equation, whichever kernel would run it.
 """
 
 from __future__ import annotations
