@@ -27,7 +27,6 @@ def latent_block(
     drop_path: float = 0.0,
     attn_drop: float = 0.0,
     proj_drop: float = 0.0,
-    eps: float = EPS,
 ) -> Block:
     """Self-attention of the latents: timm's own block, so that what reads a ViT's blocks reads these.
 
@@ -42,7 +41,7 @@ def latent_block(
         attn_drop=attn_drop,
         init_values=layer_scale,
         drop_path=drop_path,
-        norm_layer=partial(nn.LayerNorm, eps=eps),
+        norm_layer=partial(nn.LayerNorm, eps=EPS),
     )
 
 
@@ -75,12 +74,11 @@ class CrossAttentionBlock(nn.Module):
         drop_path: float = 0.0,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        eps: float = EPS,
         local: bool = False,
     ) -> None:
         super().__init__()
-        self.norm1_lat = nn.LayerNorm(dim_latents, eps=eps)
-        self.norm1_pat = nn.LayerNorm(dim_tokens, eps=eps)
+        self.norm1_lat = nn.LayerNorm(dim_latents, eps=EPS)
+        self.norm1_pat = nn.LayerNorm(dim_tokens, eps=EPS)
         self.attn = BidirectionalCrossAttention(
             dim_latents,
             dim_tokens,
@@ -92,13 +90,13 @@ class CrossAttentionBlock(nn.Module):
         )
         self.ls1_lat = _scale(dim_latents, layer_scale)
         self.ls1_pat = _scale(dim_tokens, layer_scale)
-        self.norm2_lat = nn.LayerNorm(dim_latents, eps=eps)
+        self.norm2_lat = nn.LayerNorm(dim_latents, eps=EPS)
         self.mlp_lat = Mlp(dim_latents, int(mlp_ratio * dim_latents), drop=proj_drop)
         self.ls2_lat = _scale(dim_latents, layer_scale)
-        self.norm_lpi = nn.LayerNorm(dim_tokens, eps=eps) if local else None
+        self.norm_lpi = nn.LayerNorm(dim_tokens, eps=EPS) if local else None
         self.lpi = LocalPatchInteraction(dim_tokens) if local else None
         self.ls_lpi = _scale(dim_tokens, layer_scale if local else None)
-        self.norm2_pat = nn.LayerNorm(dim_tokens, eps=eps)
+        self.norm2_pat = nn.LayerNorm(dim_tokens, eps=EPS)
         self.mlp_pat = Mlp(dim_tokens, int(mlp_ratio * dim_tokens), drop=proj_drop)
         self.ls2_pat = _scale(dim_tokens, layer_scale)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
@@ -140,11 +138,10 @@ class OneSidedBlock(nn.Module):
         drop_path: float = 0.0,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        eps: float = EPS,
     ) -> None:
         super().__init__()
-        self.norm1_lat = nn.LayerNorm(dim_latents, eps=eps)
-        self.norm1_pat = nn.LayerNorm(dim_tokens, eps=eps)
+        self.norm1_lat = nn.LayerNorm(dim_latents, eps=EPS)
+        self.norm1_pat = nn.LayerNorm(dim_tokens, eps=EPS)
         self.attn = OneSidedCrossAttention(
             dim_latents,
             dim_tokens,
@@ -155,7 +152,7 @@ class OneSidedBlock(nn.Module):
             proj_drop=proj_drop,
         )
         self.ls1_lat = _scale(dim_latents, layer_scale)
-        self.norm2_lat = nn.LayerNorm(dim_latents, eps=eps)
+        self.norm2_lat = nn.LayerNorm(dim_latents, eps=EPS)
         self.mlp_lat = Mlp(dim_latents, int(mlp_ratio * dim_latents), drop=proj_drop)
         self.ls2_lat = _scale(dim_latents, layer_scale)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
@@ -195,7 +192,6 @@ class Layer(nn.Module):
         ca_drop_path: float = 0.0,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        eps: float = EPS,
         one_sided: bool = False,
         local: bool = False,
     ) -> None:
@@ -212,7 +208,6 @@ class Layer(nn.Module):
             drop_path=ca_drop_path,
             attn_drop=attn_drop,
             proj_drop=proj_drop,
-            eps=eps,
         )
         self.self_attention_latents = latent_block(
             dim_latents,
@@ -223,7 +218,6 @@ class Layer(nn.Module):
             drop_path=sa_drop_path,
             attn_drop=attn_drop,
             proj_drop=proj_drop,
-            eps=eps,
         )
         self.one_sided = one_sided
 

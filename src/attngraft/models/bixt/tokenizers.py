@@ -10,8 +10,10 @@ from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
+from attngraft.models.bixt.words import known
 
 LocalNorm = Literal["bn", "ln"]
+Tokenizer = Literal["linear", "conv"]
 
 
 class PatchEmbedding(nn.Module):
@@ -74,6 +76,21 @@ class ConvolutionalEmbedding(nn.Module):
         return self.proj(images).flatten(2).transpose(1, 2)
 
 
+def make_tokenizer(
+    kind: Tokenizer, patch_size: int, stride: int | None = None, *, in_chans: int, dim: int
+) -> PatchEmbedding | ConvolutionalEmbedding:
+    """The tokenizer called "linear" or "conv".
+
+    Raises:
+        UsageError: as they do; another word; or a stride for convolutions, whose patches lie side by side.
+    """
+    if known("tokenizer", kind, ("linear", "conv")) == "linear":
+        return PatchEmbedding(patch_size, stride, in_chans=in_chans, dim=dim)
+    if stride not in (None, patch_size):
+        raise UsageError(f"the convolutional tokenizer's patches of {patch_size} lie side by side; give no stride")
+    return ConvolutionalEmbedding(patch_size, in_chans=in_chans, dim=dim)
+
+
 class LocalPatchInteraction(nn.Module):
     """Each channel of a token from its 5x5 neighbours: depthwise 3x3, GELU, norm, depthwise 3x3.
 
@@ -89,8 +106,7 @@ class LocalPatchInteraction(nn.Module):
 
     def __init__(self, dim: int, *, norm: LocalNorm = "bn") -> None:
         super().__init__()
-        if norm not in ("bn", "ln"):
-            raise UsageError(f"norm of local patch interaction is 'bn' or 'ln', not {norm!r}")
+        known("norm", norm, ("bn", "ln"))
         self.conv1 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
         self.act = nn.GELU()
         self.bn: nn.Module = nn.BatchNorm2d(dim) if norm == "bn" else ChannelNorm(dim)
