@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.conformance import bisa, cb, hv, pointmlp
+from tests.conformance import bisa, bixt, cb, hv, pointmlp
 from tests.conformance.vector import Builder, Built, Vector, load
 from tests.conformance.weights import input_value, weight
 
 #: family -> kind -> builder; a new family adds a file and a line
 FAMILIES: dict[str, dict[str, Builder]] = {
     "bisa": bisa.BUILDERS,
-    "bixt": pointmlp.BUILDERS,
+    "bixt": bixt.BUILDERS | pointmlp.BUILDERS,
     "cb": cb.BUILDERS,
     "hv": hv.BUILDERS,
 }
