@@ -129,7 +129,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert "GiB free" in findings["disk"]["here"]
 
 
-@pytest.mark.parametrize("verb", ["compare", "train", "eval", "plan", "paper", "list", "doctor"])
+@pytest.mark.parametrize("verb", ["compare", "train", "eval", "convert", "plan", "paper", "list", "doctor"])
 def test_help_has_examples(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     assert run([verb, "--help"]) == 0
     assert f"attngraft {verb}" in capsys.readouterr().out

@@ -13,6 +13,7 @@ import typer
 
 from attngraft._version import __version__
 from attngraft.cli.compare import compare
+from attngraft.cli.convert import convert
 from attngraft.cli.data import check as data_check
 from attngraft.cli.doctor import doctor
 from attngraft.cli.evaluate import evaluate
@@ -64,6 +65,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "eval": evaluate,
     "export": export,
     "predict": predict,
+    "convert": convert,
     "plan": plan,
     "paper": paper,
     "list": list_command,

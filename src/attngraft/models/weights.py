@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attngraft.anatomy import is_graft
 from attngraft.errors import HostError, UsageError
-from attngraft.models.checkpoint_file import SUFFIXES, read_checkpoint
+from attngraft.models.checkpoint_file import SUFFIXES, CheckpointFile, read_checkpoint
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_tensors, refuse_without_config, transformers_folder
 
@@ -62,7 +62,7 @@ class WeightsFile:
         resized = [name for name, value in values.items() if name in self.host and self.host[name].shape != value.shape]
         resized += _adapt_first_convolution(model, values, own)
         new = _drop_other_head(model, values, own) if new_head else []
-        self._refuse_misfits(model, values, own, new)
+        self._refuse_misfits(model, values, own, new, new_head=new_head)
         classes = getattr(model, "num_classes", None) if _names(model, "classifier") and not new else None
         return values, Fitted(path=self.path, new=tuple(new), resized=tuple(resized), classes=classes)
 
@@ -109,14 +109,21 @@ class WeightsFile:
             raise HostError(f"{self.path} is of {self.architecture}, {reason}")
 
     def _refuse_misfits(
-        self, model: nn.Module, values: Mapping[str, Tensor], own: Mapping[str, Tensor], new: Iterable[str]
+        self,
+        model: nn.Module,
+        values: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        new: Iterable[str],
+        *,
+        new_head: bool,
     ) -> None:
         missing = {name for name in own if name not in values and not name.endswith("num_batches_tracked")} - set(new)
         problems = _misfits(values, own, missing=missing)
         if problems:
+            otherwise = "" if new_head else "; new_head=True lets a head for other classes stay new"
             raise HostError(
                 f"{self.path} does not fit this {type(model).__name__}: {'; '.join(problems)}. "
-                "Give the host and the arguments (--host, --host-arg) that the weights are of"
+                f"Give the host and the arguments (--host, --host-arg) that the weights are of{otherwise}"
             )
 
 
@@ -159,8 +166,17 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
     if file.is_dir():
         file = _in_folder(file)
     _refuse_folded(file)
-    found = read_checkpoint(file)
-    return _split(file, found.tensors, architecture=found.architecture, arguments=found.arguments)
+    return weights_of(read_checkpoint(file))
+
+
+def weights_of(checkpoint: CheckpointFile) -> WeightsFile:
+    """What a checkpoint holds, taken apart.
+
+    Raises:
+        HostError: it holds no weights of a host.
+    """
+    facts = {"architecture": checkpoint.architecture, "arguments": checkpoint.arguments}
+    return _split(checkpoint.path, checkpoint.tensors, **facts)
 
 
 def _split(file: Path, tensors: Mapping[str, Tensor], **facts: Any) -> WeightsFile:

@@ -54,8 +54,8 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
 def checkpoint_refusal_fn(architecture: str, arguments: Mapping[str, Any], model: BiXT) -> str | None:
     """Why weights of the BiXT called `architecture`, made with `arguments`, are none for `model` though their shapes fit.
 
-    Heads are not seen in shapes, and the paper's models have others than the published weights. Stride and image size are not
-    either, but weights may move between them.
+    Shapes do not show heads, and the paper's models have others than the published weights. They show neither stride nor
+    image size, but weights may move between those.
     """
     from attngraft.models.bixt.registration import arguments as of_name
 
@@ -72,7 +72,7 @@ def checkpoint_refusal_fn(architecture: str, arguments: Mapping[str, Any], model
     if here == there:
         return None
     return (
-        f"whose attention has {_heads(there)}, and this model's has {_heads(here)}: all shapes would fit, and it would compute "
+        f"whose attention has {_heads(there)}, and this model's has {_heads(here)}: shapes would fit, and it would compute "
         f"something else. Make the model by that name, or with num_heads={said['num_heads']}"
     )
 
