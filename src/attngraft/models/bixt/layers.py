@@ -107,14 +107,17 @@ class CrossAttentionBlock(nn.Module):
         Args:
             grid: rows and columns of the tokens; needed with `local`.
         """
-        for_latents, for_tokens = self.attn(self.norm1_lat(latents), self.norm1_pat(tokens))
-        latents = latents + self.drop_path(self.ls1_lat(for_latents))
+        latents, tokens = self.attend(latents, tokens)
         latents = latents + self.drop_path(self.ls2_lat(self.mlp_lat(self.norm2_lat(latents))))
-        tokens = tokens + self.drop_path(self.ls1_pat(for_tokens))
         if self.lpi is not None and self.norm_lpi is not None:
             tokens = tokens + self.drop_path(self.ls_lpi(self.lpi(self.norm_lpi(tokens), grid)))
         tokens = tokens + self.drop_path(self.ls2_pat(self.mlp_pat(self.norm2_pat(tokens))))
         return latents, tokens
+
+    def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The attention's part of `forward`, its residual sums included."""
+        for_latents, for_tokens = self.attn(self.norm1_lat(latents), self.norm1_pat(tokens))
+        return latents + self.drop_path(self.ls1_lat(for_latents)), tokens + self.drop_path(self.ls1_pat(for_tokens))
 
 
 class OneSidedBlock(nn.Module):
@@ -194,9 +197,10 @@ class Layer(nn.Module):
         proj_drop: float = 0.0,
         one_sided: bool = False,
         local: bool = False,
+        two_way: type[CrossAttentionBlock] = CrossAttentionBlock,
     ) -> None:
         super().__init__()
-        cross = OneSidedBlock if one_sided else partial(CrossAttentionBlock, local=local)
+        cross = OneSidedBlock if one_sided else partial(two_way, local=local)
         self.cross_attention_latents_token = cross(
             dim_latents,
             dim_tokens,

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from attngraft.models.bixt.words import known
+
+Positions = Literal["static", "dynamic", "none"]
 
 
 class DynamicPositions(nn.Module):
@@ -83,6 +87,34 @@ class StaticPositions(DynamicPositions):
         """Make the code that `state` may hold under `name` fit this module."""
         if name not in state or state[name].shape != self.pos.shape:
             state[name] = self.computed((self.pos.shape[1], self.pos.shape[2])).to(self.pos.dtype)
+
+
+class NoPositions(nn.Module):
+    """Tokens stay without positions."""
+
+    def forward(self, grid: tuple[int, int]) -> float:
+        """What is added to the tokens: nothing."""
+        return 0.0
+
+    def set_grid(self, grid: tuple[int, int]) -> None:
+        """Move to another grid: nothing to do."""
+
+    def adapt(self, state: MutableMapping[str, Any], name: str) -> None:
+        """Make `state` fit this module: nothing to do."""
+
+
+def make_positions(
+    kind: Positions, width: int, grid: tuple[int, int], *, dim: int, temperature: float
+) -> DynamicPositions | NoPositions:
+    """The module of a kind; arguments as of the classes.
+
+    Raises:
+        UsageError: there is no such kind.
+    """
+    known("positions", kind, ("static", "dynamic", "none"))
+    if kind == "static":
+        return StaticPositions(width, grid, dim=dim, temperature=temperature)
+    return DynamicPositions(width, dim=dim, temperature=temperature) if kind == "dynamic" else NoPositions()
 
 
 def fourier_positions(
