@@ -93,6 +93,8 @@ class OneSidedCrossAttention(TapPoint, nn.Module):
     Arguments, errors and source as of `BidirectionalCrossAttention`; a listener is offered `latents_to_tokens`.
     """
 
+    offers = "latents_to_tokens"  #: what a listener knows the map by
+
     def __init__(
         self,
         dim_latents: int,
@@ -119,7 +121,7 @@ class OneSidedCrossAttention(TapPoint, nn.Module):
         r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
         if self.listened():
             scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
-            self.offer("latents_to_tokens", scores.softmax(dim=-1))
+            self.offer(self.offers, scores.softmax(dim=-1))
         found = F.scaled_dot_product_attention(
             r_latents.expand(tokens.shape[0], -1, -1, -1),
             r_tokens,

@@ -5,11 +5,14 @@
 | tokenizers.py | images to tokens, and local patch interaction |
 | positions.py | position codes of one grid, or of any |
 | layers.py | blocks and layers, from `mechanisms.bixt` |
-| model.py, initialization.py | the network, and how it starts |
-| registration.py | the published models by name |
+| latent_model.py, initialization.py | the frame around layers of latents and tokens, and how it starts |
+| model.py | the network |
+| baselines.py | what the paper compares it with |
+| registration.py | all of these by name |
 """
 
 from attngraft.models.bixt import registration
+from attngraft.models.bixt.baselines import Iterative, Sequential
 from attngraft.models.bixt.model import BiXT
 
-__all__ = ["BiXT", "registration"]
+__all__ = ["BiXT", "Iterative", "Sequential", "registration"]

@@ -152,7 +152,7 @@ class LatentModel(ABC, nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Images to the tokens (B, N, token_dim) that enter the first layer."""
-        return self.patch_embed(images) + self.fourier_pos_encode(self._grid(images))
+        return self.patch_embed(images) + self.fourier_pos_encode(self.grid(images))
 
     def forward_features(self, images: Tensor) -> Tensor:
         """Images to latents (B, M, embed_dim) behind the last layer, normed where `fc_norm` is off."""
@@ -162,7 +162,7 @@ class LatentModel(ABC, nn.Module):
     def forward_tokens(self, images: Tensor) -> Tensor:
         """Images to a map (B, token_dim, rows, columns): the tokens behind the last layer that updates them."""
         _, tokens = self._layers(images, self.token_layers())
-        return _as_map(cast(Tensor, tokens), self._grid(images))
+        return as_map(cast(Tensor, tokens), self.grid(images))
 
     def forward_head(self, latents: Tensor, pre_logits: bool = False) -> Tensor:
         """Latents to logits, or to what enters the head."""
@@ -199,13 +199,13 @@ class LatentModel(ABC, nn.Module):
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt is NCHW or NLC, not {output_fmt!r}")
         taken, last = feature_take_indices(self.token_layers(), indices)
-        grid, tokens = self._grid(x), self.embed(x)
+        grid, tokens = self.grid(x), self.embed(x)
         latents: Tensor = self.latents
         found: list[Any] = []
         for index in range(last + 1 if stop_early else len(self.blocks)):
             latents, tokens = self._run(index, latents, tokens, grid)
             if index in taken:
-                given = _as_map(tokens, grid) if output_fmt == "NCHW" else tokens
+                given = as_map(tokens, grid) if output_fmt == "NCHW" else tokens
                 found.append((given, self.norm_lat(latents) if norm else latents) if return_prefix_tokens else given)
         return found if intermediates_only else (self.norm_lat(latents), found)
 
@@ -224,7 +224,7 @@ class LatentModel(ABC, nn.Module):
 
     def _layers(self, images: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
         """Through the first `count` layers."""
-        grid, tokens = self._grid(images), self.embed(images)
+        grid, tokens = self.grid(images), self.embed(images)
         latents: Tensor = self.latents
         for index in range(count):
             latents, tokens = self._run(index, latents, tokens, grid)
@@ -233,7 +233,7 @@ class LatentModel(ABC, nn.Module):
     def _run(self, *inputs: Any) -> Any:
         return checkpoint(self.run_layer, *inputs) if self.grad_checkpointing else self.run_layer(*inputs)
 
-    def _grid(self, images: Tensor) -> tuple[int, int]:
+    def grid(self, images: Tensor) -> tuple[int, int]:
         """Rows and columns of the images' tokens.
 
         Raises:
@@ -249,7 +249,7 @@ class LatentModel(ABC, nn.Module):
         return grid
 
 
-def _as_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+def as_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
     """(B, N, C) to (B, C, rows, columns)."""
     return tokens.transpose(1, 2).unflatten(2, grid).contiguous()
 

@@ -61,6 +61,8 @@ class CrossAttentionBlock(nn.Module):
     Source: BiXT, section 3.2 and figure 2.
     """
 
+    attention: type[nn.Module] = BidirectionalCrossAttention
+
     def __init__(
         self,
         dim_latents: int,
@@ -79,7 +81,7 @@ class CrossAttentionBlock(nn.Module):
         super().__init__()
         self.norm1_lat = nn.LayerNorm(dim_latents, eps=EPS)
         self.norm1_pat = nn.LayerNorm(dim_tokens, eps=EPS)
-        self.attn = BidirectionalCrossAttention(
+        self.attn = self.attention(
             dim_latents,
             dim_tokens,
             dim_attention=dim_attention,
@@ -177,6 +179,7 @@ class Layer(nn.Module):
         one_sided: tokens are read and not written, as in a last layer; its output has none.
         layer_scale: what the scales of all branches start from; None: no scales.
         local: see `CrossAttentionBlock`; a one-sided layer has none.
+        two_way: the block in which tokens are written.
     """
 
     def __init__(

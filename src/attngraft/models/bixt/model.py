@@ -152,11 +152,11 @@ class BiXT(LatentModel):
         self.blocks = self.blocks[:-1]
 
 
-def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: BiXT) -> dict[str, Tensor]:
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: LatentModel) -> dict[str, Tensor]:
     """Published weights, or ours, made to fit `model`: its grid's position code, and no more layers than it has where it
     went without its last one."""
     layers = len(model.blocks)
-    dropped = f"blocks.{layers}." if layers and not model.blocks[-1].one_sided else None
+    dropped = f"blocks.{layers}." if isinstance(model, BiXT) and layers == model.token_layers() else None
     values = {name: value for name, value in state_dict.items() if dropped is None or not name.startswith(dropped)}
     model.fourier_pos_encode.adapt(values, "fourier_pos_encode.pos")
     return values

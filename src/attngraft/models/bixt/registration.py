@@ -1,4 +1,4 @@
-"""The published BiXT models by name.
+"""The published BiXT models, and the paper's baselines (`baselines`), by name.
 
 A name says width (`ti` 192, `ed256`, `sm` 384; with `LS` layer scale of 1e-5), heads where they are not 32 wide (`h3`,
 `h6`), tokenizer (`cnv` convolutional, `lpi` linear with local patch interaction), latents (`l64`), layers where they are not
@@ -30,6 +30,8 @@ from typing import Any, cast
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
+from attngraft.models.bixt.baselines import BASELINES
+from attngraft.models.bixt.latent_model import LatentModel
 from attngraft.models.bixt.model import BiXT, checkpoint_filter_fn
 
 STRIDES = ("p16", "p16s8", "p16s4")
@@ -82,8 +84,7 @@ def arguments(name: str) -> dict[str, Any]:
     return said
 
 
-def _config(name: str) -> dict[str, Any]:
-    said = arguments(name)
+def _config(said: dict[str, Any]) -> dict[str, Any]:
     size = said.get("img_size", 224)
     return {
         "num_classes": 1000,
@@ -98,29 +99,34 @@ def _config(name: str) -> dict[str, Any]:
     }
 
 
-default_cfgs = generate_default_cfgs({name: _config(name) for name in NAMES})
+#: name -> class and arguments
+MODELS: dict[str, tuple[type[LatentModel], dict[str, Any]]] = {
+    **{name: (BiXT, arguments(name)) for name in NAMES},
+    **BASELINES,
+}
+default_cfgs = generate_default_cfgs({name: _config(said) for name, (_, said) in MODELS.items()})
 
 
-def _register(name: str) -> None:
+def _register(name: str, network: type[LatentModel], said: dict[str, Any]) -> None:
     """Give timm a function of this name, as its decorator wants it."""
 
-    def make(pretrained: bool = False, **kwargs: Any) -> BiXT:
+    def make(pretrained: bool = False, **kwargs: Any) -> LatentModel:
         out_indices = kwargs.pop("out_indices", 3)
         model = build_model_with_cfg(
-            BiXT,
+            network,
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,
             feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-            **{**arguments(name), **kwargs},
+            **{**said, **kwargs},
         )
-        return cast(BiXT, model)
+        return cast(LatentModel, model)
 
     make.__name__ = make.__qualname__ = name
-    make.__doc__ = f"BiXT with {arguments(name)}."
+    make.__doc__ = f"{network.__name__} with {said}."
     register_model(make)  # which puts the name into __all__
     globals()[name] = make
 
 
-for _name in NAMES:
-    _register(_name)
+for _name, (_network, _said) in MODELS.items():
+    _register(_name, _network, _said)
