@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import attngraft
+import attngraft.models  # registers the models
 from attngraft.cli import main
 
 NAME = "bixt_ti_l64_p16"

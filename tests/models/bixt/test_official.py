@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import attngraft
+import attngraft.models  # registers the models
 from attngraft.errors import AttngraftError, HostError, UsageError
 from attngraft.models.bixt.official import checkpoint_refusal_fn, load_official
 
