@@ -2,12 +2,13 @@
 
 | names | what | parameters |
 |---|---|---|
-| `iterative_sa5_d8_k1`, `sa6_d7`, `sa6_d8`, `sa4_d12`, `sa1_d22`, `sa1_d24` | `Iterative`, d blocks of s self-attentions | 10.6M to 22.2M |
+| `iterative_sa5_d8_k1`, `sa6_d7`, `sa6_d8`, `sa4_d12`, `sa1_d22`, `sa1_d24` | `Iterative` | 10.6M to 22.2M |
 | `iterative_sa5_d8_k2`, ... | the same with two cross-attentions | 11.0M to 22.6M |
-| `sequential_d11`, `sequential_d12` | `Sequential`, d layers | 14.6M, 15.9M |
+| `sequential_d11`, `sequential_d12` | `Sequential` | 14.6M, 15.9M |
 
-k1 is the paper's dagger, one cross-attention for all blocks; k2 its double dagger, the first block's own and one for the rest.
-All have width 192, 64 latents and the paper's 3 heads; no code or weights of them are published.
+`sa5_d8` has 8 blocks with 5 self-attentions each. k1 is the paper's dagger, one cross-attention for all blocks; k2 its double
+dagger, the first block's own and one for the rest. All have width 192, 64 latents and the paper's 3 heads; no code or weights of
+them are published.
 
 Source: BiXT, tables 1 and A1.
 """
@@ -91,8 +92,8 @@ class Iterative(LatentModel):
 
         l = cross(l, t);  l = block(l), `self_layers` times        `depth` times
 
-    Every block computes keys and values from the tokens anew. A cross-attention that several blocks share, with its norms and
-    feed-forward network, is held, counted and saved once, in `cross_attention`.
+    Every block computes keys and values from the tokens anew. A cross-attention that several blocks share, with its norms
+    and feed-forward network, is held, counted and saved once, in `cross_attention`.
 
     Args:
         depth: number of blocks. self_layers: of self-attentions in each; these are never shared.
