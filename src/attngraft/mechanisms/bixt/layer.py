@@ -135,6 +135,13 @@ class OneSidedCrossAttention(TapPoint, nn.Module):
         return f"heads={self.heads}"
 
 
+class TokensAttend(OneSidedCrossAttention):
+    """Tokens attend to latents: `OneSidedCrossAttention` with the roles exchanged, so that "latents" in the names of its
+    arguments and parameters are the tokens."""
+
+    offers = "tokens_to_latents"
+
+
 def head_width(dim: int, heads: int) -> int:
     """How wide a head is.
 

@@ -6,9 +6,9 @@
 | `iterative_sa5_d8_k2`, ... | the same with two cross-attentions | 11.0M to 22.6M |
 | `sequential_d11`, `sequential_d12` | `Sequential` | 14.6M, 15.9M |
 
-`sa5_d8` has 8 blocks with 5 self-attentions each. k1 is the paper's dagger, one cross-attention for all blocks; k2 its double
-dagger, the first block's own and one for the rest. All have width 192, 64 latents and the paper's 3 heads; no code or weights of
-them are published.
+`sa5_d8` has 8 blocks with 5 self-attentions each. k1 is the paper's dagger, one cross-attention for all blocks; k2 its
+double dagger, the first block's own and one for the rest. All have width 192, 64 latents and the paper's 3 heads; no code or
+weights of them are published.
 
 Source: BiXT, tables 1 and A1.
 """
@@ -22,18 +22,11 @@ from timm.layers import calculate_drop_path_rates
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bixt.layer import OneSidedCrossAttention
+from attngraft.mechanisms.bixt.layer import OneSidedCrossAttention, TokensAttend
 from attngraft.models.bixt.latent_model import LatentModel, as_map
 from attngraft.models.bixt.layers import CrossAttentionBlock, OneSidedBlock, latent_block
 from attngraft.models.bixt.model import BiXT
 from attngraft.models.bixt.model import checkpoint_filter_fn as checkpoint_filter_fn  # beside the models' classes
-
-
-class TokensAttend(OneSidedCrossAttention):
-    """Tokens attend to latents: `OneSidedCrossAttention` with the roles exchanged, so that "latents" in the names of its
-    arguments and parameters are the tokens."""
-
-    offers = "tokens_to_latents"
 
 
 class SequentialBlock(CrossAttentionBlock):
