@@ -1,7 +1,169 @@
-"""Bi-directional cross-attention in lean PyTorch."""
+"""Bi-directional cross-attention in lean PyTorch: no map of all tokens, forward or backward.
+
+The tokens of an image come piece by piece (pieces.py); the backward makes the scores of a piece once more. Half precision
+is worked on in float32. Where the maps are so small that to keep them costs nothing, plain operations run; they are faster
+there. With dropout the equation itself runs: what is dropped is kept for the backward, and is as large as the maps.
+"""
 
 from __future__ import annotations
 
-from attngraft.mechanisms.bixt.reference import bidirectional_attention
+from typing import Any
 
-__all__ = ["bidirectional_attention"]
+import torch
+from torch import Tensor
+
+from attngraft.dispatch.flops import register_flops
+from attngraft.dispatch.formula import accurate, differentiable, formula_wanted, in_autocast_dtype
+from attngraft.mechanisms.bixt import reference
+from attngraft.mechanisms.bixt.formula import formula
+from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
+from attngraft.mechanisms.layout import room
+
+#: numbers in one direction's maps together up to which plain operations keep them
+SMALL = 2**20
+
+
+def bidirectional_attention(
+    r_latents: Tensor,
+    r_tokens: Tensor,
+    v_latents: Tensor,
+    v_tokens: Tensor,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Latents (B, H, M, dt) and tokens (B, H, N, dl)."""
+    if dropout:
+        return reference.bidirectional_attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale, dropout=dropout)
+    operands = in_autocast_dtype(r_latents, r_tokens, v_latents, v_tokens)
+    if plain_wanted(*operands) or r_tokens.shape[:3].numel() * r_latents.shape[2] <= SMALL:
+        return formula(*operands, scale=scale)
+    latents, tokens, _ = attend(*(tensor.to(accurate(tensor)) for tensor in operands), float(scale))
+    return latents.to(operands[3].dtype), tokens.to(operands[2].dtype)
+
+
+def plain_wanted(*tensors: Tensor | None) -> bool:
+    """Whether operations must be ones that everybody knows: a compiler takes ours, but an exported program travels."""
+    return torch.compiler.is_exporting() if torch.compiler.is_compiling() else formula_wanted(*tensors)
+
+
+@torch.library.custom_op("attngraft::bidirectional_attention_lean", mutates_args=())
+def attend(
+    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Latents, tokens, and log sum over tokens of exp(A) (B, H, M); all of one dtype, float32 or float64."""
+    latents, tokens, log_sums = _empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
+    steps, buffers = _pieces(2, r_tokens, log_sums)
+    if not steps:  # sums of nothing
+        return latents.zero_(), tokens.zero_(), log_sums.zero_()
+    for image in range(len(r_tokens)):
+        walk = Forward(_of(r_latents, image) * scale, _of(v_latents, image), buffers)
+        for step in steps:
+            walk.step(r_tokens[image, :, step], v_tokens[image, :, step], out=tokens[image, :, step])
+        latents[image], log_sums[image] = walk.latents()
+    return latents, tokens, log_sums
+
+
+def _empty_outputs(
+    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    latents = r_latents.expand(len(r_tokens), -1, -1, -1)
+    return room(latents, v_tokens), room(r_tokens, v_latents), r_latents.new_empty(latents.shape[:3])
+
+
+def _pieces(tiles: int, r_tokens: Tensor, log_sums: Tensor) -> tuple[list[slice], Buffers]:
+    """The pieces of each image, none where there is nothing to attend to, and room for so many tiles of scores."""
+    heads, count = log_sums.shape[1:]
+    if not (log_sums.numel() and r_tokens.shape[2]):
+        return [], Buffers(tiles, (0,), log_sums)
+    steps = pieces(r_tokens.shape[2], heads * count, r_tokens.device)
+    return steps, Buffers(tiles, (heads, steps[0].stop, count), log_sums)
+
+
+def _of(latents: Tensor, image: int) -> Tensor:
+    """An image's, or those that all share."""
+    return latents[image if len(latents) > 1 else 0]
+
+
+@attend.register_fake
+def _(
+    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
+
+
+@torch.library.custom_op("attngraft::bidirectional_attention_lean_backward", mutates_args=())
+def attend_backward(
+    to_latents: Tensor,
+    to_tokens: Tensor,
+    r_latents: Tensor,
+    r_tokens: Tensor,
+    v_latents: Tensor,
+    v_tokens: Tensor,
+    latents: Tensor,
+    log_sums: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of r_latents, r_tokens, v_latents and v_tokens."""
+    found = to_r_latents, to_r, to_v_latents, to_v = _empty_gradients(r_latents, r_tokens, v_latents, v_tokens)
+    to_r_latents.zero_()
+    to_v_latents.zero_()
+    steps, buffers = _pieces(3, r_tokens, log_sums)
+    if not steps:
+        to_r.zero_()
+        to_v.zero_()
+        return found
+    for image in range(len(r_tokens)):
+        walk = Backward(
+            _of(r_latents, image) * scale,
+            _of(v_latents, image),
+            to_latents=to_latents[image],
+            latents=latents[image],
+            log_sums=log_sums[image],
+            buffers=buffers,
+        )
+        for step in steps:
+            piece = (tensor[image, :, step] for tensor in (r_tokens, v_tokens, to_tokens))
+            walk.step(*piece, out=(to_r[image, :, step], to_v[image, :, step]))
+        _of(to_r_latents, image).add_(walk.to_r, alpha=scale)
+        _of(to_v_latents, image).add_(walk.to_v)
+    return found
+
+
+def _empty_gradients(*operands: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r_latents, r_tokens, v_latents, v_tokens = (room(tensor, tensor) for tensor in operands)
+    return r_latents, r_tokens, v_latents, v_tokens
+
+
+@attend_backward.register_fake
+def _(to_latents: Tensor, to_tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _empty_gradients(*rest[:4])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.scale = inputs
+    latents, _, log_sums = output
+    ctx.save_for_backward(*tensors, latents, log_sums)
+
+
+def _backward(ctx: Any, to_latents: Tensor, to_tokens: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    *inputs, latents, log_sums = ctx.saved_tensors
+    if torch.is_grad_enabled():  # these gradients are to be differentiated again
+        return *differentiable(lambda *i: formula(*i, scale=ctx.scale), inputs, (to_latents, to_tokens)), None
+    return *attend_backward(to_latents, to_tokens, *inputs, latents, log_sums, ctx.scale), None
+
+
+attend.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _forward_flops(r_latents: Any, r_tokens: Any, v_latents: Any, v_tokens: Any, *_: Any, **__: Any) -> int:
+    """The similarity and both sums, each once."""
+    batch, heads, count, width = r_tokens
+    return int(2 * batch * heads * count * r_latents[2] * (width + v_latents[-1] + v_tokens[-1]))
+
+
+register_flops(torch.ops.attngraft.bidirectional_attention_lean, _forward_flops)
+register_flops(
+    torch.ops.attngraft.bidirectional_attention_lean_backward,  # two products for each one of the forward
+    lambda to_latents, to_tokens, *operands, **options: 2 * _forward_flops(*operands, **options),
+)
