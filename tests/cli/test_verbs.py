@@ -105,6 +105,12 @@ def test_doctor_looks_into_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     row = next(line for line in fits.splitlines() if "bisa" in line)
     assert "9 of 11" in row
     assert "stages.0.blocks.0.attn to stages.2.blocks.3.attn (9)" in row
+    assert run(["doctor", "--host", "bixt_ti_l64_p16", "--host-arg", "depth=3"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "BiXT: read by bixt" in shown
+    assert "latents_to_tokens, tokens_to_latents" in shown
+    assert "one similarity serves both directions" in shown
+    assert "what attends and is no site" not in shown
     assert run(["doctor", "--host", "shvit_s1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "SHSA: its single head" in shown
