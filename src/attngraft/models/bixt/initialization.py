@@ -20,11 +20,14 @@ Initialization = Literal["jax", "skip"]
 
 
 def initialize_all(model: nn.Module, rule: Initialization) -> None:
-    """Initial values of a model with `latents` and a `head`, in place."""
-    if rule == "skip":
-        nn.init.normal_(model.get_parameter("latents"))
+    """Initial values of a model with `latents` and a `head`, in place; none for one on the meta device."""
+    latents = model.get_parameter("latents")
+    if latents.is_meta:  # PyTorch would take its time over nothing
         return
-    trunc_normal_(model.get_parameter("latents"), std=0.02)
+    if rule == "skip":
+        nn.init.normal_(latents)
+        return
+    trunc_normal_(latents, std=0.02)
     for name, module in model.named_modules():
         initialize(module, name)
 
