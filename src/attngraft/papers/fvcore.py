@@ -75,7 +75,8 @@ def count_as_fvcore(model: nn.Module, *inputs: Any) -> FvcoreCounts:
     with (
         evaluating(model),
         _equations(),
-        torch.enable_grad(),  # where gradients are off, composite operations arrive whole
+        torch.inference_mode(False),  # in which linears and attention would arrive whole
+        torch.no_grad(),
         sdpa_kernel(SDPBackend.MATH),
         FvcoreCounts() as counts,
     ):
