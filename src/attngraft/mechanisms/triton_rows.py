@@ -30,14 +30,18 @@ def operand(tensor: Tensor | None) -> tuple[Any, ...] | None:
 
 
 @triton.jit
-def places_of(operand, batch, head, rows, count, WIDTH: tl.constexpr):
-    """Pointers to rows of an operand, and which of them lie within `count` rows and WIDTH channels.
-
-    There are as many lanes as channels, rounded up to a power of two that tl.dot takes.
-    """
-    lane = tl.arange(0, max(16, triton.next_power_of_2(WIDTH)))[None, :]
+def places_at(operand, batch, head, rows, count, lane, width):
+    """Pointers to these lanes of rows of an operand, and which of them lie within `count` rows and `width` channels."""
     first = operand[0] + batch * operand[1] + head * operand[2]
-    return first + rows[:, None].to(tl.int64) * operand[3] + lane, (rows[:, None] < count) & (lane < WIDTH)
+    places = first + rows[:, None].to(tl.int64) * operand[3] + lane[None, :]
+    return places, (rows[:, None] < count) & (lane[None, :] < width)
+
+
+@triton.jit
+def places_of(operand, batch, head, rows, count, WIDTH: tl.constexpr):
+    """Those of all WIDTH channels: as many lanes, rounded up to a power of two that tl.dot takes."""
+    lane = tl.arange(0, max(16, triton.next_power_of_2(WIDTH)))
+    return places_at(operand, batch, head, rows, count, lane, WIDTH)
 
 
 @triton.jit
