@@ -69,7 +69,7 @@ def convert_checkpoint(
         raise UsageError(f"{out}: is there already; give another name, or --overwrite to replace it")
     checkpoint = read_checkpoint(source, average=average)
     architecture = host or _named(checkpoint)
-    arguments = dict(host_args if host is not None else checkpoint.arguments)
+    arguments = dict(checkpoint.arguments if host is None else host_args or {})
     fitted = None
     if architecture is not None:
         with torch.device("meta"):

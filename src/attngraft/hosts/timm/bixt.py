@@ -39,11 +39,12 @@ class GraftedOneSidedCrossAttention(AttentionSite, OneSidedCrossAttention):
     """`OneSidedCrossAttention`: latents ask, tokens answer. Latents that all images share are one sequence (batch 1)."""
 
     fused_attn = True
+    attn_drop: Any  # a share, where other hosts have a module
 
-    def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
         return self.sentence(self.project(latents, tokens), lambda asking: self.project(asking, tokens))
 
-    def project(self, x: Tensor, tokens: Tensor) -> Projected:  # type: ignore[override]
+    def project(self, x: Tensor, tokens: Tensor) -> Projected:
         batch = tokens.shape[0]
         (q,) = split_parts(self.r_latents(x), 1, self.heads)
         k, v = split_parts(self.rv_patches(tokens), 2, self.heads)
@@ -56,7 +57,7 @@ class GraftedOneSidedCrossAttention(AttentionSite, OneSidedCrossAttention):
             super().offer(self.offers, tensor)
 
     def dropped(self) -> float:
-        return cast(float, self.attn_drop) if self.training else 0.0
+        return float(self.attn_drop) if self.training else 0.0
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
         return F.dropout(weights, self.dropped()) @ projected.v
