@@ -212,6 +212,13 @@ def test_gradient_checkpointing_changes_nothing(name: str, args: dict[str, int])
         torch.testing.assert_close(one.grad, other.grad)
 
 
+@pytest.mark.slow
+@KINDS
+def test_compiled_in_one_graph(name: str, args: dict[str, int]):
+    model = small(name, **args)
+    torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="eager")(IMAGES), model(IMAGES))
+
+
 @KINDS
 def test_every_parameter_is_in_a_layer_group(name: str, args: dict[str, int]):
     model = small(name, **args)
