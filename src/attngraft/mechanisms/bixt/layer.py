@@ -61,23 +61,27 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
 
     def forward(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what each gets from the other: B of both."""
+        for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
+        return (
+            self.proj_drop(self.proj_lat(merge_heads(for_latents))),
+            self.proj_drop(self.proj_pat(merge_heads(for_tokens))),
+        )
+
+    def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """What each gets by head, (B, H, M, d) and (B, H, N, d), before the output projections."""
         r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
         r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
         if self.listened():
             scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
             self.offer("latents_to_tokens", scores.softmax(dim=-1))
             self.offer("tokens_to_latents", scores.transpose(-2, -1).softmax(dim=-1))
-        for_latents, for_tokens = bidirectional_attention(
+        return bidirectional_attention(
             r_latents,
             r_tokens,
             v_latents,
             v_tokens,
             scale=self.scale,
             dropout=self.attn_drop if self.training else 0.0,
-        )
-        return (
-            self.proj_drop(self.proj_lat(merge_heads(for_latents))),
-            self.proj_drop(self.proj_pat(merge_heads(for_tokens))),
         )
 
     def extra_repr(self) -> str:
