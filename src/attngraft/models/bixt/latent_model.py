@@ -1,8 +1,10 @@
 """The frame that BiXT and its baselines share: images in, latents that layers refine, a head; and timm's interface.
 
-tokens  = patch_embed(images) + positions;   latents = a parameter that all images share
-latents, tokens = layer(latents, tokens)     for each layer
-logits  = head(fc_norm(mean of the latents))
+    tokens  = patch_embed(images) + positions;   latents = a parameter that all images share
+    latents, tokens = layer(latents, tokens)     for each layer
+    logits  = head(fc_norm(mean of the latents))
+
+What a layer does is the subclasses' to say: `model.BiXT`, `baselines.Iterative`, `baselines.Sequential`.
 """
 
 from __future__ import annotations
