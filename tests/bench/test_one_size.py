@@ -21,8 +21,8 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits an
 
 
 def a_job(**changes: Any) -> Job:
-    given = {"layer": "bixt", "tokens": 196, "depth": 1, "backward": False, "threads": 1, "repeats": 2}
-    return Job(**{**given, "seconds": 60.0, "memory": None, **changes})
+    given = {"layer": "bixt", "tokens": 196, "depth": 1, "backward": False, "threads": 1}
+    return Job(**{**given, "cpu_time": False, "repeats": 2, "seconds": 60.0, "memory": None, **changes})
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -131,6 +131,13 @@ def test_a_size_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert found.outcome == "measured"
     assert len(found.seconds) == 3
     assert found.memory is not None and found.memory > 196 * WIDTH * 4
+
+
+def test_calls_are_repeated_often_and_long_enough() -> None:
+    for step, calls in ((1.0, 4), (0.01, 18)):  # the clock moves at each look at it
+        times, seconds = (step * count for count in range(1000)), list[float]()
+        one_size._repeat(lambda: None, 4, times.__next__, seconds)
+        assert seconds == pytest.approx([step] * calls)
 
 
 @LINUX

@@ -32,12 +32,13 @@ from attngraft.bench.scaling import (
 from attngraft.errors import ConfigError, UsageError
 
 LAYERS = ["bixt", "vit-explicit"]
-CALL = Call(depth=1, backward=False, threads=2, repeats=3)
+CALL = Call(depth=1, backward=False, cpu_time=False, threads=2, repeats=3)
+SETTING = here()
 LIMITS = Limits(seconds=10.0, memory=None)
 
 
 def a_start(**changes: Any) -> ScalingResult:
-    result = begin("BiXT", LAYERS, setting=here(), call=CALL, limits=LIMITS, bars={"bixt": 1.0})
+    result = begin("BiXT", LAYERS, setting=SETTING, call=CALL, limits=LIMITS, bars={"bixt": 1.0})
     return replace(result, **changes)
 
 
@@ -158,7 +159,7 @@ def test_an_end_holds_for_its_limits(tmp_path: Path) -> None:
 
 def test_curves_that_are_not_asked_for_stay(tmp_path: Path) -> None:
     known, _ = run(a_start())
-    alone = begin("BiXT", ["bixt"], setting=here(), call=CALL, limits=LIMITS, bars={"bixt": 1.0})
+    alone = begin("BiXT", ["bixt"], setting=SETTING, call=CALL, limits=LIMITS, bars={"bixt": 1.0})
     assert [curve.layer for curve in going_on(alone, known, path=tmp_path / "x.json").curves] == LAYERS
 
 
@@ -168,12 +169,20 @@ def test_curves_that_are_not_asked_for_stay(tmp_path: Path) -> None:
         ({"call": replace(CALL, threads=1)}, "threads 2, not 1"),
         ({"call": replace(CALL, backward=True)}, "backward False, not True"),
         ({"title": "Another"}, "title BiXT, not Another"),
-        ({"environment": {"device_name": "abacus", "packages": here().environment["packages"]}}, "not abacus"),
+        ({"environment": {**SETTING.environment, "device_name": "abacus"}}, "not abacus"),
+        ({"environment": {**SETTING.environment, "commit": "0123"}}, "not 0123"),
+        ({"environment": {**SETTING.environment, "packages": {"torch": "0.1"}}}, "not 0.1"),
     ],
 )
 def test_other_measurements_are_not_joined(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"x.json holds measurements with .*{message}: give another --out"):
         going_on(a_start(**changes), a_start(), path=tmp_path / "x.json")
+
+
+def test_changes_of_a_checkout_do_not_hinder_going_on(tmp_path: Path) -> None:
+    """The file itself, tracked, makes one."""
+    clean, changed = (a_start(environment={**SETTING.environment, "commit": f"0123{sign}"}) for sign in ("", "+"))
+    assert going_on(changed, clean, path=tmp_path / "x.json").environment["commit"] == "0123+"
 
 
 def test_who_interrupts_keeps_what_was_measured() -> None:
@@ -192,7 +201,7 @@ def test_who_interrupts_keeps_what_was_measured() -> None:
 def test_unknown_layers_and_damaged_files_are_refused(tmp_path: Path) -> None:
     for layers in (["bixt", "mamba"], []):
         with pytest.raises(UsageError, match="layers are some of bixt, vit, vit-explicit"):
-            begin("BiXT", layers, setting=here(), call=CALL, limits=LIMITS, bars={})
+            begin("BiXT", layers, setting=SETTING, call=CALL, limits=LIMITS, bars={})
     path = tmp_path / "bixt.json"
     path.write_text("{")
     with pytest.raises(ConfigError, match=r"bixt\.json: not a scaling result"):

@@ -23,6 +23,12 @@ def linear(job: Job) -> Reading:
     return Reading(outcome="measured", seconds=(1e-6 * job.tokens,), memory=100 * job.tokens)
 
 
+@pytest.fixture(autouse=True)
+def _one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever becomes of the checkout meanwhile."""
+    monkeypatch.setattr("attngraft.environment._commit", lambda: None)
+
+
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """What is measured, without processes."""
@@ -55,15 +61,18 @@ def test_it_measures_writes_and_goes_on(jobs: list[Job], tmp_path: Path, capsys:
     assert [(job.layer, job.tokens) for job in jobs] == [("bixt", 784), ("vit", 784)]
     assert result == json.loads(out.read_text())
     assert [point["tokens"] for point in result["curves"][0]["points"]] == [196, 784, 3136, 12544, 50176]
-    assert result["call"] == {"depth": 1, "backward": False, "threads": 1, "repeats": 5}
+    assert result["call"] == {"depth": 1, "backward": False, "cpu_time": False, "threads": 1, "repeats": 5}
     assert result["environment"]["threads"] == 1
     assert run([*arguments, "--backward"]) == 2
     assert "backward False, not True: give another --out" in capsys.readouterr().err
 
 
 def test_alone_and_deeper(jobs: list[Job], tmp_path: Path) -> None:
-    assert run(["bench", "bixt", "--out", str(tmp_path / "x.json"), SIZES, "--against=none", "--depth=3"]) == 0
-    assert {(job.layer, job.depth) for job in jobs} == {("bixt", 3)}
+    assert (
+        run(["bench", "bixt", "--out", str(tmp_path / "x.json"), SIZES, "--against=none", "--depth=3", "--cpu-time"])
+        == 0
+    )
+    assert {(job.layer, job.depth, job.cpu_time) for job in jobs} == {("bixt", 3, True)}
 
 
 def test_an_exponent_beyond_its_bar_is_exit_code_1(

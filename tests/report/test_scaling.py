@@ -26,7 +26,7 @@ def a_result(*curves: Curve) -> ScalingResult:
         command="attngraft bench bixt",
         environment=here().environment,
         load=[0.5],
-        call=Call(depth=1, backward=False, threads=1, repeats=3),
+        call=Call(depth=1, backward=False, cpu_time=True, threads=1, repeats=3),
         limits=Limits(seconds=10.0, memory=2_000_000_000),
         curves=curves,
         bars={"bixt": 1.0},
@@ -51,7 +51,7 @@ def test_the_table_says_where_and_why_curves_end() -> None:
     assert rows["3,136"].count("ms") == 1
     shown = "\n".join(lines)
     assert "[BiXT] forward" in shown and "[vit] layer" in shown
-    assert "1 thread, load 0.5, torch" in shown and "limits 10 s and 2 GB" in shown
+    assert "1 thread, load 0.5, torch" in shown and "CPU seconds, limits 10 s and 2 GB" in shown
 
 
 def test_exponents_in_words() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 _PROCESS = Path("/proc/self")
 
 
-def growth(work: Callable[[], object]) -> tuple[int | None, float]:
-    """By how many bytes the resident memory grew to its peak in `work`, and its seconds.
+def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> tuple[int | None, float]:
+    """By how many bytes the resident memory grew to its peak in `work`, and its seconds by `clock`.
 
     What earlier calls freed the allocator first gives back to the system; it would be used again without being seen. Not
     every allocator does that (glibc's does), and none but Linux forgets an earlier peak: elsewhere measure the first call of
@@ -24,9 +24,9 @@ def growth(work: Callable[[], object]) -> tuple[int | None, float]:
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
         (_PROCESS / "clear_refs").write_text("5")  # Linux counts the peak anew from here
-    before, start = _peak(), time.perf_counter()
+    before, start = _peak(), clock()
     work()
-    seconds, after = time.perf_counter() - start, _peak()
+    seconds, after = clock() - start, _peak()
     return (None if before is None or after is None else after - before), seconds
 
 

@@ -95,6 +95,7 @@ class Call:
 
     depth: int
     backward: bool
+    cpu_time: bool
     threads: int
     repeats: int
 
@@ -150,8 +151,7 @@ def going_on(result: ScalingResult, known: ScalingResult, *, path: Path) -> Scal
     pairs = {
         **{name: (value, getattr(known.call, name)) for name, value in vars(result.call).items()},
         "title": (result.title, known.title),
-        "device": (result.environment.get("device_name"), known.environment.get("device_name")),
-        "torch": tuple(each.environment.get("packages", {}).get("torch") for each in (result, known)),
+        **{name: (wanted, _place(known)[name]) for name, wanted in _place(result).items()},
     }
     for name, (wanted, found) in pairs.items():
         if wanted != found:
@@ -162,6 +162,15 @@ def going_on(result: ScalingResult, known: ScalingResult, *, path: Path) -> Scal
     before = {curve.layer: curve if ends_hold else replace(curve, end=None) for curve in known.curves}
     asked = tuple(before.pop(curve.layer, curve) for curve in result.curves)
     return replace(result, curves=(*asked, *before.values()))
+
+
+def _place(result: ScalingResult) -> dict[str, str]:
+    """Of the environment, where another value makes other times. Whether a checkout had changes (`+`) is not among it: the
+    result's own file, where it is tracked, is a change."""
+    environment = result.environment
+    named = {name: str(environment.get(name)) for name in ("device_name", "attngraft", "commit")}
+    torch = str(environment.get("packages", {}).get("torch"))
+    return {**named, "commit": named["commit"].removesuffix("+"), "torch": torch}
 
 
 def sweep(

@@ -31,6 +31,9 @@ def bixt(
     backward: Annotated[bool, typer.Option("--backward", help="Forward and backward, not forward alone.")] = False,
     depth: Annotated[int, typer.Option(min=1, metavar="N", help="Layers on top of each other.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timed calls of a size, at least.")] = 5,
+    cpu_time: Annotated[
+        bool, typer.Option("--cpu-time", help="Seconds of CPU, for a machine that is busy with other work, too.")
+    ] = False,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: torch's own choice.")
     ] = None,
@@ -77,7 +80,13 @@ def bixt(
         f"BiXT over the number of tokens, {'forward and backward' if backward else 'forward'}",
         layers,
         setting=here(),
-        call=Call(depth=depth, backward=backward, threads=threads or torch.get_num_threads(), repeats=repeats),
+        call=Call(
+            depth=depth,
+            backward=backward,
+            cpu_time=cpu_time,
+            threads=threads or torch.get_num_threads(),
+            repeats=repeats,
+        ),
         limits=Limits(seconds=time_limit, memory=limit),
         bars={"bixt": 1.0},
     )

@@ -69,6 +69,7 @@ def _caption(result: ScalingResult) -> str:
         f"{result.call.threads} thread{'' if result.call.threads == 1 else 's'}",
         f"load {result.load[0]}" if result.load else "",
         f"torch {environment.get('packages', {}).get('torch')}",
+        "CPU seconds" if result.call.cpu_time else "",
         f"limits {result.limits.seconds:g} s"
         + (f" and {memory_text(result.limits.memory)}" if result.limits.memory else ""),
     )
