@@ -71,8 +71,9 @@ def arguments(name: str) -> dict[str, Any]:
         "num_latents": int(found["latents"]),
         "depth": int(found["depth"] or 12),
         "patch_size": int(found["patch"]),
-        "stride": int(found["stride"] or found["patch"]),
     }
+    if found["stride"]:  # else that of the patches, also where a caller gives others
+        said["stride"] = int(found["stride"])
     if found["conv"] or found["kind"] == "cnv":
         said["tokenizer"] = "conv"
     if found["kind"] == "lpi":
