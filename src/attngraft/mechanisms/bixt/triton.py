@@ -14,11 +14,9 @@ import torch
 import triton
 from torch import Tensor
 
-from attngraft.dispatch.flops import register_flops
-from attngraft.dispatch.formula import differentiable, in_autocast_dtype
+from attngraft.dispatch.formula import in_autocast_dtype
 from attngraft.mechanisms.bixt import triton_kernels as kernels
-from attngraft.mechanisms.bixt.formula import formula
-from attngraft.mechanisms.layout import room
+from attngraft.mechanisms.bixt.derivatives import empty_gradients, empty_outputs, register
 from attngraft.mechanisms.triton_rows import operand
 
 #: programs that fill a large GPU: the tokens are cut into parts until there are so many
@@ -86,7 +84,7 @@ def attend(
     r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Latents, tokens, and in float32 the log-sum-exp of the latents (B, H, M)."""
-    latents, tokens, lse = _empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
+    latents, tokens, lse = empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
     if not (lse.numel() and r_tokens.shape[2]):  # a sum of nothing
         return latents.zero_(), tokens.zero_(), lse.zero_()
     launch = _launch(r_latents, r_tokens, v_latents, v_tokens)
@@ -103,21 +101,6 @@ def attend(
     return latents, tokens, lse
 
 
-def _empty_outputs(
-    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    latents = r_latents.expand(len(r_tokens), -1, -1, -1)
-    lse = latents.new_empty(latents.shape[:3], dtype=torch.float32)
-    return room(latents, v_tokens), room(r_tokens, v_latents), lse
-
-
-@attend.register_fake
-def _(
-    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
-
-
 @torch.library.custom_op("attngraft::bidirectional_attention_backward", mutates_args=())
 def attend_backward(
     dlatents: Tensor,
@@ -131,7 +114,7 @@ def attend_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of r_latents, r_tokens, v_latents and v_tokens."""
-    gradients = _empty_gradients(r_latents, r_tokens, v_latents, v_tokens)
+    gradients = empty_gradients(r_latents, r_tokens, v_latents, v_tokens)
     dr_latents, dr_tokens, dv_latents, dv_tokens = gradients
     if not (lse.numel() and r_tokens.shape[2]):
         return dr_latents.zero_(), dr_tokens.zero_(), dv_latents.zero_(), dv_tokens.zero_()
@@ -151,53 +134,7 @@ def attend_backward(
     return gradients
 
 
-def _empty_gradients(*operands: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r_latents, r_tokens, v_latents, v_tokens = (room(tensor, tensor) for tensor in operands)
-    return r_latents, r_tokens, v_latents, v_tokens
-
-
-@attend_backward.register_fake
-def _(
-    dlatents: Tensor,
-    dtokens: Tensor,
-    r_latents: Tensor,
-    r_tokens: Tensor,
-    v_latents: Tensor,
-    v_tokens: Tensor,
-    latents: Tensor,
-    lse: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(r_latents, r_tokens, v_latents, v_tokens)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.scale = inputs
-    latents, _, lse = output
-    ctx.save_for_backward(*tensors, latents, lse)
-
-
-def _backward(ctx: Any, dlatents: Tensor, dtokens: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    *inputs, latents, lse = ctx.saved_tensors
-    if torch.is_grad_enabled():  # these gradients are to be differentiated again
-        return *differentiable(lambda *i: formula(*i, scale=ctx.scale), inputs, (dlatents, dtokens)), None
-    return *attend_backward(dlatents, dtokens, *inputs, latents, lse, ctx.scale), None
-
-
-attend.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _forward_flops(r_latents: Any, r_tokens: Any, v_latents: Any, v_tokens: Any, *_: Any, **__: Any) -> int:
-    """The similarity and both sums, each once."""
-    batch, heads, tokens, width = r_tokens
-    return int(2 * batch * heads * r_latents[2] * tokens * (width + v_latents[-1] + v_tokens[-1]))
-
-
-register_flops(torch.ops.attngraft.bidirectional_attention, _forward_flops)
-register_flops(
-    torch.ops.attngraft.bidirectional_attention_backward,  # two products for each one of the forward
-    lambda dlatents, dtokens, *operands, **options: 2 * _forward_flops(*operands, **options),
-)
+register("bidirectional_attention", attend, attend_backward)
 
 
 def bidirectional_attention(
