@@ -14,6 +14,7 @@ import attngraft.models  # registers the models
 from attngraft.hosts import find_host
 from attngraft.mechanisms.bixt.layer import split_parts
 from tests.contract.stirring import stir
+from tests.contract.test_compile_export import check_compile, check_export, grafted
 from tests.contract.tester import ONE_PER_STAGE, HostContract, assert_same_host, snapshot
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
@@ -222,3 +223,14 @@ def test_a_feature_getter_takes_grafts() -> None:
     (after,) = model(images)
     assert after.shape == (2, 24, 2, 4)
     assert not torch.equal(after, before[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contract", [TestBixt, TestSequential, TestIterative])
+def test_it_exports(contract: type[HostContract]) -> None:
+    check_export(grafted(contract, f"bisa@{contract.where['bisa']} + vertical + cb(at=both)"))
+
+
+@pytest.mark.slow
+def test_it_compiles() -> None:
+    check_compile(grafted(TestBixt, "horizontal + cb_s(init=0.5)"))
