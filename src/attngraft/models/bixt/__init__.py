@@ -9,10 +9,12 @@
 | model.py | the network |
 | baselines.py | what the paper compares it with |
 | registration.py | all of these by name |
+| official.py | the authors' weights |
 """
 
 from attngraft.models.bixt import registration
 from attngraft.models.bixt.baselines import Iterative, Sequential
 from attngraft.models.bixt.model import BiXT
+from attngraft.models.bixt.official import load_official
 
-__all__ = ["BiXT", "Iterative", "Sequential", "registration"]
+__all__ = ["BiXT", "Iterative", "Sequential", "load_official", "registration"]
