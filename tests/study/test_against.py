@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from attngraft.study import compare, load_result, prepare, read_study, report_on
 from attngraft.study.cost import COST_FILE, load_costs, measure_costs, save_costs
 from attngraft.study.estimate import measure_paces
 from attngraft.study.host import entry_against
-from attngraft.study.schedule import check_variants
+from attngraft.study.schedule import check_variants, plan_runs
 from attngraft.study.variants import read_variants
 from attngraft.study.workbench import load_material
 from attngraft.training.config import dump_yaml
@@ -206,6 +207,11 @@ def test_a_study_grows_by_a_host_and_goes_on(tmp_path: Path) -> None:
     compare(again, tools=tools(rest))
     assert rest.calls == [("horizontal", 0), ("none", 1), ("horizontal", 1)]
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_runs_of_other_hosts_can_be_sent_to_other_processes(tmp_path: Path) -> None:
+    runs = plan_runs(study(tmp_path, grafts=GRAFTS))
+    assert pickle.loads(pickle.dumps(runs)) == runs
 
 
 def test_without_a_run_of_the_baseline_the_report_shows_the_studys_host(tmp_path: Path) -> None:
