@@ -86,7 +86,7 @@ def test_what_a_name_makes(name: str) -> None:
     assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
     size, config = model.pretrained_cfg["input_size"][1], arguments(name)
     assert size == (384 if "ft384" in name else 224)
-    assert model.grid_size == (size // config["stride"],) * 2
+    assert model.grid_size == (size // config.get("stride", config["patch_size"]),) * 2
     heads = {"h3": 3, "h6": 6}.get(name.split("_")[2], model.embed_dim // 32)
     assert model.blocks[0].cross_attention_latents_token.attn.heads == heads
     assert model.blocks[0].self_attention_latents.attn.num_heads == heads
@@ -113,6 +113,11 @@ def test_the_aliases_are_the_same_models() -> None:
 def test_a_name_of_another_kind() -> None:
     with pytest.raises(ValueError, match="does not name a BiXT"):
         arguments("bixt_huge")
+
+
+def test_a_stride_follows_other_patches() -> None:
+    assert made("bixt_ti_l64_p16", patch_size=32, depth=1).grid_size == (7, 7)
+    assert made("bixt_ti_l64_p16s8", patch_size=32, depth=1).grid_size == (28, 28)
 
 
 def test_arguments_take_precedence() -> None:
