@@ -12,10 +12,15 @@ Source: "Perceiving Longer Sequences With Bi-Directional Cross-Attention Transfo
 | file | what |
 |---|---|
 | reference.py | the equation |
-| eager.py | lean PyTorch |
-| ops.py | the public operation and its backends |
+| formula.py | the equation as plain operations, softmaxes in float32; the tokens' projections around it |
+| eager.py, pieces.py | lean PyTorch: tokens piece by piece, no map of all of them |
+| folded.py | lean PyTorch: the tokens' projections folded into the latents |
+| triton.py, triton_kernels.py | the GPU: one sweep over the tokens, forward and backward |
+| derivatives.py | what custom operations with a written-out backward share |
+| ops.py | the public operations and their backends |
+| layer.py | the whole layers, bi-directional and one-sided |
 """
 
-from attngraft.mechanisms.bixt.ops import bidirectional_attention
+from attngraft.mechanisms.bixt.ops import bidirectional_attention, projected_attention
 
-__all__ = ["bidirectional_attention"]
+__all__ = ["bidirectional_attention", "projected_attention"]

@@ -3,6 +3,8 @@
 The tokens of an image come piece by piece (pieces.py); the backward makes the scores of a piece once more. Half precision
 is worked on in float32. Where the maps are so small that to keep them costs nothing, plain operations run; they are faster
 there. With dropout the equation itself runs: what is dropped is kept for the backward, and is as large as the maps.
+
+With the projections of the tokens in the operation, these are folded into the latents (folded.py).
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from torch import Tensor
 
 from attngraft.dispatch.flops import register_flops
 from attngraft.dispatch.formula import accurate, differentiable, formula_wanted, in_autocast_dtype
-from attngraft.mechanisms.bixt import reference
-from attngraft.mechanisms.bixt.formula import formula
+from attngraft.mechanisms.bixt import folded, reference
+from attngraft.mechanisms.bixt.formula import formula, projected
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 from attngraft.mechanisms.layout import room
 
 #: numbers in one direction's maps together up to which plain operations keep them
 SMALL = 2**20
+#: tokens of an image from which on it pays to fold their projections
+FEWEST_TOKENS = 512
 
 
 def bidirectional_attention(
@@ -38,8 +42,35 @@ def bidirectional_attention(
     operands = in_autocast_dtype(r_latents, r_tokens, v_latents, v_tokens)
     if plain_wanted(*operands) or r_tokens.shape[:3].numel() * r_latents.shape[2] <= SMALL:
         return formula(*operands, scale=scale)
-    latents, tokens, _ = attend(*(tensor.to(accurate(tensor)) for tensor in operands), float(scale))
+    with torch.autocast(r_tokens.device.type, enabled=False):
+        latents, tokens, _ = attend(*(tensor.to(accurate(tensor)) for tensor in operands), float(scale))
     return latents.to(operands[3].dtype), tokens.to(operands[2].dtype)
+
+
+def projected_attention(
+    r_latents: Tensor,
+    v_latents: Tensor,
+    tokens: Tensor,
+    in_weight: Tensor,
+    in_bias: Tensor | None,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    *,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Latents (B, H, M, d) and tokens (B, N, c')."""
+    operands = (r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias)
+    if tokens.shape[1] < FEWEST_TOKENS or not r_latents.numel() or plain_wanted(*operands) or _mixed(operands):
+        return projected(*operands, attention=bidirectional_attention, scale=scale)
+    latents, out, *_ = folded.attend(*operands, float(scale))
+    return latents, out
+
+
+def _mixed(operands: tuple[Tensor | None, ...]) -> bool:
+    """Whether the operands are not all of one dtype that is accurate, or autocast is about to change it."""
+    given = [tensor.dtype for tensor in operands if tensor is not None]
+    cast = [tensor.dtype for tensor in in_autocast_dtype(*operands) if tensor is not None]
+    return set(given + cast) not in ({torch.float32}, {torch.float64})
 
 
 def plain_wanted(*tensors: Tensor | None) -> bool:
@@ -57,7 +88,7 @@ def attend(
     if not steps:  # sums of nothing
         return latents.zero_(), tokens.zero_(), log_sums.zero_()
     for image in range(len(r_tokens)):
-        walk = Forward(_of(r_latents, image) * scale, _of(v_latents, image), buffers)
+        walk = Forward(of_image(r_latents, image) * scale, of_image(v_latents, image), buffers)
         for step in steps:
             walk.step(r_tokens[image, :, step], v_tokens[image, :, step], out=tokens[image, :, step])
         latents[image], log_sums[image] = walk.latents()
@@ -80,7 +111,7 @@ def _pieces(tiles: int, r_tokens: Tensor, log_sums: Tensor) -> tuple[list[slice]
     return steps, Buffers(tiles, (heads, steps[0].stop, count), log_sums)
 
 
-def _of(latents: Tensor, image: int) -> Tensor:
+def of_image(latents: Tensor, image: int) -> Tensor:
     """An image's, or those that all share."""
     return latents[image if len(latents) > 1 else 0]
 
@@ -113,20 +144,21 @@ def attend_backward(
         to_r.zero_()
         to_v.zero_()
         return found
-    for image in range(len(r_tokens)):
-        walk = Backward(
-            _of(r_latents, image) * scale,
-            _of(v_latents, image),
-            to_latents=to_latents[image],
-            latents=latents[image],
-            log_sums=log_sums[image],
-            buffers=buffers,
-        )
-        for step in steps:
-            piece = (tensor[image, :, step] for tensor in (r_tokens, v_tokens, to_tokens))
-            walk.step(*piece, out=(to_r[image, :, step], to_v[image, :, step]))
-        _of(to_r_latents, image).add_(walk.to_r, alpha=scale)
-        _of(to_v_latents, image).add_(walk.to_v)
+    with torch.autocast(r_tokens.device.type, enabled=False):
+        for image in range(len(r_tokens)):
+            walk = Backward(
+                of_image(r_latents, image) * scale,
+                of_image(v_latents, image),
+                to_latents=to_latents[image],
+                latents=latents[image],
+                log_sums=log_sums[image],
+                buffers=buffers,
+            )
+            for step in steps:
+                piece = (tensor[image, :, step] for tensor in (r_tokens, v_tokens, to_tokens))
+                walk.step(*piece, to_r=to_r[image, :, step], to_v=to_v[image, :, step])
+            of_image(to_r_latents, image).add_(walk.to_r, alpha=scale)
+            of_image(to_v_latents, image).add_(walk.to_v)
     return found
 
 

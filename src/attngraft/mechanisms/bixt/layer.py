@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from attngraft.anatomy.tap import TapPoint
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bixt.ops import bidirectional_attention
+from attngraft.mechanisms.bixt.ops import bidirectional_attention, projected_attention
 
 
 class BidirectionalCrossAttention(TapPoint, nn.Module):
@@ -61,11 +61,23 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
 
     def forward(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what each gets from the other: B of both."""
+        dropout = self.attn_drop if self.training else 0.0
+        if not dropout and not self.listened() and is_plain(self.rv_patches) and is_plain(self.proj_pat):
+            return self.attend_projected(latents, tokens)
         for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
         return (
             self.proj_drop(self.proj_lat(merge_heads(for_latents))),
             self.proj_drop(self.proj_pat(merge_heads(for_tokens))),
         )
+
+    def attend_projected(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` with the tokens' projections in the operation."""
+        r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
+        into, out = self.rv_patches, self.proj_pat
+        for_latents, tokens = projected_attention(
+            r_latents, v_latents, tokens, into.weight, into.bias, out.weight, out.bias, scale=self.scale
+        )
+        return self.proj_drop(self.proj_lat(merge_heads(for_latents))), self.proj_drop(tokens)
 
     def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What each gets by head, (B, H, M, d) and (B, H, N, d), before the output projections."""
@@ -155,6 +167,12 @@ def head_width(dim: int, heads: int) -> int:
     if dim % heads:
         raise UsageError(f"{heads} heads do not divide the attention's width {dim}; give another number or width")
     return dim // heads
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether to call `linear` is to multiply by its weight and add its bias, and nobody looks on: then others may do it."""
+    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
+    return type(linear) is nn.Linear and "forward" not in vars(linear) and not any(hooks)
 
 
 def split_parts(projected: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

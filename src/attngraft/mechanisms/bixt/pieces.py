@@ -40,21 +40,28 @@ class Buffers:
 class Forward:
     """What the latents of an image gather from tokens that come piece by piece.
 
+    Letters: n matrices, each with the latents of all heads that share tokens: L = heads * M columns. A head a matrix is
+    n = H and heads = 1; tokens that all heads share are n = 1 and heads = H.
+
     Args:
-        r_latents: scale times the references (H, M, d). v_latents: (H, M, dl).
+        r_latents: scale times the references (n, L, d). v_latents: (n, L, dl).
         buffers: two tiles.
+        heads: that share tokens. shift: added to the scores of all tokens (n, 1, L).
     """
 
-    def __init__(self, r_latents: Tensor, v_latents: Tensor, buffers: Buffers) -> None:
+    def __init__(
+        self, r_latents: Tensor, v_latents: Tensor, buffers: Buffers, *, heads: int = 1, shift: Tensor | None = None
+    ) -> None:
         self._r, self._v, self._buffers = r_latents, v_latents, buffers
-        self._largest: Any = None  # (H, 1, M) of the scores so far
-        self._sums: Any = None  # of exp(A - largest), (H, 1, M)
-        self._gathered: Any = None  # of exp(A - largest) times the values, (H, M, dt)
+        self._heads, self._shift = heads, shift
+        self._largest: Any = None  # (n, 1, L) of the scores so far
+        self._sums: Any = None  # of exp(A - largest), (n, 1, L)
+        self._gathered: Any = None  # of exp(A - largest) times the values, (n, L, dt)
 
-    def step(self, r_tokens: Tensor, v_tokens: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """Take in references (H, P, d) and values (H, P, dt) of some tokens; returns what these get (H, P, dl)."""
+    def step(self, r_tokens: Tensor, v_tokens: Tensor, *, out: Tensor) -> None:
+        """Take in references (n, P, d) and values (n, P, dt) of some tokens; what these get (n, P, dl) goes to `out`."""
         scores, weights = self._buffers.tiles(*r_tokens.shape[:2], self._r.shape[1])
-        torch.bmm(r_tokens, self._r.mT, out=scores)
+        _similarity(r_tokens, self._r, self._shift, scores)
         largest, before = scores.amax(-2, keepdim=True), self._largest
         self._largest = largest if before is None else torch.maximum(largest, before)
         torch.sub(scores, self._largest, out=weights).exp_()
@@ -65,10 +72,12 @@ class Forward:
             shrunk = before.sub_(self._largest).exp_()
             self._sums.mul_(shrunk).add_(sums)
             _gather(self._gathered.mul_(shrunk.mT), weights.mT, v_tokens)
-        return torch.bmm(torch.softmax(scores, -1, out=scores), self._v, out=out)
+        by_head = _by_head(scores, self._heads)
+        torch.softmax(by_head, -1, out=by_head)
+        torch.bmm(scores, self._v, out=out)
 
     def latents(self) -> tuple[Tensor, Tensor]:
-        """What the latents get (H, M, dt), and log sum over tokens of exp(A) (H, M); after the last piece."""
+        """What the latents get (n, L, dt), and log sum over tokens of exp(A) (n, L); after the last piece."""
         return self._gathered.div_(self._sums.mT), self._sums.log_().add_(self._largest).squeeze(-2)
 
 
@@ -76,9 +85,12 @@ class Backward:
     """Gradients, from scores made once more.
 
     Args:
-        r_latents, v_latents: as of `Forward`.
-        to_latents: gradient (H, M, dt). latents, log_sums: what `Forward.latents` returned.
+        r_latents, v_latents, heads, shift: as of `Forward`.
+        to_latents: gradient (n, L, dt). latents, log_sums: what `Forward.latents` returned.
         buffers: three tiles.
+
+    Attributes:
+        to_r, to_v, to_shift: gradients of the latents' operands, complete after the last piece.
     """
 
     def __init__(
@@ -90,37 +102,54 @@ class Backward:
         latents: Tensor,
         log_sums: Tensor,
         buffers: Buffers,
+        heads: int = 1,
+        shift: Tensor | None = None,
     ) -> None:
         self._r, self._v, self._buffers = r_latents, v_latents, buffers
+        self._heads, self._shift = heads, shift
         self._to_latents, self._log_sums = to_latents, log_sums.unsqueeze(-2)
-        self._shift = (to_latents * latents).sum(-1).unsqueeze(-2)
-        self.to_r, self.to_v = (
-            torch.zeros_like(r_latents),
-            torch.zeros_like(v_latents),
-        )  #: complete after the last piece
+        self._mean = (to_latents * latents).sum(-1).unsqueeze(-2)
+        self.to_r, self.to_v = torch.zeros_like(r_latents), torch.zeros_like(v_latents)
+        self.to_shift = None if shift is None else torch.zeros_like(shift)
 
-    def step(
-        self,
-        r_tokens: Tensor,
-        v_tokens: Tensor,
-        to_tokens: Tensor,
-        *,
-        out: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> tuple[Tensor, Tensor]:
-        """From the gradient (H, P, dl) of what the tokens of a piece got, those of their references and values."""
+    def step(self, r_tokens: Tensor, v_tokens: Tensor, to_tokens: Tensor, *, to_r: Tensor, to_v: Tensor) -> None:
+        """From the gradient (n, P, dl) of what the tokens of a piece got, those of their references and values.
+
+        Where `to_r` and `to_v` are one tensor, it receives their sum.
+        """
         scores, weights, third = self._buffers.tiles(*r_tokens.shape[:2], self._r.shape[1])
-        torch.bmm(r_tokens, self._r.mT, out=scores)
+        _similarity(r_tokens, self._r, self._shift, scores)
         torch.sub(scores, self._log_sums, out=weights).exp_()
-        to_v = torch.bmm(weights, self._to_latents, out=out[1])
-        to_scores = torch.bmm(v_tokens, self._to_latents.mT, out=third).sub_(self._shift).mul_(weights)
-        torch.softmax(scores, -1, out=scores)
+        torch.bmm(weights, self._to_latents, out=to_v)
+        to_scores = torch.bmm(v_tokens, self._to_latents.mT, out=third).sub_(self._mean).mul_(weights)
+        by_head = _by_head(scores, self._heads)
+        torch.softmax(by_head, -1, out=by_head)
         _gather(self.to_v, scores.mT, to_tokens)
-        to_scores.add_(through_softmax(torch.bmm(to_tokens, self._v.mT, out=weights), scores))
+        torch.bmm(to_tokens, self._v.mT, out=weights)
+        to_scores.add_(_through_softmax(_by_head(weights, self._heads), by_head).view(to_scores.shape))
         _gather(self.to_r, to_scores.mT, r_tokens)
-        return torch.bmm(to_scores, self._r, out=out[0]), to_v
+        if self.to_shift is not None:
+            self.to_shift.add_(to_scores.sum(-2, keepdim=True))
+        if to_r is to_v:
+            _gather(to_r, to_scores, self._r)
+        else:
+            torch.bmm(to_scores, self._r, out=to_r)
 
 
-def through_softmax(gradient: Tensor, weights: Tensor) -> Tensor:
+def _similarity(r_tokens: Tensor, r_latents: Tensor, shift: Tensor | None, out: Tensor) -> None:
+    """The scores (n, P, L) to `out`."""
+    if shift is None:
+        torch.bmm(r_tokens, r_latents.mT, out=out)
+    else:
+        torch.baddbmm(shift, r_tokens, r_latents.mT, out=out)
+
+
+def _by_head(tile: Tensor, heads: int) -> Tensor:
+    """(n, P, heads * M) as (n, P, heads, M)."""
+    return tile.unflatten(-1, (heads, -1))
+
+
+def _through_softmax(gradient: Tensor, weights: Tensor) -> Tensor:
     """The gradient of a softmax's input along the last axis, in place of that of its output `weights`."""
     return cast(
         Tensor,
