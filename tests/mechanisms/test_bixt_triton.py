@@ -260,6 +260,13 @@ def test_the_kernels_in_the_interpreter_at_length() -> None:
 
 
 @outside
+@installed
+@pytest.mark.slow
+def test_the_kernels_keep_what_every_op_promises() -> None:
+    run_inside(Path(__file__).with_name("test_bixt_ops.py"), "not slow", "-k", "TestBidirectionalShared")
+
+
+@outside
 def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(*operands: Tensor, dropout: float = 0.0) -> str:
         explained = ops.BIDIRECTIONAL_ATTENTION.explain(*operands, scale=1.0, dropout=dropout)
