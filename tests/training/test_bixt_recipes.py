@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from attngraft.tasks.classification.losses import training_loss
@@ -185,5 +186,5 @@ def test_fine_tuning_starts_from_a_smaller_grid(tmp_path: Path) -> None:
     assert start.whole
     torch.testing.assert_close(model.get_parameter("latents"), small.get_parameter("latents").float())
     assert model(torch.randn(1, 3, 48, 48)).shape == (1, 3)
-    rates = [module.drop_prob for module in model.modules() if hasattr(module, "drop_prob")]
+    rates = [module.drop_prob or 0.0 for module in model.modules() if isinstance(module, DropPath)]
     assert max(rates) == pytest.approx(0.05)
