@@ -9,17 +9,14 @@ With the projections of the tokens in the operation, these are folded into the l
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.flops import register_flops
-from attngraft.dispatch.formula import accurate, differentiable, formula_wanted, in_autocast_dtype
+from attngraft.dispatch.formula import accurate, formula_wanted, in_autocast_dtype
 from attngraft.mechanisms.bixt import folded, reference
+from attngraft.mechanisms.bixt.derivatives import empty_gradients, empty_outputs, register
 from attngraft.mechanisms.bixt.formula import formula, projected
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
-from attngraft.mechanisms.layout import room
 
 #: numbers in one direction's maps together up to which plain operations keep them
 SMALL = 2**20
@@ -83,7 +80,7 @@ def attend(
     r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Latents, tokens, and log sum over tokens of exp(A) (B, H, M); all of one dtype, float32 or float64."""
-    latents, tokens, log_sums = _empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
+    latents, tokens, log_sums = empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
     steps, buffers = _pieces(2, r_tokens, log_sums)
     if not steps:  # sums of nothing
         return latents.zero_(), tokens.zero_(), log_sums.zero_()
@@ -93,13 +90,6 @@ def attend(
             walk.step(r_tokens[image, :, step], v_tokens[image, :, step], out=tokens[image, :, step])
         latents[image], log_sums[image] = walk.latents()
     return latents, tokens, log_sums
-
-
-def _empty_outputs(
-    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    latents = r_latents.expand(len(r_tokens), -1, -1, -1)
-    return room(latents, v_tokens), room(r_tokens, v_latents), r_latents.new_empty(latents.shape[:3])
 
 
 def _pieces(tiles: int, r_tokens: Tensor, log_sums: Tensor) -> tuple[list[slice], Buffers]:
@@ -116,13 +106,6 @@ def of_image(latents: Tensor, image: int) -> Tensor:
     return latents[image if len(latents) > 1 else 0]
 
 
-@attend.register_fake
-def _(
-    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
-
-
 @torch.library.custom_op("attngraft::bidirectional_attention_lean_backward", mutates_args=())
 def attend_backward(
     to_latents: Tensor,
@@ -136,7 +119,7 @@ def attend_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of r_latents, r_tokens, v_latents and v_tokens."""
-    found = to_r_latents, to_r, to_v_latents, to_v = _empty_gradients(r_latents, r_tokens, v_latents, v_tokens)
+    found = to_r_latents, to_r, to_v_latents, to_v = empty_gradients(r_latents, r_tokens, v_latents, v_tokens)
     to_r_latents.zero_()
     to_v_latents.zero_()
     steps, buffers = _pieces(3, r_tokens, log_sums)
@@ -162,40 +145,4 @@ def attend_backward(
     return found
 
 
-def _empty_gradients(*operands: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r_latents, r_tokens, v_latents, v_tokens = (room(tensor, tensor) for tensor in operands)
-    return r_latents, r_tokens, v_latents, v_tokens
-
-
-@attend_backward.register_fake
-def _(to_latents: Tensor, to_tokens: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(*rest[:4])
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.scale = inputs
-    latents, _, log_sums = output
-    ctx.save_for_backward(*tensors, latents, log_sums)
-
-
-def _backward(ctx: Any, to_latents: Tensor, to_tokens: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    *inputs, latents, log_sums = ctx.saved_tensors
-    if torch.is_grad_enabled():  # these gradients are to be differentiated again
-        return *differentiable(lambda *i: formula(*i, scale=ctx.scale), inputs, (to_latents, to_tokens)), None
-    return *attend_backward(to_latents, to_tokens, *inputs, latents, log_sums, ctx.scale), None
-
-
-attend.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _forward_flops(r_latents: Any, r_tokens: Any, v_latents: Any, v_tokens: Any, *_: Any, **__: Any) -> int:
-    """The similarity and both sums, each once."""
-    batch, heads, count, width = r_tokens
-    return int(2 * batch * heads * count * r_latents[2] * (width + v_latents[-1] + v_tokens[-1]))
-
-
-register_flops(torch.ops.attngraft.bidirectional_attention_lean, _forward_flops)
-register_flops(
-    torch.ops.attngraft.bidirectional_attention_lean_backward,  # two products for each one of the forward
-    lambda to_latents, to_tokens, *operands, **options: 2 * _forward_flops(*operands, **options),
-)
+register("bidirectional_attention_lean", attend, attend_backward)
