@@ -110,7 +110,7 @@ class Backward:
         self._to_latents, self._log_sums = to_latents, log_sums.unsqueeze(-2)
         self._mean = (to_latents * latents).sum(-1).unsqueeze(-2)
         self.to_r, self.to_v = torch.zeros_like(r_latents), torch.zeros_like(v_latents)
-        self.to_shift = None if shift is None else torch.zeros_like(shift)
+        self.to_shift: Any = None if shift is None else torch.zeros_like(shift)
 
     def step(self, r_tokens: Tensor, v_tokens: Tensor, to_tokens: Tensor, *, to_r: Tensor, to_v: Tensor) -> None:
         """From the gradient (n, P, dl) of what the tokens of a piece got, those of their references and values.
