@@ -12,8 +12,25 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from attngraft.training.progress import Silent
+
 _context = multiprocessing.get_context("forkserver")  # a clean process that has imported everything, and forks
 _context.set_forkserver_preload(["tests.training.toys", "attngraft.training.loop", "attngraft.models"])
+
+
+def first_step(folder: Path) -> Path:
+    """A file beside `folder` that a run there makes with its first step. From then on it saves itself when it is to stop."""
+    return folder.with_name(f"{folder.name}-first-step")
+
+
+class FirstStep(Silent):
+    """Tells of it by `first_step`'s file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = first_step(folder)
+
+    def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
+        self._file.touch()
 
 
 def start(recipe: Mapping[str, Any], folder: Path, environment: Mapping[str, str] | None = None) -> BaseProcess:
@@ -76,7 +93,6 @@ def _train(recipe: dict[str, Any], folder: str, environment: dict[str, str]) -> 
     import tests.training.toys  # noqa: F401 -- registers task and hosts
     from attngraft.errors import AttngraftError
     from attngraft.training.loop import train
-    from attngraft.training.progress import Silent
     from attngraft.training.recipe import recipe_from_dict
 
     torch.set_num_threads(1)
@@ -85,7 +101,7 @@ def _train(recipe: dict[str, Any], folder: str, environment: dict[str, str]) -> 
         0.1  # orphans of a killed run leave sooner: the test waits
     )
     try:
-        train(recipe_from_dict(recipe), folder, progress=Silent())
+        train(recipe_from_dict(recipe), folder, progress=FirstStep(Path(folder)))
     except KeyboardInterrupt:
         sys.exit(130)
     except AttngraftError as error:

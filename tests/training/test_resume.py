@@ -17,7 +17,7 @@ from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import recipe_from_dict, recipe_to_dict
 from attngraft.training.stopping import Interrupted
-from tests.training.processes import finish, start
+from tests.training.processes import finish, first_step, start
 from tests.training.toys import ToySplit, assert_same_outcome, final_state, metric_rows, toy_recipe
 
 
@@ -56,8 +56,7 @@ def test_killed_at_random_moments(undisturbed: Path, tmp_path: Path, workers: in
 def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: int) -> None:
     recipe = disturbed_recipe(0, save_every=None)
     process = start(recipe, tmp_path)
-    _wait_for(tmp_path / "recipe.yaml")
-    time.sleep(0.1)
+    _wait_for(first_step(tmp_path))
     os.kill(process.pid, number)
     assert finish(process) == 130
     stopped = final_state(tmp_path)["counters"]

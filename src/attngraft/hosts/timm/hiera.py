@@ -46,6 +46,8 @@ class GraftedMaskUnitAttention(OwnWindows, Undropped, MaskUnitAttention):
         if self.q_stride > 1:
             q = q.unflatten(2, (self.q_stride, -1)).amax(dim=2)
             queries = keys.unflatten(1, (self.q_stride, -1)).amax(dim=1)
+        if self.use_mask_unit_attn:
+            k = k.mT.contiguous().mT  # as the host's product copies its own, whose units lie apart: the order rounds
         return Projected(q, k, v, queries, keys=keys, rest=units)
 
     def kernel(self, projected: Projected) -> Tensor:

@@ -46,7 +46,7 @@ from attngraft.hosts.adapter import (
 from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import global_site, mlp_site
-from attngraft.hosts.timm.maps import MapMlpSite, map_of, tokens_of
+from attngraft.hosts.timm.maps import MapMlpSite, in_order_of, map_of, tokens_of
 
 _ACTIVATIONS = ("hard_swish", "silu", "gelu", "relu", "relu6", "leaky_relu", "elu", "mish", "tanh", "sigmoid")
 
@@ -67,7 +67,7 @@ class LevitSite(AttentionSite):
     def forward(self, x: Tensor) -> Tensor:
         if not self.use_conv:
             return super().forward(x)
-        return map_of(super().forward(tokens_of(x)), self.query_grid())
+        return in_order_of(map_of(super().forward(tokens_of(x)), self.query_grid()), x)
 
     def query_grid(self) -> tuple[int, int]:
         """(rows, columns) of the map that leaves."""
@@ -101,8 +101,8 @@ class LevitSite(AttentionSite):
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
         if self.use_conv:
-            heads = heads.transpose(-2, -1)
-            return tokens_of(self.proj(heads.reshape(heads.shape[0], -1, *self.query_grid())))
+            maps = heads.transpose(-2, -1).reshape(heads.shape[0], -1, *self.query_grid())
+            return tokens_of(self.proj(maps.contiguous()))  # as the host's own are, whatever a graft made of the heads
         return cast(Tensor, self.proj(heads.transpose(1, 2).flatten(2)))
 
     def drop(self, tokens: Tensor) -> Tensor:

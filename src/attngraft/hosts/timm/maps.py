@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from timm.layers import ConvMlp
 from torch import Tensor
 
@@ -19,6 +20,16 @@ def tokens_of(x: Tensor) -> Tensor:
 def map_of(x: Tensor, grid: tuple[int, ...]) -> Tensor:
     """Tokens as a map; of what `tokens_of` gave, the map that it was."""
     return x.transpose(1, 2).unflatten(2, grid)
+
+
+def in_order_of(x: Tensor, like: Tensor) -> Tensor:
+    """The map `x` with its axes in memory as those of the map `like`.
+
+    A graft puts out tokens one after the other, a map with channels last. A convolution would take another way through
+    such a map, which rounds otherwise, and the host's next ones after it.
+    """
+    channels_last = like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()
+    return x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 class MapMlpSite(MlpSite):
