@@ -21,6 +21,12 @@ Source: "Perceiving Longer Sequences With Bi-Directional Cross-Attention Transfo
 | layer.py | the whole layers, bi-directional and one-sided |
 """
 
+from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention
 from attngraft.mechanisms.bixt.ops import bidirectional_attention, projected_attention
 
-__all__ = ["bidirectional_attention", "projected_attention"]
+__all__ = [
+    "BidirectionalCrossAttention",
+    "OneSidedCrossAttention",
+    "bidirectional_attention",
+    "projected_attention",
+]
