@@ -65,9 +65,9 @@ def projected_attention(
 
 def _mixed(operands: tuple[Tensor | None, ...]) -> bool:
     """Whether the operands are not all of one dtype that is accurate, or autocast is about to change it."""
-    given = [tensor.dtype for tensor in operands if tensor is not None]
-    cast = [tensor.dtype for tensor in in_autocast_dtype(*operands) if tensor is not None]
-    return set(given + cast) not in ({torch.float32}, {torch.float64})
+    given = [tensor for tensor in operands if tensor is not None]
+    dtypes = {tensor.dtype for tensor in (*given, *in_autocast_dtype(*given))}
+    return dtypes not in ({torch.float32}, {torch.float64})
 
 
 def plain_wanted(*tensors: Tensor | None) -> bool:
