@@ -96,7 +96,7 @@ def _study_file() -> str:
     """The keys of a study file; their comments stand at the configuration that is made of them."""
     told = comments_of(study_config.StudyConfig) | {
         "title": "stands above the report",
-        "grafts": "the variants beside the baseline: specifications, or sections with `name` and `spec`",
+        "grafts": "the variants beside the baseline: specifications, or sections with `name`, `spec`, `host` (another)",
         "seeds": "how many, counted from 0; or a list of them",
         "set": "changes of the recipe: `field.of.it=value`",
         "out": "the study's folder",

@@ -105,6 +105,13 @@ def test_doctor_looks_into_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     row = next(line for line in fits.splitlines() if "bisa" in line)
     assert "9 of 11" in row
     assert "stages.0.blocks.0.attn to stages.2.blocks.3.attn (9)" in row
+    assert run(["doctor", "--host", "bixt_ti_l64_p16", "--host-arg", "depth=3"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "BiXT: read by bixt" in shown
+    assert "to be recorded:" in shown
+    assert "tokens_to_latents" in shown
+    assert "one similarity serves both directions" in shown
+    assert "what attends and is no site" not in shown
     assert run(["doctor", "--host", "shvit_s1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "SHSA: its single head" in shown
@@ -129,7 +136,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert "GiB free" in findings["disk"]["here"]
 
 
-@pytest.mark.parametrize("verb", ["compare", "train", "eval", "plan", "paper", "list", "doctor"])
+@pytest.mark.parametrize("verb", ["compare", "train", "eval", "convert", "plan", "paper", "list", "doctor"])
 def test_help_has_examples(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     assert run([verb, "--help"]) == 0
     assert f"attngraft {verb}" in capsys.readouterr().out

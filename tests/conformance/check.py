@@ -10,12 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.conformance import bisa, cb, hv
+from tests.conformance import bisa, bixt, cb, hv, pointmlp
 from tests.conformance.vector import Builder, Built, Vector, load
 from tests.conformance.weights import input_value, weight
 
 #: family -> kind -> builder; a new family adds a file and a line
-FAMILIES: dict[str, dict[str, Builder]] = {"bisa": bisa.BUILDERS, "cb": cb.BUILDERS, "hv": hv.BUILDERS}
+FAMILIES: dict[str, dict[str, Builder]] = {
+    "bisa": bisa.BUILDERS,
+    "bixt": bixt.BUILDERS | pointmlp.BUILDERS,
+    "cb": cb.BUILDERS,
+    "hv": hv.BUILDERS,
+}
 #: float64 results may differ by this many times what the vector's own float32 run differed
 FLOAT64_FACTOR = 10
 
@@ -74,7 +79,7 @@ def _fill(vector: Vector, built: Built) -> None:
     for key, shape in vector.state_shapes.items():
         if key in vector.computed_buffers:
             continue
-        value = torch.from_numpy(weight(key, shape) * vector.weight_scale.get(key, 1))
+        value = torch.as_tensor(weight(key, shape) * vector.weight_scale.get(key, 1))
         slot = built.slot(key)
         target = slot.of(state[slot.name])
         if tuple(value.shape) in (target.shape[1:], (1, *target.shape)):  # one of the two has a leading axis of size 1

@@ -70,7 +70,7 @@ class Slot:
     stop: int | None = None
 
     def of(self, tensor: Tensor) -> Tensor:
-        return tensor[self.start : self.stop]
+        return tensor if tensor.ndim == 0 else tensor[self.start : self.stop]
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,11 @@ NAMED = {
     "torchvision.vit": ("ViT",),
     "torchvision.swin": ("Swin (V1 and V2)",),
     "t2t_vit": ("T2T-ViT",),
+    "bixt": ("BiXT", "its baselines"),
 }
 #: the row of README's table, by the beginning of an adapter's name
-ROWS = {"timm": "timm", "hf": "transformers", "torch": "torch.nn", "torchvision": "torchvision", "t2t_vit": "attngraft"}
+ROWS = {"timm": "timm", "hf": "transformers", "torch": "torch.nn", "torchvision": "torchvision"}
+ROWS |= {"t2t_vit": "attngraft", "bixt": "attngraft"}
 
 
 def text(page: Path) -> str:

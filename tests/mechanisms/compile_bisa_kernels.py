@@ -1,38 +1,16 @@
 """Compiles the kernels of bi-directional attention for a GPU that need not be there: `python <this file> 80 [CASE ...]`.
 
-Runs the operation itself, forward and backward, with a driver that names that GPU, up to where a kernel would be launched:
-the very arguments, layouts and options of use. Prints each kernel's name and its bytes of shared memory. Without cases,
-all of them: minutes.
+Prints each kernel's name and its bytes of shared memory. Without cases, all of them: minutes.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
+from compile_kernels import compile_only  # beside this script
 
 from attngraft.mechanisms.bisa import triton, triton_hyper
-
-
-class Absent:
-    """A driver of a GPU of this compute capability."""
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
 
 #: operands: their dtype, their width, and whether there are values (SA beside the inverse branch)
 CASES = {
@@ -47,15 +25,7 @@ CASES = {
 
 
 def main(capability: int, cases: list[str]) -> None:
-    compile_and_launch = JITFunction.run
-
-    def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        compiled = compile_and_launch(kernel, *args, grid=grid, warmup=True, **options)
-        sys.stdout.write(f"{kernel.__name__} {compiled.metadata.shared}\n")
-        return compiled
-
-    driver.set_active(Absent(capability))
-    JITFunction.run = compile_only
+    compile_only(capability)
     for dtype, width, values in (CASES[name] for name in cases):
         q, k, v, v_hat = (torch.zeros(2, 3, 49, width, dtype=dtype, requires_grad=True) for _ in range(4))
         bias = torch.zeros(2, 3, 49, 49, requires_grad=True)

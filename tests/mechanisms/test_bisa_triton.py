@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,20 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.triton import INSTALLED, interpreting
+from attngraft.dispatch.triton import interpreting
 from attngraft.mechanisms.bisa import ops, reference
 from tests.mechanisms.op_tester import as_good_as_plain
+from tests.mechanisms.triton_runs import compiled_kernels, compiler, gpu, inside, installed, outside, run_inside
 
 INFINITY = float("inf")
-inside = pytest.mark.skipif(not interpreting(), reason="runs inside test_the_kernels_in_the_interpreter")
-outside = pytest.mark.skipif(interpreting(), reason="runs outside of Triton's interpreter")
-gpu = pytest.mark.skipif(interpreting() or not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-def compiles_for_nvidia() -> bool:
-    """Whether the assembler that Triton brings along is there."""
-    found = importlib.util.find_spec("triton")
-    return found is not None and (Path(str(found.origin)).parent / "backends" / "nvidia" / "bin" / "ptxas").exists()
 
 
 @dataclass(frozen=True)
@@ -340,32 +328,25 @@ def test_compiles_whole() -> None:
 
 
 @outside
-@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+@installed
 def test_the_kernels_in_the_interpreter() -> None:
-    """The tests above, in a process of their own: the interpreter must be chosen before Triton is imported."""
-    run_inside("not slow")
+    """The tests above, in a process of their own."""
+    run_inside(Path(__file__), "not slow")
 
 
 @outside
 @pytest.mark.slow
-@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+@installed
 def test_the_kernels_in_the_interpreter_at_length() -> None:
-    run_inside("slow")
+    run_inside(Path(__file__), "slow")
 
 
 @outside
 @pytest.mark.slow
-@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+@installed
 def test_the_kernels_keep_what_every_op_promises() -> None:
     testers = "TestTwoWayMasked or (TestHyper and not TestHyperInChunks)"
-    run_inside("not slow", "-k", testers, file=Path(__file__).with_name("test_bisa_ops.py"))
-
-
-def run_inside(marks: str, *options: str, file: Path = Path(__file__)) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *options, str(file)]
-    result = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert "passed" in result.stdout
+    run_inside(Path(__file__).with_name("test_bisa_ops.py"), "not slow", "-k", testers)
 
 
 @outside
@@ -399,24 +380,17 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @outside
 @pytest.mark.slow
-@pytest.mark.skipif(not compiles_for_nvidia(), reason="Triton's compiler for NVIDIA GPUs is not installed")
+@compiler
 @pytest.mark.parametrize(("capability", "cases"), [(80, ["middle", "odd-inverse"]), (90, ["narrow", "float32"])])
 def test_the_kernels_compile_for_a_gpu_that_is_not_here(capability: int, cases: list[str], tmp_path: Path) -> None:
-    """Triton's compiler needs no device; what a program keeps must fit the shared memory of all GPUs from Ampere on."""
     script = Path(__file__).with_name("compile_bisa_kernels.py")
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, script, str(capability), *cases]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr[-3000:]
-    compiled = [line.split() for line in result.stdout.splitlines()]
-    assert {name for name, _ in compiled} == {
+    assert compiled_kernels(script, capability, cases, tmp_path) == {
         f"{which}_kernel"
         for which in (
             *("column", "row", "key_gradient", "query_gradient", "bias_gradient"),
             *("transform", "row_gradient", "hyper_gradient"),
         )
     }
-    assert max(int(shared) for _, shared in compiled) <= 99 * 1024
 
 
 @gpu

@@ -82,6 +82,11 @@ def test_unknown_papers_and_tables_are_refused_with_near_ones():
         load_paper("cb").table("tabel6")
 
 
+@pytest.mark.parametrize("name", ["tableA2", "tablea2", "Table A2", "a2"])
+def test_a_tables_letter_may_be_large_or_small(name: str):
+    assert load_paper("bixt").table(name).id == "tableA2"
+
+
 def test_a_file_in_the_folder_is_a_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("attngraft.papers._FOLDER", tmp_path)
     written(tmp_path, yaml.safe_dump(MINIMAL))
@@ -89,7 +94,7 @@ def test_a_file_in_the_folder_is_a_paper(tmp_path: Path, monkeypatch: pytest.Mon
     assert load_paper("X").title == "A paper"
 
 
-@pytest.mark.parametrize("name", ["cb", "hv"])
+@pytest.mark.parametrize("name", ["cb", "hv", "bisa", "bixt"])
 def test_the_packaged_papers_can_be_read(name: str):
     assert name in list_papers()
     paper = load_paper(name)

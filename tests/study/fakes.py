@@ -102,7 +102,7 @@ def tools(trainer: FakeTrainer, *, reports: list[StudyResult] | None = None, epo
         return Estimate(paces={variant.name: pace for variant in config.variants})
 
     def costs(config: StudyConfig, material: Any, *, limit: float) -> dict[str, Cost]:
-        return {variant.spec: cost(1.0 + place / 10) for place, variant in enumerate(config.variants)}
+        return {variant.key: cost(1.0 + place / 10) for place, variant in enumerate(config.variants)}
 
     def report(result: StudyResult, folder: Path) -> Path:
         (reports if reports is not None else []).append(result)

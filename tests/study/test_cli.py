@@ -85,6 +85,36 @@ def test_options_replace_what_stands_in_the_file(tmp_path: Path, trainer: FakeTr
     assert plain["seeds"] == [4]
 
 
+SMALL = "{img_size: 16, patch_size: 8, depth: 1}"
+
+
+def test_other_hosts_from_options(tmp_path: Path, trainer: FakeTrainer, capsys: pytest.CaptureFixture[str]) -> None:
+    against = ["--against", f"deit_tiny_patch16_224: {SMALL}"]
+    assert call(*STUDY, *against, "--out", str(tmp_path)) == 0
+    assert "deit_tiny_patch16_224" in "".join(capsys.readouterr().out.split())
+    kept = read_study(tmp_path / "study.yaml")["grafts"]
+    assert [entry["name"] for entry in kept] == ["baseline", "cb_s", "deit_tiny_patch16_224"]
+    file = ["compare", "--study", str(tmp_path / "study.yaml"), "--dry-run", "--json"]
+    assert variants(capsys, *file) == ["baseline", "cb_s", "deit_tiny_patch16_224"]
+    assert variants(capsys, *file, "--graft", "cb") == ["baseline", "cb", "deit_tiny_patch16_224"]
+    named = f"{{name: tiny, host: {{name: deit_tiny_patch16_224, args: {SMALL}}}, spec: cb}}"
+    assert variants(capsys, *file, "--against", named) == ["baseline", "cb_s", "tiny"]
+    alone = [part for part in STUDY if part not in ("--graft", "cb_s")]
+    assert variants(capsys, *alone, *against, "--out", str(tmp_path / "b"), "--dry-run", "--json") == [
+        "baseline",
+        "deit_tiny_patch16_224",
+    ]
+
+
+def variants(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """Those of the plan that a command prints as JSON."""
+    capsys.readouterr()
+    assert call(*arguments) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {run["host"] for run in runs if run["variant"] == "baseline"} == {"vit_tiny_patch16_224"}
+    return list(dict.fromkeys(run["variant"] for run in runs))
+
+
 def test_a_dry_run_trains_nothing(tmp_path: Path, trainer: FakeTrainer, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*STUDY, "--out", str(tmp_path), "--dry-run") == 0
     assert "4 runs of 3 epochs" in capsys.readouterr().out
@@ -140,6 +170,8 @@ def test_an_interruption_is_exit_code_130(
         (["--graft", "cb_s", "--out", "x", "--jobs", "2", "--ray", "local"], "exclude each other"),
         (["--graft", "cb_s", "--out", "x", "--gpus-per-run", "1"], "give --ray as well"),
         (["--graft", "cb_s", "--out", "x", "--retries", "1"], "--jobs or --ray"),
+        (["--against", "3", "--out", "x"], "--against 3: write HOST"),
+        ([*HOST, "--against", "resnet10", "--data", "digits", "--out", "x"], "the variant resnet10: there is no model"),
         (["--graft", "cb_s", "--out", "x", "--halving", "1"], "halving: a factor from 2 on"),
     ],
 )

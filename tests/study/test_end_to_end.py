@@ -57,6 +57,21 @@ def test_variants_share_what_they_can(tmp_path: Path) -> None:
     assert (variant.difference.mean, variant.difference.mcnemar[0].only_variant) == (0, 0)
 
 
+def test_other_hosts_share_all_but_the_model(tmp_path: Path) -> None:
+    """A DeiT of these arguments is the study's ViT under another name: its runs are the baseline's, bit for bit."""
+    args = tiny(tmp_path).host.args  # type: ignore[union-attr]
+    as_vit = {**args, "pretrained_cfg_overlay": {"mean": [0.5] * 3, "std": [0.5] * 3}}
+    same = {"name": "the same", "host": {"name": "deit_tiny_patch16_224", "args": as_vit}}
+    other = {"name": "the other", "host": {"name": "deit_tiny_patch16_224", "args": {**args, "depth": 1}}}
+    config = tiny(tmp_path, grafts=[same, other], seeds=1, epochs=1)
+    result = compare(config, costs=False, tools=Tools(write_report=lambda result, folder: folder))
+    assert not incomplete(result)
+    assert result.variants[0].runs[0].curve == result.variants[1].runs[0].curve
+    assert result.variants[2].runs[0].curve != result.variants[0].runs[0].curve
+    assert any("another way than the baseline's for the other (mean, std)." in note for note in result.notes)
+    assert not any("trained on different images" in note for note in result.notes)
+
+
 @pytest.mark.slow
 def test_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conduct_module, "COST_SECONDS", 10.0)

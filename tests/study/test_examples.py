@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from attngraft.bench import count_macs
 from attngraft.errors import ConfigError
 from attngraft.study.config import StudyConfig, read_study, study_from_dict
 from attngraft.study.schedule import check_variants
+from attngraft.training.build import build_model, model_data_config
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -19,13 +22,30 @@ def test_an_example_fits_its_host(path: Path, tmp_path: Path, monkeypatch: pytes
     config = study_from_dict(read_study(path), source=str(path))
     for variant in config.variants:
         for seed in config.seeds:
-            assert config.recipe_of(variant, seed).graft == (None if variant.is_baseline else variant.spec)
+            assert config.recipe_of(variant, seed).graft == (None if variant.spec == "none" else variant.spec)
     if taught(config):  # its own comment says how to make one
         with pytest.raises(ConfigError, match="teacher-cifar10 is neither"):
             check_variants(config)
     else:
         check_variants(config)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar10", "tiny_imagenet20"])
+def test_bixt_is_set_against_hosts_of_as_many_macs(name: str) -> None:
+    path = next(path for path in EXAMPLES if path.stem == f"{name}-bixt")
+    config = study_from_dict(read_study(path), source=str(path))
+    assert [variant.name for variant in config.variants] == ["BiXT", "ViT", "iterative", "sequential"]
+    assert config.seeds == (0, 1, 2)
+    recipes = [config.recipe_of(variant, 0) for variant in config.variants]
+    inputs = [model_data_config(recipe) for recipe in recipes]
+    assert len({(seen["input_size"], seen["mean"], seen["std"], seen["interpolation"]) for seen in inputs}) == 1
+    macs = []
+    for recipe in recipes:
+        with torch.device("meta"):
+            model = build_model(recipe, {"num_classes": 20 if name == "tiny_imagenet20" else 10}, weights=False)
+            macs.append(count_macs(model, torch.zeros(1, *inputs[0]["input_size"])))
+    assert max(macs) / min(macs) < 1.03, macs
 
 
 def taught(config: StudyConfig) -> bool:

@@ -12,7 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from attngraft._version import __version__
+from attngraft.cli.bench import bixt as bench_bixt
 from attngraft.cli.compare import compare
+from attngraft.cli.convert import convert
 from attngraft.cli.data import check as data_check
 from attngraft.cli.doctor import doctor
 from attngraft.cli.evaluate import evaluate
@@ -64,6 +66,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "eval": evaluate,
     "export": export,
     "predict": predict,
+    "convert": convert,
     "plan": plan,
     "paper": paper,
     "list": list_command,
@@ -75,6 +78,12 @@ for _verb, _function in _VERBS.items():
 _data = typer.Typer(help="Look at data before training.", no_args_is_help=True, rich_markup_mode="markdown")
 _data.command("check")(_with_exit_codes(data_check))
 app.add_typer(_data, name="data")
+
+_bench = typer.Typer(
+    help="Measure what a mechanism costs on this machine.", no_args_is_help=True, rich_markup_mode="markdown"
+)
+_bench.command("bixt")(_with_exit_codes(bench_bixt))
+app.add_typer(_bench, name="bench")
 
 
 def _show_version(wanted: bool) -> None:

@@ -30,6 +30,15 @@ def compare(
             rich_help_panel=_STUDY,
         ),
     ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--against",
+            metavar="HOST",
+            help='Another host under the same recipe: a name, or "NAME: {argument: value}"; repeatable.',
+            rich_help_panel=_STUDY,
+        ),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -207,6 +216,9 @@ def compare(
         attngraft compare --host vit_tiny_patch16_224 --host-arg img_size=32 --host-arg depth=6
         --graft "cb@last:50%" --data digits --seeds 3 --time-budget 10m --out digits-study
 
+        attngraft compare --host vit_tiny_patch16_224 --against "swin_tiny_patch4_window7_224: {depths: [2, 2, 2, 2]}"
+        --data ./flowers --out hosts
+
         attngraft compare --study flowers.yaml --set optimizer.lr=5e-4 --out flowers-lr
 
         attngraft compare --recipe finetune --host vit_small_patch16_224 --pretrained --graft "cb_s" --data ./flowers
@@ -234,6 +246,7 @@ def compare(
     given = {
         "title": title,
         "grafts": graft,
+        "against": against,
         "data": data,
         "recipe": recipe,
         "set": set_,
@@ -270,6 +283,7 @@ def _config(given: dict[str, Any], host: dict[str, Any], study: Path | None, *, 
     if file is not None and file.name == STUDY_FILE and (file.parent / ".lock").is_file():
         base["out"] = str(file.parent)  # the file of a study at work: its folder, wherever that has been moved since
     options = {key: value for key, value in given.items() if value is not None}
+    _give_variants(options, base)
     if "set" in options:
         options["set"] = [*base.get("set", []), *options["set"]]
     if {"epochs", "time_budget"} & options.keys():
@@ -285,8 +299,26 @@ def _config(given: dict[str, Any], host: dict[str, Any], study: Path | None, *, 
     if not report_only:
         options["command"] = shlex.join(["attngraft", *sys.argv[1:]])
     if not base and "grafts" not in options:
-        raise UsageError("say what to compare: --graft SPEC (repeatable), or --study FILE")
+        raise UsageError("say what to compare: --graft SPEC or --against HOST (repeatable), or --study FILE")
     return study_from_dict({**base, **options}, source=str(file) if file is not None else "study")
+
+
+def _give_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
+    """Make `grafts` of the variants that were given: --graft takes the place of the file's variants on the study's host,
+    --against that of its other hosts."""
+    from attngraft.study.host import entry_against
+
+    against = options.pop("against", None)
+    if against is None and "grafts" not in options:
+        return
+    kept = base.get("grafts", [])
+    grafts = options.get("grafts", [entry for entry in kept if not _has_host(entry)])
+    others = [entry for entry in kept if _has_host(entry)] if against is None else map(entry_against, against)
+    options["grafts"] = [*grafts, *others]
+
+
+def _has_host(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("host") is not None
 
 
 def _executor(
@@ -347,6 +379,7 @@ def _plan_as_dict(prepared: Prepared) -> dict[str, Any]:
         {
             "variant": run.variant.name,
             "spec": run.variant.spec,
+            "host": run.recipe.host.name,
             "seed": run.seed,
             "epochs": run.recipe.schedule.epochs,
             "epochs_done": run.epochs_done,

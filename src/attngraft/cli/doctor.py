@@ -86,9 +86,9 @@ def _in_tables(found: Any) -> Iterator[Any]:
         table = Table("sites", "modules", "shape", "stages", "missing", title="sites", title_justify="left")
         for paths, first in _alike(found.sites):
             missing = "\n".join(f"{', '.join(stages)}: {reason}" for reason, stages in _by_reason(first.missing))
-            table.add_row(
-                *map(escape, (paths, first.module, first.shape, ", ".join(first.stages) or "-", missing or "-"))
-            )
+            stages = ", ".join(first.stages) or "-"
+            stages += f"\nto be recorded: {', '.join(first.taps)}" if first.taps else ""
+            table.add_row(*map(escape, (paths, first.module, first.shape, stages, missing or "-")))
         yield table
         table = Table("graft", "sites", "at", "elsewhere", title="grafts, with default options", title_justify="left")
         for row in _fits(found.sites, found.grafts):

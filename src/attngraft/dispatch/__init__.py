@@ -7,7 +7,7 @@ An `Op` has a reference (the equation, spelled out) and faster backends. Each ba
 from attngraft.dispatch.backend import BACKENDS, ENVIRONMENT, Backend
 from attngraft.dispatch.flops import register_flops
 from attngraft.dispatch.op import Explanation, Op, registered_ops
-from attngraft.dispatch.triton import triton_obstacle
+from attngraft.dispatch.triton import operands_obstacle, triton_obstacle
 
 __all__ = [
     "BACKENDS",
@@ -15,6 +15,7 @@ __all__ = [
     "Backend",
     "Explanation",
     "Op",
+    "operands_obstacle",
     "register_flops",
     "registered_ops",
     "triton_obstacle",

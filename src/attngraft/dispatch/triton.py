@@ -32,3 +32,15 @@ def triton_obstacle(tensor: Tensor) -> str | None:
     if tensor.dtype not in DTYPES:
         return f"the kernels take float32, float16 and bfloat16, not {str(tensor.dtype).removeprefix('torch.')}"
     return None
+
+
+def operands_obstacle(*operands: Tensor, widest: int) -> str | None:
+    """Why a kernel whose tiles have room for `widest` channels cannot take these operands together, or None."""
+    first, width = operands[0], max(tensor.shape[-1] for tensor in operands)
+    obstacle = next((found for found in map(triton_obstacle, operands) if found is not None), None)
+    cast = torch.amp.is_autocast_available(first.device.type) and torch.is_autocast_enabled(first.device.type)
+    if obstacle is None and not cast and any(tensor.dtype != first.dtype for tensor in operands):
+        obstacle = "the kernels take operands of one dtype"
+    if obstacle is None and width > widest:
+        obstacle = f"the kernels take heads of up to {widest} channels, and these have {width}"
+    return obstacle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -26,6 +26,8 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     | `tokens` | (B, Nq, C) | after the output projection and token grafts |
     | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, H, W, C) | what leaves that stage |
     | `<instance>.<name>` | | what a graft offers: `horizontal.alpha`, `vertical.beta`, `cb.context`, `se.gate` ... |
+    | `latents_to_tokens` | (B, H, M, N) | BiXT's cross-attention: where each latent looks among the tokens (rows sum to 1) |
+    | `tokens_to_latents` | (B, H, N, M) | the same for tokens, over the latents |
 
     B counts windows where the host has them.
     """
@@ -68,8 +70,8 @@ def record(
             model(images)
         recording["blocks.11.attn"]["weights"]  # (B, H, N, N), also where the host uses a fused kernel
 
-    Outputs do not change: a fused host computes its map beside the fused kernel. On leaving, listeners are removed and
-    modules without grafts get their own class back.
+    Outputs do not change: a fused host computes its map beside the fused kernel, so that a map is held in memory that the
+    model itself never holds. On leaving, listeners are removed and modules without grafts get their own class back.
 
     Args:
         names: what to keep (see `Recording`); all offered tensors by default.
@@ -83,13 +85,13 @@ def record(
     host = find_host(model)
     recording = Recording()
     wanted = None if names is None else frozenset([names] if isinstance(names, str) else names)
-    carriers = list(_carriers(host, where))
-    enriched = [module for module, _, _ in carriers if not isinstance(module, GraftedModule)]
+    places = list(_places(host, where))
+    enriched = [place.module for place in places if place.carries and not isinstance(place.module, GraftedModule)]
     heard: list[tuple[Any, Listener | None]] = []
     try:
         for module in enriched:
             enrich(module, host.adapter)
-        for point, site, prefix, elsewhere in _tap_points(carriers):
+        for point, site, prefix, elsewhere in _tap_points(places):
             before = point.listener
             heard.append((point, before))
             point.listener = partial(_keep, recording, wanted, elsewhere, detach, site, prefix, before)
@@ -122,8 +124,17 @@ def _keep(
         before(name, tensor)
 
 
-def _carriers(host: Host, where: str) -> Iterator[tuple[Any, str, frozenset[str]]]:
-    """(module, site's path, stages that others carry) of every module that carries a stage of a chosen site."""
+class _Place(NamedTuple):
+    """A module that offers tensors of a chosen site."""
+
+    module: Any
+    site: str  #: its path
+    elsewhere: frozenset[str]  #: stages that the site's other modules carry, or none
+    carries: bool  #: whether grafts can stand in it; otherwise it offers what it offers as it is
+
+
+def _places(host: Host, where: str) -> Iterator[_Place]:
+    """Every module that carries a stage of a chosen site, or is a tap of it."""
     try:
         choice = parse_where(where)
     except ValueError as error:
@@ -133,18 +144,17 @@ def _carriers(host: Host, where: str) -> Iterator[tuple[Any, str, frozenset[str]
         raise GraftSpecError(f"{pattern!r} matches no site; near are {', '.join(near_paths(pattern, paths))}")
     for index in choice.select(paths):
         site = host.sites[index]
-        for carrier in dict.fromkeys(site.carriers.values()):
-            elsewhere = frozenset(stage for stage in STAGES if site.carriers.get(stage) != carrier)
-            yield host.module(carrier), site.path, elsewhere
+        carriers = set(site.carriers.values())
+        for path in dict.fromkeys((*site.carriers.values(), *site.taps.values())):
+            elsewhere = frozenset(stage for stage in STAGES if site.carriers.get(stage) != path)
+            yield _Place(host.module(path), site.path, elsewhere, path in carriers)
 
 
-def _tap_points(
-    carriers: list[tuple[Any, str, frozenset[str]]],
-) -> Iterator[tuple[Any, str, str, frozenset[str]]]:
+def _tap_points(places: list[_Place]) -> Iterator[tuple[Any, str, str, frozenset[str]]]:
     """(what offers tensors, site's path, prefix of their names, names not to listen to): the modules, which speak for the
     stages that they carry, and the grafts that stand in them at these."""
-    for module, site, elsewhere in carriers:
-        yield module, site, "", elsewhere
-        for name, graft in module.grafts.items():
-            if isinstance(graft, Graft) and graft.stage not in elsewhere:
-                yield graft, site, f"{name}.", frozenset()
+    for place in places:
+        yield place.module, place.site, "", place.elsewhere
+        for name, graft in place.module.grafts.items() if place.carries else ():
+            if isinstance(graft, Graft) and graft.stage not in place.elsewhere:
+                yield graft, place.site, f"{name}.", frozenset()

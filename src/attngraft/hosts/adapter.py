@@ -22,7 +22,8 @@ class Site:
 
     `carriers` says which module carries each stage: usually one does all, but a host may spread a site over several (the
     block puts windows back). `missing` says, for stages that a user may ask for, why this site has none. `informants` get
-    their richer class too where a graft stands at the stage: they know something that the carrier cannot see.
+    their richer class too where a graft stands at the stage: they know something that the carrier cannot see. `taps` says
+    which tensors are offered to `attngraft.record` beside those of the stages; a site may have taps and no stages.
     """
 
     path: str  #: the host's own path of the site (`blocks.3.attn`), whatever wraps the host
@@ -31,6 +32,9 @@ class Site:
     carriers: Mapping[Stage, str]  #: stage -> path of the module, in the host
     missing: Mapping[Stage, str] = field(default_factory=dict)
     informants: Mapping[Stage, tuple[str, ...]] = field(default_factory=dict)  #: stage -> paths of modules, in the host
+    taps: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: tensor's name -> path of the module that offers it, in the host
     #: whether the host has a kernel for more than a graft can stand in, and gives it up for one: its outputs are then what
     #: they were to rounding only, without a graft bit for bit
     rounds: bool = False

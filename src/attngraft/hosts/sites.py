@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from attngraft.anatomy import AttentionGeometry, MlpGeometry, Stage
@@ -19,11 +20,18 @@ _INSIDE: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window"
 _NOTHING: Mapping[Stage, str] = {}
 
 
-def global_site(path: str, geometry: AttentionGeometry, missing: Mapping[Stage, str] = _NOTHING) -> Site:
-    """An attention without windows, whose module carries every stage but those that are `missing`."""
+def global_site(
+    path: str,
+    geometry: AttentionGeometry,
+    missing: Mapping[Stage, str] = _NOTHING,
+    *,
+    taps: Mapping[str, str] = MappingProxyType({}),
+) -> Site:
+    """An attention without windows, whose module carries every stage but those that are `missing`; `taps` as of `Site`."""
     stages = (stage for stage in GLOBAL if stage not in missing)
     carriers = dict.fromkeys(stages, path)
-    return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, missing={**NO_WINDOWS, **missing})
+    missing = {**NO_WINDOWS, **missing}
+    return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, missing=missing, taps=taps)
 
 
 def window_site(

@@ -29,6 +29,7 @@ class FoundSite:
     shape: str  #: tokens, width, heads
     stages: tuple[str, ...]
     missing: Mapping[str, str]  #: stage of this kind -> why the site has none
+    taps: tuple[str, ...] = ()  #: what it offers to `attngraft.record` beside its stages
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _found(host: Host, site: Site) -> FoundSite:
     geometry: Any = site.geometry
     tokens = "any number of" if geometry.tokens is None else geometry.tokens
     more = "" if site.kind == "attention" else f", {geometry.hidden} hidden"
-    if site.kind == "attention" and site.carriers:  # one that cannot be read has no heads that anybody knows
+    if site.kind == "attention" and (site.carriers or site.taps):  # one that cannot be read has no heads that anybody knows
         more = f", {geometry.heads} heads"
     own = [stage for stage in STAGES if kind_of(stage) == site.kind]
     return FoundSite(
@@ -125,6 +126,7 @@ def _found(host: Host, site: Site) -> FoundSite:
         shape=f"{tokens} tokens of {geometry.dim}{more}",
         stages=tuple(stage for stage in own if stage in site.carriers),
         missing={stage: reason for stage, reason in site.missing.items() if kind_of(stage) == site.kind},
+        taps=tuple(site.taps),
     )
 
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from safetensors import SafetensorError
-from timm.models import adapt_input_conv, load_state_dict
+from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from attngraft.anatomy import is_graft
 from attngraft.errors import HostError, UsageError
+from attngraft.models.checkpoint_file import SUFFIXES, CheckpointFile, read_checkpoint
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_tensors, refuse_without_config, transformers_folder
 
-SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".tar")
 #: where weights lie in a run's folder, an exported model's, or one of the Hugging Face Hub; the first that is there
 IN_FOLDERS = ("checkpoints/best.safetensors", "checkpoints/last.pt", "model.safetensors", "pytorch_model.bin")
 _SHOWN = 8  #: names in a message
@@ -33,25 +31,40 @@ class WeightsFile:
     path: Path
     host: Mapping[str, Tensor]
     grafts: Mapping[str, Tensor]
+    architecture: str | None = None  #: name of the model that the file says they are of
+    arguments: Mapping[str, Any] = field(default_factory=dict)  #: of its factory, where the file says them
 
-    def fill_host(self, model: nn.Module) -> Fitted:
+    def fill_host(self, model: nn.Module, *, new_head: bool = True) -> Fitted:
         """Put the host's tensors into `model`, which has no grafts yet.
 
         Position embeddings, patch embeddings and names are made to fit by timm's own filter of the model's family, the
         first convolution takes another number of channels, and a head of another number of classes stays new.
 
+        Args:
+            new_head: whether it may; otherwise such a head is one of the misfits.
+
         Raises:
             HostError: tensors are missing, left over or of another shape; lists them. The model was left as it was.
         """
+        values, fitted = self.fit(model, new_head=new_head)
+        model.load_state_dict(values, strict=False)
+        return fitted
+
+    def fit(self, model: nn.Module, *, new_head: bool = True) -> tuple[dict[str, Tensor], Fitted]:
+        """What `fill_host` would put into `model`, and what it would say of that. The model may be on the meta device.
+
+        Raises:
+            HostError: as `fill_host`.
+        """
+        self._refuse_architecture(model)
         own = model.state_dict()
         values = self._filtered(model, own)
         resized = [name for name, value in values.items() if name in self.host and self.host[name].shape != value.shape]
         resized += _adapt_first_convolution(model, values, own)
-        new = _drop_other_head(model, values, own)
-        self._refuse_misfits(model, values, own, new)
-        model.load_state_dict(values, strict=False)
+        new = _drop_other_head(model, values, own) if new_head else []
+        self._refuse_misfits(model, values, own, new, new_head=new_head)
         classes = getattr(model, "num_classes", None) if _names(model, "classifier") and not new else None
-        return Fitted(path=self.path, new=tuple(new), resized=tuple(resized), classes=classes)
+        return values, Fitted(path=self.path, new=tuple(new), resized=tuple(resized), classes=classes)
 
     def fill_grafts(self, model: nn.Module) -> None:
         """Put the grafts' tensors, if the file has any, into the grafted `model`.
@@ -73,7 +86,7 @@ class WeightsFile:
     def _filtered(self, model: nn.Module, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As timm's filter of the model's family makes it: other layouts renamed, embeddings resampled."""
         values = _without_wrapper(self.host, own)
-        adapt = _family_filter(model)
+        adapt = _beside(model, "checkpoint_filter_fn")
         if adapt is None:
             return values
         # filters tell layouts apart by names of the head, too; weights without one borrow it
@@ -87,15 +100,30 @@ class WeightsFile:
                 f"({type(error).__name__}: {error}); give the host that the weights are of"
             ) from error
 
+    def _refuse_architecture(self, model: nn.Module) -> None:
+        """Refuse what shapes do not show, where the file says its model and the family knows of such things."""
+        refusal = _beside(model, "checkpoint_refusal_fn")
+        if refusal is None or self.architecture is None:
+            return
+        if reason := refusal(self.architecture, self.arguments, model):
+            raise HostError(f"{self.path} is of {self.architecture}, {reason}")
+
     def _refuse_misfits(
-        self, model: nn.Module, values: Mapping[str, Tensor], own: Mapping[str, Tensor], new: Iterable[str]
+        self,
+        model: nn.Module,
+        values: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        new: Iterable[str],
+        *,
+        new_head: bool,
     ) -> None:
         missing = {name for name in own if name not in values and not name.endswith("num_batches_tracked")} - set(new)
         problems = _misfits(values, own, missing=missing)
         if problems:
+            otherwise = "" if new_head else "; new_head=True lets a head for other classes stay new"
             raise HostError(
                 f"{self.path} does not fit this {type(model).__name__}: {'; '.join(problems)}. "
-                "Give the host and the arguments (--host, --host-arg) that the weights are of"
+                f"Give the host and the arguments (--host, --host-arg) that the weights are of{otherwise}"
             )
 
 
@@ -137,48 +165,39 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
         refuse_without_config(file)
     if file.is_dir():
         file = _in_folder(file)
-    if not file.is_file():
-        raise UsageError(
-            f"{file}: there is no such file of weights; give the path of a .safetensors, .pth, .pt or .bin"
-        )
-    if file.suffix not in SUFFIXES:
-        raise UsageError(
-            f"{file}: weights are read from {', '.join(SUFFIXES)} files, not from {file.suffix or 'others'}"
-        )
     _refuse_folded(file)
-    try:
-        values: Any = load_state_dict(str(file), weights_only=True)
-    except SafetensorError as error:
-        raise HostError(f"{file} is damaged, or no safetensors file ({error}); fetch or save it again") from error
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
-        if "weights_only" in str(error):
-            raise HostError(
-                f"{file} holds Python objects besides tensors, and reading those could run anything, so it is not read. "
-                "Where you trust it: load it with torch and save its state dict alone "
-                "(torch.save(model.state_dict(), FILE), or safetensors)"
-            ) from error
-        raise HostError(
-            f"{file} is damaged, or no torch file ({_first_line(error)}); fetch or save it again"
-        ) from error
-    return _split(file, values)
+    return weights_of(read_checkpoint(file))
 
 
-def _split(file: Path, values: Any) -> WeightsFile:
-    tensors = {name: value for name, value in dict(values).items() if isinstance(value, Tensor)}
+def weights_of(checkpoint: CheckpointFile) -> WeightsFile:
+    """What a checkpoint holds, taken apart.
+
+    Raises:
+        HostError: it holds no weights of a host.
+    """
+    facts = {"architecture": checkpoint.architecture, "arguments": checkpoint.arguments}
+    return _split(checkpoint.path, checkpoint.tensors, **facts)
+
+
+def _split(file: Path, tensors: Mapping[str, Tensor], **facts: Any) -> WeightsFile:
     host = {name: value for name, value in tensors.items() if not is_graft(name)}
     grafts = {name: value for name, value in tensors.items() if is_graft(name)}
     if not host:
         what = "only grafts (attngraft.load_grafts reads such a file)" if grafts else "no tensors under names"
         raise HostError(f"{file} holds {what}, not the weights of a host")
-    return WeightsFile(path=file, host=host, grafts=grafts)
+    return WeightsFile(path=file, host=host, grafts=grafts, **facts)
 
 
-def _family_filter(model: nn.Module) -> Callable[[dict[str, Tensor], nn.Module], Mapping[str, Tensor]] | None:
-    """The `checkpoint_filter_fn` that timm keeps beside the model's class, or beside the class it derives from."""
+def _beside(model: nn.Module, function: str) -> Callable[..., Any] | None:
+    """What a model's family says of weights, in the module of the model's class or of one that it derives from.
+
+    `checkpoint_filter_fn(state_dict, model)` is timm's: weights made to fit. `checkpoint_refusal_fn(architecture, arguments,
+    model)` is ours: why weights of that model do not serve this one though all shapes fit, or None.
+    """
     for base in type(model).__mro__:
-        found = getattr(sys.modules.get(base.__module__), "checkpoint_filter_fn", None)
+        found = getattr(sys.modules.get(base.__module__), function, None)
         if callable(found):
-            return found
+            return cast(Callable[..., Any], found)
     return None
 
 
@@ -282,7 +301,3 @@ def _without_wrapper(values: Mapping[str, Tensor], own: Mapping[str, Tensor]) ->
             break
         bare = {name.removeprefix(prefix): value for name, value in bare.items()}
     return bare if 2 * len(own.keys() & bare.keys()) >= len(own) else dict(values)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -7,6 +7,7 @@
 | `hv` | 2^20, leaf modules only | 2^30, linear and convolution layers only | |
 | `bisa` | 10^6 | 10^9, linears, convolutions and matmuls | `flops_m`, 10^6: with norms and softmaxes; `added_percent` |
 | `bisa_two_maps` | 10^6 | as `bisa` | the same, with two more C x C maps in every layer that is replaced |
+| `bixt` | 10^6 | 10^9, fvcore's FLOPs: linears, convolutions, matmuls, norms | `activations`, 10^6 elements |
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from attngraft.anatomy import Graft
 from attngraft.anatomy.mixing import MixContext
 from attngraft.bench.macs import count_macs, count_parameters, evaluating
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
+from attngraft.papers.fvcore import count_as_fvcore
 
 Inputs = tuple[Any, ...]  #: what the model is called with, one example
 Counter = Callable[[nn.Module, Inputs], Mapping[str, float]]
@@ -100,10 +102,21 @@ def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     return _bisa_numbers(model, _bisa_census(model, inputs), maps=2)
 
 
+def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
+    """BiXT paper: parameters in 10^6, fvcore's FLOPs in 10^9, its activations ("Mem.") in 10^6 elements."""
+    counts = count_as_fvcore(model, *inputs)
+    return {
+        "params": count_parameters(model) / 1e6,
+        "macs": counts.flops / 1e9,
+        "activations": counts.activations / 1e6,
+    }
+
+
 #: name -> counter; a paper's file names one
 COUNTERS: dict[str, Counter] = {
     "bisa": count_bisa,
     "bisa_two_maps": count_bisa_two_maps,
+    "bixt": count_bixt,
     "cb": count_cb,
     "cb_multiplications": count_cb_multiplications,
     "hv": count_hv,

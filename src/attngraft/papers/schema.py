@@ -122,7 +122,7 @@ class Paper:
         """
         wanted = name.lower().replace(" ", "")
         for table in self.tables:
-            if wanted in (table.id, table.id.removeprefix("table")):
+            if wanted in (table.id.lower(), table.id.lower().removeprefix("table")):
                 return table
         known = [table.id for table in self.tables]
         raise UsageError(f"{self.id} has no {name!r}{did_you_mean(wanted, known)}; there are {', '.join(known)}")

@@ -63,6 +63,7 @@ class Row:
     sign: str
     kind: str  #: the standing as a CSS class
     fate: str  #: where it was stopped early, or nothing
+    made_of: str  #: specification and host, or nothing where its name says it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,7 @@ def _context(result: StudyResult) -> dict[str, Any]:
         "p_sources": sorted({d.p_source for row in rows if (d := row.variant.difference) and d.p_value is not None}),
         "mcnemar_seeds": sorted({t.seed for row in rows for t in _mcnemar(row.variant.difference)}),
         "host": facts(result.host),
+        "other_hosts": [(row, facts(row.variant.host)) for row in rows if row.variant.host is not None],
         "data": facts(result.data, counts=True),
         "environment": facts(result.environment),
         "coverage": measured_coverage(),
@@ -131,6 +133,7 @@ def _row(variant: VariantResult, look: Look, result: StudyResult, style: MetricF
         sign=VERDICT_SIGNS.get(standing, ""),
         kind=standing.replace(" ", "-"),
         fate=ended,
+        made_of=wording.made_of(variant),
     )
 
 

@@ -217,6 +217,8 @@ def csv_text(result: StudyResult) -> str:
 
 def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[str, str | int | float | bool | None]]:
     yield from (("variant", variant.name), ("spec", variant.spec), ("baseline", variant.is_baseline))
+    if wording.has_other_hosts(result):
+        yield "host", wording.host_of(variant)
     yield from (("metric", result.metric), ("epochs", result.epochs), ("seeds_finished", len(variant.runs)))
     if result.halving is not None:
         yield "stopped_after_epoch", result.halving.stopped.get(variant.name)

@@ -164,6 +164,29 @@ def baseline_of(result: StudyResult) -> VariantResult | None:
     return next((variant for variant in result.variants if variant.is_baseline), None)
 
 
+def has_other_hosts(result: StudyResult) -> bool:
+    """Whether some variant stands on another host than the study's."""
+    return any(variant.host is not None for variant in result.variants)
+
+
+def host_of(variant: VariantResult) -> str:
+    """The variant's own host and its arguments in one line; empty where it stands on the study's."""
+    from attngraft.study.host import host_label
+
+    return "" if variant.host is None else host_label(variant.host)
+
+
+def made_of(variant: VariantResult) -> str:
+    """What a variant is, where its name does not say it: its specification, with its host if that is not the study's."""
+    spec = "" if variant.spec == variant.name else variant.spec
+    if variant.host is None:
+        return spec
+    host = host_of(variant)
+    if variant.spec != "none":
+        return f"{host} + {variant.spec}"
+    return "" if host == variant.name else host
+
+
 def seed_deviation_known(result: StudyResult) -> bool:
     return len(result.seeds) > 1
 
@@ -172,22 +195,25 @@ def headline(result: StudyResult) -> str:
     """The study in one sentence."""
     grafted = [variant for variant in result.variants if not variant.is_baseline]
     compared = [variant.difference.verdict for variant in grafted if variant.difference is not None]
+    noun = "variant" if has_other_hosts(result) else "graft"
     if not grafted:
         return "Only the baseline was run: there is nothing to compare it with."
     if not compared:
         return "No variant could be compared with the baseline."
     if not seed_deviation_known(result):
-        return "One seed: the noise between seeds is unknown, so no graft is called better or worse."
+        return f"One seed: the noise between seeds is unknown, so no {noun} is called better or worse."
     if all(variant.difference is None or no_difference(variant.difference) for variant in grafted):
-        sentence = f"{'The graft makes' if len(compared) == 1 else f'{_all(compared)} make'} no difference at all."
+        sentence = (
+            f"{f'The {noun} makes' if len(compared) == 1 else f'{_all(compared, noun)} make'} no difference at all."
+        )
     elif len(compared) == 1:
-        sentence = f"The graft is {_standing(compared[0])}."
+        sentence = f"The {noun} is {_standing(compared[0])}."
     elif len(set(compared)) == 1:
-        sentence = f"{_all(compared)} are {_standing(compared[0])}."
+        sentence = f"{_all(compared, noun)} are {_standing(compared[0])}."
     else:
         order: tuple[Verdict, ...] = ("better", "worse", "inside the noise")
         parts = [f"{compared.count(v)} {'is' if compared.count(v) == 1 else 'are'} {v}" for v in order if v in compared]
-        sentence = f"Of {len(compared)} grafts compared, {', '.join(parts[:-1])} and {parts[-1]}."
+        sentence = f"Of {len(compared)} {noun}s compared, {', '.join(parts[:-1])} and {parts[-1]}."
     early = {} if result.halving is None else result.halving.stopped
     stopped = sum(variant.difference is None and variant.name in early for variant in grafted)
     missing = len(grafted) - len(compared) - stopped
@@ -196,9 +222,9 @@ def headline(result: StudyResult) -> str:
     return sentence + (f" {plural(missing, 'variant')} could not be compared." if missing else "")
 
 
-def _all(variants: Sequence[object]) -> str:
+def _all(variants: Sequence[object], noun: str) -> str:
     """Several variants, as the subject of a sentence."""
-    return "Both grafts" if len(variants) == 2 else f"All {len(variants)} grafts"
+    return f"Both {noun}s" if len(variants) == 2 else f"All {len(variants)} {noun}s"
 
 
 def _standing(verdict: Verdict) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from attngraft._version import __version__
 from attngraft.errors import TrainingError
+from attngraft.study.against import other_host_notes
 from attngraft.study.config import StudyConfig
 from attngraft.study.epochs import epochs_to_baseline
 from attngraft.study.halving_record import in_words, outcome_of
@@ -62,7 +63,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
 
     Args:
         config: the study.
-        costs: by canonical specification; None where nothing was measured.
+        costs: by `Variant.key`; None where nothing was measured.
         notes: what a reader must know besides what is seen here (why a run failed, ...).
 
     Raises:
@@ -73,7 +74,8 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     from attngraft.training.recipe import recipe_to_dict
 
     records = finished_runs(config)
-    first = next((record for by_seed in records.values() for record in by_seed.values()), None)
+    own = {variant.name: records[variant.name] for variant in config.variants if variant.host is None}
+    first = next((record for by_seed in (own | records).values() for record in by_seed.values()), None)
     if first is None:
         raise TrainingError(f"{config.out}: no run of this study is finished yet, so there is nothing to report")
     task = build_task(first.recipe)
@@ -91,7 +93,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         _variant(
             v,
             runs[v.name],
-            (costs or {}).get(v.spec),
+            (costs or {}).get(v.key),
             differences[v.name],
             epochs_to_baseline(runs[v.name], baseline_runs, key=metric.key, higher_is_better=metric.higher_is_better),
             variant_sections(task, list(records[v.name].values())),
@@ -117,7 +119,8 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         notes=[
             *([] if halving is None else in_words(halving)),
             *first.facts.get("notes", []),
-            *start_notes(records, metric.name),
+            *start_notes(records, metric.name, others=records.keys() - own.keys()),
+            *other_host_notes(config, records),
             *_notes(config, records, runs, metric, measured=costs is not None, stopped=stopped),
             *notes,
         ],
@@ -179,6 +182,7 @@ def _variant(
     return VariantResult(
         name=variant.name,
         spec=variant.spec,
+        host=None if variant.host is None else variant.host.plain(),
         is_baseline=variant.is_baseline,
         runs=runs,
         last=_spreads([run.last for run in runs]),
@@ -225,8 +229,11 @@ def _differences(
 
 def _title(record: RunRecord, variants: Sequence[Variant]) -> str:
     source = record.facts.get("source") or record.recipe.task.get("data", {}).get("source", "the data")
-    grafts = len(variants) - 1
-    return f"{record.recipe.host.name} on {source}: {grafts} graft{'' if grafts == 1 else 's'}"
+    others = sum(variant.host is not None for variant in variants)
+    grafts = len(variants) - 1 - others
+    parts = [f"{grafts} graft{'' if grafts == 1 else 's'}"] if grafts or not others else []
+    parts += [f"{others} other host{'' if others == 1 else 's'}"] if others else []
+    return f"{record.recipe.host.name} on {source}: {', '.join(parts)}"
 
 
 def _notes(

@@ -5,6 +5,7 @@
     grafts:                                 # the host as it is (none) always takes part
       - cb_s@blocks.6-11
       - {name: both directions, spec: horizontal + vertical}
+      - {name: DeiT, host: {name: deit_tiny_patch16_224, args: {img_size: 64, depth: 6}}}   # another host
     data: ./flowers                         # or a section: {source: ./flowers, val_fraction: 0.2}
     recipe: deit                            # packaged or a file; set: changes single fields of it
     set: [optimizer.lr=5e-4]
@@ -19,13 +20,13 @@ What is left out comes from the recipe.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attngraft.errors import ConfigError, UsageError
+from attngraft.study.host import StudyHost
 from attngraft.study.values import Halving, parse_duration, parse_halving, parse_seeds
 from attngraft.study.variants import Variant, read_variants
 
@@ -33,27 +34,6 @@ if TYPE_CHECKING:
     from attngraft.training.recipe import Recipe
 
 STUDY_FILE = "study.yaml"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyHost:
-    """Which model all variants start from. Without a name the recipe's host is meant, and `args` add to its own."""
-
-    name: str | None = None
-    args: Mapping[str, Any] = field(default_factory=dict)
-    pretrained: bool | None = None
-    weights: str | None = None  #: a file of weights that all variants start from
-
-    def over(self, host: Mapping[str, Any]) -> dict[str, Any]:
-        """The recipe's `host` section with what is given here."""
-        base = dict(host)
-        if self.name is not None:
-            base |= {"name": self.name, "args": {}, "weights": None}  # which fit no other host
-        if self.pretrained or self.weights is not None:  # one takes the place of the other; the recipe refuses both
-            base |= {"pretrained": bool(self.pretrained), "weights": self.weights}
-        elif self.pretrained is not None:
-            base["pretrained"] = False
-        return {**base, "args": {**base["args"], **self.args}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +59,12 @@ class StudyConfig:
         return self.variants[0]
 
     def recipe_of(self, variant: Variant, seed: int) -> Recipe:
-        """The resolved recipe of one run: the named recipe, then host, data and epochs, then overrides, graft and seed.
+        """The resolved recipe of one run: the named recipe, then host, data and epochs, then overrides, the variant's own
+        host, graft and seed.
 
         Raises:
-            ConfigError: recipe, override or field does not exist or makes no sense.
+            ConfigError: recipe, override or field does not exist or makes no sense; or nothing says what weights another
+                host than the study's starts from.
         """
         from attngraft.training.config import apply_overrides, merge
         from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
@@ -96,15 +78,16 @@ class StudyConfig:
         if epochs is not None:
             mapping = merge(mapping, {"schedule": {"epochs": epochs}})
         mapping = apply_overrides(mapping, self.overrides)
-        mapping |= {"graft": None if variant.is_baseline else variant.spec, "seed": seed}
+        if variant.host is not None:
+            mapping["host"] = variant.host.beside(mapping["host"])
+        mapping |= {"graft": None if variant.spec == "none" else variant.spec, "seed": seed}
         return recipe_from_dict(mapping, source=self.recipe or "the study's recipe")
 
     def to_dict(self) -> dict[str, Any]:
         """What `study_from_dict` reads back."""
         plain: dict[str, Any] = {"title": self.title or None}
-        host = {} if self.host is None else dataclasses.asdict(self.host)
-        plain["host"] = {key: value for key, value in host.items() if value not in (None, {})} or None
-        plain["grafts"] = [{"name": variant.name, "spec": variant.spec} for variant in self.variants]
+        plain["host"] = (None if self.host is None else self.host.plain()) or None
+        plain["grafts"] = [variant.plain() for variant in self.variants]
         plain["data"] = self.data if isinstance(self.data, str | None) else dict(self.data)
         plain |= {"recipe": self.recipe, "set": list(self.overrides), "seeds": list(self.seeds), "epochs": self.epochs}
         plain["time_budget"] = None if self.time_budget is None else f"{self.time_budget:g}s"

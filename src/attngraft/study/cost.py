@@ -29,7 +29,7 @@ COST_FILE = "cost.json"
 PAIRS = 30
 FEWEST_PAIRS = 5  #: below this an interval says nothing, and times are left out
 
-Costs = dict[str, Cost]  #: by canonical specification
+Costs = dict[str, Cost]  #: by `Variant.key`: the canonical specification, and the host where it is another
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,25 +53,25 @@ def measure_costs(config: StudyConfig, material: Material, *, limit: float = 120
         benches, counts = {}, {}
         for variant in config.variants:
             bench = Workbench(config.recipe_of(variant, config.seeds[0]), material)
-            benches[variant.spec] = bench
-            counts[variant.spec] = _Counts(
+            benches[variant.key] = bench
+            counts[variant.key] = _Counts(
                 parameters=count_parameters(bench.model),
                 macs=_macs_of_one_example(bench),
                 memory=peak_memory(bench),
             )
             gc.collect()
-        training = _ratios({spec: b.train_step for spec, b in benches.items()}, benches, limit=limit * 0.75)
-        inference = _ratios({spec: b.evaluate_batch for spec, b in benches.items()}, benches, limit=limit * 0.25)
-    base = config.baseline.spec
+        training = _ratios({key: b.train_step for key, b in benches.items()}, benches, limit=limit * 0.75)
+        inference = _ratios({key: b.evaluate_batch for key, b in benches.items()}, benches, limit=limit * 0.25)
+    base = config.baseline.key
     return {
-        spec: _cost(counts[spec], counts[base], training.get(spec), inference.get(spec), is_baseline=spec == base)
-        for spec in counts
+        key: _cost(counts[key], counts[base], training.get(key), inference.get(key), is_baseline=key == base)
+        for key in counts
     }
 
 
 def save_costs(folder: Path, config: StudyConfig, costs: Mapping[str, Cost]) -> None:
     """Keep `costs` in the study's folder."""
-    content = {"measured_for": _measured_for(config), "costs": {s: dataclasses.asdict(c) for s, c in costs.items()}}
+    content = {"measured_for": _measured_for(config), "costs": {k: dataclasses.asdict(c) for k, c in costs.items()}}
     write_atomically(folder / COST_FILE, json.dumps(content, indent=2) + "\n")
 
 
@@ -82,13 +82,13 @@ def load_costs(folder: Path, config: StudyConfig, *, same_recipe: bool = True) -
     """
     try:
         content = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
-        costs = {spec: read(Cost, values, where=f"{COST_FILE}.{spec}") for spec, values in content["costs"].items()}
+        costs = {key: read(Cost, values, where=f"{COST_FILE}.{key}") for key, values in content["costs"].items()}
         kept_for = content["measured_for"]
     except (OSError, ValueError, KeyError, AttributeError):  # absent, damaged or of another version: measured again
         return None
     if same_recipe and kept_for != _measured_for(config):
         return None
-    return costs if all(variant.spec in costs for variant in config.variants) else None
+    return costs if all(variant.key in costs for variant in config.variants) else None
 
 
 def _measured_for(config: StudyConfig) -> dict[str, Any]:

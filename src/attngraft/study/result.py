@@ -116,6 +116,7 @@ class VariantResult:
     difference: Difference | None  #: None for the baseline
     epochs_to_baseline: EpochsToBaseline | None
     sections: list[Section] = field(default_factory=list)  #: what the task says beside its metrics
+    host: dict[str, Any] | None = None  #: name, args, ... of a host that is not the study's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +160,7 @@ class StudyResult:
     task: str
     metric: str  #: the primary metric
     higher_is_better: bool
-    host: dict[str, Any]  #: name, args, pretrained
+    host: dict[str, Any]  #: name, args, pretrained; of the baseline, and of all variants that have no other
     data: dict[str, Any]  #: the task's facts
     recipe: dict[str, Any]  #: resolved
     environment: dict[str, Any]

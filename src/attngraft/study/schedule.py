@@ -106,26 +106,30 @@ def check_variants(config: StudyConfig) -> None:
     """Plan every variant on the host, and look at the weights that it starts from, before anything trains.
 
     Raises:
-        UsageError: a variant does not fit the host (a GraftSpecError where its text is wrong); names the variant.
+        UsageError: a variant does not fit the host (a GraftSpecError where its text is wrong), or another host does not fit
+            the study; names the variant.
         ConfigError: the host is unknown or does not take its arguments.
         HostError: the weights that it starts from cannot be had, or do not fit; or those of a teacher.
     """
     import torch
 
     from attngraft.grafting.plan import plan
+    from attngraft.study.against import check_other_hosts
     from attngraft.training.build import build_model, check_start
     from attngraft.training.teacher import check_teacher
 
     recipe = config.recipe_of(config.baseline, config.seeds[0])
     with torch.device("meta"):
         host = build_model(recipe, {}, weights=False)
+    new = {run.variant.name for run in plan_runs(config) if run.state == "new"}
+    others = check_other_hosts(config, new=new)
     for variant in config.variants[1:]:
         try:
-            plan(host, variant.spec)
+            plan(others.get(variant.name, host), variant.spec)
         except GraftSpecError:
             raise
         except AttngraftError as error:
             raise UsageError(f"the variant {variant.name} does not fit the host: {error}") from error
-    if any(run.state == "new" for run in plan_runs(config)):  # others have a checkpoint, and the weights may be gone
+    if new:  # others have a checkpoint, and the weights may be gone
         check_start(recipe)
         check_teacher(recipe)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -15,22 +15,27 @@ _TRAINED = {
 }
 
 
-def start_notes(records: Mapping[str, Mapping[int, RunRecord]], metric: str) -> list[str]:
+def start_notes(
+    records: Mapping[str, Mapping[int, RunRecord]], metric: str, *, others: Collection[str] = ()
+) -> list[str]:
     """Notes on the finished runs, by variant and seed: the weights that they start from, whether these are the same, what
-    each variant scores with them before training (where the head is theirs, too), and what is trained."""
+    each variant scores with them before training (where the head is theirs, too), whom they learn from, and what is
+    trained. Of the `others`, which stand on hosts of their own, the weights are left out."""
     every = [record for by_seed in records.values() for record in by_seed.values()]
+    own = {name: by_seed for name, by_seed in records.items() if name not in others}
+    of_host = [record for by_seed in own.values() for record in by_seed.values()]
     notes = []
-    origins = sorted({record.start["from"] for record in every if record.start})
+    origins = sorted({record.start["from"] for record in of_host if record.start})
     if origins:
         notes.append(f"The host starts from {' or '.join(origins)}.")
-    kinds = {(record.start.get("from") is not None, record.start.get("sha256")) for record in every}
+    kinds = {(record.start.get("from") is not None, record.start.get("sha256")) for record in of_host}
     if len(kinds) > 1:
         notes.append(
             "The runs do not all start from the same weights (the file was changed in between), so part of a difference "
             "may come from there."
         )
     notes += _teachers(every)
-    if before := _before(records, f"val/{metric}"):
+    if before := _before(own, f"val/{metric}"):
         notes.append(f"Before training, {metric} is {before}: what a graft takes from the host at the start.")
     if every and (trained := _TRAINED.get(every[0].recipe.train.parameters)):
         notes.append(trained)

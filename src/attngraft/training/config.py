@@ -89,6 +89,11 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+def dump_line(value: Any) -> str:
+    """Plain values as one line of YAML, the keys of mappings in order: equal values give equal lines."""
+    return yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=float("inf")).strip()
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with the values of `over`; mappings are merged key by key, everything else is replaced."""
     merged = dict(base)

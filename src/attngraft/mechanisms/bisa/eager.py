@@ -28,8 +28,8 @@ from attngraft.dispatch.formula import (
 from attngraft.mechanisms.bisa.formula import formula
 from attngraft.mechanisms.bisa.groups import ALL, Scores, large, shaped
 from attngraft.mechanisms.bisa.hyper import hyper_transform
-from attngraft.mechanisms.bisa.layout import room
 from attngraft.mechanisms.bisa.tiles import Tiled
+from attngraft.mechanisms.layout import room
 
 #: numbers in all score matrices together up to which plain operations keep them
 SMALL = 2**21

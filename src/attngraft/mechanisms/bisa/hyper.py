@@ -23,7 +23,7 @@ from attngraft.dispatch.formula import (
     in_autocast_dtype,
     without_autocast,
 )
-from attngraft.mechanisms.bisa.layout import as_rows
+from attngraft.mechanisms.layout import as_rows
 
 #: bytes of the buffer per thread: half of a usual second-level cache
 BUFFER = 2**20

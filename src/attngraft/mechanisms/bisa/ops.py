@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from attngraft.dispatch import Backend, Op, triton_obstacle
+from attngraft.dispatch import Backend, Op, operands_obstacle, triton_obstacle
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa import eager, hyper, mlp, reference
-from attngraft.mechanisms.bisa.operands import Sizes, check_bias, check_visible
+from attngraft.mechanisms.bisa.operands import check_bias, check_visible
+from attngraft.mechanisms.sizes import Sizes
 
 #: channels of q, v and v_hat per head that a Triton program's tiles have room for
 WIDEST = 128
@@ -24,14 +24,7 @@ NOT_BROADCAST = "the kernels read each operand in the shape that this operation 
 
 
 def _kernel_obstacle(*operands: Tensor) -> str | None:
-    first, widest = operands[0], max(tensor.shape[-1] for tensor in operands)
-    obstacle = next((found for found in map(triton_obstacle, operands) if found is not None), None)
-    cast = torch.amp.is_autocast_available(first.device.type) and torch.is_autocast_enabled(first.device.type)
-    if obstacle is None and not cast and any(tensor.dtype != first.dtype for tensor in operands):
-        obstacle = "the kernels take operands of one dtype"
-    if obstacle is None and widest > WIDEST:
-        obstacle = f"the kernels take heads of up to {WIDEST} channels, and these have {widest}"
-    return obstacle
+    return operands_obstacle(*operands, widest=WIDEST)
 
 
 def _two_way_obstacle(

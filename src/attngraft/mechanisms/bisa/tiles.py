@@ -18,7 +18,7 @@ from torch import Tensor
 from attngraft.dispatch.formula import Gradients, differentiable, without_autocast
 from attngraft.mechanisms.bisa.formula import formula
 from attngraft.mechanisms.bisa.groups import Scores, shaped
-from attngraft.mechanisms.bisa.layout import room
+from attngraft.mechanisms.layout import room
 
 
 class Tiled(torch.autograd.Function):

@@ -17,7 +17,8 @@ from attngraft.dispatch.flops import register_flops
 from attngraft.dispatch.formula import differentiable, in_autocast_dtype
 from attngraft.mechanisms.bisa import triton_kernels as kernels
 from attngraft.mechanisms.bisa.formula import formula
-from attngraft.mechanisms.bisa.layout import room
+from attngraft.mechanisms.layout import room
+from attngraft.mechanisms.triton_rows import operand
 
 #: programs that fill a large GPU: the sum over entries that share a bias is cut into parts until there are so many
 PROGRAMS = 1024
@@ -34,14 +35,6 @@ def tiles(width: int, dtype: torch.dtype, *, large: bool = True) -> dict[str, in
     if large and width <= 64:
         return {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 8, "num_stages": 2}
     return {"BLOCK_Q": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
-
-
-def _operand(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    """The tensor and its strides, as the kernels take it; a copy only where channels lie apart."""
-    if tensor is None:
-        return None
-    tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-    return (tensor, *tensor.stride()[:-1])
 
 
 def _masks(bias: Tensor | None, visible: Tensor | None, sizes: tuple[int, ...]) -> tuple[Any, ...]:
@@ -68,7 +61,7 @@ def attend(
     if not (q.numel() and k.numel()):  # a sum of nothing
         return sa.zero_(), u.zero_(), row_lse.zero_(), column_lse.zero_()
     batch, heads, nq, nk = *q.shape[:3], k.shape[2]
-    operands = [_operand(tensor) for tensor in (q, k, v, v_hat)]
+    operands = [operand(tensor) for tensor in (q, k, v, v_hat)]
     masks, sizes = _masks(bias, visible, (batch, heads, nq, nk)), (heads, nq, nk)
     widths = _widths(q, v, v_hat)
     options = tiles(max(widths.values()), q.dtype)
@@ -77,7 +70,7 @@ def attend(
         kernels.column_kernel[grid](*operands[:2], masks, column_lse, sizes, scale, DK=widths["DK"], **options)
         grid = (batch * heads * triton.cdiv(nq, options["BLOCK_Q"]),)
         kernels.row_kernel[grid](
-            *operands, masks, column_lse, row_lse, _operand(sa), _operand(u), sizes, scale, **widths, **options
+            *operands, masks, column_lse, row_lse, operand(sa), operand(u), sizes, scale, **widths, **options
         )
     return sa, u, row_lse, column_lse
 
@@ -121,7 +114,7 @@ def attend_backward(
     if not (q.numel() and k.numel()):
         return dq.zero_(), dk.zero_(), dv.zero_(), dv_hat.zero_(), dbias.zero_()
     batch, heads, nq, nk = *q.shape[:3], k.shape[2]
-    operands = [_operand(tensor) for tensor in (q, k, v, v_hat, dsa, du)]
+    operands = [operand(tensor) for tensor in (q, k, v, v_hat, dsa, du)]
     masks, sizes = _masks(bias, visible, (batch, heads, nq, nk)), (heads, nq, nk)
     row_dot = row_lse if dsa is None else (dsa.float() * sa.float()).sum(-1).contiguous()
     lines = (row_lse, row_dot, column_lse, torch.empty_like(column_lse))
@@ -130,10 +123,10 @@ def attend_backward(
     shared = (*operands, masks, lines)
     with torch.cuda.device_of(q):
         grid = (batch * heads * triton.cdiv(nk, options["BLOCK_K"]),)
-        results = [_operand(tensor) for tensor in (dk, dv, dv_hat)]
+        results = [operand(tensor) for tensor in (dk, dv, dv_hat)]
         kernels.key_gradient_kernel[grid](*shared, *results, sizes, scale, **widths, **options)
         grid = (batch * heads * triton.cdiv(nq, options["BLOCK_Q"]),)
-        kernels.query_gradient_kernel[grid](*shared, _operand(dq), sizes, scale, **widths, **options)
+        kernels.query_gradient_kernel[grid](*shared, operand(dq), sizes, scale, **widths, **options)
         if bias is not None and bias_gradient:
             options = tiles(max(widths.values()), q.dtype, large=False)
             tiled = triton.cdiv(nq, options["BLOCK_Q"]) * triton.cdiv(nk, options["BLOCK_K"])

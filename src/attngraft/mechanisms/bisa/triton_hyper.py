@@ -23,8 +23,8 @@ from torch import Tensor
 from attngraft.dispatch.flops import register_flops
 from attngraft.dispatch.formula import differentiable, in_autocast_dtype
 from attngraft.mechanisms.bisa.hyper import formula
-from attngraft.mechanisms.bisa.layout import as_rows, room
-from attngraft.mechanisms.bisa.triton_kernels import times
+from attngraft.mechanisms.layout import as_rows, room
+from attngraft.mechanisms.triton_rows import times
 
 #: programs that fill a large GPU, see `triton.PROGRAMS`
 PROGRAMS = 1024

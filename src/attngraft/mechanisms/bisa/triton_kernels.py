@@ -19,54 +19,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attngraft.dispatch.triton import interpreting
-
-#: whether these kernels run in Triton's interpreter, which would multiply the bits of bfloat16 numbers as integers
-INTERPRETED = tl.constexpr(interpreting())
-
-
-@triton.jit
-def places_of(operand, batch, head, rows, count, WIDTH: tl.constexpr):
-    """Pointers to rows of an operand, and which of them lie within `count` rows and WIDTH channels.
-
-    There are as many lanes as channels, rounded up to a power of two that tl.dot takes.
-    """
-    lane = tl.arange(0, max(16, triton.next_power_of_2(WIDTH)))[None, :]
-    first = operand[0] + batch * operand[1] + head * operand[2]
-    return first + rows[:, None].to(tl.int64) * operand[3] + lane, (rows[:, None] < count) & (lane < WIDTH)
-
-
-@triton.jit
-def load_rows(operand, batch, head, rows, count, WIDTH: tl.constexpr):
-    """Rows of an operand, with zeros outside."""
-    places, inside = places_of(operand, batch, head, rows, count, WIDTH)
-    return tl.load(places, mask=inside, other=0.0)
-
-
-@triton.jit
-def store_rows(operand, value, batch, head, rows, count, WIDTH: tl.constexpr):
-    places, inside = places_of(operand, batch, head, rows, count, WIDTH)
-    tl.store(places, value.to(operand[0].dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def load_line(pointer, entry, index, count):
-    """A piece of a contiguous (B, H, count), zero beyond it."""
-    return tl.load(pointer + entry * count + index, mask=index < count, other=0.0)
-
-
-@triton.jit
-def times(a, b):
-    if INTERPRETED:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
-
-
-@triton.jit
-def place(tiles, heads):
-    """Of this program: the tile, the entry (batch and head as one), the batch and the head."""
-    entry = (tl.program_id(0) // tiles).to(tl.int64)
-    return tl.program_id(0) % tiles, entry, entry // heads, entry % heads
+from attngraft.mechanisms.triton_rows import (
+    finite,
+    load_line,
+    load_rows,
+    place,
+    something,
+    store_rows,
+    through_softmax,
+    times,
+)
 
 
 @triton.jit
@@ -84,18 +46,6 @@ def score_tile(query, key, masks, sizes, batch, head, rows, columns, scale):
         first = visible[0] + batch * visible[1] + head * visible[2]
         inside = inside & (tl.load(first + row * visible[3] + column * visible[4], mask=inside, other=0) != 0)
     return tl.where(inside, found, -float("inf"))
-
-
-@triton.jit
-def finite(highest):
-    """A maximum that can be subtracted: 0 where everything is -inf."""
-    return tl.where(highest == -float("inf"), 0.0, highest)
-
-
-@triton.jit
-def something(total):
-    """A sum that can be divided by: 1 where nothing was summed."""
-    return tl.where(total == 0.0, 1.0, total)
 
 
 @triton.jit
@@ -153,12 +103,6 @@ def row_kernel(
     if v is not None:
         store_rows(sa, attended / something(total)[:, None], batch, head, rows, nq, DV)
         tl.store(row_lse + entry * nq + rows, finite(highest) + tl.log(something(total)), mask=rows < nq)
-
-
-@triton.jit
-def through_softmax(weight, gradient, value, dot):
-    """The gradient of a softmax's scores: weight (gradient value^T - dot)."""
-    return weight * (times(gradient, tl.trans(value)) - dot)
 
 
 @triton.jit

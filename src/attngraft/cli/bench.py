@@ -1,0 +1,176 @@
+"""`attngraft bench`: what a mechanism costs on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from attngraft.bench.scaling import ScalingResult
+
+
+def bixt(
+    out: Annotated[
+        Path, typer.Option(metavar="FILE.json", help="The result; plots come beside it (.png, .svg, -dark).")
+    ] = Path("bixt-scaling.json"),
+    sizes: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Numbers of tokens. Default: seven from 196 to 1048576."),
+    ] = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            metavar="LAYER,...",
+            help="Beside it: vit (fused attention, ends by time), vit-explicit (N x N maps, ends by memory); or none.",
+        ),
+    ] = "vit,vit-explicit",
+    backward: Annotated[bool, typer.Option("--backward", help="Forward and backward, not forward alone.")] = False,
+    depth: Annotated[int, typer.Option(min=1, metavar="N", help="Layers on top of each other.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timed calls of a size, at least.")] = 5,
+    cpu_time: Annotated[
+        bool, typer.Option("--cpu-time", help="Seconds of CPU, for a machine that is busy with other work, too.")
+    ] = False,
+    threads: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: torch's own choice.")
+    ] = None,
+    time_limit: Annotated[
+        float,
+        typer.Option(min=0.1, metavar="SECONDS", help="For all calls of one size; one that takes longer is the end."),
+    ] = 120.0,
+    memory_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01, metavar="GB", help="What one size may take of the address space. Default: 4/5 of free memory."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure time and memory of a BiXT layer from 196 to 1,048,576 tokens, with a ViT's block beside it.
+
+    The layer is whole: bi-directional cross-attention with projections and feed-forward networks, then a block over the
+    latents; 192 wide, 3 heads, 64 latents, a batch of one, on the CPU. Each size runs in a process of its own; its memory
+    is the growth of resident memory during one call. A curve ends where memory runs out or a size takes too long. Exponents
+    are fitted over 3,136 tokens and more; the command ends with exit code 1 where BiXT's are not within 0.1 of 1.
+
+    Every size is saved at once: interrupted or called with other --sizes, it goes on with what FILE.json lacks.
+
+    Examples:
+
+        attngraft bench bixt
+
+        attngraft bench bixt --backward --threads 2 --out bixt-backward.json
+
+        attngraft bench bixt --sizes 784,3136,12544 --against none --time-limit 20
+
+        attngraft bench bixt --memory-limit 8 --json
+    """
+    import torch
+
+    from attngraft.bench.result import here
+    from attngraft.bench.scaling import SIZES, Call, Limits, begin
+
+    layers = ["bixt", *([] if against == "none" else (name.strip() for name in against.split(",")))]
+    numbers = SIZES if sizes is None else _numbers(sizes, option="--sizes")
+    limit = None if memory_limit is None else int(memory_limit * 1e9)
+    result = begin(
+        f"BiXT over the number of tokens, {'forward and backward' if backward else 'forward'}",
+        layers,
+        setting=here(),
+        call=Call(
+            depth=depth,
+            backward=backward,
+            cpu_time=cpu_time,
+            threads=threads or torch.get_num_threads(),
+            repeats=repeats,
+        ),
+        limits=Limits(seconds=time_limit, memory=limit),
+        bars={"bixt": 1.0},
+    )
+    _carry_out(result, layers, numbers, out=out, as_json=as_json)
+
+
+def _carry_out(result: ScalingResult, layers: Sequence[str], sizes: Sequence[int], *, out: Path, as_json: bool) -> None:
+    """Measure with a bar on standard error; file, plots and table also of what is there when interrupted."""
+    import dataclasses
+    import json
+
+    from attngraft.bench.scaling import going_on, read_scaling, sweep, write_scaling
+    from attngraft.files import write_atomically
+    from attngraft.report.scaling import scaling_plots
+
+    if out.exists():
+        result = going_on(result, read_scaling(out), path=out)
+
+    def keep(latest: ScalingResult) -> None:
+        nonlocal result
+        result = latest
+        write_scaling(latest, out)
+
+    stopped = False
+    with _bar(len(layers) * len(sizes)) as starting:
+        try:
+            sweep(result, layers, sizes, starting=starting, measured=keep)
+        except KeyboardInterrupt:
+            stopped = True
+    for name, content in scaling_plots(result, stem=out.stem).items():
+        write_atomically(out.with_name(name), content)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False))
+    else:
+        _show(result, out)
+    if stopped:
+        raise KeyboardInterrupt(f"what was measured is in {out}; repeat the command to go on")
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+def _show(result: ScalingResult, out: Path) -> None:
+    import sys
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from attngraft.report.scaling import exponent_lines, scaling_table
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console.print(scaling_table(result))
+    for line, passed in exponent_lines(result):
+        verdict = {None: Text(), True: Text(": pass", "green"), False: Text(": FAIL", "bold red")}[passed]
+        console.print(Text(line) + verdict)
+    console.print(Text(f"{out}, {out.with_suffix('.png')}"))
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
+    """A bar that is told what is measured next; gone at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task, begun = bars.add_task("starting", total=total), 0
+
+        def starting(title: str, tokens: int) -> None:
+            nonlocal begun
+            bars.update(task, completed=begun, description=f"{title}, {tokens:,} tokens")
+            begun += 1
+
+        yield starting
+
+
+def _numbers(text: str, *, option: str) -> tuple[int, ...]:
+    """`196,784` as numbers.
+
+    Raises:
+        UsageError: something else than positive whole numbers.
+    """
+    from attngraft.errors import UsageError
+
+    words = [word.strip().replace("_", "") for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise UsageError(f"{option} takes positive whole numbers with commas between them (196,784), not {text!r}")
+    return tuple(map(int, words))

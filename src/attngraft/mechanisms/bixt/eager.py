@@ -1,0 +1,148 @@
+"""Bi-directional cross-attention in lean PyTorch: no map of all tokens, forward or backward.
+
+The tokens of an image come piece by piece (pieces.py); the backward makes the scores of a piece once more. Half precision
+is worked on in float32. Where the maps are so small that to keep them costs nothing, plain operations run; they are faster
+there. With dropout the equation itself runs: what is dropped is kept for the backward, and is as large as the maps.
+
+With the projections of the tokens in the operation, these are folded into the latents (folded.py).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attngraft.dispatch.formula import accurate, formula_wanted, in_autocast_dtype
+from attngraft.mechanisms.bixt import folded, reference
+from attngraft.mechanisms.bixt.derivatives import empty_gradients, empty_outputs, register
+from attngraft.mechanisms.bixt.formula import formula, projected
+from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
+
+#: numbers in one direction's maps together up to which plain operations keep them
+SMALL = 2**20
+#: tokens of an image from which on it pays to fold their projections
+FEWEST_TOKENS = 512
+
+
+def bidirectional_attention(
+    r_latents: Tensor,
+    r_tokens: Tensor,
+    v_latents: Tensor,
+    v_tokens: Tensor,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Latents (B, H, M, dt) and tokens (B, H, N, dl)."""
+    if dropout:
+        return reference.bidirectional_attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale, dropout=dropout)
+    operands = in_autocast_dtype(r_latents, r_tokens, v_latents, v_tokens)
+    if plain_wanted(*operands) or r_tokens.shape[:3].numel() * r_latents.shape[2] <= SMALL:
+        return formula(*operands, scale=scale)
+    with torch.autocast(r_tokens.device.type, enabled=False):
+        latents, tokens, _ = attend(*(tensor.to(accurate(tensor)) for tensor in operands), float(scale))
+    return latents.to(operands[3].dtype), tokens.to(operands[2].dtype)
+
+
+def projected_attention(
+    r_latents: Tensor,
+    v_latents: Tensor,
+    tokens: Tensor,
+    in_weight: Tensor,
+    in_bias: Tensor | None,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    *,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Latents (B, H, M, d) and tokens (B, N, c')."""
+    operands = (r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias)
+    if tokens.shape[1] < FEWEST_TOKENS or not r_latents.numel() or plain_wanted(*operands) or _mixed(operands):
+        return projected(*operands, attention=bidirectional_attention, scale=scale)
+    latents, out, *_ = folded.attend(*operands, float(scale))
+    return latents, out
+
+
+def _mixed(operands: tuple[Tensor | None, ...]) -> bool:
+    """Whether the operands are not all of one dtype that is accurate, or autocast is about to change it."""
+    given = [tensor for tensor in operands if tensor is not None]
+    dtypes = {tensor.dtype for tensor in (*given, *in_autocast_dtype(*given))}
+    return dtypes not in ({torch.float32}, {torch.float64})
+
+
+def plain_wanted(*tensors: Tensor | None) -> bool:
+    """Whether operations must be ones that everybody knows: a compiler takes ours, but an exported program travels."""
+    return torch.compiler.is_exporting() if torch.compiler.is_compiling() else formula_wanted(*tensors)
+
+
+@torch.library.custom_op("attngraft::bidirectional_attention_lean", mutates_args=())
+def attend(
+    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Latents, tokens, and log sum over tokens of exp(A) (B, H, M); all of one dtype, float32 or float64."""
+    latents, tokens, log_sums = empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
+    steps, buffers = _pieces(2, r_tokens, log_sums)
+    if not steps:  # sums of nothing
+        return latents.zero_(), tokens.zero_(), log_sums.zero_()
+    for image in range(len(r_tokens)):
+        walk = Forward(of_image(r_latents, image) * scale, of_image(v_latents, image), buffers)
+        for step in steps:
+            walk.step(r_tokens[image, :, step], v_tokens[image, :, step], out=tokens[image, :, step])
+        latents[image], log_sums[image] = walk.latents()
+    return latents, tokens, log_sums
+
+
+def _pieces(tiles: int, r_tokens: Tensor, log_sums: Tensor) -> tuple[list[slice], Buffers]:
+    """The pieces of each image, none where there is nothing to attend to, and room for so many tiles of scores."""
+    heads, count = log_sums.shape[1:]
+    if not (log_sums.numel() and r_tokens.shape[2]):
+        return [], Buffers(tiles, (0,), log_sums)
+    steps = pieces(r_tokens.shape[2], heads * count, r_tokens.device)
+    return steps, Buffers(tiles, (heads, steps[0].stop, count), log_sums)
+
+
+def of_image(latents: Tensor, image: int) -> Tensor:
+    """An image's, or those that all share."""
+    return latents[image if len(latents) > 1 else 0]
+
+
+@torch.library.custom_op("attngraft::bidirectional_attention_lean_backward", mutates_args=())
+def attend_backward(
+    to_latents: Tensor,
+    to_tokens: Tensor,
+    r_latents: Tensor,
+    r_tokens: Tensor,
+    v_latents: Tensor,
+    v_tokens: Tensor,
+    latents: Tensor,
+    log_sums: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of r_latents, r_tokens, v_latents and v_tokens."""
+    found = to_r_latents, to_r, to_v_latents, to_v = empty_gradients(r_latents, r_tokens, v_latents, v_tokens)
+    to_r_latents.zero_()
+    to_v_latents.zero_()
+    steps, buffers = _pieces(3, r_tokens, log_sums)
+    if not steps:
+        to_r.zero_()
+        to_v.zero_()
+        return found
+    with torch.autocast(r_tokens.device.type, enabled=False):
+        for image in range(len(r_tokens)):
+            walk = Backward(
+                of_image(r_latents, image) * scale,
+                of_image(v_latents, image),
+                to_latents=to_latents[image],
+                latents=latents[image],
+                log_sums=log_sums[image],
+                buffers=buffers,
+            )
+            for step in steps:
+                piece = (tensor[image, :, step] for tensor in (r_tokens, v_tokens, to_tokens))
+                walk.step(*piece, to_r=to_r[image, :, step], to_v=to_v[image, :, step])
+            of_image(to_r_latents, image).add_(walk.to_r, alpha=scale)
+            of_image(to_v_latents, image).add_(walk.to_v)
+    return found
+
+
+register("bidirectional_attention_lean", attend, attend_backward)

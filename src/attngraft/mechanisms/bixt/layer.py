@@ -1,0 +1,185 @@
+"""Cross-attention between latents and tokens as whole layers, from the projections to the output projections.
+
+Parameters have the names and the row order of the published checkpoints: a fused projection's first rows make the
+references, its last the values.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attngraft.anatomy.tap import TapPoint
+from attngraft.errors import UsageError
+from attngraft.mechanisms.bixt.ops import bidirectional_attention, projected_attention
+
+
+class BidirectionalCrossAttention(TapPoint, nn.Module):
+    """Latents attend to tokens and tokens to latents, by one similarity.
+
+        r_l, v_l = rv_latents(latents);  r_t, v_t = rv_patches(tokens)      per head
+        A = r_l r_t^T / sqrt(d)
+        latents' = proj_lat(softmax over tokens(A) v_t)
+        tokens'  = proj_pat(softmax over latents(A^T) v_l)
+
+    Args:
+        dim_latents: width of the latents. dim_tokens: width of the tokens.
+        dim_attention: H d, width of references and values.
+        rv_bias: whether the projections to references and values have biases; the output projections always do.
+        attn_drop: share of attention weights that is dropped in training, drawn for each direction by itself.
+        proj_drop: dropout behind the output projections.
+
+    A listener is offered the maps after softmax: `latents_to_tokens` (B, H, M, N), whose rows say where the latents look,
+    and `tokens_to_latents` (B, H, N, M).
+
+    Raises:
+        UsageError: H does not divide `dim_attention`.
+
+    Source: BiXT, section 3.2.
+    """
+
+    def __init__(
+        self,
+        dim_latents: int,
+        dim_tokens: int,
+        *,
+        dim_attention: int,
+        heads: int,
+        rv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = head_width(dim_attention, heads) ** -0.5
+        self.attn_drop = attn_drop
+        self.rv_latents = nn.Linear(dim_latents, 2 * dim_attention, bias=rv_bias)
+        self.rv_patches = nn.Linear(dim_tokens, 2 * dim_attention, bias=rv_bias)
+        self.proj_lat = nn.Linear(dim_attention, dim_latents)
+        self.proj_pat = nn.Linear(dim_attention, dim_tokens)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what each gets from the other: B of both."""
+        dropout = self.attn_drop if self.training else 0.0
+        if not dropout and not self.listened() and is_plain(self.rv_patches) and is_plain(self.proj_pat):
+            return self.attend_projected(latents, tokens)
+        for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
+        return (
+            self.proj_drop(self.proj_lat(merge_heads(for_latents))),
+            self.proj_drop(self.proj_pat(merge_heads(for_tokens))),
+        )
+
+    def attend_projected(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` with the tokens' projections in the operation."""
+        r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
+        into, out = self.rv_patches, self.proj_pat
+        for_latents, tokens = projected_attention(
+            r_latents, v_latents, tokens, into.weight, into.bias, out.weight, out.bias, scale=self.scale
+        )
+        return self.proj_drop(self.proj_lat(merge_heads(for_latents))), self.proj_drop(tokens)
+
+    def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """What each gets by head, (B, H, M, d) and (B, H, N, d), before the output projections."""
+        r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
+        r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
+        if self.listened():
+            scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
+            self.offer("latents_to_tokens", scores.softmax(dim=-1))
+            self.offer("tokens_to_latents", scores.transpose(-2, -1).softmax(dim=-1))
+        return bidirectional_attention(
+            r_latents,
+            r_tokens,
+            v_latents,
+            v_tokens,
+            scale=self.scale,
+            dropout=self.attn_drop if self.training else 0.0,
+        )
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}"
+
+
+class OneSidedCrossAttention(TapPoint, nn.Module):
+    """Latents attend to tokens, and tokens to nothing: what the last layer needs, whose tokens nobody reads.
+
+        r_l = r_latents(latents);  r_t, v_t = rv_patches(tokens)
+        latents' = proj_lat(softmax over tokens(r_l r_t^T / sqrt(d)) v_t)
+
+    Arguments, errors and source as of `BidirectionalCrossAttention`; a listener is offered `latents_to_tokens`.
+    """
+
+    offers = "latents_to_tokens"  #: what a listener knows the map by
+
+    def __init__(
+        self,
+        dim_latents: int,
+        dim_tokens: int,
+        *,
+        dim_attention: int,
+        heads: int,
+        rv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale = head_width(dim_attention, heads) ** -0.5
+        self.attn_drop = attn_drop
+        self.r_latents = nn.Linear(dim_latents, dim_attention, bias=rv_bias)
+        self.rv_patches = nn.Linear(dim_tokens, 2 * dim_attention, bias=rv_bias)
+        self.proj_lat = nn.Linear(dim_attention, dim_latents)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
+        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what the latents get, (B, M, dim_latents)."""
+        (r_latents,) = split_parts(self.r_latents(latents), 1, self.heads)
+        r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
+        if self.listened():
+            scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
+            self.offer(self.offers, scores.softmax(dim=-1))
+        found = F.scaled_dot_product_attention(
+            r_latents.expand(tokens.shape[0], -1, -1, -1),
+            r_tokens,
+            v_tokens,
+            dropout_p=self.attn_drop if self.training else 0.0,
+            scale=self.scale,
+        )
+        return self.proj_drop(self.proj_lat(merge_heads(found)))
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}"
+
+
+class TokensAttend(OneSidedCrossAttention):
+    """Tokens attend to latents: `OneSidedCrossAttention` with the roles exchanged, so that "latents" in the names of its
+    arguments and parameters are the tokens."""
+
+    offers = "tokens_to_latents"
+
+
+def head_width(dim: int, heads: int) -> int:
+    """How wide a head is.
+
+    Raises:
+        UsageError: it is no whole number.
+    """
+    if dim % heads:
+        raise UsageError(f"{heads} heads do not divide the attention's width {dim}; give another number or width")
+    return dim // heads
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether to call `linear` is to multiply by its weight and add its bias, and nobody looks on: then others may do it."""
+    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
+    return type(linear) is nn.Linear and "forward" not in vars(linear) and not any(hooks)
+
+
+def split_parts(projected: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """(B, N, parts * H * d), the parts one after another, to so many (B, H, N, d)."""
+    return projected.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def merge_heads(values: Tensor) -> Tensor:
+    """(B, H, N, d) to (B, N, H * d)."""
+    return values.transpose(1, 2).flatten(2)

@@ -1,0 +1,195 @@
+"""What BiXT is compared with: the same frame and blocks, and another way for latents and tokens to read each other.
+
+| names | what | parameters |
+|---|---|---|
+| `iterative_sa5_d8_k1`, `sa6_d7`, `sa6_d8`, `sa4_d12`, `sa1_d22`, `sa1_d24` | `Iterative` | 10.6M to 22.2M |
+| `iterative_sa5_d8_k2`, ... | the same with two cross-attentions | 11.0M to 22.6M |
+| `sequential_d11`, `sequential_d12` | `Sequential` | 14.6M, 15.9M |
+
+`sa5_d8` has 8 blocks with 5 self-attentions each. k1 is the paper's dagger, one cross-attention for all blocks; k2 its
+double dagger, the first block's own and one for the rest. All have width 192, 64 latents and the paper's 3 heads; no code or
+weights of them are published.
+
+Source: BiXT, tables 1 and A1.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from timm.layers import calculate_drop_path_rates
+from torch import Tensor, nn
+
+from attngraft.errors import UsageError
+from attngraft.mechanisms.bixt.layer import OneSidedCrossAttention, TokensAttend
+from attngraft.models.bixt.latent_model import LatentModel, as_map
+from attngraft.models.bixt.layers import CrossAttentionBlock, OneSidedBlock, latent_block
+from attngraft.models.bixt.model import BiXT
+from attngraft.models.bixt.model import checkpoint_filter_fn as checkpoint_filter_fn  # beside the models' classes
+
+
+class SequentialBlock(CrossAttentionBlock):
+    """Latents read the tokens, then the tokens read the refined latents: two similarities in place of one.
+
+        l = l + dp(ls1_lat(attn(norm1_lat(l), norm1_pat(t))))
+        t = t + dp(ls1_pat(attn_pat(norm1_pat(t), norm1_lat(l))))
+        and the feed-forward networks of `CrossAttentionBlock`, whose arguments it has
+
+    The paper has "latents first query, followed by the tokens querying the latents", and its parameters leave room for four
+    norms; which latents the tokens read it leaves open. Here those of the line above, through the norm of all attention.
+    """
+
+    attention = OneSidedCrossAttention
+
+    def __init__(
+        self,
+        dim_latents: int,
+        dim_tokens: int,
+        *,
+        dim_attention: int,
+        heads: int,
+        rv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        **others: Any,
+    ) -> None:
+        both: dict[str, Any] = {
+            "dim_attention": dim_attention,
+            "heads": heads,
+            "rv_bias": rv_bias,
+            "attn_drop": attn_drop,
+            "proj_drop": proj_drop,
+        }
+        super().__init__(dim_latents, dim_tokens, **both, **others)
+        self.attn_pat = TokensAttend(dim_tokens, dim_latents, **both)
+
+    def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The attentions' part of `forward`, with the residual sums."""
+        normed = self.norm1_pat(tokens)
+        latents = latents + self.drop_path(self.ls1_lat(self.attn(self.norm1_lat(latents), normed)))
+        return latents, tokens + self.drop_path(self.ls1_pat(self.attn_pat(normed, self.norm1_lat(latents))))
+
+
+class Sequential(BiXT):
+    """BiXT with a `SequentialBlock` in each layer but the last, which is one-sided as BiXT's.
+
+    Arguments as of `BiXT`.
+    """
+
+    two_way = SequentialBlock
+
+
+class Iterative(LatentModel):
+    """Latents read the same tokens again and again, as in a Perceiver; nobody updates the tokens.
+
+        l = cross(l, t);  l = block(l), `self_layers` times        `depth` times
+
+    Every block computes keys and values from the tokens anew. A cross-attention that several blocks share, with its norms
+    and feed-forward network, is held, counted and saved once, in `cross_attention`.
+
+    Args:
+        depth: number of blocks. self_layers: of self-attentions in each; these are never shared.
+        cross_sets: how many cross-attentions there are: the first blocks have one each, the last serves the rest. 1 and 2
+            are the paper's.
+        attention_dim: width of cross-attention; that of the latents where not given.
+        num_heads, mlp_ratio, qkv_bias, rv_bias, init_values, proj_drop_rate, attn_drop_rate: as of `BiXT`.
+        drop_path_rate: of the last self-attention, from 0 at the first on. A cross-attention has the mean of the rates of
+            the blocks it serves.
+        frame: the others, as of `LatentModel`.
+
+    Raises:
+        UsageError: sizes that do not go together, or an unknown word.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        *,
+        embed_dim: int = 192,
+        token_dim: int | None = None,
+        attention_dim: int | None = None,
+        depth: int = 8,
+        self_layers: int = 5,
+        cross_sets: int = 2,
+        num_heads: int = 3,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        rv_bias: bool = True,
+        init_values: float | None = None,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        **frame: Any,
+    ) -> None:
+        if not 1 <= cross_sets <= depth:
+            raise UsageError(f"cross_sets is from 1 to the depth, here {depth}, not {cross_sets}")
+        branches: dict[str, Any] = {
+            "mlp_ratio": mlp_ratio,
+            "layer_scale": init_values,
+            "attn_drop": attn_drop_rate,
+            "proj_drop": proj_drop_rate,
+        }
+        rates = iter(calculate_drop_path_rates(drop_path_rate, depth * self_layers))
+        blocks = nn.ModuleList(
+            nn.Sequential(
+                *(
+                    latent_block(embed_dim, heads=num_heads, qkv_bias=qkv_bias, drop_path=next(rates), **branches)
+                    for _ in range(self_layers)
+                )
+            )
+            for _ in range(depth)
+        )
+        super().__init__(img_size, blocks=blocks, embed_dim=embed_dim, token_dim=token_dim, **frame)
+        self.cross_attention = nn.ModuleList(
+            OneSidedBlock(
+                embed_dim,
+                self.token_dim,
+                dim_attention=attention_dim or embed_dim,
+                heads=num_heads,
+                rv_bias=rv_bias,
+                drop_path=fmean(served),
+                **branches,
+            )
+            for served in _served(calculate_drop_path_rates(drop_path_rate, depth), cross_sets)
+        )
+        self.init_weights()
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """How timm groups the parameters in layers; a shared cross-attention is of the first block that it serves."""
+        groups = super().group_matcher(coarse)
+        return {**groups, "blocks": [(r"^(?:blocks|cross_attention)\.(\d+)", None), *groups["blocks"][1:]]}
+
+    def run_layer(
+        self, index: int, latents: Tensor, tokens: Tensor, grid: tuple[int, int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Block `index`; the tokens leave it as they came."""
+        cross = self.cross_attention[min(index, len(self.cross_attention) - 1)]
+        return self.blocks[index](cross(latents, tokens)), tokens
+
+    def token_layers(self) -> int:
+        """How many blocks give tokens: all give the same."""
+        return len(self.blocks)
+
+    def forward_tokens(self, images: Tensor) -> Tensor:
+        """Images to a map (B, token_dim, rows, columns): the tokens as every block reads them."""
+        return as_map(self.embed(images), self.grid(images))
+
+
+def _served(rates: list[float], sets: int) -> list[list[float]]:
+    """The blocks' rates by the cross-attention that serves them."""
+    return [*([rate] for rate in rates[: sets - 1]), rates[sets - 1 :]]
+
+
+#: name -> class and arguments
+BASELINES: dict[str, tuple[type[LatentModel], dict[str, Any]]] = {
+    **{
+        f"iterative_sa{layers}_d{depth}_k{sets}": (
+            Iterative,
+            {"self_layers": layers, "depth": depth, "cross_sets": sets},
+        )
+        for layers, depth in ((5, 8), (6, 7), (6, 8), (4, 12), (1, 22), (1, 24))
+        for sets in (1, 2)
+    },
+    **{f"sequential_d{depth}": (Sequential, {"depth": depth, "num_heads": 3}) for depth in (11, 12)},
+}

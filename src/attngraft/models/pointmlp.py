@@ -1,0 +1,288 @@
+"""The layers of PointMLP: neighbourhoods of a point cloud, normalised, and residual point-wise networks over them.
+
+    anchors = farthest points;  groups = k nearest points of each           Grouper
+    y_s = pos(max_j pre([alpha * (x_sj - m_s) / std + beta, x_s]))          Stage
+    y_i = extract(fuse([x_i, sum of w_ij x_j over 3 nearest j]))            FeaturePropagation
+
+Letters: B clouds, N points, S anchors (S <= N), k neighbours, C channels. Points are (B, N, 3) and what stands at them is
+(B, N, C), as tokens are; only inside the point-wise networks channels come first. Distances are squared and Euclidean, of
+any unit, computed in float32 at least.
+
+Source: X. Ma et al., "Rethinking Network Design and Local Geometry in Point Cloud: A Simple Residual MLP Framework", 2022.
+Parameters are called as in the authors' weights.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+Normalize = Literal["anchor", "center"]
+
+#: farthest point sampling passes over points whose squared norm is not above this, as the authors' kernel does
+NEAR_ORIGIN = 1e-3
+#: neighbours that a point's feature is interpolated from
+INTERPOLATED = 3
+
+
+class Grouper(nn.Module):
+    """Neighbourhoods of anchors, each feature relative to its neighbourhood and scaled by the whole cloud's spread.
+
+        g_sj = alpha * (x_sj - m_s) / (std + 1e-5) + beta,   j one of the k nearest points of anchor s
+        out  = [g_sj, x_s]
+
+    `m_s` is the anchor's own feature ("anchor") or the mean of the neighbourhood ("center"). `std` is one number per cloud:
+    the unbiased deviation of all `x_sj - m_s`, over anchors, neighbours and channels. With `use_xyz` the neighbours'
+    coordinates are three more channels of `x_sj`. The `x_s` at the end is the anchor's feature as it came. The order of
+    neighbours in a group is free; the anchor is one of them.
+
+    Shapes: points (B, N, 3) and features (B, N, C) to anchors (B, S, 3) and groups (B, S, k, out_channels).
+
+    Args:
+        channels: C.
+        anchors: S, chosen by farthest point sampling; None makes every point an anchor, in the points' order.
+        neighbors: k.
+
+    Raises:
+        ValueError: sizes below 1 or an unknown `normalize`; on a call, a cloud of fewer points than S or k, or shapes that
+            do not fit.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        anchors: int | None,
+        neighbors: int,
+        normalize: Normalize = "anchor",
+        use_xyz: bool = False,
+    ) -> None:
+        super().__init__()
+        if min(channels, neighbors, 1 if anchors is None else anchors) < 1:
+            raise ValueError(f"{channels=}, {anchors=} and {neighbors=} must be 1 or more")
+        if normalize not in ("anchor", "center"):
+            raise ValueError(f"normalize is 'anchor' or 'center', not {normalize!r}")
+        self.channels, self.anchors, self.neighbors = channels, anchors, neighbors
+        self.normalize, self.use_xyz = normalize, use_xyz
+        grouped = channels + (3 if use_xyz else 0)
+        self.out_channels = grouped + channels
+        self.affine_alpha = nn.Parameter(torch.ones(1, 1, 1, grouped))
+        self.affine_beta = nn.Parameter(torch.zeros(1, 1, 1, grouped))
+
+    def forward(self, xyz: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        self._check(xyz, features)
+        if self.anchors is None:
+            anchor_xyz, anchor_features = xyz, features
+        else:
+            chosen = farthest_points(xyz, self.anchors)
+            anchor_xyz, anchor_features = take(xyz, chosen), take(features, chosen)
+        near = nearest(anchor_xyz, xyz, self.neighbors)
+        groups, center = take(features, near), anchor_features
+        if self.use_xyz:
+            groups = torch.cat([groups, take(xyz, near).to(groups.dtype)], dim=-1)
+            center = torch.cat([center, anchor_xyz.to(center.dtype)], dim=-1)
+        if self.normalize == "center":
+            away = groups - groups.mean(dim=2, keepdim=True)
+        else:
+            away = groups - center.unsqueeze(2)
+        scaled = away / (away.std(dim=(1, 2, 3), keepdim=True) + 1e-5)
+        grouped = self.affine_alpha * scaled + self.affine_beta
+        repeated = anchor_features.unsqueeze(2).expand(-1, -1, self.neighbors, -1)
+        return anchor_xyz, torch.cat([grouped, repeated], dim=-1)
+
+    def extra_repr(self) -> str:
+        shown = f"{self.channels}, anchors={self.anchors}, neighbors={self.neighbors}"
+        return f"{shown}, normalize={self.normalize!r}, use_xyz={self.use_xyz}"
+
+    def _check(self, xyz: Tensor, features: Tensor) -> None:
+        _check_points(xyz, features, self.channels, what="")
+        needed = {"neighbors": self.neighbors, "anchors": self.anchors or 1}
+        for name, count in needed.items():
+            if count > xyz.shape[1]:
+                raise ValueError(
+                    f"{name}={count} is more than the cloud's {xyz.shape[1]} points; give more points or make the grouper "
+                    f"with {name} of at most {xyz.shape[1]}"
+                )
+
+
+class Stage(nn.Module):
+    """One stage: neighbourhoods of fewer points, a network over every neighbour, the largest of each, a network on that.
+
+        y_s = pos(max_j pre(group_sj))
+
+    Shapes: points (B, N, 3) and features (B, N, channels) to anchors (B, S, 3) and features (B, S, out_channels). The
+    paper's model has four of them, each with half of the points and twice the channels.
+
+    Args:
+        pre_blocks: residual blocks before the maximum.
+        pos_blocks: residual blocks after it.
+        bias: of the point-wise linear maps; the paper's classifier has none, its segmenter has.
+        anchors, neighbors, normalize, use_xyz: as of `Grouper`, whose errors are raised.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int,
+        *,
+        anchors: int | None,
+        neighbors: int,
+        normalize: Normalize = "anchor",
+        use_xyz: bool = False,
+        pre_blocks: int = 2,
+        pos_blocks: int = 2,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.grouper = Grouper(channels, anchors=anchors, neighbors=neighbors, normalize=normalize, use_xyz=use_xyz)
+        self.pre = NeighborhoodNetwork(self.grouper.out_channels, out_channels, blocks=pre_blocks, bias=bias)
+        self.pos = ResidualNetwork(out_channels, blocks=pos_blocks, bias=bias)
+
+    def forward(self, xyz: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        anchors, groups = self.grouper(xyz, features)
+        return anchors, self.pos(self.pre(groups)).transpose(1, 2)
+
+
+class FeaturePropagation(nn.Module):
+    """One step of the decoder: features of few points brought to many, and joined with what these had.
+
+        w_ij = 1 / (|p_i - q_j|^2 + 1e-8), over the 3 nearest j, divided by their sum
+        y    = extraction(fuse([fine_i, sum_j w_ij coarse_j]))
+
+    With fewer than three coarse points all of them are used.
+
+    Shapes: points (B, N, 3) and (B, S, 3), features (B, N, C1) and (B, S, C2) to (B, N, out_channels).
+
+    Args:
+        in_channels: C1 + C2.
+        blocks: residual blocks behind the fusing map.
+        bias: of the point-wise linear maps.
+
+    Raises:
+        ValueError: on a call, features that are not at the points or not of `in_channels` together.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, blocks: int = 4, bias: bool = True) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.fuse = PointMap(in_channels, out_channels, bias=bias)
+        self.extraction = ResidualNetwork(out_channels, blocks=blocks, bias=bias)
+
+    def forward(self, xyz_fine: Tensor, xyz_coarse: Tensor, fine: Tensor, coarse: Tensor) -> Tensor:
+        _check_points(xyz_fine, fine, fine.shape[-1], what="fine ")
+        _check_points(xyz_coarse, coarse, self.in_channels - fine.shape[-1], what="coarse ")
+        joined = torch.cat([fine, interpolated(xyz_fine, xyz_coarse, coarse)], dim=-1)
+        return cast(Tensor, self.extraction(self.fuse(joined.transpose(1, 2))).transpose(1, 2))
+
+
+# --- point-wise networks, channels first --------------------------------------------------------------------------
+
+
+class PointMap(nn.Module):
+    """`relu(norm(W x + b))` at every point: (B, C, N) to (B, C', N)."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*_linear_norm(in_channels, out_channels, bias=bias), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.net(x))
+
+
+class ResidualBlock(nn.Module):
+    """`relu(x + norm(W2 relu(norm(W1 x))))` at every point: (B, C, N) to the same."""
+
+    def __init__(self, channels: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.net1 = nn.Sequential(*_linear_norm(channels, channels, bias=bias), nn.ReLU())
+        self.net2 = nn.Sequential(*_linear_norm(channels, channels, bias=bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.net2(self.net1(x)))
+
+
+class ResidualNetwork(nn.Module):
+    """Residual blocks after each other: (B, C, N) to the same."""
+
+    def __init__(self, channels: int, *, blocks: int, bias: bool = True) -> None:
+        super().__init__()
+        self.operation = nn.Sequential(*(ResidualBlock(channels, bias=bias) for _ in range(blocks)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.operation(x))
+
+
+class NeighborhoodNetwork(nn.Module):
+    """A point map and residual blocks over every neighbour, then the largest: (B, S, k, C) to (B, C', S)."""
+
+    def __init__(self, in_channels: int, out_channels: int, *, blocks: int, bias: bool = True) -> None:
+        super().__init__()
+        self.transfer = PointMap(in_channels, out_channels, bias=bias)
+        self.operation = nn.Sequential(*(ResidualBlock(out_channels, bias=bias) for _ in range(blocks)))
+
+    def forward(self, groups: Tensor) -> Tensor:
+        neighbors = groups.flatten(0, 1).transpose(1, 2)
+        largest = self.operation(self.transfer(neighbors)).amax(dim=2)
+        return cast(Tensor, largest.unflatten(0, groups.shape[:2]).transpose(1, 2))
+
+
+def _linear_norm(in_channels: int, out_channels: int, *, bias: bool) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv1d(in_channels, out_channels, 1, bias=bias), nn.BatchNorm1d(out_channels)
+
+
+# --- geometry -----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def farthest_points(xyz: Tensor, count: int) -> Tensor:
+    """Farthest point sampling: (B, N, 3) to the indices (B, count) of points that are far from each other.
+
+    The first is point 0; each next one is farthest from its nearest point among those chosen, the first such in a tie.
+    Points near the origin (squared norm up to `NEAR_ORIGIN`) are chosen only as point 0; clouds are often padded with
+    zeros. Where nothing new is left, points come again.
+    """
+    xyz = xyz.to(torch.promote_types(xyz.dtype, torch.float32))
+    rows = torch.arange(len(xyz), device=xyz.device)
+    away = torch.where(xyz.square().sum(dim=-1) > NEAR_ORIGIN, torch.inf, -1.0)  # -1 is never the largest
+    chosen = [torch.zeros_like(rows)]
+    for _ in range(count - 1):
+        last = xyz[rows, chosen[-1]].unsqueeze(1)
+        away = torch.minimum(away, (xyz - last).square().sum(dim=-1))
+        chosen.append(away.argmax(dim=1))
+    return torch.stack(chosen, dim=1)
+
+
+@torch.no_grad()
+def nearest(queries: Tensor, xyz: Tensor, count: int) -> Tensor:
+    """Indices (B, S, count) of the points (B, N, 3) nearest to the queries (B, S, 3), in no order."""
+    dtype = torch.promote_types(xyz.dtype, torch.float32)
+    # not by a matrix product, which near 0 leaves nothing of the distance
+    distance = torch.cdist(queries.to(dtype), xyz.to(dtype), compute_mode="donot_use_mm_for_euclid_dist")
+    return distance.topk(count, dim=-1, largest=False, sorted=False).indices
+
+
+def take(values: Tensor, index: Tensor) -> Tensor:
+    """Rows of each cloud: values (B, N, C) and index (B, ...) to (B, ..., C)."""
+    rows = torch.arange(len(values), device=values.device).view(-1, *[1] * (index.ndim - 1))
+    return values[rows, index]
+
+
+def interpolated(xyz: Tensor, known_xyz: Tensor, known: Tensor) -> Tensor:
+    """Features (B, S, C) of points (B, S, 3) brought to points (B, N, 3): (B, N, C), as `FeaturePropagation` says."""
+    near = nearest(xyz, known_xyz, min(INTERPOLATED, known_xyz.shape[1]))
+    wide = torch.promote_types(xyz.dtype, torch.float32)
+    distance = (xyz.to(wide).unsqueeze(2) - take(known_xyz.to(wide), near)).square().sum(dim=-1)
+    weight = 1 / (distance + 1e-8)
+    weight = weight / weight.sum(dim=-1, keepdim=True)
+    return (weight.to(known.dtype).unsqueeze(-1) * take(known, near)).sum(dim=2)
+
+
+def _check_points(xyz: Tensor, features: Tensor, channels: int, *, what: str) -> None:
+    if xyz.ndim != 3 or xyz.shape[-1] != 3:
+        raise ValueError(f"{what}points are (B, N, 3), not {tuple(xyz.shape)}")
+    if features.shape != (*xyz.shape[:2], channels):
+        raise ValueError(
+            f"{what}features at {tuple(xyz.shape)} points are {(*xyz.shape[:2], channels)}, not {tuple(features.shape)}"
+        )

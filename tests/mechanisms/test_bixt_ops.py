@@ -1,0 +1,405 @@
+"""Bi-directional cross-attention: the tester's promises, and what the mathematics says of the operations."""
+
+# ruff: noqa: RUF012 - the sizes of a tester are constants
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from attngraft.errors import BackendError, UsageError
+from attngraft.mechanisms.bixt import eager, folded, ops, pieces
+from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, is_plain
+from tests.mechanisms.op_tester import Call, OpTester, as_good_as_plain
+
+
+def double(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested here is small, and must go the way of what is not, in several pieces."""
+    monkeypatch.setattr(eager, "SMALL", 0)
+    monkeypatch.setattr(eager, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(pieces, "NUMBERS", 1)
+    monkeypatch.setattr(pieces, "FEWEST_TOKENS", 3)
+
+
+class TestBidirectional(OpTester):
+    op = ops.BIDIRECTIONAL_ATTENTION
+    sizes = {
+        "batch": st.integers(1, 3),
+        "shared": st.booleans(),
+        "heads": st.integers(1, 3),
+        "latents": st.integers(1, 7),
+        "tokens": st.integers(1, 8),
+        "width": st.integers(1, 4),
+        "to_tokens": st.integers(1, 4),
+        "to_latents": st.integers(1, 4),
+    }
+    small = {
+        "batch": 2,
+        "shared": False,
+        "heads": 1,
+        "latents": 3,
+        "tokens": 4,
+        "width": 2,
+        "to_tokens": 2,
+        "to_latents": 3,
+    }
+    large = {
+        "batch": 2,
+        "shared": False,
+        "heads": 2,
+        "latents": 12,
+        "tokens": 50,
+        "width": 16,
+        "to_tokens": 8,
+        "to_latents": 24,
+    }
+    macs = 2 * 3 * 4 * (2 + 2 + 3)
+
+    def build(self, **s: Any) -> Call:
+        of_latents = (1 if s["shared"] else s["batch"], s["heads"], s["latents"])
+        of_tokens = (s["batch"], s["heads"], s["tokens"])
+        return Call(
+            (
+                double(*of_latents, s["width"]),
+                double(*of_tokens, s["width"]),
+                double(*of_latents, s["to_tokens"]),
+                double(*of_tokens, s["to_latents"]),
+            ),
+            {"scale": 0.7},
+        )
+
+
+class TestBidirectionalShared(TestBidirectional):
+    """Latents of batch 1, whose gradients are summed over the images."""
+
+    small = {**TestBidirectional.small, "shared": True}
+    large = {**TestBidirectional.large, "shared": True}
+
+
+class TestBidirectionalSmall(TestBidirectional):
+    @pytest.fixture(autouse=True)
+    def _small(self, _nothing_is_small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Plain operations run."""
+        monkeypatch.setattr(eager, "SMALL", 2**20)
+
+
+class TestProjected(OpTester):
+    op = ops.PROJECTED_ATTENTION
+    sizes = {
+        "batch": st.integers(1, 3),
+        "shared": st.booleans(),
+        "heads": st.integers(1, 3),
+        "latents": st.integers(1, 6),
+        "tokens": st.integers(1, 8),
+        "width": st.integers(1, 4),
+        "channels": st.integers(1, 5),
+        "out": st.integers(1, 5),
+        "bias": st.booleans(),
+    }
+    small = {
+        "batch": 2,
+        "shared": True,
+        "heads": 2,
+        "latents": 2,
+        "tokens": 4,
+        "width": 2,
+        "channels": 3,
+        "out": 2,
+        "bias": True,
+    }
+    large = {
+        "batch": 2,
+        "shared": False,
+        "heads": 2,
+        "latents": 12,
+        "tokens": 50,
+        "width": 16,
+        "channels": 24,
+        "out": 20,
+        "bias": True,
+    }
+    macs = 2 * 4 * (3 * 2 * 4 + 4 * 2 + 3 * 2 * 2 * 2)
+
+    def build(self, **s: Any) -> Call:
+        joined, of_latents = s["heads"] * s["width"], (1 if s["shared"] else s["batch"], s["heads"], s["latents"])
+        return Call(
+            (
+                double(*of_latents, s["width"]),
+                double(*of_latents, s["width"]),
+                double(s["batch"], s["tokens"], s["channels"]),
+                double(2 * joined, s["channels"]) / s["channels"] ** 0.5,
+                double(2 * joined) if s["bias"] else None,
+                double(s["out"], joined) / joined**0.5,
+                double(s["out"]),
+            ),
+            {"scale": 0.7},
+        )
+
+
+class TestProjectedWithoutBias(TestProjected):
+    small = {**TestProjected.small, "bias": False, "shared": False}
+
+
+def attention(**sizes: Any) -> Call:
+    torch.manual_seed(0)
+    return TestBidirectional().build(**{**TestBidirectional.large, **sizes})
+
+
+def run(call: Call, **changed: Any) -> tuple[Tensor, Tensor]:
+    return ops.bidirectional_attention(*call.arguments, **{**call.options, **changed})
+
+
+def test_weights_add_up_to_one_in_either_direction() -> None:
+    r_latents, r_tokens, v_latents, v_tokens = attention().arguments
+    for found in ops.bidirectional_attention(
+        r_latents, r_tokens, torch.ones_like(v_latents), torch.ones_like(v_tokens), scale=0.7
+    ):
+        torch.testing.assert_close(found, torch.ones_like(found))
+
+
+def test_exchanging_latents_and_tokens_exchanges_what_they_get() -> None:
+    """Nothing distinguishes the sides but their number: M may exceed N."""
+    r_latents, r_tokens, v_latents, v_tokens = attention().arguments
+    latents, tokens = run(attention())
+    back_tokens, back_latents = ops.bidirectional_attention(r_tokens, r_latents, v_tokens, v_latents, scale=0.7)
+    torch.testing.assert_close(back_tokens, tokens)
+    torch.testing.assert_close(back_latents, latents)
+
+
+def test_the_order_of_tokens_does_not_matter_to_latents_and_goes_along_with_tokens() -> None:
+    r_latents, r_tokens, v_latents, v_tokens = attention().arguments
+    order = torch.randperm(r_tokens.shape[2])
+    latents, tokens = run(attention())
+    moved_latents, moved_tokens = ops.bidirectional_attention(
+        r_latents, r_tokens[:, :, order], v_latents, v_tokens[:, :, order], scale=0.7
+    )
+    torch.testing.assert_close(moved_latents, latents)
+    torch.testing.assert_close(moved_tokens, tokens[:, :, order])
+
+
+def test_one_token_gives_its_value_to_every_latent() -> None:
+    call = attention(tokens=1)
+    latents, _ = run(call)
+    torch.testing.assert_close(latents, call.arguments[3].expand_as(latents))
+
+
+@pytest.mark.parametrize(("latents", "tokens"), [(0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("backend", ["eager", "reference"])
+def test_nobody_to_attend_to(latents: int, tokens: int, backend: str) -> None:
+    call = attention(latents=latents, tokens=tokens).map(Tensor.requires_grad_)
+    to_latents, to_tokens = run(call, backend=backend)
+    assert to_latents.shape == (2, 2, latents, 24)
+    assert to_tokens.shape == (2, 2, tokens, 8)
+    assert not to_latents.any()
+    assert not to_tokens.any()
+    for gradient in torch.autograd.grad([to_latents.sum(), to_tokens.sum()], call.tensors(), materialize_grads=True):
+        assert not gradient.any()
+    projected = TestProjected().build(**{**TestProjected.large, "latents": latents, "tokens": tokens})
+    assert not ops.projected_attention(*projected.arguments, scale=1.0, backend=backend)[0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("tester", [TestBidirectional, TestProjected])
+def test_large_scores_stay_finite_and_right(tester: type[OpTester], dtype: torch.dtype) -> None:
+    """Scores of +-1e4. Such softmaxes are all or nothing; tokens 20 to 25, which are the same, share."""
+    torch.manual_seed(0)
+    call = tester().build(**tester.large)
+    tokens = 1 if tester is TestBidirectional else 2
+    call.arguments[tokens].narrow(-2, 20, 6).copy_(call.arguments[tokens].narrow(-2, 20, 1))  # type: ignore[union-attr]
+    call = Call(call.arguments, {"scale": 700.0}).map(lambda tensor: tensor.to(dtype))
+    found = tester().outputs_and_gradients(call, "eager")
+    exact = tester().outputs_and_gradients(call.map(Tensor.double), "reference")
+    plain = tester().outputs_and_gradients(call, "reference")
+    for ours, theirs, truth in zip(found, plain, exact, strict=True):
+        assert ours.isfinite().all()
+        assert as_good_as_plain(ours, theirs, truth, dtype) or (ours - truth).norm() <= 1e-2 * truth.norm()
+
+
+@pytest.mark.parametrize("offset", [-100.0, 0.0, 100.0])
+def test_pieces_whose_scores_lie_far_apart_are_put_together_rightly(offset: float) -> None:
+    """The largest score so far grows, or shrinks, from each piece to the next by more than exp can span."""
+    call = attention(tokens=9, latents=4).map(Tensor.float)
+    call.arguments[1][..., 0] += offset * torch.arange(9)  # type: ignore[index]
+    call.arguments[0][..., 0] = 1  # type: ignore[index]
+    tester = TestBidirectional()
+    exact = tester.outputs_and_gradients(call.map(Tensor.double), "reference")
+    for ours, truth in zip(tester.outputs_and_gradients(call, "eager"), exact, strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_folding_the_projections_costs_no_accuracy(training: bool) -> None:
+    """Against float64, beside the same equation unfolded: at most twice its error."""
+    tester = TestProjected()
+    torch.manual_seed(0)
+    call = tester.build(**{**tester.large, "tokens": 300}).map(Tensor.float)
+    work = tester.outputs_and_gradients if training else tester.outputs
+    exact, plain = work(call.map(Tensor.double), "reference"), work(call, "reference")
+    for ours, theirs, truth in zip(work(call, "eager"), plain, exact, strict=True):
+        assert as_good_as_plain(ours, theirs, truth, torch.float32)
+
+
+def test_dropout_falls_on_either_direction_by_itself_and_keeps_the_mean() -> None:
+    call = attention(tokens=40, latents=40)
+    r, _, _, _ = call.arguments
+    unit = torch.eye(40, dtype=torch.float64).expand(2, 2, -1, -1)
+    torch.manual_seed(0)
+    to_tokens, to_latents = ops.bidirectional_attention(r, r, unit, unit, scale=0.1, dropout=0.5)
+    kept = to_tokens != 0, to_latents != 0
+    assert not torch.equal(*kept)
+    whole = ops.bidirectional_attention(r, r, unit, unit, scale=0.1)
+    for found, without, where in zip((to_tokens, to_latents), whole, kept, strict=True):
+        assert 0.4 < where.double().mean() < 0.6
+        torch.testing.assert_close(found, 2 * without * where)
+
+
+def test_kernels_refuse_dropout_and_too_many_latents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "operands_obstacle", lambda *operands, **limits: None)  # as on a GPU
+    call = attention()
+    with pytest.raises(BackendError, match="drop nothing"):
+        run(call, dropout=0.5, backend="triton")
+    with pytest.raises(BackendError, match="up to 128 latents, and these are 129"):
+        run(attention(latents=129), backend="triton")
+
+
+OURS = {op._name: op for op in (eager.attend, eager.attend_backward, folded.attend, folded.attend_backward)}
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest tensor has that any operation gives back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "attngraft":  # looked into
+            with self:
+                return OURS[func._opname]._init_fn(*args)
+        found = func(*args, **(kwargs or {}))
+        sizes = [tensor.numel() for tensor in tree_leaves(found) if isinstance(tensor, Tensor)]
+        self.numbers = max(self.numbers, *sizes, 0)
+        return found
+
+
+def test_no_map_of_all_tokens_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward; with the projections, nothing of the tokens' size either but as wide as they are."""
+    call = attention(batch=1, tokens=4000, latents=40).map(Tensor.requires_grad_)
+    with Largest() as seen:
+        torch.autograd.grad([out.square().sum() for out in run(call)], call.tensors())
+    assert seen.numbers == 2 * 4000 * 24  # the values' gradient; a map is 2 * 4000 * 40
+    layer, tokens = BidirectionalCrossAttention(32, 8, dim_attention=32, heads=2), torch.randn(1, 4000, 8)
+    with Largest() as seen:
+        sum(out.square().sum() for out in layer(torch.randn(1, 10, 32), tokens.requires_grad_())).backward()  # type: ignore[union-attr]
+    assert seen.numbers == 4000 * 8
+    monkeypatch.setenv("ATTNGRAFT_BACKEND", "reference")
+    with Largest() as seen:
+        run(call)
+    assert seen.numbers == 2 * 4000 * 40  # it would be seen
+
+
+@pytest.mark.parametrize("tester", [TestBidirectional, TestProjected])
+def test_the_counter_finds_what_the_equation_costs_forward_and_backward(tester: type[OpTester]) -> None:
+    call = tester().build(**tester.large).map(Tensor.requires_grad_)
+    counts = []
+    for backend in ("eager", "reference"):
+        with FlopCounterMode(display=False) as counter:
+            outputs = tester().outputs(call, backend)
+            torch.autograd.grad([out.sum() for out in outputs], call.tensors())
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_gives_the_same_whether_its_projections_are_folded_or_called(bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = BidirectionalCrossAttention(12, 10, dim_attention=16, heads=2, rv_bias=bias).double()
+    latents, tokens = double(1, 5, 12), double(3, 20, 10).requires_grad_()
+    wanted = [tokens, *layer.parameters()]
+    results = []
+    for hooked in (False, True):
+        called: list[Any] = []
+        if hooked:
+            layer.proj_pat.register_forward_hook(lambda *_, called=called: called.append(1))
+        assert is_plain(layer.proj_pat) != hooked
+        outputs = layer(latents, tokens)
+        assert len(called) == hooked, "a hook on a projection is not passed over"
+        results.append([*outputs, *torch.autograd.grad([out.square().sum() for out in outputs], wanted)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_projection_that_is_more_than_a_linear_layer_is_called() -> None:
+    assert is_plain(nn.Linear(2, 2))
+    assert not is_plain(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+    assert not is_plain(nn.Sequential(nn.Linear(2, 2)))
+    patched = nn.Linear(2, 2)
+    patched.forward = lambda x: x  # type: ignore[method-assign, assignment]
+    assert not is_plain(patched)
+
+
+@pytest.mark.parametrize(
+    ("place", "shape", "said"),
+    [
+        (0, (3, 2, 12, 16), "r_latents is (B, H, M, d) with B=2, H=2, d=16 by the operands before it"),
+        (0, (2, 12, 16), "r_latents is (B, H, M, d), not of shape (2, 12, 16)"),
+        (2, (1, 2, 11, 8), "v_latents is (1, H, M, dl)"),
+        (3, (2, 2, 49, 24), "v_tokens is (B, H, N, dt) with B=2, H=2, N=50"),
+    ],
+)
+def test_operands_that_do_not_fit_each_other_are_named(place: int, shape: tuple[int, ...], said: str) -> None:
+    arguments = list(attention().arguments)
+    arguments[place] = double(*shape)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        ops.bidirectional_attention(*arguments, scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("place", "shape", "said"),
+    [
+        (2, (2, 50), "tokens is (B, N, c)"),
+        (1, (2, 2, 12, 15), "v_latents is (B, H, M, d)"),
+        (3, (64, 23), "in_weight is (2Hd, c) with c=24"),
+        (3, (60, 24), "in_bias is (2Hd) with 2Hd=60"),
+        (5, (20, 30), "with H d = 32 by the latents, not of shapes (64, 24) and (20, 30)"),
+        (6, (19,), "out_bias is (c') with c'=20"),
+    ],
+)
+def test_projections_that_do_not_fit_are_named(place: int, shape: tuple[int, ...], said: str) -> None:
+    arguments = list(TestProjected().build(**TestProjected.large).arguments)
+    arguments[place] = double(*shape)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        ops.projected_attention(*arguments, scale=1.0)
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0])
+def test_a_dropout_that_is_no_probability_is_refused(dropout: float) -> None:
+    with pytest.raises(UsageError, match="from 0 to below 1"):
+        run(attention(), dropout=dropout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tester", [TestBidirectional, TestProjected])
+def test_exports_as_operations_that_everybody_knows(tester: type[OpTester]) -> None:
+    class Layer(nn.Module):
+        def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+            return getattr(ops, tester.op.name)(*tensors, scale=0.7)  # type: ignore[no-any-return]
+
+    call = tester().build(**tester.small)
+    exported = torch.export.export(Layer(), call.arguments)
+    assert all("attngraft" not in str(node.target) for node in exported.graph.nodes)
+    for ours, theirs in zip(exported.module()(*call.arguments), tester().outputs(call, "reference"), strict=True):
+        torch.testing.assert_close(ours, theirs)

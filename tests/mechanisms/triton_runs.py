@@ -1,0 +1,47 @@
+"""The three ways in which Triton kernels are tested: in its interpreter, compiled without a GPU, and on one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from attngraft.dispatch.triton import INSTALLED, interpreting
+
+#: the interpreter must be chosen before Triton is imported: a process of its own runs the tests marked `inside`
+inside = pytest.mark.skipif(not interpreting(), reason="runs inside test_the_kernels_in_the_interpreter")
+outside = pytest.mark.skipif(interpreting(), reason="runs outside of Triton's interpreter")
+installed = pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+gpu = pytest.mark.skipif(interpreting() or not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def _assembler_is_there() -> bool:
+    found = importlib.util.find_spec("triton")
+    return found is not None and (Path(str(found.origin)).parent / "backends" / "nvidia" / "bin" / "ptxas").exists()
+
+
+compiler = pytest.mark.skipif(not _assembler_is_there(), reason="Triton's compiler for NVIDIA GPUs is not installed")
+
+
+def run_inside(file: Path, marks: str, *options: str) -> None:
+    """Those tests of a file that have these marks, in Triton's interpreter."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *options, str(file)]
+    result = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert "passed" in result.stdout
+
+
+def compiled_kernels(script: Path, capability: int, cases: Sequence[str], cache: Path) -> set[str]:
+    """The names of what a script compiles; what a program keeps fits the shared memory of all GPUs from Ampere on."""
+    command = [sys.executable, str(script), str(capability), *cases]
+    result = subprocess.run(command, env={**os.environ, "TRITON_CACHE_DIR": str(cache)}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    compiled = [line.split() for line in result.stdout.splitlines()]
+    assert max(int(shared) for _, shared in compiled) <= 99 * 1024
+    return {name for name, _ in compiled}
