@@ -162,6 +162,18 @@ def test_a_connection_error_without_a_death_is_raised_as_it_came() -> None:
         next(_Raised(batches(), grace=0.1))
 
 
+def test_an_error_of_the_data_that_a_loading_process_hands_on_is_raised_at_once() -> None:
+    class Unplugged(ToySplit):
+        def __getitem__(self, key: tuple[int, int]) -> Any:
+            raise FileNotFoundError("the disk is gone")
+
+    split = Unplugged(4, ToyConfig(), seed=0, first=0)
+    found = iter(eval_batches(split, EvalOrder(length=4, batch_size=2), workers=1, pin=False))
+    found._grace = 60
+    with pytest.raises(FileNotFoundError, match="the disk is gone"):
+        next(found)
+
+
 def test_loading_processes_leave_at_once_whatever_they_are_at() -> None:
     class Slow(ToySplit):
         def __getitem__(self, key: tuple[int, int]) -> Any:

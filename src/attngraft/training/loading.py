@@ -134,7 +134,7 @@ class _Raised:
 
     The sockets of a killed loading process close a moment before the system tells of its death. Torch names the death,
     from a signal handler, and `grace` is how long that may take, in seconds: in it the handler's error comes out of the
-    sleep. If nothing died, the error was another, and is raised as it came.
+    sleep. If nothing died, the error was another, and is raised as it came; at once, if a loading process tells of it.
     """
 
     def __init__(self, batches: Iterator[Any], *, grace: float) -> None:
@@ -147,8 +147,9 @@ class _Raised:
     def __next__(self) -> Batch:
         try:
             batch = next(self._batches)
-        except _CUT_OFF:
-            time.sleep(self._grace)
+        except _CUT_OFF as error:
+            if "in DataLoader worker process" not in str(error):  # torch's words where it hands on an error of the data
+                time.sleep(self._grace)
             raise
         if isinstance(batch, _Failure):
             raise batch.error
