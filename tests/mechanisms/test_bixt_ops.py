@@ -35,10 +35,12 @@ def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestBidirectional(OpTester):
+    """`shared` says which of the latents' operands, references and values, have a batch of 1."""
+
     op = ops.BIDIRECTIONAL_ATTENTION
     sizes = {
         "batch": st.integers(1, 3),
-        "shared": st.booleans(),
+        "shared": st.tuples(st.booleans(), st.booleans()),
         "heads": st.integers(1, 3),
         "latents": st.integers(1, 7),
         "tokens": st.integers(1, 8),
@@ -48,7 +50,7 @@ class TestBidirectional(OpTester):
     }
     small = {
         "batch": 2,
-        "shared": False,
+        "shared": (False, False),
         "heads": 1,
         "latents": 3,
         "tokens": 4,
@@ -58,7 +60,7 @@ class TestBidirectional(OpTester):
     }
     large = {
         "batch": 2,
-        "shared": False,
+        "shared": (False, False),
         "heads": 2,
         "latents": 12,
         "tokens": 50,
@@ -69,13 +71,13 @@ class TestBidirectional(OpTester):
     macs = 2 * 3 * 4 * (2 + 2 + 3)
 
     def build(self, **s: Any) -> Call:
-        of_latents = (1 if s["shared"] else s["batch"], s["heads"], s["latents"])
+        r_batch, v_batch = (1 if shared else s["batch"] for shared in s["shared"])
         of_tokens = (s["batch"], s["heads"], s["tokens"])
         return Call(
             (
-                double(*of_latents, s["width"]),
+                double(r_batch, s["heads"], s["latents"], s["width"]),
                 double(*of_tokens, s["width"]),
-                double(*of_latents, s["to_tokens"]),
+                double(v_batch, s["heads"], s["latents"], s["to_tokens"]),
                 double(*of_tokens, s["to_latents"]),
             ),
             {"scale": 0.7},
@@ -85,8 +87,8 @@ class TestBidirectional(OpTester):
 class TestBidirectionalShared(TestBidirectional):
     """Latents of batch 1, whose gradients are summed over the images."""
 
-    small = {**TestBidirectional.small, "shared": True}
-    large = {**TestBidirectional.large, "shared": True}
+    small = {**TestBidirectional.small, "shared": (True, True)}
+    large = {**TestBidirectional.large, "shared": (True, True)}
 
 
 class TestBidirectionalSmall(TestBidirectional):
@@ -100,7 +102,7 @@ class TestProjected(OpTester):
     op = ops.PROJECTED_ATTENTION
     sizes = {
         "batch": st.integers(1, 3),
-        "shared": st.booleans(),
+        "shared": st.tuples(st.booleans(), st.booleans()),
         "heads": st.integers(1, 3),
         "latents": st.integers(1, 6),
         "tokens": st.integers(1, 8),
@@ -111,7 +113,7 @@ class TestProjected(OpTester):
     }
     small = {
         "batch": 2,
-        "shared": True,
+        "shared": (True, True),
         "heads": 2,
         "latents": 2,
         "tokens": 4,
@@ -122,7 +124,7 @@ class TestProjected(OpTester):
     }
     large = {
         "batch": 2,
-        "shared": False,
+        "shared": (False, False),
         "heads": 2,
         "latents": 12,
         "tokens": 50,
@@ -134,11 +136,12 @@ class TestProjected(OpTester):
     macs = 2 * 4 * (3 * 2 * 4 + 4 * 2 + 3 * 2 * 2 * 2)
 
     def build(self, **s: Any) -> Call:
-        joined, of_latents = s["heads"] * s["width"], (1 if s["shared"] else s["batch"], s["heads"], s["latents"])
+        joined, of_latents = s["heads"] * s["width"], (s["heads"], s["latents"], s["width"])
+        r_batch, v_batch = (1 if shared else s["batch"] for shared in s["shared"])
         return Call(
             (
-                double(*of_latents, s["width"]),
-                double(*of_latents, s["width"]),
+                double(r_batch, *of_latents),
+                double(v_batch, *of_latents),
                 double(s["batch"], s["tokens"], s["channels"]),
                 double(2 * joined, s["channels"]) / s["channels"] ** 0.5,
                 double(2 * joined) if s["bias"] else None,
@@ -150,7 +153,7 @@ class TestProjected(OpTester):
 
 
 class TestProjectedWithoutBias(TestProjected):
-    small = {**TestProjected.small, "bias": False, "shared": False}
+    small = {**TestProjected.small, "bias": False, "shared": (False, False)}
 
 
 def attention(**sizes: Any) -> Call:
@@ -194,6 +197,16 @@ def test_one_token_gives_its_value_to_every_latent() -> None:
     call = attention(tokens=1)
     latents, _ = run(call)
     torch.testing.assert_close(latents, call.arguments[3].expand_as(latents))
+
+
+@pytest.mark.parametrize("shared", [(True, False), (False, True)])
+@pytest.mark.parametrize("tester", [TestBidirectional, TestProjected])
+def test_references_may_be_shared_where_values_are_not(tester: type[OpTester], shared: tuple[bool, bool]) -> None:
+    torch.manual_seed(0)
+    call = tester().build(**{**tester.large, "shared": shared})
+    expected = tester().outputs_and_gradients(call, "reference")
+    for ours, theirs in zip(tester().outputs_and_gradients(call, "eager"), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(("latents", "tokens"), [(0, 3), (3, 0), (0, 0)])

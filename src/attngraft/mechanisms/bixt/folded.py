@@ -52,13 +52,18 @@ class _Latents:
 
     def of(self, image: int) -> dict[str, Any]:
         """What `Forward` and `Backward` take of an image: all heads share its tokens, as one matrix."""
-        one = slice(image, image + 1) if len(self.keys) > 1 else slice(1)
+        keys, answers = _at(image, self.keys), _at(image, self.answers)
         return {
-            "r_latents": self.keys[one],
-            "v_latents": self.answers[one],
+            "r_latents": self.keys[keys],
+            "v_latents": self.answers[answers],
             "heads": self.heads,
-            "shift": self.shifts[one],
+            "shift": self.shifts[keys],
         }
+
+
+def _at(image: int, latents: Tensor) -> slice:
+    """Where an image has its own, or those that all share: references and values may differ in that."""
+    return slice(image, image + 1) if len(latents) > 1 else slice(1)
 
 
 def _pieces(tiles: int, r_latents: Tensor, tokens: Tensor) -> tuple[list[slice], Buffers]:
@@ -159,10 +164,10 @@ def attend_backward(
             for step in steps:
                 piece, out = tokens[one, step], to_tokens[one, step]
                 walk.step(piece, piece, to_out[one, step], to_r=out, to_v=out)
-            here = one if len(r_latents) > 1 else slice(1)
-            to_keys[here, :, :-1] += walk.to_r
-            to_keys[here, :, -1:] += walk.to_shift.mT
-            to_answers[here] += walk.to_v
+            here = to_keys[_at(image, to_keys)]
+            here[..., :-1] += walk.to_r
+            here[..., -1:] += walk.to_shift.mT
+            to_answers[_at(image, to_answers)] += walk.to_v
         to_keys, by_head = (tensor.unflatten(1, (heads, -1)) for tensor in (to_keys, to_answers))
         to_in = torch.stack(
             [
