@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
+
+from tests.seeding import seed
 
 # a busy machine is no failure
 settings.register_profile("attngraft", deadline=None)
@@ -50,4 +51,4 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    torch.manual_seed(0)
+    seed(0)

@@ -24,6 +24,7 @@ from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host, forget
 from tests.contract.stirring import stir
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
+from tests.seeding import seed
 
 #: every graft, with the options that change where it stands or what it computes
 GRAFTS = [
@@ -106,7 +107,7 @@ class HostContract:
 
     @pytest.fixture
     def host(self) -> nn.Module:
-        torch.manual_seed(1)
+        seed(1)
         return self.make().eval()
 
     @pytest.fixture
@@ -115,7 +116,7 @@ class HostContract:
 
     def given(self, host: nn.Module) -> tuple[Tensor, ...]:
         """What the host takes, for two samples, always the same."""
-        torch.manual_seed(2)
+        seed(2)
         found = find_host(host)
         return found.adapter.example_inputs(found.core, batch=2)
 
@@ -259,7 +260,7 @@ class HostContract:
         assert torch.equal(again(*inputs), self.make_again()(*inputs))
 
     def make_again(self) -> nn.Module:
-        torch.manual_seed(1)
+        seed(1)
         return self.make().eval()
 
     def test_checkpointing_gives_the_same_gradients(self, host, inputs, spec) -> None:
@@ -381,7 +382,7 @@ def inert_parameters(model: nn.Module, spec: str) -> set[str]:
 def outputs_and_gradients(
     model: nn.Module, inputs: tuple[Tensor, ...], *, run: Callable[..., Any] | None = None
 ) -> tuple[Tensor, list[Tensor]]:
-    torch.manual_seed(4)
+    seed(4)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     outputs = (run or model)(*inputs)
     outputs = outputs if isinstance(outputs, Tensor) else torch.cat([part.flatten() for part in outputs])

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraft.dispatch import Op
+from tests.seeding import seed
 
 DTYPES_AND_TOLERANCES = ((torch.float64, 1e-10), (torch.float32, 1e-4))
 
@@ -138,7 +139,7 @@ class OpTester:
     def test_backends_agree_with_the_reference(self, data: st.DataObject) -> None:
         sizes = data.draw(st.fixed_dictionaries(self.sizes))
         noncontiguous = data.draw(st.booleans())
-        torch.manual_seed(data.draw(st.integers(0, 99)))
+        seed(data.draw(st.integers(0, 99)))
         built = self.build(**sizes)
         for dtype, tolerance in DTYPES_AND_TOLERANCES:
             call = built.map(lambda tensor: (strided(tensor) if noncontiguous else tensor).to(dtype))  # noqa: B023

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Hashable
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from attngraft.anatomy import AttentionGeometry, Geometry, Stage, is_graft, plain_class
+from attngraft.dispatch.backend import ENVIRONMENT
 from attngraft.grafting.fit import left_out
 from attngraft.grafting.mixing import mix_macs
 from attngraft.grafting.placement import Placement, build
@@ -18,13 +21,7 @@ from attngraft.hosts import Host
 
 def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftReport:
     """The report of `spec`, decided as `placements`, on `host`."""
-    costs: dict[str, tuple[int, int | None]] = {}  # sites of one geometry cost the same
-    entries = []
-    for placement in placements:
-        key = f"{placement.term.name} {placement.term.options} {placement.stage} {placement.site.geometry}"
-        if key not in costs:
-            costs[key] = _cost(placement)
-        entries.append(_entry(host, placement, *costs[key]))
+    entries = [_entry(host, placement, *_known_cost(placement)) for placement in placements]
     return GraftReport(
         spec=str(spec),
         host=host.adapter.name,
@@ -56,6 +53,19 @@ def _entry(host: Host, placement: Placement, parameters: int, macs: int | None) 
         rounds=placement.site.rounds,
         notes=tuple(graft_type.notes(placement.site.geometry, placement.stage, term.options)),
     )
+
+
+#: what was counted once; grafts of one kind cost the same at all sites of one geometry, in all hosts of a process
+_costs: dict[tuple[Hashable, ...], tuple[int, int | None]] = {}
+
+
+def _known_cost(placement: Placement) -> tuple[int, int | None]:
+    options, geometry = repr(placement.term.options), repr(placement.site.geometry)
+    # the environment may name a backend, and one that needs fewer multiplications counts fewer
+    key = (placement.graft_type, options, placement.stage, geometry, os.environ.get(ENVIRONMENT))
+    if key not in _costs:
+        _costs[key] = _cost(placement)
+    return _costs[key]
 
 
 def _cost(placement: Placement) -> tuple[int, int | None]:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 import attngraft
+from tests.seeding import seed
 
 
 def check_dropout_is_the_hosts(model: Any, inputs: Tensor, stages: Sequence[str]) -> None:
     """In training mode, with a graft at each of `stages` that changes nothing: it drops what it dropped."""
 
     def logits() -> Tensor:
-        torch.manual_seed(1)
+        seed(1)
         return model(inputs).logits
 
     expected = logits()
