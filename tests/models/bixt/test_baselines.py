@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from timm.models import group_parameters
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.errors import UsageError
+from attngraft.errors import HostError, UsageError
 from attngraft.models.bixt import Iterative, Sequential
 from attngraft.models.bixt.baselines import BASELINES
 from attngraft.models.bixt.latent_model import LatentModel
@@ -252,10 +253,53 @@ def test_other_sizes(name: str, args: dict[str, int]):
     assert model.forward_tokens(IMAGES).shape == (2, 8, 4, 4)
 
 
+@pytest.mark.parametrize("sets", [1, 2, 3])
+def test_pruning_takes_the_cross_attentions_that_serve_nobody(sets: int):
+    """Else they would be parameters without gradients."""
+    model = small("iterative_sa5_d8_k1", **{**ITERATIVE, "cross_sets": sets})
+    latents, maps = model.forward_intermediates(IMAGES, [1], stop_early=True)
+    assert model.prune_intermediate_layers([1]) == [1]
+    assert (len(model.blocks), len(model.cross_attention)) == (2, min(sets, 2))
+    found, kept = model.forward_intermediates(IMAGES, [1])
+    assert torch.equal(found, latents)
+    assert torch.equal(kept[0], maps[0])
+    model(IMAGES).square().sum().backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+@KINDS
+def test_weights_of_other_heads_are_refused(name: str, args: dict[str, int], tmp_path: Path):
+    """Shapes would fit; that the file was made with 2 heads is written in it."""
+    saved = small(name, **args)
+    facts = json.dumps({"architecture": name, "arguments": {**SMALL, **args}})
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(saved.state_dict(), path, metadata={"attngraft": facts})
+    read = attngraft.create_model(name, weights=path, **{**SMALL, **args}).eval()
+    assert torch.equal(read(IMAGES), saved(IMAGES))
+    message = rf"is of {name}, whose attention has 2 heads, and this model's has 4 heads.*num_heads=2"
+    with pytest.raises(HostError, match=message):
+        attngraft.create_model(name, weights=path, **{**SMALL, **args, "num_heads": 4})
+    safetensors.torch.save_file(saved.state_dict(), path, metadata={"attngraft": json.dumps({"architecture": name})})
+    with pytest.raises(HostError, match="whose attention has 3 heads, and this model's has 2 heads"):
+        attngraft.create_model(name, weights=path, **{**SMALL, **args})
+
+
 @pytest.mark.parametrize("sets", [0, 4])
 def test_more_cross_attentions_than_blocks_are_refused(sets: int):
     with pytest.raises(UsageError, match="cross_sets is from 1 to the depth, here 3"):
         Iterative(**SMALL, **{**ITERATIVE, "cross_sets": sets})
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"self_layers": 0}, "self_layers is 1 or more, not 0"),
+        ({"num_heads": 3}, "3 heads do not divide the attention's width 16"),
+    ],
+)
+def test_sizes_that_do_not_go_together_are_refused(args: dict[str, int], message: str):
+    with pytest.raises(UsageError, match=message):
+        Iterative(**{**SMALL, **ITERATIVE, **args})
 
 
 def test_an_unknown_argument_is_refused():

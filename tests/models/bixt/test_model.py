@@ -11,6 +11,7 @@ import timm
 import torch
 from timm.layers import DropPath
 from timm.models import group_parameters
+from timm.optim import create_optimizer_v2
 from torch import nn
 
 from attngraft.errors import UsageError
@@ -127,6 +128,10 @@ def test_another_input_size() -> None:
         ({"positions": "learned"}, "positions of BiXT"),
         ({"weight_init": "moco"}, "weight_init of BiXT"),
         ({"tokenizer": "mlp"}, "tokenizer of BiXT"),
+        ({"sa_heads": 3}, "3 heads do not divide the attention's width 16"),
+        ({"depth": 0}, "depth and num_latents of BiXT are 1 or more, not 0 and 3"),
+        ({"num_latents": 0}, "depth and num_latents of BiXT are 1 or more, not 3 and 0"),
+        ({"depth": 1, "dense": True}, "only layer is its one-sided last one; give a depth of 2 or more"),
     ],
 )
 def test_what_cannot_be(changes: dict[str, Any], message: str) -> None:
@@ -200,6 +205,25 @@ def test_dense_use() -> None:
     with pytest.raises(UsageError, match="no one-sided layer to drop"):
         model.drop_last_layer()
     assert tiny("bixt_ti_l64_d13_p16", depth=4, dense=True).state_dict().keys() == model.state_dict().keys()
+
+
+def test_what_timm_decays() -> None:
+    """All that is no vector, the latents too, as in the paper's recipe; and what is nearer to the images learns slower."""
+    model = tiny()
+    assert model.no_weight_decay() == set()
+    optimizer = create_optimizer_v2(model, "adamw", lr=1.0, weight_decay=0.1, layer_decay=0.5)
+    found = {
+        id(p): (group["weight_decay"], group["lr_scale"]) for group in optimizer.param_groups for p in group["params"]
+    }
+    assert len(found) == len(list(model.parameters()))
+    assert {decay for p in model.parameters() if p.ndim > 1 for decay in found[id(p)][:1]} == {0.1}
+    assert {decay for p in model.parameters() if p.ndim == 1 for decay in found[id(p)][:1]} == {0.0}
+    places = (
+        model.latents,
+        *(layer.self_attention_latents.mlp.fc1.weight for layer in model.blocks),
+        model.head.weight,
+    )
+    assert [found[id(place)][1] for place in places] == [0.5**4, 0.5**3, 0.5**2, 0.5, 1]
 
 
 def test_layers_for_decay() -> None:
@@ -346,7 +370,7 @@ def test_low_precision(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("backend", "changes"),
     [
-        ("inductor", {}),
+        ("inductor", {"num_latents": 16}),  # as many as tokens: what is compiled for one serves the other, too
         ("aot_eager", {"tokenizer": "conv", "local": True, "positions": "dynamic", "init_values": 0.1}),
     ],
 )

@@ -184,10 +184,11 @@ def test_weights_of_other_heads_are_refused_though_their_shapes_fit(tmp_path: Pa
 
 def test_whose_heads_a_name_says() -> None:
     model = make()
-    assert checkpoint_refusal_fn("bixt_ti_l32_p16s8_ft384", {}, model) is None
+    assert checkpoint_refusal_fn("bixt_ti_l32_p16s8", {}, model) is None
     assert checkpoint_refusal_fn("bixt_ti_h3_l64_p16", {}, model) is not None
     assert checkpoint_refusal_fn("bixt_ti_h3_l64_p16", {"num_heads": 6}, model) is None
     assert checkpoint_refusal_fn("bixt_ti_l64_p16", {"sa_heads": 3}, model) is not None
+    assert checkpoint_refusal_fn("sequential_d12", {}, model) is not None
     assert checkpoint_refusal_fn("vit_tiny_patch16_224", {}, model) is None
 
 

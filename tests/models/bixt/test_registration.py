@@ -171,17 +171,22 @@ def test_a_checkpoint_loads_at_any_size(tmp_path: Path, name: str, size: Any, wa
     )
 
 
-def test_other_channels_and_classes(tmp_path: Path) -> None:
-    donor = tiny(seed=3)
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("bixt_ti_l64_p16", "patch_embed.proj.weight"), ("bixt_ti_cnv_l64_p16", "patch_embed.proj.0.0.weight")],
+)
+def test_other_channels_and_classes(tmp_path: Path, name: str, first: str) -> None:
+    donor = tiny(name, seed=3)
     path = tmp_path / "donor.safetensors"
     safetensors.torch.save_file(donor.state_dict(), path)
-    model = attngraft.create_model("bixt_ti_l64_p16", weights=path, **{**TINY, "in_chans": 1, "num_classes": 9})
-    torch.testing.assert_close(model.patch_embed.proj.weight, donor.patch_embed.proj.weight.sum(1, keepdim=True))
+    summed = donor.get_parameter(first).sum(1, keepdim=True)  # of red, green and blue
+    given = {**TINY, "in_chans": 1, "num_classes": 9}
+    model = attngraft.create_model(name, weights=path, **given)
+    torch.testing.assert_close(model.get_parameter(first), summed)
     assert model.head.weight.shape == (9, 16) and not model.head.weight.any()
     overlay = {"file": str(path), "num_classes": 5}
-    arguments = {**TINY, "in_chans": 1, "num_classes": 9}
-    model = timm.create_model("bixt_ti_l64_p16", pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
-    torch.testing.assert_close(model.patch_embed.proj.weight, donor.patch_embed.proj.weight.sum(1, keepdim=True))
+    model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **given)
+    torch.testing.assert_close(model.get_parameter(first), summed)
     assert model(images(channels=1)).shape == (2, 9)
 
 

@@ -27,6 +27,7 @@ from attngraft.models.bixt.latent_model import LatentModel, as_map
 from attngraft.models.bixt.layers import CrossAttentionBlock, OneSidedBlock, latent_block
 from attngraft.models.bixt.model import BiXT
 from attngraft.models.bixt.model import checkpoint_filter_fn as checkpoint_filter_fn  # beside the models' classes
+from attngraft.models.bixt.official import checkpoint_refusal_fn as checkpoint_refusal_fn
 
 
 class SequentialBlock(CrossAttentionBlock):
@@ -122,6 +123,8 @@ class Iterative(LatentModel):
         drop_path_rate: float = 0.0,
         **frame: Any,
     ) -> None:
+        if self_layers < 1:  # latents would meet each other nowhere
+            raise UsageError(f"self_layers is 1 or more, not {self_layers}")
         if not 1 <= cross_sets <= depth:
             raise UsageError(f"cross_sets is from 1 to the depth, here {depth}, not {cross_sets}")
         branches: dict[str, Any] = {
@@ -171,6 +174,14 @@ class Iterative(LatentModel):
         """How many blocks give tokens: all give the same."""
         return len(self.blocks)
 
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """As `LatentModel`'s; the cross-attentions that only served those blocks go with them."""
+        taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        self.cross_attention = self.cross_attention[: len(self.blocks)]
+        return taken
+
     def forward_tokens(self, images: Tensor) -> Tensor:
         """Images to a map (B, token_dim, rows, columns): the tokens as every block reads them."""
         return as_map(self.embed(images), self.grid(images))
@@ -186,7 +197,7 @@ BASELINES: dict[str, tuple[type[LatentModel], dict[str, Any]]] = {
     **{
         f"iterative_sa{layers}_d{depth}_k{sets}": (
             Iterative,
-            {"self_layers": layers, "depth": depth, "cross_sets": sets},
+            {"self_layers": layers, "depth": depth, "cross_sets": sets, "num_heads": 3},
         )
         for layers, depth in ((5, 8), (6, 7), (6, 8), (4, 12), (1, 22), (1, 24))
         for sets in (1, 2)

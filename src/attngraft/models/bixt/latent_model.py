@@ -72,6 +72,8 @@ class LatentModel(ABC, nn.Module):
         weight_init: Initialization = "jax",
     ) -> None:
         super().__init__()
+        if not blocks or num_latents < 1:
+            raise UsageError(f"depth and num_latents of BiXT are 1 or more, not {len(blocks)} and {num_latents}")
         token_dim = token_dim or embed_dim
         self.num_classes, self.in_chans = num_classes, in_chans
         self.global_pool = known("global_pool", global_pool, ("avg", ""))

@@ -11,7 +11,7 @@ from timm.layers import DropPath, LayerScale, Mlp
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention
+from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention, head_width
 from attngraft.models.bixt.tokenizers import LocalPatchInteraction
 
 EPS = 1e-6  #: of every LayerNorm
@@ -31,7 +31,11 @@ def latent_block(
     """Self-attention of the latents: timm's own block, so that what reads a ViT's blocks reads these.
 
     l = l + dp(ls1(attn(norm1(l))));  l = l + dp(ls2(mlp(norm2(l))))
+
+    Raises:
+        UsageError: the heads do not divide the width.
     """
+    head_width(dim, heads)  # timm would only assert it
     return Block(
         dim,
         heads,

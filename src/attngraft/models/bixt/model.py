@@ -145,10 +145,12 @@ class BiXT(LatentModel):
         Train with 13 layers, then work with the tokens of the first 12 (`forward_tokens`).
 
         Raises:
-            UsageError: it is gone already.
+            UsageError: it is gone already, or the only one.
         """
-        if not self.blocks or not self.blocks[-1].one_sided:
+        if not self.blocks[-1].one_sided:
             raise UsageError("the last layer of this model updates its tokens, so there is no one-sided layer to drop")
+        if len(self.blocks) == 1:
+            raise UsageError("this model's only layer is its one-sided last one; give a depth of 2 or more")
         self.blocks = self.blocks[:-1]
 
 

@@ -12,13 +12,15 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from timm.layers import Attention
 from torch import nn
 
 from attngraft.errors import UsageError
+from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention
 from attngraft.models.weights import Fitted, read_weights
 
 if TYPE_CHECKING:
-    from attngraft.models.bixt.model import BiXT
+    from attngraft.models.bixt.latent_model import LatentModel
 
 
 def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: bool = False) -> Fitted:
@@ -51,22 +53,20 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
     return fitted
 
 
-def checkpoint_refusal_fn(architecture: str, arguments: Mapping[str, Any], model: BiXT) -> str | None:
-    """Why weights of the BiXT called `architecture`, made with `arguments`, are none for `model` though their shapes fit.
+def checkpoint_refusal_fn(architecture: str, arguments: Mapping[str, Any], model: LatentModel) -> str | None:
+    """Why weights of the model called `architecture`, made with `arguments`, are none for `model` though their shapes fit.
 
     Shapes do not show heads, and the paper's models have others than the published weights. They show neither stride nor
     image size, but weights may move between those.
     """
-    from attngraft.models.bixt.registration import arguments as of_name
+    from attngraft.models.bixt.registration import MODELS
 
-    try:
-        said = {**of_name(architecture), **arguments}
-    except ValueError:
+    if architecture not in MODELS:
         return None  # another family's, which its names will show
-    layer: Any = model.blocks[0]
+    said = {**MODELS[architecture][1], **arguments}
     here = {
-        "sa_heads": layer.self_attention_latents.attn.num_heads,
-        "ca_heads": layer.cross_attention_latents_token.attn.heads,
+        "sa_heads": _first(Attention, model).num_heads,
+        "ca_heads": _first((BidirectionalCrossAttention, OneSidedCrossAttention), model).heads,
     }
     there = {name: said.get(name) or said["num_heads"] for name in here}
     if here == there:
@@ -75,6 +75,11 @@ def checkpoint_refusal_fn(architecture: str, arguments: Mapping[str, Any], model
         f"whose attention has {_heads(there)}, and this model's has {_heads(here)}: shapes would fit, and it would compute "
         f"something else. Make the model by that name, or with num_heads={said['num_heads']}"
     )
+
+
+def _first(kind: type[nn.Module] | tuple[type[nn.Module], ...], model: nn.Module) -> Any:
+    """The model's first layer of a kind; all of them have the same heads."""
+    return next(module for module in model.modules() if isinstance(module, kind))
 
 
 def _heads(heads: Mapping[str, int]) -> str:
