@@ -118,13 +118,18 @@ def test_any_model_of_timm_is_converted(tmp_path: Path, capsys: pytest.CaptureFi
 def test_refusals_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = checkpoint(tmp_path / "a.pth.tar", tiny()), tmp_path / "o.safetensors"
     trap = checkpoint(tmp_path / "trap.pth", tiny(), metric=Path("x"))
+    torch.save({"state_dict": {}}, tmp_path / "empty.pth")
+    (tmp_path / "folder.safetensors").mkdir()
     for arguments, code, message in (
         ([path, out, "--host", NAME], 1, "does not fit this BiXT: it lacks"),
         ([path, out, "--host", "bixt_ti_l64_p61"], 2, "did you mean bixt_ti_l64_p16"),
         ([path, out, "--host-arg", "depth=2"], 2, "--host-arg is for the model of --host"),
         ([path, out, *HOST, "--ema"], 2, "holds no moving average"),
         ([path, tmp_path / "o.pth"], 2, "ends in .safetensors"),
+        ([path, tmp_path / "folder.safetensors", *HOST, "--overwrite"], 2, "is a folder; give the name of a file"),
+        ([path, path / "o.safetensors", *HOST], 1, "a.pth.tar"),
         ([tmp_path / "none.pth", out], 2, "no such file of weights"),
+        ([tmp_path / "empty.pth", out], 1, "empty.pth holds no tensors under names"),
         ([trap, out], 1, "trap.pth holds Python objects besides tensors (pathlib."),
     ):
         assert run(["convert", *arguments]) == code, message
@@ -137,3 +142,17 @@ def test_refusals_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run(["convert", path, out, *HOST, "--overwrite"]) == 0
     assert load_file(out)["latents"].shape == (1, 4, 24)
     assert [each.name for each in tmp_path.iterdir() if each.name.endswith(".tmp")] == []
+
+
+def test_an_interrupted_conversion_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, out = checkpoint(tmp_path / "a.pth.tar", tiny()), tmp_path / "new" / "o.safetensors"
+    assert run(["convert", path, out, *HOST]) == 0  # the folder is made
+    before = out.read_bytes()
+
+    def no_power(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attngraft.files.os.replace", no_power)
+    assert run(["convert", checkpoint(tmp_path / "b.pth.tar", tiny(1)), out, *HOST, "--overwrite"]) != 0
+    assert out.read_bytes() == before
+    assert [each.name for each in out.parent.iterdir()] == [out.name]

@@ -205,9 +205,9 @@ def test_a_pickle_that_names_anything_else_is_refused_and_nothing_runs(tmp_path:
 
 
 def test_namespaces_are_allowed_for_one_file_only(tmp_path: Path) -> None:
-    before = torch.serialization.get_safe_globals()
+    before = set(torch.serialization.get_safe_globals())
     read_checkpoint(saved(whole(state_dict=STATE), tmp_path / "a.pth"))
-    assert torch.serialization.get_safe_globals() == before
+    assert set(torch.serialization.get_safe_globals()) == before
 
 
 @pytest.mark.parametrize(
@@ -225,6 +225,14 @@ def test_what_is_no_checkpoint(tmp_path: Path, name: str, content: bytes | None,
         (tmp_path / name).write_bytes(content)
     with pytest.raises(AttngraftError, match=message):
         read_checkpoint(tmp_path / name)
+
+
+def test_only_plain_tensors_under_names_are_weights(tmp_path: Path) -> None:
+    state = {**STATE, 7: torch.ones(1), "_extra_state": {"a": 1}}
+    assert_is(read_checkpoint(saved(whole(state_dict=state), tmp_path / "a.pth")))
+    sparse = {**STATE, "mask": torch.eye(3).to_sparse()}
+    with pytest.raises(HostError, match=r"b\.pth: mask is sparse or quantized.*save it as one"):
+        read_checkpoint(saved(whole(state_dict=sparse), tmp_path / "b.pth"))
 
 
 @pytest.mark.parametrize("cut", [10, 200, -30])

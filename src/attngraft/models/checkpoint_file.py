@@ -151,9 +151,8 @@ def _from_torch(path: Path, member: str, values: Any, *, average: bool | None) -
     there = [name for name in (*AVERAGES, *PLAIN) if isinstance(values.get(name), Mapping)]
     entry = _chosen(path, there, average)
     held = values if entry is None else values[entry]
-    tensors, stripped = _without_wrappers(
-        path, {name: value for name, value in held.items() if isinstance(value, Tensor)}
-    )
+    named = {name: value for name, value in held.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    tensors, stripped = _without_wrappers(path, named)
     others = values if entry is not None else {}
     architecture, epoch = others.get("arch"), others.get("epoch")
     return CheckpointFile(
@@ -182,7 +181,7 @@ def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[s
     """Tensors under their model's own names, and what was taken off.
 
     Raises:
-        HostError: two of them would have one name.
+        HostError: two of them would have one name, or one is no plain tensor.
     """
     found: dict[str, Tensor] = {}
     stripped: dict[str, None] = {}
@@ -193,6 +192,8 @@ def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[s
             raise HostError(
                 f"{path} holds two tensors for {bare}, with and without {' or '.join(WRAPPERS)}; save it again"
             )
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise HostError(f"{path}: {bare} is sparse or quantized, and weights are plain tensors; save it as one")
         found[bare] = tensor
         stripped.update(dict.fromkeys(wrappers))
     return found, tuple(stripped)

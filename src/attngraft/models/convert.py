@@ -60,21 +60,24 @@ def convert_checkpoint(
 
     Raises:
         UsageError: `out` is there already or is no `.safetensors`; or as `read_checkpoint`, `create_host`.
-        HostError: the checkpoint cannot be read, or does not fit its model; all misfits are listed.
+        HostError: the checkpoint cannot be read, holds no weights, or does not fit its model; all misfits are listed.
         StorageError: the file cannot be written.
     """
     if out.suffix != ".safetensors":
         raise UsageError(f"{out}: give a file that ends in .safetensors")
+    if out.is_dir():
+        raise UsageError(f"{out}: is a folder; give the name of a file")
     if out.exists() and not overwrite:
         raise UsageError(f"{out}: is there already; give another name, or --overwrite to replace it")
     checkpoint = read_checkpoint(source, average=average)
+    weights = weights_of(checkpoint)
     architecture = host or _named(checkpoint)
     arguments = dict(checkpoint.arguments if host is None else host_args or {})
     fitted = None
     if architecture is not None:
         with torch.device("meta"):
             model = create_host(architecture, **arguments)
-        fitted = weights_of(checkpoint).fit(model)[1]
+        fitted = weights.fit(model)[1]
     facts = {
         "architecture": architecture,
         "arguments": arguments,

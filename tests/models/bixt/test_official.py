@@ -199,6 +199,17 @@ def test_only_bixt_is_filled_and_only_by_files_that_are_there(tmp_path: Path) ->
         load_official(make(), tmp_path / "a.pth")
 
 
+def test_weights_come_before_grafts(tmp_path: Path) -> None:
+    path = official(tmp_path / "a.pth.tar")
+    grafted = make()
+    attngraft.graft(grafted, "cb_s@blocks.0.self_attention_latents.mlp")
+    with pytest.raises(UsageError, match=r"without grafts; load first, then call attngraft\.graft"):
+        load_official(grafted, path)
+    safetensors.torch.save_file(grafted.state_dict(), tmp_path / "grafted.safetensors")
+    with pytest.raises(HostError, match="trained with grafts"):
+        load_official(make(), tmp_path / "grafted.safetensors")
+
+
 class Runs:
     """What, unpickled, would run."""
 

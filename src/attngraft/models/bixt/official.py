@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from timm.layers import Attention
 from torch import nn
 
+from attngraft.anatomy import is_graft
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention
 from attngraft.models.weights import Fitted, read_weights
@@ -36,7 +37,7 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
         new_head: let a head for another number of classes stay new.
 
     Raises:
-        UsageError: the model is no BiXT, or there is no such file.
+        UsageError: the model is no BiXT or has grafts, or there is no such file.
         HostError: the file is damaged or holds more than tensors and arguments; tensors are missing, left over or of other
             shapes, all of which are listed; or they are of a model with other heads. The model was left as it was.
     """
@@ -47,9 +48,11 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
             f"load_official fills a BiXT (timm.create_model('bixt_ti_l64_p16')), not a {type(model).__name__}; "
             "attngraft.create_model(NAME, weights=FILE) reads files for others"
         )
+    if any(map(is_graft, model.state_dict())):
+        raise UsageError("load_official fills a BiXT without grafts; load first, then call attngraft.graft")
     file = read_weights(path)
     fitted = file.fill_host(model, new_head=new_head)
-    file.fill_grafts(model)
+    file.fill_grafts(model)  # which refuses a file that has some
     return fitted
 
 
