@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from attngraft.errors import ConfigError, UsageError
+from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.report.page import report_html
 from attngraft.report.tables import csv_text, markdown_table, table_text
 from attngraft.report.wording import headline
@@ -87,6 +87,15 @@ def test_entries_that_are_refused(entries: list[Any], message: str) -> None:
         read_variants(entries)
 
 
+def test_against_is_no_field_of_a_study_file(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(dump_yaml({"against": ["resnet10t"], "out": "x"}))
+    with pytest.raises(
+        ConfigError, match=r"study\.yaml\.against: other hosts stand among the `grafts`, each as \{name: "
+    ):
+        read_study(file)
+
+
 def test_a_recipe_of_another_host_differs_in_the_host_alone(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=GRAFTS, set=["host.args.depth=3", "optimizer.lr=1e-4", "train.drop_path=0.1"])
     plain, other = (recipe_to_dict(config.recipe_of(config.variants[place], 1)) for place in (0, 2))
@@ -130,7 +139,7 @@ def test_pretrained_is_shared_and_a_file_of_weights_is_not(tmp_path: Path) -> No
 
 def test_weights_of_another_host_are_fitted_before_anything_trains(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=[{"name": "other", "host": {**DEIT, "weights": str(tmp_path / "none.pth")}}])
-    with pytest.raises(UsageError, match=r"the variant other: .*none\.pth"):
+    with pytest.raises(UsageError, match=r"the variant other: .*none\.pth.*weights: FILE\}, or pretrained: false"):
         check_variants(config)
 
 
@@ -160,7 +169,7 @@ def test_hosts_that_cannot_take_part(tmp_path: Path, host: Any, message: str) ->
 
 def test_a_graft_is_planned_on_its_own_host(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=["horizontal", {"name": "mixed", "host": MIXER, "spec": "horizontal"}])
-    with pytest.raises(UsageError, match=r"the variant mixed does not fit the host: .*attention"):
+    with pytest.raises(UsageError, match=r"the variant mixed does not fit its host: .*attention"):
         check_variants(config)
     check_variants(study(tmp_path, grafts=["horizontal", {"name": "mixed", "host": MIXER, "spec": "cb_s"}]))
 
@@ -209,6 +218,35 @@ def test_a_study_grows_by_a_host_and_goes_on(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_host_that_changed_under_its_name_is_no_run_of_the_study(tmp_path: Path) -> None:
+    def against(depth: int, spec: str = "none") -> Any:
+        host = {**DEIT, "args": {"img_size": 16, "patch_size": 8, "depth": depth}}
+        return study(tmp_path, grafts=[{"name": "other", "host": host, "spec": spec}])
+
+    trainer = FakeTrainer()
+    compare(against(1), tools=tools(trainer))
+    begun = len(trainer.calls)
+    for changed in (against(2), against(1, "cb_s")):
+        with pytest.raises(
+            TrainingError, match=r"other.seed0: the run .* another recipe: (host\.args\.depth \(1 -> 2\)|graft)"
+        ):
+            compare(changed, tools=tools(trainer))
+        with pytest.raises(
+            TrainingError, match=r"other.seed0: this run is of deit_tiny.*depth: 1.*--report-only --out"
+        ):
+            report_only(changed, tools=tools(trainer))
+    with pytest.raises(TrainingError, match=r"other.seed0: this run is of deit_tiny.*variant other is cb_s: report"):
+        report_only(study(tmp_path, grafts=[{"name": "other", "spec": "cb_s"}]), tools=tools(trainer))
+    assert len(trainer.calls) == begun
+    assert report_only(against(1), tools=tools(trainer)).variants[1].host == DEIT
+
+
+def test_a_report_needs_no_recipe(tmp_path: Path) -> None:
+    compare(study(tmp_path, grafts=GRAFTS), tools=tools(FakeTrainer()))
+    gone = study(tmp_path, grafts=GRAFTS, recipe="gone.yaml", host=None)
+    assert len(report_only(gone, tools=tools(FakeTrainer())).variants) == 4
+
+
 def test_runs_of_other_hosts_can_be_sent_to_other_processes(tmp_path: Path) -> None:
     runs = plan_runs(study(tmp_path, grafts=GRAFTS))
     assert pickle.loads(pickle.dumps(runs)) == runs
@@ -234,6 +272,34 @@ def test_halving_ranks_other_hosts_with_grafts(tmp_path: Path) -> None:
     assert result.variants[3].difference is not None
     assert result.variants[2].cost is None
     assert json.loads((tmp_path / "halving.json").read_text())["rungs"] == [1, 3]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_file_of_weights_that_changed_between_seeds_is_noted(tmp_path: Path, same: bool) -> None:
+    class Started(FakeTrainer):
+        def during(self, spec: str, seed: int, epoch: int, folder: Path) -> None:
+            if spec == "cb_s":
+                known = {"from": "w.pth: 90 of 92 tensors", "file": "w.pth", "sha256": "a" if same else f"a{seed}"}
+                RunFolder(folder).start.write_text(json.dumps(known))
+
+    config = study(tmp_path, grafts=[{"host": DEIT}, {"name": "started", "host": DEIT, "spec": "cb_s"}])
+    notes = compare(config, tools=tools(Started())).notes
+    assert "started starts from w.pth: 90 of 92 tensors." in notes
+    changed = [note for note in notes if "the same weights" in note]
+    assert changed == ([] if same else [note for note in notes if note.startswith("The runs of started do not all")])
+    assert len(changed) == (0 if same else 1)
+
+
+def test_a_host_whose_head_alone_is_trained_is_noted(tmp_path: Path) -> None:
+    def notes(*specs: str, parameters: str = "grafts+head") -> str:
+        hosts = [{"name": f"other {spec}", "host": DEIT, "spec": spec} for spec in specs]
+        out = tmp_path / "-".join([*specs, parameters])
+        config = study(out, grafts=hosts, set=[f"train.parameters={parameters}"])
+        return "\n".join(compare(config, tools=tools(FakeTrainer())).notes)
+
+    assert "As the baseline, other none trains the head alone." in notes("none", "cb_s")
+    assert "As the baseline" not in notes("cb_s")
+    assert "As the baseline" not in notes("none", parameters="all")
 
 
 def test_inputs_that_differ_are_noted(tmp_path: Path) -> None:
@@ -282,6 +348,41 @@ def test_tables_and_page_say_which_host(tmp_path: Path) -> None:
     assert "<code>deit_tiny_patch16_224: {depth: 1, img_size: 16, patch_size: 8} + horizontal</code>" in page
     assert "Comparison of hosts and attention grafts" in page
     assert "those on one host start from the same weights" in page
+
+
+def test_a_page_says_what_kind_of_comparison_it_is(tmp_path: Path) -> None:
+    for grafts, said in (
+        (["cb_s"], "Comparison of attention grafts<"),
+        ([{"host": DEIT}], "Comparison of hosts<"),
+        (["cb_s", {"host": DEIT}], "Comparison of hosts and attention grafts<"),
+        ([{"host": DEIT, "spec": "cb_s"}], "Comparison of hosts and attention grafts<"),
+    ):
+        page = report_html(compare(study(tmp_path / str(len(said)), grafts=grafts), tools=tools(FakeTrainer())))
+        assert said in page
+        assert ("Added parameters" in page) == ("hosts" not in said)  # another host adds none
+        assert ("Parameters, to baseline" in page) == ("hosts" in said)
+
+
+def test_equal_scores_of_another_host_are_no_merit_of_a_graft(tmp_path: Path) -> None:
+    class Alike(FakeTrainer):
+        def _scores(self, spec: str, seed: int, *, progress: float) -> Any:
+            return super()._scores("none", seed, progress=progress)
+
+    result = compare(study(tmp_path, grafts=[{"host": DEIT}]), tools=tools(Alike()))
+    found = result.variants[1].difference
+    assert found is not None
+    assert (found.mean, found.verdict) == (0, "inside the noise")
+    assert "graft" not in found.why
+    assert headline(result) == "The variant makes no difference at all."
+
+
+def test_names_and_arguments_are_text_on_the_page(tmp_path: Path) -> None:
+    script = "<script>alert('x')</script>"
+    host = {**DEIT, "args": {**DEIT["args"], "pretrained_cfg_overlay": {"license": script}}}  # type: ignore[dict-item]
+    config = study(tmp_path, grafts=[{"name": f"{script} $a_1$", "host": host}], title=script)
+    page = report_html(compare(config, tools=tools(FakeTrainer())))
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") >= 3
 
 
 def test_reports_without_other_hosts_say_nothing_of_them(tmp_path: Path) -> None:

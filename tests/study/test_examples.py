@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from attngraft.bench import count_macs
+from attngraft.cli import main
 from attngraft.errors import ConfigError
+from attngraft.study import conduct, load_result
 from attngraft.study.config import StudyConfig, read_study, study_from_dict
 from attngraft.study.schedule import check_variants
 from attngraft.training.build import build_model, model_data_config
@@ -46,6 +49,50 @@ def test_bixt_is_set_against_hosts_of_as_many_macs(name: str) -> None:
             model = build_model(recipe, {"num_classes": 20 if name == "tiny_imagenet20" else 10}, weights=False)
             macs.append(count_macs(model, torch.zeros(1, *inputs[0]["input_size"])))
     assert max(macs) / min(macs) < 1.03, macs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits", "cifar10", "tiny_imagenet20"])
+def test_bixt_trains_against_all_of_them(
+    name: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The three studies through the command, for one epoch of one seed of some of their images."""
+    monkeypatch.setattr(conduct, "COST_SECONDS", 0.0)  # counts, no times
+    file = Path(__file__).parents[2] / "examples" / f"{name}-bixt.yaml"
+    given = ["--study", str(file), "--seeds", "1", "--epochs", "1", "--set", "train.batch_size=64"]
+    if name != "digits":
+        given += ["--data", str(few_images(name, shared / "data", tmp_path))]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *given, "--out", str(tmp_path / "study")])
+    assert not ended.value.code
+    result = load_result(tmp_path / "study")
+    assert [(variant.name, len(variant.runs)) for variant in result.variants] == [
+        ("BiXT", 1),
+        ("ViT", 1),
+        ("iterative", 1),
+        ("sequential", 1),
+    ]
+    for variant in result.variants:
+        assert 0 < variant.runs[0].curve["train/loss"][0] < 3.2, variant.name  # a guess among 20 classes: 3.0
+        assert variant.cost is not None
+        assert variant.cost.macs_ratio == pytest.approx(1, abs=0.03)
+        assert variant.is_baseline or variant.difference is not None
+    page = (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
+    assert "ViT, iterative and sequential are other models than the baseline" in page
+
+
+def few_images(name: str, data: Path, out: Path) -> Path:
+    if name == "tiny_imagenet20":
+        return there(data / name / "val.tar")  # of which a part is drawn for validation
+    whole, part = np.load(there(data / "cifar10" / "cifar10_train10k_test2k.npz")), out / "part.npz"
+    np.savez(part, **{key: whole[key][:640] for key in ("x_train", "y_train", "x_test", "y_test")})
+    return part
+
+
+def there(path: Path) -> Path:
+    if not path.exists():
+        pytest.skip(f"{path.name} is not among the reference data")
+    return path
 
 
 def taught(config: StudyConfig) -> bool:

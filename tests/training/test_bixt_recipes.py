@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,22 @@ def test_from_scratch() -> None:
     assert (augment.mixup, augment.cutmix, augment.mix_prob, augment.mix_switch_prob) == (0.8, 1.0, 1.0, 0.5)
     assert (augment.mix_mode, augment.mix_off_epoch, augment.erasing, augment.repeats) == ("batch", None, 0.0, 1)
     assert (loss.name, loss.smoothing, loss.target_threshold, loss.sum_classes) == ("bce", 0.0, None, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("bixt-imagenet", ["800 epochs", "80.10", "81.88", "82.70", "81.00", "81.74", "79.1", "80.8", "81.2"]),
+        ("bixt-imagenet-300", ["300 epochs", "79.1", "80.8", "81.2"]),
+        ("bixt-imagenet-120", ["120 epochs", "79.1"]),
+        ("bixt-384", ["30 epochs", "81.85", "82.77", "83.15", "81.0", "81.8", "82.0"]),
+    ],
+)
+def test_the_header_says_what_to_expect(name: str, numbers: list[str]) -> None:
+    lines = (files("attngraft.training") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    header = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
+    assert "Expect" in header
+    assert [number for number in numbers if number not in header] == []
 
 
 def test_the_papers_shorter_schedules_and_fine_tuning() -> None:

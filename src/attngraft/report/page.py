@@ -89,6 +89,7 @@ def _context(result: StudyResult) -> dict[str, Any]:
         "compared": [row for row in rows if row.variant.difference is not None],
         "baseline": next((row for row in rows if row.variant.is_baseline), None),
         "headline": wording.headline(result),
+        "compared_things": wording.compared_things(result),
         "one_seed": not wording.seed_deviation_known(result),
         "created": _date(result.created),
         "figures": _inline_figures(result),

@@ -169,6 +169,13 @@ def has_other_hosts(result: StudyResult) -> bool:
     return any(variant.host is not None for variant in result.variants)
 
 
+def compared_things(result: StudyResult) -> str:
+    """What kinds of variants the study sets against its baseline."""
+    if not has_other_hosts(result):
+        return "attention grafts"
+    return "hosts" if all(variant.spec == "none" for variant in result.variants) else "hosts and attention grafts"
+
+
 def host_of(variant: VariantResult) -> str:
     """The variant's own host and its arguments in one line; empty where it stands on the study's."""
     from attngraft.study.host import host_label

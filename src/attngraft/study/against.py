@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attngraft.errors import AttngraftError, UsageError
+from attngraft.study.starts import same_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,10 +44,16 @@ def check_other_hosts(config: StudyConfig, *, new: Collection[str]) -> dict[str,
         try:
             hosts[variant.name] = _on_meta(recipe)
             size = tuple(model_data_config(recipe)["input_size"])
-            if variant.name in new:
-                check_start(recipe)
         except AttngraftError as error:
             raise UsageError(f"the variant {variant.name}: {error}") from error
+        if variant.name in new:
+            try:
+                check_start(recipe)
+            except AttngraftError as error:
+                raise UsageError(
+                    f"the variant {variant.name}: {error}. What another host starts from stands beside its name: "
+                    "{name: ..., weights: FILE}, or pretrained: false for random values"
+                ) from error
         if size != (wanted := tuple(model_data_config(base)["input_size"])):
             raise UsageError(_other_input(variant, base.host.name, size, wanted))
     return hosts
@@ -102,6 +109,15 @@ def other_host_notes(config: StudyConfig, records: Mapping[str, Mapping[int, Run
     for name in names:
         origins = sorted({record.start["from"] for record in records[name].values() if record.start})
         notes += [f"{name} starts from {' or '.join(origins)}."] if origins else []
+        if not same_weights(records[name].values()):
+            notes.append(
+                f"The runs of {name} do not all start from the same weights (the file was changed in between), so part of "
+                "its difference may come from there."
+            )
+    parts = {record.recipe.train.parameters for name in names for record in records[name].values()}
+    ungrafted = [variant.name for variant in config.variants if variant.name in names and variant.spec == "none"]
+    if parts == {"grafts+head"} and ungrafted:
+        notes.append(f"As the baseline, {_listed(ungrafted)} train{'s' * (len(ungrafted) == 1)} the head alone.")
     if other := _other_inputs(config, records, names):
         notes.append(f"Images become inputs in another way than the baseline's for {'; '.join(other)}.")
     return notes

@@ -26,7 +26,7 @@ from attngraft.study.expectation import expected, how, share_of
 from attngraft.study.progress import StudyLog, StudyProgress
 from attngraft.study.result import Cost, StudyResult
 from attngraft.study.running import run_all
-from attngraft.study.schedule import PlannedRun, check_variants, plan_runs, refuse_other_recipes
+from attngraft.study.schedule import PlannedRun, check_variants, plan_runs, refuse_other_recipes, refuse_other_variants
 from attngraft.study.splits import keep_split, kept_split
 from attngraft.study.storage import save_result
 
@@ -153,10 +153,11 @@ def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResu
     """Make results and report anew from the runs that are finished; nothing is trained or measured.
 
     Raises:
-        TrainingError: no run is finished.
+        TrainingError: no run is finished, or a run is of another graft or host than the variant whose name it bears.
     """
     from attngraft.study.cost import load_costs
 
+    refuse_other_variants(config)
     costs = load_costs(config.out, _of_interest(config), same_recipe=False)
     return _report(config, costs, [], tools or Tools())
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attngraft.errors import ConfigError, UsageError
-from attngraft.study.host import StudyHost
+from attngraft.study.host import ENTRY, StudyHost
 from attngraft.study.values import Halving, parse_duration, parse_halving, parse_seeds
 from attngraft.study.variants import Variant, read_variants
 
@@ -121,11 +121,10 @@ def read_study(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or has an unknown key or a value of the wrong kind.
     """
-    from attngraft.strict import read
     from attngraft.training.config import read_yaml
 
     mapping = read_yaml(path)
-    read(_StudyFile, mapping, where=str(path))
+    _read_file(mapping, str(path))
     return mapping
 
 
@@ -137,9 +136,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
             that is given twice.
         GraftSpecError: a graft specification cannot be read.
     """
-    from attngraft.strict import read
-
-    file = read(_StudyFile, mapping, where=source)
+    file = _read_file(mapping, source)
     if not file.out:
         raise UsageError(f"{source}: say where the results go: --out FOLDER, or `out:` in the study file")
     if file.epochs is not None and file.epochs < 1:
@@ -165,6 +162,14 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         title=file.title or "",
         command=file.command or "",
     )
+
+
+def _read_file(mapping: Mapping[str, Any], where: str) -> _StudyFile:
+    from attngraft.strict import read
+
+    if isinstance(mapping, Mapping) and "against" in mapping:  # as the option is called
+        raise ConfigError(f"{where}.against: other hosts stand among the `grafts`, each as {ENTRY}")
+    return read(_StudyFile, mapping, where=where)
 
 
 #: fields of a recipe that a study sets itself, and how a study sets them

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attngraft.errors import AttngraftError, GraftSpecError, TrainingError, UsageError
 from attngraft.study.config import StudyConfig
+from attngraft.study.host import StudyHost, host_label
 from attngraft.study.variants import Variant
 
 if TYPE_CHECKING:
@@ -102,6 +103,45 @@ def refuse_other_recipes(runs: Sequence[PlannedRun]) -> None:
         )
 
 
+def refuse_other_variants(config: StudyConfig) -> None:
+    """Check that finished runs have the graft and the host of the variant whose name they bear. Unlike
+    `refuse_other_recipes` it needs no recipe, which may be gone by the time of a report.
+
+    Raises:
+        TrainingError: names the run and what it is one of.
+    """
+    from attngraft.grafting.spec import parse
+    from attngraft.training.run_folder import read_run
+
+    for variant in config.variants:
+        for seed in config.seeds:
+            folder = run_folder(config.out, variant, seed)
+            if not (folder / "recipe.yaml").is_file():
+                continue
+            recipe = read_run(folder).recipe
+            if str(parse(recipe.graft)) != variant.spec or not _is_of(recipe, variant.host):
+                raise TrainingError(
+                    f"{folder}: this run is of {_what(recipe)}, and the variant {variant.name} is {variant.key}: report "
+                    f"with the study as it was run (--report-only --out {config.out}), give the variant a name of its own, "
+                    "or delete the run"
+                )
+
+
+def _is_of(recipe: Recipe, host: StudyHost | None) -> bool:
+    """Whether a run's host is this one; what the study's own host is (None), only its recipe knows."""
+    if host is None:
+        return True
+    kept, given = dict(recipe.host.args), dict(host.args)
+    if host.weights is not None:  # a folder of transformers says arguments, too
+        kept = {name: value for name, value in kept.items() if name in given}
+    return (recipe.host.name, kept) == (host.name, given)
+
+
+def _what(recipe: Recipe) -> str:
+    host = host_label({"name": recipe.host.name, "args": dict(recipe.host.args)})
+    return f"{host} with the graft {recipe.graft}" if recipe.graft else host
+
+
 def check_variants(config: StudyConfig) -> None:
     """Plan every variant on the host, and look at the weights that it starts from, before anything trains.
 
@@ -129,7 +169,8 @@ def check_variants(config: StudyConfig) -> None:
         except GraftSpecError:
             raise
         except AttngraftError as error:
-            raise UsageError(f"the variant {variant.name} does not fit the host: {error}") from error
+            whose = "the host" if variant.host is None else "its host"
+            raise UsageError(f"the variant {variant.name} does not fit {whose}: {error}") from error
     if new:  # others have a checkpoint, and the weights may be gone
         check_start(recipe)
         check_teacher(recipe)

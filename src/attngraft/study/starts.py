@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,7 @@ def start_notes(
     origins = sorted({record.start["from"] for record in of_host if record.start})
     if origins:
         notes.append(f"The host starts from {' or '.join(origins)}.")
-    kinds = {(record.start.get("from") is not None, record.start.get("sha256")) for record in of_host}
-    if len(kinds) > 1:
+    if not same_weights(of_host):
         notes.append(
             "The runs do not all start from the same weights (the file was changed in between), so part of a difference "
             "may come from there."
@@ -40,6 +39,11 @@ def start_notes(
     if every and (trained := _TRAINED.get(every[0].recipe.train.parameters)):
         notes.append(trained)
     return notes
+
+
+def same_weights(runs: Iterable[RunRecord]) -> bool:
+    """Whether the runs, all of one host, start from one file, or all from none."""
+    return len({(run.start.get("from") is not None, run.start.get("sha256")) for run in runs}) <= 1
 
 
 def _teachers(every: list[RunRecord]) -> list[str]:

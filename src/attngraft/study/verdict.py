@@ -109,7 +109,7 @@ def _why(verdict: Verdict, bootstrap: Interval, t: Interval | None, tests: list[
 
 def _nothing(seeds: int) -> str:
     where = "in the one seed" if seeds == 1 else f"in all {seeds} seeds"
-    return f"no difference at all: {where} every example is scored exactly alike with the graft and without it"
+    return f"no difference at all: {where} every example is scored exactly as the baseline scores it"
 
 
 def _shown(interval: Interval) -> str:
