@@ -16,6 +16,7 @@ from attngraft.bench.layers import LATENTS, LAYERS, WIDTH
 from attngraft.bench.macs import count_macs
 from attngraft.bench.memory import address_space_limited, free_memory, growth
 from attngraft.bench.one_size import Job, MeasuringError, Reading, measure_size
+from attngraft.mechanisms.bixt import eager, folded
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits and forgets")
 
@@ -161,6 +162,46 @@ def test_outputs_that_are_wrong_are_not_measured(
     found = in_this_process(a_job(layer="noise"), monkeypatch, capsys)
     assert found.outcome == "failed"
     assert "noise: not timed" in found.message
+
+
+@pytest.mark.parametrize(("tokens", "folds"), [(196, False), (12544, True)])
+def test_what_is_timed_is_what_was_checked(tokens: int, folds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens and many take different ways through the operation."""
+    ways: list[int] = []
+
+    def attend(*operands: Any) -> Any:
+        ways.append(operands[2].shape[1])
+        return folded.attend(*operands)
+
+    monkeypatch.setattr(eager, "folded", SimpleNamespace(attend=attend))
+    one_size._check(a_job(tokens=tokens), LAYERS["bixt"].stack(1).eval())
+    assert ways == ([one_size.GATE_TOKENS] if folds else [])
+
+
+def test_memory_that_runs_out_later_leaves_the_first_call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def repeat(*given: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(one_size, "_repeat", repeat)
+    found = in_this_process(a_job(), monkeypatch, capsys)
+    assert found.outcome == "measured"
+    assert len(found.seconds) == 1
+    assert found.memory is not None
+
+
+def test_a_process_that_cannot_answer_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(found: object) -> str:
+        raise MemoryError
+
+    def leave(code: int) -> None:
+        raise Left
+
+    monkeypatch.setattr(one_size.json, "dumps", no_room)
+    monkeypatch.setattr(one_size.os, "_exit", leave)
+    with pytest.raises(Left):
+        one_size._Answer().give("too slow")
 
 
 def test_when_time_is_over_what_is_there_counts(

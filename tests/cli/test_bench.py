@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -67,6 +71,20 @@ def test_it_measures_writes_and_goes_on(jobs: list[Job], tmp_path: Path, capsys:
     assert "backward False, not True: give another --out" in capsys.readouterr().err
 
 
+def test_without_sizes_it_goes_from_196_tokens_to_a_million(jobs: list[Job], tmp_path: Path) -> None:
+    assert run(["bench", "bixt", "--out", str(tmp_path / "x.json")]) == 0
+    bixt = [job.tokens for job in jobs if job.layer == "bixt"]
+    assert (bixt[0], bixt[-1]) == (196, 1_048_576)
+    assert {job.layer for job in jobs} == {"bixt", "vit", "vit-explicit"}
+
+
+def test_too_few_sizes_for_an_exponent(jobs: list[Job], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "bixt", "--out", str(tmp_path / "x.json"), "--sizes=784,3136,12544"]) == 0
+    shown = capsys.readouterr().out
+    assert "BiXT layer: no exponent; that takes three sizes of 3,136 tokens and more" in shown
+    assert "ViT block, fused attention: no exponent" not in shown
+
+
 def test_alone_and_deeper(jobs: list[Job], tmp_path: Path) -> None:
     assert (
         run(["bench", "bixt", "--out", str(tmp_path / "x.json"), SIZES, "--against=none", "--depth=3", "--cpu-time"])
@@ -111,6 +129,7 @@ def test_interrupted_it_keeps_and_shows_what_was_measured(
         (["--sizes", "0"], "positive whole numbers"),
         (["--against", "mamba"], "layers are some of bixt, vit, vit-explicit, not mamba"),
         (["--repeats", "0"], "--repeats"),
+        (["--out", "bixt.png"], "--out takes a name that ends in .json"),
     ],
 )
 def test_errors(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,16 +156,35 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_interrupted_for_real(tmp_path: Path) -> None:
+    """By the signal that a terminal sends, while a process measures."""
+    out = tmp_path / "x.json"
+    arguments = ["--sizes=196,12544", "--against=none", "--repeats=1000000", "--time-limit=5", "--threads=1"]
+    command = [sys.executable, "-m", "attngraft", "bench", "bixt", "--out", str(out), *arguments]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not out.exists():
+        assert running.poll() is None
+        time.sleep(0.2)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert f"what was measured is in {out}; repeat the command to go on" in said
+    assert [point.tokens for point in scaling.read_scaling(out).curves[0].points] == [196]
+    assert out.with_suffix(".png").is_file()
+
+
+@pytest.mark.slow
 def test_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In processes of their own. On a busy machine an exponent may miss its bar."""
     out = tmp_path / "x.json"
-    arguments = ["--sizes", "196,784,3136,4704,6272", "--repeats=1", "--time-limit=60", "--memory-limit=0.5"]
+    limits = ["--repeats=1", "--time-limit=60", "--memory-limit=0.5"]
+    arguments = ["--sizes=196,784,3136,6272,12544", "--against=vit-explicit", *limits]
     assert run(["bench", "bixt", "--out", str(out), "--threads", "1", *arguments]) in (0, 1)
     found = scaling.read_scaling(out)
-    bixt, vit, explicit = found.curves
-    assert [point.tokens for point in bixt.points] == [196, 784, 3136, 4704, 6272]
+    bixt, explicit = found.curves
+    assert [point.tokens for point in bixt.points] == [196, 784, 3136, 6272, 12544]
     assert bixt.time is not None
     assert bixt.memory is not None and bixt.memory.value == pytest.approx(1.0, abs=0.15)
-    assert all(point.seconds > 0 and point.memory for point in (*bixt.points, *vit.points, *explicit.points))
+    assert all(point.seconds > 0 and point.memory for point in (*bixt.points, *explicit.points))
     assert explicit.end is not None and explicit.end.reason == "out of memory (0.5 GB)"
     assert "BiXT layer: memory ~ N^" in capsys.readouterr().out

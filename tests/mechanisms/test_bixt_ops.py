@@ -416,3 +416,14 @@ def test_exports_as_operations_that_everybody_knows(tester: type[OpTester]) -> N
     assert all("attngraft" not in str(node.target) for node in exported.graph.nodes)
     for ours, theirs in zip(exported.module()(*call.arguments), tester().outputs(call, "reference"), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.slow
+def test_exports_with_the_number_of_tokens_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "FEWEST_TOKENS", 40)
+    layer = BidirectionalCrossAttention(12, 12, dim_attention=12, heads=3)
+    few, many = ((torch.randn(2, 4, 12), torch.randn(2, count, 12)) for count in (30, 90))
+    count = torch.export.Dim("N", min=2, max=5000)
+    exported = torch.export.export(layer, few, dynamic_shapes=(None, {1: count})).module()
+    for ours, theirs in zip(exported(*many), layer(*many), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)

@@ -62,6 +62,12 @@ def test_exponents_in_words() -> None:
     assert list(exponent_lines(a_result(free))) == [("[vit] layer: memory ~ N^1.90 (1.80 to 2.00), 4 sizes", None)]
 
 
+def test_a_curve_with_a_bar_that_is_too_short_for_an_exponent_is_named() -> None:
+    assert list(exponent_lines(a_result(a_curve("bixt", (196, 784)), a_curve("vit", (196, 784))))) == [
+        ("[bixt] layer: no exponent; that takes three sizes of 3,136 tokens and more", None)
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(2e-6, "2 µs"), (9.99e-4, "999 µs"), (0.0123, "12.3 ms"), (1, "1 s"), (123.4, "123 s")]
 )

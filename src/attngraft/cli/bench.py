@@ -64,7 +64,7 @@ def bixt(
 
         attngraft bench bixt --backward --threads 2 --out bixt-backward.json
 
-        attngraft bench bixt --sizes 784,3136,12544 --against none --time-limit 20
+        attngraft bench bixt --sizes 3136,12544,50176 --against none --time-limit 20
 
         attngraft bench bixt --memory-limit 8 --json
     """
@@ -72,7 +72,10 @@ def bixt(
 
     from attngraft.bench.result import here
     from attngraft.bench.scaling import SIZES, Call, Limits, begin
+    from attngraft.errors import UsageError
 
+    if out.suffix != ".json":
+        raise UsageError(f"--out takes a name that ends in .json, beside which plots get theirs, not {out}")
     layers = ["bixt", *([] if against == "none" else (name.strip() for name in against.split(",")))]
     numbers = SIZES if sizes is None else _numbers(sizes, option="--sizes")
     limit = None if memory_limit is None else int(memory_limit * 1e9)

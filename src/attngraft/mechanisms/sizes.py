@@ -25,10 +25,10 @@ class Sizes:
         axes = letters.split()
         if tensor.ndim != len(axes):
             raise UsageError(f"{name} is ({', '.join(axes)}), not of shape {tuple(tensor.shape)}")
-        before = {letter: self._known[letter] for letter in axes if letter in self._known}
+        before = dict(self._known)
         for axis, size in zip(axes, tensor.shape, strict=True):
             if self._known.setdefault(axis, size) != size:
-                expected = ", ".join(f"{letter}={known}" for letter, known in before.items())
+                expected = ", ".join(f"{letter}={before[letter]}" for letter in axes if letter in before)
                 raise UsageError(
                     f"{name} is ({', '.join(axes)}) with {expected} by the operands before it, not of shape "
                     f"{tuple(tensor.shape)}"

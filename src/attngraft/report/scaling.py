@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attngraft.bench.scaling import TOLERANCE, Curve, End, Exponent, Point, ScalingResult
+from attngraft.bench.scaling import FIT_FROM, TOLERANCE, Curve, End, Exponent, Point, ScalingResult
 from attngraft.report.sheet import TEXT_SIZE, Panel, drawing, headed, png, sheet, svg
 from attngraft.report.theme import MARKERS, THEMES, Theme
 
@@ -41,8 +41,10 @@ def scaling_table(result: ScalingResult) -> Table:
 
 
 def exponent_lines(result: ScalingResult) -> Iterator[tuple[str, bool | None]]:
-    """A sentence per fitted curve, and whether it keeps its bar; None where it has none."""
+    """A sentence per curve that is fitted or has a bar, and whether it keeps that; None where nobody can say."""
     for curve in result.curves:
+        if curve.layer in result.bars and curve.time is None:
+            yield f"{curve.title}: no exponent; that takes three sizes of {FIT_FROM:,} tokens and more", None
         for what, fit in (("time", curve.time), ("memory", curve.memory)):
             if fit is not None:
                 yield f"{curve.title}: {what} ~ N^{_in_words(fit)}", None if fit.bar is None else fit.passed

@@ -57,7 +57,8 @@ def projected_attention(
 ) -> tuple[Tensor, Tensor]:
     """Latents (B, H, M, d) and tokens (B, N, c')."""
     operands = (r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias)
-    if tokens.shape[1] < FEWEST_TOKENS or not r_latents.numel() or plain_wanted(*operands) or _mixed(operands):
+    # first who must see plain operations: an exporter that leaves the number of tokens open may not be asked for it
+    if plain_wanted(*operands) or tokens.shape[1] < FEWEST_TOKENS or not r_latents.numel() or _mixed(operands):
         return projected(*operands, attention=bidirectional_attention, scale=scale)
     latents, out, *_ = folded.attend(*operands, float(scale))
     return latents, out

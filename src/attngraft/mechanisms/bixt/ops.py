@@ -42,7 +42,7 @@ def _triton(*operands: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def _projected_obstacle(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *_: Any, **__: Any) -> str | None:
-    return _obstacle(r_latents, r_latents, v_latents, v_latents) or triton_obstacle(tokens)
+    return triton_obstacle(tokens) or _obstacle(r_latents, r_latents, v_latents, v_latents)
 
 
 BIDIRECTIONAL_ATTENTION = Op(
