@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -427,3 +429,46 @@ def test_exports_with_the_number_of_tokens_left_open(monkeypatch: pytest.MonkeyP
     exported = torch.export.export(layer, few, dynamic_shapes=(None, {1: count})).module()
     for ours, theirs in zip(exported(*many), layer(*many), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_small_calls_without_gradients_run_fused_attention(data: st.DataObject) -> None:
+    """Any shapes: latents of batch 1, more latents than tokens, widths that differ; tokens as projections lay them out."""
+    sizes = st.integers(1, 5)
+    batch, heads, latents, count, width, to_tokens, to_latents = (data.draw(sizes) for _ in range(7))
+    of_latents = [data.draw(st.sampled_from((1, batch))) for _ in range(2)]
+    operands = (
+        double(of_latents[0], heads, latents, width),
+        double(batch, count, heads, width).transpose(1, 2),
+        double(of_latents[1], heads, latents, to_tokens),
+        double(batch, count, heads, to_latents).transpose(1, 2),
+    )
+    expected = ops.bidirectional_attention(*operands, scale=0.7, backend="reference")
+    with pytest.MonkeyPatch.context() as patched, torch.no_grad():
+        patched.setattr(eager, "SMALL", 2**20)
+        calls = []
+        fused = eager._fused
+        patched.setattr(eager, "_fused", lambda *o, **kw: calls.append(1) or fused(*o, **kw))
+        found = ops.bidirectional_attention(*operands, scale=0.7)
+    assert calls
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("tokens", [3, 0])
+@pytest.mark.parametrize("watched", ["gradients", "counted", "meta", "half", "nobody"])
+def test_who_looks_on_sees_the_equation(monkeypatch: pytest.MonkeyPatch, watched: str, tokens: int) -> None:
+    monkeypatch.setattr(eager, "SMALL", 2**20)
+    calls: list[int] = []
+    fused = eager._fused
+    monkeypatch.setattr(eager, "_fused", lambda *o, **kw: calls.append(1) or fused(*o, **kw))
+    dtype = torch.bfloat16 if watched == "half" else torch.float32
+    device = "meta" if watched == "meta" else "cpu"
+    operands = [torch.randn(2, 2, count, 4, dtype=dtype, device=device) for count in (5, tokens, 5, tokens)]
+    counter = FlopCounterMode(display=False) if watched == "counted" else nullcontext()
+    with torch.set_grad_enabled(watched == "gradients"), counter:
+        ops.bidirectional_attention(*operands, scale=0.7)
+    assert bool(calls) == (watched == "nobody" and tokens > 0)
+    if watched == "counted":
+        assert counter.get_total_flops() == 2 * 3 * 2 * 2 * 5 * tokens * 4, "one similarity, two products with values"

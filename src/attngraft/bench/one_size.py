@@ -30,7 +30,7 @@ from attngraft.bench.memory import address_space_limited, growth
 from attngraft.errors import AttngraftError
 
 #: the outputs are checked with so many, or with fewer where fewer are measured: enough for the ways that many tokens take
-GATE_TOKENS = 784
+GATE_TOKENS = 1024
 MIN_SECONDS = 0.5  #: short calls are repeated until they have taken so long
 
 Outcome = Literal["measured", "too slow", "out of memory", "failed"]

@@ -22,12 +22,12 @@ class Sizes:
         Raises:
             UsageError: another number of axes, or another size than the operands before; names operand and shapes.
         """
-        axes = letters.split()
-        if tensor.ndim != len(axes):
+        axes, shape, known = letters.split(), tensor.shape, self._known
+        if len(shape) != len(axes):
             raise UsageError(f"{name} is ({', '.join(axes)}), not of shape {tuple(tensor.shape)}")
-        before = dict(self._known)
-        for axis, size in zip(axes, tensor.shape, strict=True):
-            if self._known.setdefault(axis, size) != size:
+        before = dict(known)
+        for axis, size in zip(axes, shape, strict=True):
+            if known.setdefault(axis, size) != size:
                 expected = ", ".join(f"{letter}={before[letter]}" for letter in axes if letter in before)
                 raise UsageError(
                     f"{name} is ({', '.join(axes)}) with {expected} by the operands before it, not of shape "

@@ -1,8 +1,9 @@
 """Bi-directional cross-attention in lean PyTorch: no map of all tokens, forward or backward.
 
 The tokens of an image come piece by piece (pieces.py); the backward makes the scores of a piece once more. Half precision
-is worked on in float32. Where the maps are so small that to keep them costs nothing, plain operations run; they are faster
-there. With dropout the equation itself runs: what is dropped is kept for the backward, and is as large as the maps.
+is worked on in float32. Where the maps are so small that to keep them costs nothing, plain operations run, which are faster
+there, and without gradients PyTorch's fused attention, once for each direction. With dropout the equation itself runs: what
+is dropped is kept for the backward, and is as large as the maps.
 
 With the projections of the tokens in the operation, these are folded into the latents (folded.py).
 """
@@ -10,6 +11,7 @@ With the projections of the tokens in the operation, these are folded into the l
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.dispatch.formula import accurate, formula_wanted, in_autocast_dtype
@@ -18,10 +20,10 @@ from attngraft.mechanisms.bixt.derivatives import empty_gradients, empty_outputs
 from attngraft.mechanisms.bixt.formula import formula, projected
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
-#: numbers in one direction's maps together up to which plain operations keep them
-SMALL = 2**20
+#: numbers in one direction's maps together up to which plain operations keep them, or fused attention is the faster one
+SMALL = 2**21
 #: tokens of an image from which on it pays to fold their projections
-FEWEST_TOKENS = 512
+FEWEST_TOKENS = 1024
 
 
 def bidirectional_attention(
@@ -37,7 +39,13 @@ def bidirectional_attention(
     if dropout:
         return reference.bidirectional_attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale, dropout=dropout)
     operands = in_autocast_dtype(r_latents, r_tokens, v_latents, v_tokens)
-    if plain_wanted(*operands) or r_tokens.shape[:3].numel() * r_latents.shape[2] <= SMALL:
+    # an exporter may leave sizes open, and is not to be asked for them
+    if torch.compiler.is_exporting():
+        return formula(*operands, scale=scale)
+    small = r_tokens.shape[:3].numel() * r_latents.shape[2] <= SMALL
+    if small and _fusible(operands):
+        return _fused(*operands, scale=scale)
+    if small or plain_wanted(*operands):
         return formula(*operands, scale=scale)
     with torch.autocast(r_tokens.device.type, enabled=False):
         latents, tokens, _ = attend(*(tensor.to(accurate(tensor)) for tensor in operands), float(scale))
@@ -57,11 +65,34 @@ def projected_attention(
 ) -> tuple[Tensor, Tensor]:
     """Latents (B, H, M, d) and tokens (B, N, c')."""
     operands = (r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias)
-    # first who must see plain operations: an exporter that leaves the number of tokens open may not be asked for it
-    if plain_wanted(*operands) or tokens.shape[1] < FEWEST_TOKENS or not r_latents.numel() or _mixed(operands):
+    few = torch.compiler.is_exporting() or tokens.shape[1] < FEWEST_TOKENS or not r_latents.numel()
+    if few or plain_wanted(*operands) or _mixed(operands):
         return projected(*operands, attention=bidirectional_attention, scale=scale)
     latents, out, *_ = folded.attend(*operands, float(scale))
     return latents, out
+
+
+def _fusible(operands: tuple[Tensor, ...]) -> bool:
+    """Whether PyTorch's fused attention may run: nobody differentiates, compiles or looks on, and there is something.
+
+    It makes the similarity twice, once for each direction: a counter of multiply-adds is to see the equation's.
+    """
+    first = operands[0]
+    watched = torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling()
+    if watched or first.device.type != "cpu" or accurate(first) != first.dtype or formula_wanted(*operands):
+        return False
+    return all(tensor.dtype == first.dtype and tensor.numel() for tensor in operands)
+
+
+def _fused(
+    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, *, scale: float
+) -> tuple[Tensor, Tensor]:
+    if len(r_latents) < len(r_tokens):
+        r_latents = r_latents.expand(len(r_tokens), -1, -1, -1)
+    if len(v_latents) < len(r_tokens):
+        v_latents = v_latents.expand(len(r_tokens), -1, -1, -1)
+    latents = F.scaled_dot_product_attention(r_latents, r_tokens, v_tokens, scale=scale)
+    return latents, F.scaled_dot_product_attention(r_tokens, r_latents, v_latents, scale=scale)
 
 
 def _mixed(operands: tuple[Tensor | None, ...]) -> bool:

@@ -57,7 +57,7 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         self.rv_patches = nn.Linear(dim_tokens, 2 * dim_attention, bias=rv_bias)
         self.proj_lat = nn.Linear(dim_attention, dim_latents)
         self.proj_pat = nn.Linear(dim_attention, dim_tokens)
-        self.proj_drop = nn.Dropout(proj_drop)
+        self.proj_drop = dropping(proj_drop)
 
     def forward(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what each gets from the other: B of both."""
@@ -129,7 +129,7 @@ class OneSidedCrossAttention(TapPoint, nn.Module):
         self.r_latents = nn.Linear(dim_latents, dim_attention, bias=rv_bias)
         self.rv_patches = nn.Linear(dim_tokens, 2 * dim_attention, bias=rv_bias)
         self.proj_lat = nn.Linear(dim_attention, dim_latents)
-        self.proj_drop = nn.Dropout(proj_drop)
+        self.proj_drop = dropping(proj_drop)
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
         """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what the latents get, (B, M, dim_latents)."""
@@ -169,6 +169,11 @@ def head_width(dim: int, heads: int) -> int:
     return dim // heads
 
 
+def dropping(share: float) -> nn.Module:
+    """Dropout, or nothing, which costs less than dropout of nothing."""
+    return nn.Dropout(share) if share else nn.Identity()
+
+
 def is_plain(linear: nn.Module) -> bool:
     """Whether to call `linear` is to multiply by its weight and add its bias, and nobody looks on: then others may do it."""
     hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
@@ -177,7 +182,8 @@ def is_plain(linear: nn.Module) -> bool:
 
 def split_parts(projected: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """(B, N, parts * H * d), the parts one after another, to so many (B, H, N, d)."""
-    return projected.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    width = projected.shape[-1] // (parts * heads)
+    return projected.view(*projected.shape[:-1], parts, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def merge_heads(values: Tensor) -> Tensor:
