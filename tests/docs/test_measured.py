@@ -101,7 +101,36 @@ def test_the_guide_of_grafts_calls_better_or_worse_what_the_studies_do() -> None
     assert f"{inside} of {len(verdicts)} differences are inside the noise" in page
 
 
-BISA, README = "docs/guide/bisa.md", "README.md"
+#: data as the guide of BiXT calls it, and the beginning of its study's name
+DATA = {"digits": "digits", "CIFAR-10": "cifar10", "Tiny ImageNet": "tiny_imagenet20"}
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_the_guide_of_bixt_prints_the_studies(data: str) -> None:
+    page = (ROOT / "docs/guide/bixt.md").read_text(encoding="utf-8")
+    found = results(f"{DATA[data]}-bixt")
+    others = [f"{cells(row)[1]}, {row['verdict']}" for row in found.values() if row["baseline"] != "True"]
+    assert f"| {data} | {cells(found['BiXT'])[0]} | {' | '.join(others)} |" in page
+    assert all(row["seeds_finished"] == "3" and 0.97 < float(row["macs_ratio"]) < 1.03 for row in found.values())
+
+
+def test_the_guide_of_bixt_prints_how_layers_grow() -> None:
+    page = (ROOT / "docs/guide/bixt.md").read_text(encoding="utf-8")
+    found = json.loads((ROOT / "benchmarks/bixt_scaling.json").read_text(encoding="utf-8"))
+    curves = {curve["layer"]: curve for curve in found["curves"]}
+    for fit in (curves["bixt"]["time"], curves["bixt"]["memory"], curves["vit"]["time"]):
+        assert f"N^{fit['value']:.2f} ({fit['low']:.2f} to {fit['high']:.2f})" in page
+    assert (
+        f"beyond {curves['vit']['end']['reason'].removeprefix('over ')} at {curves['vit']['end']['tokens']:,}" in page
+    )
+    assert curves["vit-explicit"]["end"]["reason"] in " ".join(page.split())
+    assert f"at {curves['vit-explicit']['end']['tokens']:,}" in page
+    longest = curves["bixt"]["points"][-1]
+    assert longest["tokens"] == 2**20
+    assert f"{longest['seconds']:.1f} s" in page
+
+
+BISA, BIXT, README = "docs/guide/bisa.md", "docs/guide/bixt.md", "README.md"
 #: page, file of measurements, beginning of the measurement's name, digits
 RATIOS = [
     *(
@@ -116,6 +145,14 @@ RATIOS = [
     (README, "data_loading", "time per image over timm's loader without", 3),
     (README, "jobs", "", 3),
     (README, "loop_overhead", "", 3),
+    *(
+        (BIXT, "bixt_op", f"{size} tokens, {work}: over explicit maps", 2)
+        for size in ("1x196", "1x784", "8x784", "1x12544", "8x12544")
+        for work in ("forward", "forward and backward")
+    ),
+    *((README, "bixt_op", f"8x12544 tokens, {work}: over", 2) for work in ("forward", "forward and backward")),
+    (BIXT, "bixt_op", "8x12544 tokens, forward: memory", 2),
+    (BIXT, "bixt_op", "8x12544 tokens, forward and backward: memory", 2),
 ]
 
 

@@ -89,6 +89,18 @@ def test_the_studys_numbers(tmp_path: Path) -> None:
     assert f"`{result.command.replace(str(tmp_path), tmp_path.name)}`" in card
 
 
+def test_a_model_set_against_another_host_says_that_the_baseline_is_another_model(tmp_path: Path) -> None:
+    result = studies.usual()
+    host = {"name": "deit_tiny_patch16_224", "args": {}}
+    variants = [replace(each, host=host if each.name == "cb_s" else None) for each in result.variants]
+    save_result(replace(result, variants=variants), tmp_path)
+    folder = {each.name: each.runs[0].folder for each in variants}
+    said = f"The baseline is another model, `{result.host['name']}`, trained by the same recipe"
+    other = card_of(make_run(tmp_path / folder["cb_s"], "cb_s"), tmp_path / "other")
+    assert said in other
+    assert said not in card_of(make_run(tmp_path / folder["cb"], "cb"), tmp_path / "same")
+
+
 def test_a_study_is_no_run_and_its_runs_are_named(tmp_path: Path) -> None:
     result = studies.usual()
     save_result(result, tmp_path)

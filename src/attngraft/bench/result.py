@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -97,9 +97,15 @@ def here(device: str = "cpu") -> Setting:
     from attngraft.environment import environment
 
     found = environment(torch.device(device))
-    command = shlex.join(["python", *found.pop("command", sys.argv)])
+    command = _said(found.pop("command", sys.argv))
     load = [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else []
     return Setting(environment=found, load=load, command=command)
+
+
+def _said(arguments: Sequence[str]) -> str:
+    """The command as somebody else would type it: a script by its path, an installed program by its name."""
+    program = Path(arguments[0])
+    return shlex.join(["python", *arguments] if program.suffix == ".py" else [program.name, *arguments[1:]])
 
 
 def write_result(result: BenchResult, path: Path) -> None:

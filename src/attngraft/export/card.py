@@ -65,6 +65,11 @@ class InStudy:
         }
 
     @property
+    def other_baseline(self) -> str:
+        """The baseline's host where the variant stands on another, else nothing: then one graft is not all that differs."""
+        return str(_without_places(self.result.host["name"])) if self.variant.host is not None else ""
+
+    @property
     def command(self) -> str:
         """What makes the study again, without this machine's paths."""
         return " ".join(str(_without_places(word)) for word in self.result.command.split(" "))

@@ -116,7 +116,9 @@ def _found(host: Host, site: Site) -> FoundSite:
     geometry: Any = site.geometry
     tokens = "any number of" if geometry.tokens is None else geometry.tokens
     more = "" if site.kind == "attention" else f", {geometry.hidden} hidden"
-    if site.kind == "attention" and (site.carriers or site.taps):  # one that cannot be read has no heads that anybody knows
+    if site.kind == "attention" and (
+        site.carriers or site.taps
+    ):  # one that cannot be read has no heads that anybody knows
         more = f", {geometry.heads} heads"
     own = [stage for stage in STAGES if kind_of(stage) == site.kind]
     return FoundSite(

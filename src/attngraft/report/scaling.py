@@ -152,7 +152,7 @@ def _draw(axes: Axes, theme: Theme, curves: Sequence[Curve], quantity: _Quantity
     _ticks(axes, sorted(sizes), quantity)
     headed(axes, theme, quantity.title, below="tokens")
     if sizes:
-        axes.legend(frameon=False, fontsize=TEXT_SIZE - 1, labelcolor=theme.ink, loc="upper left")
+        axes.legend(frameon=False, fontsize=TEXT_SIZE - 1, labelcolor=theme.ink, loc="lower right")
 
 
 def _mark_end(axes: Axes, theme: Theme, color: str, last: tuple[float, float], end: End) -> None:
