@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,6 +29,11 @@ HOSTS = [
 ]
 #: LeViT's maps are its tokens but for views, and half a minute; SAM's encoder takes a minute
 COMPILED = [host for host in HOSTS if host not in (levit.TestLevitConv, sam.TestSam)]
+
+
+def slow_but(hosts: Sequence[type[HostContract]], *quick: type[HostContract]) -> list[Any]:
+    """Parameters: `quick` at every change, the others in the slow tests."""
+    return [pytest.param(host, marks=[pytest.mark.slow] * (host not in quick)) for host in hosts]
 
 
 def grafted(contract: type[HostContract], spec: str) -> nn.Module:
@@ -74,7 +82,7 @@ def test_every_host_compiles_with_three_grafts(contract: type[HostContract]) -> 
     check_compile(grafted(contract, "bisa@first:1 + horizontal + cb_s(init=0.5)"))
 
 
-@pytest.mark.parametrize("contract", HOSTS)
+@pytest.mark.parametrize("contract", slow_but(HOSTS, vit.TestViT, swin.TestSwin))
 def test_every_host_exports_with_three_grafts(contract: type[HostContract]) -> None:
     check_export(grafted(contract, f"bisa@{contract.where.get('bisa', 'all')} + vertical + cb(at=both)"))
 

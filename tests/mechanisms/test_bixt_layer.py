@@ -121,6 +121,12 @@ def test_heads_that_do_not_divide_the_width() -> None:
             make(heads=5)
 
 
+def test_latents_of_another_batch() -> None:
+    latents, tokens = inputs()
+    with pytest.raises(UsageError, match="latents are for a batch of 1 or 2, as the tokens, not 3"):
+        two_way()(latents[:1].expand(3, -1, -1), tokens[:2])
+
+
 def test_gradients() -> None:
     latents, tokens = (tensor.requires_grad_() for tensor in inputs(1, latents=2, tokens=3))
     assert torch.autograd.gradcheck(two_way(), (latents, tokens))

@@ -167,11 +167,18 @@ def test_an_error_of_the_data_that_a_loading_process_hands_on_is_raised_at_once(
         def __getitem__(self, key: tuple[int, int]) -> Any:
             raise FileNotFoundError("the disk is gone")
 
-    split = Unplugged(4, ToyConfig(), seed=0, first=0)
-    found = iter(eval_batches(split, EvalOrder(length=4, batch_size=2), workers=1, pin=False))
+    batches = eval_batches(
+        Unplugged(4, ToyConfig(), seed=0, first=0), EvalOrder(length=4, batch_size=2), workers=1, pin=False
+    )
+    others = multiprocessing.active_children()
+    found = iter(batches)
     found._grace = 60
     with pytest.raises(FileNotFoundError, match="the disk is gone"):
         next(found)
+    batches.send_away()
+    for process in set(multiprocessing.active_children()) - set(others):
+        process.join(20)
+        assert not process.is_alive()
 
 
 def test_loading_processes_leave_at_once_whatever_they_are_at() -> None:
@@ -184,9 +191,10 @@ def test_loading_processes_leave_at_once_whatever_they_are_at() -> None:
     begun = time.monotonic()
     order = EvalOrder(length=12, batch_size=2)
     batches = eval_batches(Slow(12, ToyConfig(), seed=0, first=0), order, workers=2, pin=False)
+    others = multiprocessing.active_children()
     found = iter(batches)
     next(found)
-    workers = multiprocessing.active_children()
+    workers = [process for process in multiprocessing.active_children() if process not in others]
     assert len(workers) == 2
     os.kill(workers[0].pid, signal.SIGKILL)  # a dead one holds up nobody
     with contextlib.suppress(RuntimeError):  # torch tells of it at any moment from now on

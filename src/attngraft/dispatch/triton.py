@@ -21,8 +21,9 @@ def interpreting() -> bool:
 
 def triton_obstacle(tensor: Tensor) -> str | None:
     """Why a Triton kernel cannot take `tensor`, or None."""
-    if tensor.device.type != "cuda" and not (tensor.device.type == "cpu" and interpreting()):
-        return f"the tensors are on {tensor.device.type}, and Triton kernels need cuda"
+    device = tensor.device.type
+    if device != "cuda" and not (device == "cpu" and interpreting()):
+        return f"the tensors are on {device}, and Triton kernels need cuda"
     if not INSTALLED:
         return "triton is not installed (pip install triton)"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
@@ -36,11 +37,14 @@ def triton_obstacle(tensor: Tensor) -> str | None:
 
 def operands_obstacle(*operands: Tensor, widest: int) -> str | None:
     """Why a kernel whose tiles have room for `widest` channels cannot take these operands together, or None."""
+    for tensor in operands:
+        obstacle = triton_obstacle(tensor)
+        if obstacle is not None:  # on a CPU at once: every call comes this way
+            return obstacle
     first, width = operands[0], max(tensor.shape[-1] for tensor in operands)
-    obstacle = next((found for found in map(triton_obstacle, operands) if found is not None), None)
     cast = torch.amp.is_autocast_available(first.device.type) and torch.is_autocast_enabled(first.device.type)
-    if obstacle is None and not cast and any(tensor.dtype != first.dtype for tensor in operands):
-        obstacle = "the kernels take operands of one dtype"
-    if obstacle is None and width > widest:
-        obstacle = f"the kernels take heads of up to {widest} channels, and these have {width}"
-    return obstacle
+    if not cast and any(tensor.dtype != first.dtype for tensor in operands):
+        return "the kernels take operands of one dtype"
+    if width > widest:
+        return f"the kernels take heads of up to {widest} channels, and these have {width}"
+    return None

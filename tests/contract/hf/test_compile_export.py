@@ -12,7 +12,7 @@ from tests.contract.hf import test_marian as marian
 from tests.contract.hf import test_swin as swin
 from tests.contract.hf import test_t5 as t5
 from tests.contract.hf import test_vit as vit
-from tests.contract.test_compile_export import check_compile, check_export, grafted
+from tests.contract.test_compile_export import check_compile, check_export, grafted, slow_but
 from tests.contract.tester import HostContract
 
 # named through their modules, so that pytest does not collect the contract a second time here
@@ -29,7 +29,7 @@ def test_a_bert_compiles_with_three_grafts() -> None:
     check_compile(grafted(bert.TestBert, "bisa@first:1 + horizontal + cb_s(init=0.5)"))
 
 
-@pytest.mark.parametrize("contract", HOSTS)
+@pytest.mark.parametrize("contract", slow_but(HOSTS, vit.TestViT))
 def test_hosts_export_with_three_grafts(contract: type[HostContract]) -> None:
     check_export(grafted(contract, "bisa + vertical + cb(at=both)"))
 

@@ -38,14 +38,11 @@ def bidirectional_attention(
     """Latents (B, H, M, dt) and tokens (B, H, N, dl)."""
     if dropout:
         return reference.bidirectional_attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale, dropout=dropout)
+    if _fusible(r_latents, r_tokens, v_latents, v_tokens):
+        return _fused(r_latents, r_tokens, v_latents, v_tokens, scale=scale)
     operands = in_autocast_dtype(r_latents, r_tokens, v_latents, v_tokens)
     # an exporter may leave sizes open, and is not to be asked for them
-    if torch.compiler.is_exporting():
-        return formula(*operands, scale=scale)
-    small = r_tokens.shape[:3].numel() * r_latents.shape[2] <= SMALL
-    if small and _fusible(operands):
-        return _fused(*operands, scale=scale)
-    if small or plain_wanted(*operands):
+    if torch.compiler.is_exporting() or _small(r_latents, r_tokens) or plain_wanted(*operands):
         return formula(*operands, scale=scale)
     with torch.autocast(r_tokens.device.type, enabled=False):
         latents, tokens, _ = attend(*(tensor.to(accurate(tensor)) for tensor in operands), float(scale))
@@ -65,23 +62,38 @@ def projected_attention(
 ) -> tuple[Tensor, Tensor]:
     """Latents (B, H, M, d) and tokens (B, N, c')."""
     operands = (r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias)
-    few = torch.compiler.is_exporting() or tokens.shape[1] < FEWEST_TOKENS or not r_latents.numel()
-    if few or plain_wanted(*operands) or _mixed(operands):
+    if not (folding_pays(tokens) and r_latents.numel()) or plain_wanted(*operands) or _mixed(operands):
         return projected(*operands, attention=bidirectional_attention, scale=scale)
     latents, out, *_ = folded.attend(*operands, float(scale))
     return latents, out
 
 
-def _fusible(operands: tuple[Tensor, ...]) -> bool:
-    """Whether PyTorch's fused attention may run: nobody differentiates, compiles or looks on, and there is something.
+def folding_pays(tokens: Tensor) -> bool:
+    """Whether so many tokens come that to fold their projections is the faster way; an exporter, which may leave their
+    number open, is not asked for it."""
+    return not torch.compiler.is_exporting() and tokens.shape[1] >= FEWEST_TOKENS
 
-    It makes the similarity twice, once for each direction: a counter of multiply-adds is to see the equation's.
+
+def _small(r_latents: Tensor, r_tokens: Tensor) -> bool:
+    return r_tokens.shape[:3].numel() * r_latents.shape[2] <= SMALL
+
+
+def _fusible(*operands: Tensor) -> bool:
+    """Whether PyTorch's fused attention may run: small, and nobody differentiates, compiles or looks on.
+
+    It makes the similarity twice, once for each direction: a counter of multiply-adds is to see the equation's. All of it is
+    asked in calls that take less than a millisecond: in few words.
     """
-    first = operands[0]
-    watched = torch.is_grad_enabled() or torch._C._len_torch_dispatch_stack() or torch.compiler.is_compiling()
-    if watched or first.device.type != "cpu" or accurate(first) != first.dtype or formula_wanted(*operands):
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    return all(tensor.dtype == first.dtype and tensor.numel() for tensor in operands)
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    dtype = operands[0].dtype
+    for tensor in operands:
+        known = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.dtype == dtype
+        if not (known and tensor.numel()):
+            return False
+    return dtype in (torch.float32, torch.float64) and _small(*operands[:2])
 
 
 def _fused(

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from attngraft.anatomy.tap import TapPoint
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bixt.ops import bidirectional_attention, projected_attention
+from attngraft.mechanisms.bixt.eager import folding_pays
+from attngraft.mechanisms.bixt.ops import BIDIRECTIONAL_ATTENTION, projected_attention
 
 
 class BidirectionalCrossAttention(TapPoint, nn.Module):
@@ -60,15 +61,27 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         self.proj_drop = dropping(proj_drop)
 
     def forward(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what each gets from the other: B of both."""
-        dropout = self.attn_drop if self.training else 0.0
-        if not dropout and not self.listened() and is_plain(self.rv_patches) and is_plain(self.proj_pat):
+        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what each gets from the other: B of both.
+
+        Raises:
+            UsageError: latents of another batch.
+        """
+        if latents.shape[0] not in (1, tokens.shape[0]):
+            raise UsageError(
+                f"latents are for a batch of 1 or {tokens.shape[0]}, as the tokens, not {latents.shape[0]}"
+            )
+        if folding_pays(tokens) and self._nobody_looks_on():
             return self.attend_projected(latents, tokens)
         for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
         return (
             self.proj_drop(self.proj_lat(merge_heads(for_latents))),
             self.proj_drop(self.proj_pat(merge_heads(for_tokens))),
         )
+
+    def _nobody_looks_on(self) -> bool:
+        """Whether maps and projections need not exist: no dropout, no listener, no hooks."""
+        dropout = self.training and self.attn_drop
+        return not dropout and not self.listened() and is_plain(self.rv_patches) and is_plain(self.proj_pat)
 
     def attend_projected(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """`forward` with the tokens' projections in the operation."""
@@ -87,7 +100,7 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
             scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
             self.offer("latents_to_tokens", scores.softmax(dim=-1))
             self.offer("tokens_to_latents", scores.transpose(-2, -1).softmax(dim=-1))
-        return bidirectional_attention(
+        found: tuple[Tensor, Tensor] = BIDIRECTIONAL_ATTENTION(  # not its public form: the shapes fit by themselves
             r_latents,
             r_tokens,
             v_latents,
@@ -95,6 +108,7 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
             scale=self.scale,
             dropout=self.attn_drop if self.training else 0.0,
         )
+        return found
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}"
