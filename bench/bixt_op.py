@@ -79,6 +79,9 @@ def inputs(size: str) -> tuple[Tensor, Tensor]:
 
 
 def forward(module: nn.Module, *operands: Tensor) -> Work:
+    """Outputs, as in use: without gradients, in evaluation mode."""
+    module.eval()
+
     def work() -> tuple[Tensor, ...]:
         with torch.no_grad():
             found: tuple[Tensor, ...] = module(*operands)

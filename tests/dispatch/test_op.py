@@ -121,9 +121,9 @@ def test_built_in_ops_are_known_and_can_be_explained() -> None:
 
 
 def test_reasons_against_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("attngraft.dispatch.triton.INTERPRETING", False)
     assert triton_obstacle(torch.ones(1)) == "the tensors are on cpu, and Triton kernels need cuda"
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("attngraft.dispatch.triton.INTERPRETING", True)
     monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", True)
     assert triton_obstacle(torch.ones(1)) is None
     assert "not float64" in str(triton_obstacle(torch.ones(1, dtype=torch.float64)))

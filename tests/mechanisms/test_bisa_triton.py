@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.triton import interpreting
+from attngraft.dispatch.triton import INTERPRETING
 from attngraft.mechanisms.bisa import ops, reference
 from tests.mechanisms.op_tester import as_good_as_plain
 from tests.mechanisms.triton_runs import compiled_kernels, compiler, gpu, inside, installed, outside, run_inside
@@ -82,7 +82,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that small calls cross, and sums that are cut into parts."""
-    if interpreting():
+    if INTERPRETING:
         from attngraft.mechanisms.bisa import triton, triton_hyper
 
         options = {"BLOCK_Q": 16, "BLOCK_K": 32, "num_warps": 4, "num_stages": 1}
@@ -355,9 +355,9 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return ops.TWO_WAY_ATTENTION.explain(*operands, **masks).verdicts["triton"]
 
     x, wide = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 129)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("attngraft.dispatch.triton.INTERPRETING", False)
     assert "the tensors are on cpu" in verdict(x, x, x, x)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("attngraft.dispatch.triton.INTERPRETING", True)
     monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", True)
     assert verdict(x, x, None, x) == "chosen"
     assert "float64" in verdict(x.double(), x.double(), None, x.double())

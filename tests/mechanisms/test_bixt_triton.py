@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.triton import interpreting
+from attngraft.dispatch.triton import INTERPRETING
 from attngraft.mechanisms.bixt import ops, reference
 from tests.mechanisms.op_tester import as_good_as_plain
 from tests.mechanisms.triton_runs import compiled_kernels, compiler, gpu, inside, installed, outside, run_inside
@@ -85,7 +85,7 @@ WIDE = Case(batch=2, heads=1, latents=18, tokens=35, widths=(20, 36, 50), shared
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that small calls cross, and parts of two or three of them."""
-    if interpreting():
+    if INTERPRETING:
         use_tiles(monkeypatch, piece=0)
 
 
@@ -273,9 +273,9 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return explained.verdicts["triton"]
 
     x, wide, many = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 129), torch.ones(1, 1, 129, 4)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("attngraft.dispatch.triton.INTERPRETING", False)
     assert "the tensors are on cpu" in verdict(x, x, x, x)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("attngraft.dispatch.triton.INTERPRETING", True)
     monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", True)
     assert verdict(x, many, x, many) == "chosen"
     assert "float64" in verdict(*[x.double()] * 4)

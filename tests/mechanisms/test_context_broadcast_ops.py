@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attngraft.dispatch.triton import INSTALLED, interpreting
+from attngraft.dispatch.triton import INSTALLED, INTERPRETING
 from attngraft.errors import UsageError
 from attngraft.mechanisms.context_broadcast import ops, reference
 from tests.mechanisms.op_tester import Call, OpTester
@@ -273,7 +273,7 @@ def test_uniform_heads_put_out_the_mean_of_visible_values_and_cb_of_them() -> No
         ops.uniform_weights(weights, None, count=4)
 
 
-@pytest.mark.skipif(not interpreting(), reason="runs inside test_the_triton_kernel")
+@pytest.mark.skipif(not INTERPRETING, reason="runs inside test_the_triton_kernel")
 @pytest.mark.parametrize("scaled", [False, True])
 def test_the_custom_op_is_registered_properly(scaled: bool) -> None:
     from attngraft.mechanisms.context_broadcast import triton
@@ -283,7 +283,7 @@ def test_the_custom_op_is_registered_properly(scaled: bool) -> None:
 
 
 @pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
-@pytest.mark.skipif(interpreting(), reason="already inside")
+@pytest.mark.skipif(INTERPRETING, reason="already inside")
 def test_the_triton_kernel() -> None:
     """The promises above, with the kernel running in Triton's interpreter, which must be chosen before the import."""
     chosen = "TestContextBroadcast or TestScaledContextBroadcast or custom_op"

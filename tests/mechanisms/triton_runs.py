@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from attngraft.dispatch.triton import INSTALLED, interpreting
+from attngraft.dispatch.triton import INSTALLED, INTERPRETING
 
 #: the interpreter must be chosen before Triton is imported: a process of its own runs the tests marked `inside`
-inside = pytest.mark.skipif(not interpreting(), reason="runs inside test_the_kernels_in_the_interpreter")
-outside = pytest.mark.skipif(interpreting(), reason="runs outside of Triton's interpreter")
+inside = pytest.mark.skipif(not INTERPRETING, reason="runs inside test_the_kernels_in_the_interpreter")
+outside = pytest.mark.skipif(INTERPRETING, reason="runs outside of Triton's interpreter")
 installed = pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
-gpu = pytest.mark.skipif(interpreting() or not torch.cuda.is_available(), reason="needs a CUDA device")
+gpu = pytest.mark.skipif(INTERPRETING or not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def _assembler_is_there() -> bool:

@@ -12,17 +12,14 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: whether Triton is there (it is not on macOS and, usually, on Windows); looked up, not imported
 INSTALLED = importlib.util.find_spec("triton") is not None
-
-
-def interpreting() -> bool:
-    """Whether Triton was told to run kernels in Python, which works on the CPU, slowly: for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+#: whether Triton was told to run kernels in Python, which works on the CPU, slowly: for tests. Read once, as Triton does
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def triton_obstacle(tensor: Tensor) -> str | None:
     """Why a Triton kernel cannot take `tensor`, or None."""
     device = tensor.device.type
-    if device != "cuda" and not (device == "cpu" and interpreting()):
+    if device != "cuda" and not (device == "cpu" and INTERPRETING):
         return f"the tensors are on {device}, and Triton kernels need cuda"
     if not INSTALLED:
         return "triton is not installed (pip install triton)"

@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attngraft.dispatch.triton import interpreting
+from attngraft.dispatch.triton import INTERPRETING
 
 #: whether these kernels run in Triton's interpreter, which would multiply the bits of bfloat16 numbers as integers
-INTERPRETED = tl.constexpr(interpreting())
+INTERPRETED = tl.constexpr(INTERPRETING)
 
 
 def operand(tensor: Tensor | None) -> tuple[Any, ...] | None:

@@ -58,7 +58,7 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         self.rv_patches = nn.Linear(dim_tokens, 2 * dim_attention, bias=rv_bias)
         self.proj_lat = nn.Linear(dim_attention, dim_latents)
         self.proj_pat = nn.Linear(dim_attention, dim_tokens)
-        self.proj_drop = dropping(proj_drop)
+        self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what each gets from the other: B of both.
@@ -73,10 +73,7 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         if folding_pays(tokens) and self._nobody_looks_on():
             return self.attend_projected(latents, tokens)
         for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
-        return (
-            self.proj_drop(self.proj_lat(merge_heads(for_latents))),
-            self.proj_drop(self.proj_pat(merge_heads(for_tokens))),
-        )
+        return self._dropped(self.proj_lat(merge_heads(for_latents)), self.proj_pat(merge_heads(for_tokens)))
 
     def _nobody_looks_on(self) -> bool:
         """Whether maps and projections need not exist: no dropout, no listener, no hooks."""
@@ -90,7 +87,12 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         for_latents, tokens = projected_attention(
             r_latents, v_latents, tokens, into.weight, into.bias, out.weight, out.bias, scale=self.scale
         )
-        return self.proj_drop(self.proj_lat(merge_heads(for_latents))), self.proj_drop(tokens)
+        return self._dropped(self.proj_lat(merge_heads(for_latents)), tokens)
+
+    def _dropped(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.proj_drop.training:  # two calls that do nothing are felt where there are few tokens
+            return latents, tokens
+        return self.proj_drop(latents), self.proj_drop(tokens)
 
     def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What each gets by head, (B, H, M, d) and (B, H, N, d), before the output projections."""
@@ -143,7 +145,7 @@ class OneSidedCrossAttention(TapPoint, nn.Module):
         self.r_latents = nn.Linear(dim_latents, dim_attention, bias=rv_bias)
         self.rv_patches = nn.Linear(dim_tokens, 2 * dim_attention, bias=rv_bias)
         self.proj_lat = nn.Linear(dim_attention, dim_latents)
-        self.proj_drop = dropping(proj_drop)
+        self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
         """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what the latents get, (B, M, dim_latents)."""
@@ -181,11 +183,6 @@ def head_width(dim: int, heads: int) -> int:
     if dim % heads:
         raise UsageError(f"{heads} heads do not divide the attention's width {dim}; give another number or width")
     return dim // heads
-
-
-def dropping(share: float) -> nn.Module:
-    """Dropout, or nothing, which costs less than dropout of nothing."""
-    return nn.Dropout(share) if share else nn.Identity()
 
 
 def is_plain(linear: nn.Module) -> bool:
