@@ -113,8 +113,8 @@ def projected_attention(
 
         r_tokens, v_tokens = in_weight tokens + in_bias, by head;  out_weight (what the tokens get, heads joined) + out_bias
 
-    On the CPU neither references and values nor maps of all tokens exist whole, forward or backward: of the size of the
-    tokens there is the output, and in training the gradient.
+    On the CPU, where there are many tokens, neither references and values nor maps of all of them exist whole, forward or
+    backward: of the size of the tokens there is the output, and in training the gradient.
 
     Args:
         tokens: (B, N, c). in_weight: (2 H d, c), rows of the references before those of the values, each by head.
