@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 import attngraft
-from attngraft.bench.gate import check_outputs, reference_backend
+from attngraft.bench.gate import check_outputs
+from attngraft.dispatch import reference_backend
 
 
 def grafted(host: nn.Module, spec: str) -> nn.Module:

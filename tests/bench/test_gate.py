@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
-from attngraft.bench.gate import GateError, check_outputs, reference_backend
-from attngraft.dispatch.backend import ENVIRONMENT
+from attngraft.bench.gate import GateError, check_outputs
 from attngraft.errors import AttngraftError
 
 
@@ -29,14 +26,3 @@ def test_shape_and_type_matter():
     for wrong in (torch.ones(3), torch.ones(2, dtype=torch.float64)):
         with pytest.raises(GateError):
             check_outputs(wrong, torch.ones(2), what="x")
-
-
-@pytest.mark.parametrize("before", [None, "eager"])
-def test_the_backend_is_put_back(monkeypatch: pytest.MonkeyPatch, before: str | None):
-    if before is None:
-        monkeypatch.delenv(ENVIRONMENT, raising=False)
-    else:
-        monkeypatch.setenv(ENVIRONMENT, before)
-    with reference_backend():
-        assert os.environ[ENVIRONMENT] == "reference"
-    assert os.environ.get(ENVIRONMENT) == before

@@ -433,8 +433,9 @@ def test_exports_with_the_number_of_tokens_left_open(monkeypatch: pytest.MonkeyP
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_small_calls_without_gradients_run_fused_attention(data: st.DataObject) -> None:
+def test_small_calls_without_gradients_run_fused_attention_or_maps_in_the_cache(data: st.DataObject) -> None:
     """Any shapes: latents of batch 1, more latents than tokens, widths that differ; tokens as projections lay them out."""
+    cached = data.draw(st.sampled_from((0, 2**19)))
     sizes = st.integers(1, 5)
     batch, heads, latents, count, width, to_tokens, to_latents = (data.draw(sizes) for _ in range(7))
     of_latents = [data.draw(st.sampled_from((1, batch))) for _ in range(2)]
@@ -447,11 +448,12 @@ def test_small_calls_without_gradients_run_fused_attention(data: st.DataObject) 
     expected = ops.bidirectional_attention(*operands, scale=0.7, backend="reference")
     with pytest.MonkeyPatch.context() as patched, torch.no_grad():
         patched.setattr(eager, "SMALL", 2**20)
+        patched.setattr(eager, "CACHED", cached)
         calls = []
         fused = eager._fused
         patched.setattr(eager, "_fused", lambda *o, **kw: calls.append(1) or fused(*o, **kw))
         found = ops.bidirectional_attention(*operands, scale=0.7)
-    assert calls
+    assert bool(calls) == (batch == 1 or not cached)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -460,6 +462,7 @@ def test_small_calls_without_gradients_run_fused_attention(data: st.DataObject) 
 @pytest.mark.parametrize("watched", ["gradients", "counted", "meta", "half", "nobody"])
 def test_who_looks_on_sees_the_equation(monkeypatch: pytest.MonkeyPatch, watched: str, tokens: int) -> None:
     monkeypatch.setattr(eager, "SMALL", 2**20)
+    monkeypatch.setattr(eager, "CACHED", 0)
     calls: list[int] = []
     fused = eager._fused
     monkeypatch.setattr(eager, "_fused", lambda *o, **kw: calls.append(1) or fused(*o, **kw))

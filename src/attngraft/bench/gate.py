@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from attngraft.dispatch.backend import ENVIRONMENT
 from attngraft.errors import AttngraftError
 
 
@@ -27,17 +23,3 @@ def check_outputs(candidate: Any, reference: Any, *, what: str, rtol: float = 1e
         torch.testing.assert_close(candidate, reference, rtol=rtol, atol=atol)
     except AssertionError as error:
         raise GateError(f"{what}: not timed, because its outputs are not the reference's. {error}") from None
-
-
-@contextmanager
-def reference_backend() -> Iterator[None]:
-    """Inside, every op runs its reference backend, the equation itself."""
-    before = os.environ.get(ENVIRONMENT)
-    os.environ[ENVIRONMENT] = "reference"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[ENVIRONMENT]
-        else:
-            os.environ[ENVIRONMENT] = before

@@ -24,9 +24,10 @@ from typing import Literal, NoReturn
 
 import torch
 
-from attngraft.bench.gate import check_outputs, reference_backend
+from attngraft.bench.gate import check_outputs
 from attngraft.bench.layers import LAYERS
 from attngraft.bench.memory import address_space_limited, growth
+from attngraft.dispatch import reference_backend
 from attngraft.errors import AttngraftError
 
 #: the outputs are checked with so many, or with fewer where fewer are measured: enough for the ways that many tokens take

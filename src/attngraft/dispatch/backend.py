@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,3 +29,17 @@ class Backend:
 
     function: Callable[..., Any]
     obstacle: Callable[..., str | None] = no_obstacle
+
+
+@contextmanager
+def reference_backend() -> Iterator[None]:
+    """Inside, every op runs its reference backend, the equation itself."""
+    before = os.environ.get(ENVIRONMENT)
+    os.environ[ENVIRONMENT] = "reference"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ENVIRONMENT]
+        else:
+            os.environ[ENVIRONMENT] = before

@@ -15,12 +15,15 @@ INSTALLED = importlib.util.find_spec("triton") is not None
 #: whether Triton was told to run kernels in Python, which works on the CPU, slowly: for tests. Read once, as Triton does
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
+ON_CPU = "the tensors are on cpu, and Triton kernels need cuda"
+
 
 def triton_obstacle(tensor: Tensor) -> str | None:
     """Why a Triton kernel cannot take `tensor`, or None."""
-    device = tensor.device.type
-    if device != "cuda" and not (device == "cpu" and INTERPRETING):
-        return f"the tensors are on {device}, and Triton kernels need cuda"
+    if tensor.is_cpu and not INTERPRETING:  # first and in few words: every call of every op on a CPU comes this way
+        return ON_CPU
+    if not (tensor.is_cuda or tensor.is_cpu):
+        return f"the tensors are on {tensor.device.type}, and Triton kernels need cuda"
     if not INSTALLED:
         return "triton is not installed (pip install triton)"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
@@ -36,7 +39,7 @@ def operands_obstacle(*operands: Tensor, widest: int) -> str | None:
     """Why a kernel whose tiles have room for `widest` channels cannot take these operands together, or None."""
     for tensor in operands:
         obstacle = triton_obstacle(tensor)
-        if obstacle is not None:  # on a CPU at once: every call comes this way
+        if obstacle is not None:
             return obstacle
     first, width = operands[0], max(tensor.shape[-1] for tensor in operands)
     cast = torch.amp.is_autocast_available(first.device.type) and torch.is_autocast_enabled(first.device.type)

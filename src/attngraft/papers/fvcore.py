@@ -13,9 +13,6 @@ dispatcher is counted with its own shapes. Attention is counted by its equation,
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from attngraft.bench.macs import evaluating
-from attngraft.dispatch import ENVIRONMENT
+from attngraft.dispatch import reference_backend
 
 _aten = torch.ops.aten
 _LAYER_NORMS = {_aten.native_layer_norm}
@@ -74,7 +71,7 @@ def count_as_fvcore(model: nn.Module, *inputs: Any) -> FvcoreCounts:
     """
     with (
         evaluating(model),
-        _equations(),
+        reference_backend(),  # the one path whose products are those of the equation
         torch.inference_mode(False),  # in which linears and attention would arrive whole
         torch.no_grad(),
         sdpa_kernel(SDPBackend.MATH),
@@ -82,17 +79,3 @@ def count_as_fvcore(model: nn.Module, *inputs: Any) -> FvcoreCounts:
     ):
         model(*inputs)
     return counts
-
-
-@contextmanager
-def _equations() -> Iterator[None]:
-    """Every op of ours runs as its reference inside: the one path whose products are those of the equation."""
-    before = os.environ.get(ENVIRONMENT)
-    os.environ[ENVIRONMENT] = "reference"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[ENVIRONMENT]
-        else:
-            os.environ[ENVIRONMENT] = before

@@ -2,8 +2,8 @@
 
 The tokens of an image come piece by piece (pieces.py); the backward makes the scores of a piece once more. Half precision
 is worked on in float32. Where the maps are so small that to keep them costs nothing, plain operations run, which are faster
-there, and without gradients PyTorch's fused attention, once for each direction. With dropout the equation itself runs: what
-is dropped is kept for the backward, and is as large as the maps.
+there, and without gradients, for one image or many numbers, PyTorch's fused attention, once for each direction. With dropout
+the equation itself runs: what is dropped is kept for the backward, and is as large as the maps.
 
 With the projections of the tokens in the operation, these are folded into the latents (folded.py).
 """
@@ -20,8 +20,10 @@ from attngraft.mechanisms.bixt.derivatives import empty_gradients, empty_outputs
 from attngraft.mechanisms.bixt.formula import formula, projected
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
-#: numbers in one direction's maps together up to which plain operations keep them, or fused attention is the faster one
+#: numbers in one direction's maps together up to which plain operations or fused attention are the faster ones
 SMALL = 2**21
+#: numbers up to which the maps of several images stay in the cache, and are faster than fused attention's two similarities
+CACHED = 2**19
 #: tokens of an image from which on it pays to fold their projections
 FEWEST_TOKENS = 1024
 
@@ -38,8 +40,9 @@ def bidirectional_attention(
     """Latents (B, H, M, dt) and tokens (B, H, N, dl)."""
     if dropout:
         return reference.bidirectional_attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale, dropout=dropout)
-    if _fusible(r_latents, r_tokens, v_latents, v_tokens):
-        return _fused(r_latents, r_tokens, v_latents, v_tokens, scale=scale)
+    if _unwatched(r_latents, r_tokens, v_latents, v_tokens):
+        way = _fused if _fusing_pays(r_latents, r_tokens) else formula
+        return way(r_latents, r_tokens, v_latents, v_tokens, scale=scale)
     operands = in_autocast_dtype(r_latents, r_tokens, v_latents, v_tokens)
     # an exporter may leave sizes open, and is not to be asked for them
     if torch.compiler.is_exporting() or _small(r_latents, r_tokens) or plain_wanted(*operands):
@@ -74,26 +77,35 @@ def folding_pays(tokens: Tensor) -> bool:
     return not torch.compiler.is_exporting() and tokens.shape[1] >= FEWEST_TOKENS
 
 
+def _numbers(r_latents: Tensor, r_tokens: Tensor) -> int:
+    """In one direction's maps together."""
+    return r_tokens.shape[:3].numel() * r_latents.shape[2]
+
+
 def _small(r_latents: Tensor, r_tokens: Tensor) -> bool:
-    return r_tokens.shape[:3].numel() * r_latents.shape[2] <= SMALL
+    return _numbers(r_latents, r_tokens) <= SMALL
 
 
-def _fusible(*operands: Tensor) -> bool:
-    """Whether PyTorch's fused attention may run: small, and nobody differentiates, compiles or looks on.
+def _unwatched(*operands: Tensor) -> bool:
+    """Whether the call is small, and nobody differentiates, compiles, casts or looks on: then it needs no further questions,
+    and the similarity may be made twice, where a counter of multiply-adds is to see the equation's one.
 
-    It makes the similarity twice, once for each direction: a counter of multiply-adds is to see the equation's. All of it is
-    asked in calls that take less than a millisecond: in few words.
+    Such calls take less than a millisecond, of which Python's questions are a part that one sees: few, and in few words.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
         return False
     dtype = operands[0].dtype
     for tensor in operands:
-        known = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.dtype == dtype
-        if not (known and tensor.numel()):
+        if not (type(tensor) is Tensor and tensor.is_cpu and tensor.dtype == dtype and tensor.numel()):
             return False
-    return dtype in (torch.float32, torch.float64) and _small(*operands[:2])
+    return (dtype == torch.float32 or dtype == torch.float64) and _small(*operands[:2])
+
+
+def _fusing_pays(r_latents: Tensor, r_tokens: Tensor) -> bool:
+    """Whether fused attention, once for each direction, is faster than maps that fit the cache."""
+    return len(r_tokens) == 1 or _numbers(r_latents, r_tokens) > CACHED
 
 
 def _fused(

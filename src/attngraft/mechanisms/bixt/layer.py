@@ -193,8 +193,8 @@ def is_plain(linear: nn.Module) -> bool:
 
 def split_parts(projected: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """(B, N, parts * H * d), the parts one after another, to so many (B, H, N, d)."""
-    width = projected.shape[-1] // (parts * heads)
-    return projected.view(*projected.shape[:-1], parts, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+    batch, count, width = projected.shape
+    return projected.view(batch, count, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4).unbind()
 
 
 def merge_heads(values: Tensor) -> Tensor:
