@@ -22,6 +22,11 @@ def formula_wanted(*tensors: Tensor | None) -> bool:
     )
 
 
+def counted() -> bool:
+    """Whether a dispatch mode is told of every operation, as a counter of multiply-adds is: it is to see the equation's."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
 def in_autocast_dtype(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """The tensors, or None, as autocast would hand them to a matrix product."""
     tensors, device = (first, *others), first.device.type

@@ -1,8 +1,10 @@
 """The hypernetwork of inverse attention in lean PyTorch: each query through the matrix that its values make.
 
-Seen row by row, a row being one token of one head: X_i = u_i G is an s x dv matrix, and out_i = q_hat_i X_i. One product
-makes the matrices of a few hundred rows, in a buffer that stays in the cache and is used again: all of them at once would
-cost more in page faults than in multiplying. Nothing but the inputs is kept; with T_i = G g_i (s x s), g the gradient,
+Seen row by row, a row being one token of one head, and G as an s s x dv matrix: out_i = (u_i (x) q_hat_i) G, one product for
+a few hundred rows, whose s x s matrices stand in a buffer that stays in the cache and is used again: all of them at once
+would cost more in page faults than in multiplying. The other order, q_hat_i (u_i G), takes s dv multiply-adds more, and what
+its large product writes is more to write than this one's. Nothing but the inputs is kept; with T_i = G g_i (s x s), g the
+gradient,
 
     dq_hat_i = u_i T_i,    du_i = T_i q_hat_i,    dG = sum_i u_i (x) q_hat_i (x) g_i.
 """
@@ -18,6 +20,7 @@ from torch import Tensor
 from attngraft.dispatch.formula import (
     Gradients,
     accurate,
+    counted,
     differentiable,
     formula_wanted,
     in_autocast_dtype,
@@ -25,8 +28,8 @@ from attngraft.dispatch.formula import (
 )
 from attngraft.mechanisms.layout import as_rows
 
-#: bytes of the buffer per thread: half of a usual second-level cache
-BUFFER = 2**20
+#: bytes of the buffer per thread: what usual processors have of a third-level cache per core
+BUFFER = 2**21
 #: rows below which the product with G is no longer at full speed
 FEWEST_ROWS = 128
 
@@ -34,7 +37,7 @@ FEWEST_ROWS = 128
 def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
     """(B, H, N, dv), in memory as (B, N, H, dv), which the output projection wants."""
     u, q_hat, hyper = in_autocast_dtype(u, q_hat, hyper)
-    if formula_wanted(u, q_hat, hyper) or not u.numel():
+    if formula_wanted(u, q_hat, hyper) or counted() or not u.numel():
         return formula(u, q_hat, hyper)
     with torch.autocast(u.device.type, enabled=False):
         return _Hyper.apply(u, q_hat, hyper)
@@ -52,12 +55,11 @@ class _Hyper(torch.autograd.Function):
         ctx.save_for_backward(u, q_hat, hyper)
         batch, heads, tokens, _ = u.shape
         u, q_hat = as_rows(u), as_rows(q_hat)
-        matrix = hyper.reshape(len(hyper), -1)
+        matrix = hyper.reshape(-1, hyper.shape[2])
         out = u.new_empty(len(u), hyper.shape[2])
-        for start, stop, buffer in _chunks(u, matrix.shape[1]):
-            torch.mm(u[start:stop], matrix, out=buffer)
-            made = buffer.view(-1, *hyper.shape[1:])
-            torch.bmm(q_hat[start:stop, None], made, out=out[start:stop, None])
+        for rows, buffer in _chunks(u, len(matrix)):
+            _products(u[rows], q_hat[rows], buffer)
+            torch.mm(buffer, matrix, out=out[rows])
         return out.view(batch, tokens, heads, -1).transpose(1, 2)
 
     @staticmethod
@@ -72,14 +74,13 @@ class _Hyper(torch.autograd.Function):
         matrix = hyper.reshape(-1, hyper.shape[2]).t()
         to_u, to_q_hat = torch.empty_like(u), torch.empty_like(q_hat)
         to_matrix = torch.zeros_like(matrix, dtype=accurate(u), memory_format=torch.contiguous_format)
-        for start, stop, buffer in _chunks(u, matrix.shape[1]):
-            rows = slice(start, stop)
+        for rows, buffer in _chunks(u, matrix.shape[1]):
             torch.mm(gradient[rows], matrix, out=buffer)
             square = buffer.view(-1, *hyper.shape[:2])
             torch.bmm(u[rows, None], square, out=to_q_hat[rows, None])
             # as a row times the transposed matrices: a batch of matrix-vector products runs at half the speed
             torch.bmm(q_hat[rows, None], square.transpose(1, 2), out=to_u[rows, None])
-            torch.mul(u[rows, :, None], q_hat[rows, None], out=square)
+            _products(u[rows], q_hat[rows], buffer)
             if to_matrix.dtype == buffer.dtype:
                 torch.addmm(to_matrix, gradient[rows].t(), buffer, out=to_matrix)
             else:
@@ -92,8 +93,13 @@ class _Hyper(torch.autograd.Function):
         )
 
 
-def _chunks(rows: Tensor, columns: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Where each chunk of `rows` starts and stops, and the buffer (stop - start, columns), one and the same for all."""
+def _products(u: Tensor, q_hat: Tensor, out: Tensor) -> None:
+    """u_i (x) q_hat_i of each row (rows, s) into `out` (rows, s s)."""
+    torch.mul(u[:, :, None], q_hat[:, None], out=out.view(len(u), u.shape[1], q_hat.shape[1]))
+
+
+def _chunks(rows: Tensor, columns: int) -> Iterator[tuple[slice, Tensor]]:
+    """Each chunk of `rows`, and a buffer (its rows, columns), the same memory for all."""
     if rows.device.type == "cpu":
         fitting = BUFFER * torch.get_num_threads() // (columns * rows.element_size())
     else:
@@ -101,5 +107,5 @@ def _chunks(rows: Tensor, columns: int) -> Iterator[tuple[int, int, Tensor]]:
     step = min(max(fitting, FEWEST_ROWS), len(rows))
     buffer = rows.new_empty(step, columns)
     for start in range(0, len(rows), step):
-        stop = min(start + step, len(rows))
-        yield start, stop, buffer[: stop - start]
+        chunk = slice(start, min(start + step, len(rows)))
+        yield chunk, buffer[: chunk.stop - start]

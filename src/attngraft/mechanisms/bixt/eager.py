@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.dispatch.formula import accurate, formula_wanted, in_autocast_dtype
+from attngraft.dispatch.formula import accurate, counted, formula_wanted, in_autocast_dtype
 from attngraft.mechanisms.bixt import folded, reference
 from attngraft.mechanisms.bixt.derivatives import empty_gradients, empty_outputs, register
 from attngraft.mechanisms.bixt.formula import formula, projected
@@ -94,7 +94,7 @@ def _unwatched(*operands: Tensor) -> bool:
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         return False
-    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+    if counted() or torch._C._are_functorch_transforms_active():
         return False
     dtype = operands[0].dtype
     for tensor in operands:
