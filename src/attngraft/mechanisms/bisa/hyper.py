@@ -2,9 +2,9 @@
 
 Seen row by row, a row being one token of one head, and G as an s s x dv matrix: out_i = (u_i (x) q_hat_i) G, one product for
 a few hundred rows, whose s x s matrices stand in a buffer that stays in the cache and is used again: all of them at once
-would cost more in page faults than in multiplying. The other order, q_hat_i (u_i G), takes s dv multiply-adds more, and what
-its large product writes is more to write than this one's. Nothing but the inputs is kept; with T_i = G g_i (s x s), g the
-gradient,
+would cost more in page faults than in multiplying. The other order, q_hat_i (u_i G), takes s dv multiply-adds more, and its
+large product has more to write. Half precision is worked on in float32. Nothing but the inputs is kept; with T_i = G g_i
+(s x s), g the gradient,
 
     dq_hat_i = u_i T_i,    du_i = T_i q_hat_i,    dG = sum_i u_i (x) q_hat_i (x) g_i.
 """
@@ -54,13 +54,13 @@ class _Hyper(torch.autograd.Function):
     def forward(ctx: Any, u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
         ctx.save_for_backward(u, q_hat, hyper)
         batch, heads, tokens, _ = u.shape
-        u, q_hat = as_rows(u), as_rows(q_hat)
-        matrix = hyper.reshape(-1, hyper.shape[2])
+        given, dtype = u.dtype, accurate(u)
+        u, q_hat, matrix = as_rows(u).to(dtype), as_rows(q_hat).to(dtype), hyper.flatten(0, 1).to(dtype)
         out = u.new_empty(len(u), hyper.shape[2])
         for rows, buffer in _chunks(u, len(matrix)):
             _products(u[rows], q_hat[rows], buffer)
             torch.mm(buffer, matrix, out=out[rows])
-        return out.view(batch, tokens, heads, -1).transpose(1, 2)
+        return out.to(given).view(batch, tokens, heads, -1).transpose(1, 2)
 
     @staticmethod
     @without_autocast
@@ -69,11 +69,11 @@ class _Hyper(torch.autograd.Function):
         if torch.is_grad_enabled():
             return differentiable(lambda *tensors: (formula(*tensors),), inputs, (gradient,))
         batch, heads, tokens, width = inputs[0].shape
-        hyper = inputs[2]
-        u, q_hat, gradient = as_rows(inputs[0]), as_rows(inputs[1]), as_rows(gradient)
-        matrix = hyper.reshape(-1, hyper.shape[2]).t()
-        to_u, to_q_hat = torch.empty_like(u), torch.empty_like(q_hat)
-        to_matrix = torch.zeros_like(matrix, dtype=accurate(u), memory_format=torch.contiguous_format)
+        given, dtype = gradient.dtype, accurate(gradient)
+        u, q_hat, gradient = (as_rows(tensor).to(dtype) for tensor in (*inputs[:2], gradient))
+        hyper = inputs[2].to(dtype)
+        matrix = hyper.flatten(0, 1).t()
+        to_u, to_q_hat, to_matrix = torch.empty_like(u), torch.empty_like(q_hat), matrix.new_zeros(matrix.shape)
         for rows, buffer in _chunks(u, matrix.shape[1]):
             torch.mm(gradient[rows], matrix, out=buffer)
             square = buffer.view(-1, *hyper.shape[:2])
@@ -81,15 +81,12 @@ class _Hyper(torch.autograd.Function):
             # as a row times the transposed matrices: a batch of matrix-vector products runs at half the speed
             torch.bmm(q_hat[rows, None], square.transpose(1, 2), out=to_u[rows, None])
             _products(u[rows], q_hat[rows], buffer)
-            if to_matrix.dtype == buffer.dtype:
-                torch.addmm(to_matrix, gradient[rows].t(), buffer, out=to_matrix)
-            else:
-                to_matrix.add_(torch.mm(gradient[rows].t(), buffer))
+            torch.addmm(to_matrix, gradient[rows].t(), buffer, out=to_matrix)
         shape = (batch, tokens, heads, width)
         return (
-            to_u.view(shape).transpose(1, 2),
-            to_q_hat.view(shape).transpose(1, 2),
-            to_matrix.t().reshape(hyper.shape).to(hyper.dtype),
+            to_u.to(given).view(shape).transpose(1, 2),
+            to_q_hat.to(given).view(shape).transpose(1, 2),
+            to_matrix.t().reshape(hyper.shape).to(given),
         )
 
 
