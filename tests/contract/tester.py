@@ -114,11 +114,11 @@ class HostContract:
     def inputs(self, host: nn.Module) -> tuple[Tensor, ...]:
         return self.given(host)
 
-    def given(self, host: nn.Module) -> tuple[Tensor, ...]:
-        """What the host takes, for two samples, always the same."""
+    def given(self, host: nn.Module, *, batch: int = 2) -> tuple[Tensor, ...]:
+        """What the host takes, for so many samples, always the same."""
         seed(2)
         found = find_host(host)
-        return found.adapter.example_inputs(found.core, batch=2)
+        return found.adapter.example_inputs(found.core, batch=batch)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "spec" in metafunc.fixturenames:
@@ -147,6 +147,16 @@ class HostContract:
             restore(module)
         assert torch.equal(found, expected)
         assert all(torch.equal(a, b) for a, b in zip(gradients, found_gradients, strict=True))
+
+    @torch.no_grad()
+    def test_richer_class_without_grafts_is_the_host_for_one_sample(self, host) -> None:
+        """An axis of size 1 may have any stride, and by strides torch chooses how to convolve."""
+        inputs = self.given(host, batch=1)
+        expected = host(*inputs)
+        forget(host)
+        for module in {carrier for site in find_host(host).sites for carrier in site.carriers.values()}:
+            enrich(find_host(host).module(module))
+        assert torch.equal(host(*inputs), expected)
 
     def test_refusals(self, host) -> None:
         for spec, reason in self.refused.items():

@@ -80,11 +80,11 @@ class Attending(nn.Module):
         return query + attended + (asked if self.mine.batch_first else asked.transpose(0, 1))
 
 
-def _alone(host: nn.Module) -> tuple[Tensor, ...]:
+def _alone(host: nn.Module, *, batch: int = 2) -> tuple[Tensor, ...]:
     """What an attention takes that stands in a model as `mine`."""
     torch.manual_seed(2)
     attention = host.get_submodule("mine")
-    return find_host(attention).adapter.example_inputs(attention, batch=2)
+    return find_host(attention).adapter.example_inputs(attention, batch=batch)
 
 
 class TestAttention(_Contract):
@@ -101,8 +101,8 @@ class TestAttention(_Contract):
         *refused,
     ]
 
-    def given(self, host: nn.Module) -> tuple[Tensor, ...]:
-        return _alone(host)
+    def given(self, host: nn.Module, *, batch: int = 2) -> tuple[Tensor, ...]:
+        return _alone(host, batch=batch)
 
     def test_measuring_touches_nothing(self, host: nn.Module, spec: str) -> None:
         """Nobody knows what somebody's model takes."""

@@ -43,7 +43,10 @@ class MapMlpSite(MlpSite):
     def run(self, stage: Stage, value: Tensor, *context: Tensor | None) -> Tensor:
         if value.ndim == 3 or not self.takes_maps:
             return super().run(stage, value, *context)
-        return map_of(super().run(stage, tokens_of(value), *context), value.shape[-2:])
+        # axes first, sizes then: where `tokens_of` joins axes of a batch of one, that axis gets a stride by which nobody
+        # knows a map with channels last as such any more
+        tokens = super().run(stage, value.permute(0, 2, 3, 1).flatten(1, 2), *context)
+        return tokens.unflatten(1, value.shape[-2:]).permute(0, 3, 1, 2)
 
 
 class GraftedConvMlp(LinearEnds, MapMlpSite, ConvMlp):

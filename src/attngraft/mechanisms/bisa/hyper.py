@@ -37,7 +37,7 @@ FEWEST_ROWS = 128
 def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
     """(B, H, N, dv), in memory as (B, N, H, dv), which the output projection wants."""
     u, q_hat, hyper = in_autocast_dtype(u, q_hat, hyper)
-    if formula_wanted(u, q_hat, hyper) or counted() or not u.numel():
+    if formula_wanted(u, q_hat, hyper) or not (u.numel() and hyper.numel()):
         return formula(u, q_hat, hyper)
     with torch.autocast(u.device.type, enabled=False):
         return _Hyper.apply(u, q_hat, hyper)
@@ -53,6 +53,8 @@ class _Hyper(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
         ctx.save_for_backward(u, q_hat, hyper)
+        if counted():
+            return formula(u, q_hat, hyper)
         batch, heads, tokens, _ = u.shape
         given, dtype = u.dtype, accurate(u)
         u, q_hat, matrix = as_rows(u).to(dtype), as_rows(q_hat).to(dtype), hyper.flatten(0, 1).to(dtype)
