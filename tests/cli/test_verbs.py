@@ -100,6 +100,8 @@ def test_doctor_looks_into_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert sites.count("part of the") == 2  # once for each of two places, however many stages they lack
     assert run(["doctor", "--host", "xcit_nano_12_p16_224", "--host-arg", "depth=1"]) == 0
     assert "attends between channels" in " ".join(capsys.readouterr().out.split())
+    assert run(["doctor", "--host", "mixer_s32_224"]) == 0
+    assert "tokens are mixed by weights, not by attention" in " ".join(capsys.readouterr().out.split())
     assert run(["doctor", "--host", "levit_128s"]) == 0
     fits = capsys.readouterr().out.partition("with default options")[2]
     row = next(line for line in fits.splitlines() if "bisa" in line)

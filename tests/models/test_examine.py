@@ -35,6 +35,17 @@ def test_sites_stages_and_grafts() -> None:
     assert not found.unread
 
 
+def test_a_graft_for_which_there_is_no_site_has_a_reason_too() -> None:
+    model = made("mixer_s32_224")
+    grafts = examine(model).grafts
+    assert grafts is not None
+    assert str(grafts["horizontal"]) == "0 of 0"
+    assert "tokens are mixed by weights" in (grafts["horizontal"].nowhere or "")
+    assert grafts["cb"].nowhere is None
+    with pytest.raises(HostError, match="tokens are mixed by weights"):
+        attngraft.plan(model, "horizontal")
+
+
 def test_each_graft_stands_where_it_is_said_to_fit() -> None:
     model = timm.create_model("vit_tiny_patch16_224", **TINY)
     grafts = examine(model).grafts

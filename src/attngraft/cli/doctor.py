@@ -109,7 +109,7 @@ def _fits(sites: Any, grafts: Mapping[str, Any]) -> Iterator[tuple[str, str, str
     """Graft, how many sites take it, which do where not all or none do, and why the others do not."""
     for graft, fit in grafts.items():
         at = "\n".join(_runs(sites, fit.taken)) if fit.taken and fit.refused else "all" if fit.taken else "-"
-        yield graft, str(fit), at, "\n".join(dict.fromkeys(fit.refused.values())) or "-"
+        yield graft, str(fit), at, "\n".join(dict.fromkeys(fit.refused.values())) or fit.nowhere or "-"
 
 
 def _runs(sites: Any, taken: Sequence[str]) -> Iterator[str]:

@@ -21,6 +21,7 @@ class Fit:
 
     taken: tuple[str, ...]  #: paths of sites
     refused: dict[str, str]  #: path -> reason
+    nowhere: str | None = None  #: why there is neither: the host has no site of the kind
 
     def __str__(self) -> str:
         return f"{len(self.taken)} of {len(self.taken) + len(self.refused)}"
@@ -60,7 +61,13 @@ def fit(host: Host, term: Term) -> Fit:
             taken.append(site.path)
         else:
             refused[site.path] = reason
-    return Fit(tuple(taken), refused)
+    return Fit(tuple(taken), refused, None if taken or refused else without(host, stages[0]))
+
+
+def without(host: Host, stage: Stage) -> str:
+    """Why no site of `host` has `stage`."""
+    reasons = (site.missing[stage] for site in host.sites if stage in site.missing)
+    return next(reasons, "no site of it has this stage")
 
 
 def left_out(host: Host, spec: GraftSpec) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from attngraft.anatomy import CIRCUMSTANCES, Circumstance, Graft, GraftedModule, GraftType, Stage
 from attngraft.errors import GraftSpecError, HostError
-from attngraft.grafting.fit import fit
+from attngraft.grafting.fit import fit, without
 from attngraft.grafting.options import build_options
 from attngraft.grafting.spec import GraftSpec, Specification, Term, parse
 from attngraft.grafting.where import near_paths
@@ -92,9 +92,7 @@ def _chosen(host: Host, term: Term, stage: Stage) -> list[Site]:
     """The sites that `term` names among those with `stage`."""
     able = [site for site in host.sites if stage in site.carriers]
     if not able:
-        why = next(
-            (site.missing[stage] for site in host.sites if stage in site.missing), "no site of it has this stage"
-        )
+        why = without(host, stage)
         raise HostError(f"{term.name} stands at stage {stage}, which {host.adapter.name} does not offer: {why}")
     paths = [site.path for site in able]
     for pattern in term.where.unmatched(paths):
