@@ -25,7 +25,12 @@ from attngraft.bench.result import BenchResult, here, measurement
 
 IMPORT_BAR, HELP_BAR, PLAN_BAR, GRAFT_BAR = 1.1, 0.5, 0.3, 1.0
 #: those with the most parameters, and the largest Swin of the first version
-LARGEST = ("aimv2_3b_patch14_448", "swinv2_cr_giant_384", "swin_large_patch4_window12_384")
+LARGEST = (
+    "vit_7b_patch16_dinov3",
+    "aimv2_3b_patch14_448",
+    "swinv2_cr_giant_384",
+    "swin_large_patch4_window12_384",
+)
 SPEC = "cb_s + horizontal + vertical"
 
 
