@@ -24,6 +24,8 @@ from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 SMALL = 2**21
 #: numbers up to which the maps of several images stay in the cache, and are faster than fused attention's two similarities
 CACHED = 2**19
+#: numbers up to which one image's maps are faster than fused attention, on processors with AVX-512
+TINY = 2**16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
 #: tokens of an image from which on it pays to fold their projections
 FEWEST_TOKENS = 1024
 
@@ -105,7 +107,7 @@ def _unwatched(*operands: Tensor) -> bool:
 
 def _fusing_pays(r_latents: Tensor, r_tokens: Tensor) -> bool:
     """Whether fused attention, once for each direction, is faster than maps that fit the cache."""
-    return len(r_tokens) == 1 or _numbers(r_latents, r_tokens) > CACHED
+    return _numbers(r_latents, r_tokens) > (TINY if len(r_tokens) == 1 else CACHED)
 
 
 def _fused(
