@@ -22,6 +22,11 @@ def formula_wanted(*tensors: Tensor | None) -> bool:
     )
 
 
+def plain_wanted(*tensors: Tensor | None) -> bool:
+    """Whether operations must be ones that everybody knows: a compiler takes ours, but an exported program travels."""
+    return torch.compiler.is_exporting() if torch.compiler.is_compiling() else formula_wanted(*tensors)
+
+
 def counted() -> bool:
     """Whether a dispatch mode is told of every operation, as a counter of multiply-adds is: it is to see the equation's."""
     return bool(torch._C._len_torch_dispatch_stack())

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.dispatch.formula import accurate, counted, formula_wanted, in_autocast_dtype
+from attngraft.dispatch.formula import accurate, counted, in_autocast_dtype, plain_wanted
 from attngraft.mechanisms.bixt import folded, reference
 from attngraft.mechanisms.bixt.derivatives import empty_gradients, empty_outputs, register
 from attngraft.mechanisms.bixt.formula import formula, projected
@@ -126,11 +126,6 @@ def _mixed(operands: tuple[Tensor | None, ...]) -> bool:
     given = [tensor for tensor in operands if tensor is not None]
     dtypes = {tensor.dtype for tensor in (*given, *in_autocast_dtype(*given))}
     return dtypes not in ({torch.float32}, {torch.float64})
-
-
-def plain_wanted(*tensors: Tensor | None) -> bool:
-    """Whether operations must be ones that everybody knows: a compiler takes ours, but an exported program travels."""
-    return torch.compiler.is_exporting() if torch.compiler.is_compiling() else formula_wanted(*tensors)
 
 
 @torch.library.custom_op("attngraft::bidirectional_attention_lean", mutates_args=())

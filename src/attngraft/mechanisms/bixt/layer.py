@@ -74,9 +74,7 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         if folding_pays(tokens) and self._nobody_looks_on():
             return self.attend_projected(latents, tokens)
         for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
-        return self._dropped(
-            multiply(self.proj_lat, merge_heads(for_latents)), multiply(self.proj_pat, merge_heads(for_tokens))
-        )
+        return self._dropped(self.proj_lat(merge_heads(for_latents)), self.proj_pat(merge_heads(for_tokens)))
 
     def _nobody_looks_on(self) -> bool:
         """Whether maps and projections need not exist: no dropout, no listener, no hooks."""
@@ -99,8 +97,8 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
 
     def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What each gets by head, (B, H, M, d) and (B, H, N, d), before the output projections."""
-        r_latents, v_latents = split_parts(multiply(self.rv_latents, latents), 2, self.heads)
-        r_tokens, v_tokens = split_parts(multiply(self.rv_patches, tokens), 2, self.heads)
+        r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
+        r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
         if self.listened():
             scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
             self.offer("latents_to_tokens", scores.softmax(dim=-1))
@@ -193,15 +191,6 @@ def is_plain(linear: nn.Module) -> bool:
     hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
     watched = any(hooks) or _has_any_global_hook()
     return type(linear) is nn.Linear and "forward" not in vars(linear) and not watched
-
-
-def multiply(linear: nn.Module, tensor: Tensor) -> Tensor:
-    """What `linear` makes of `tensor`; a plain one without its call, half of whose time is spent on asking for hooks: with
-    few tokens one sees it."""
-    if isinstance(linear, nn.Linear) and is_plain(linear):
-        return F.linear(tensor, linear.weight, linear.bias)
-    found: Tensor = linear(tensor)
-    return found
 
 
 def split_parts(projected: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
