@@ -1,0 +1,23 @@
+"""Local attention (ELSA and its family): every pixel weighs the values of its neighborhood.
+
+    out_i[c] = sum_o (mul[c, o]^lam * weights_i[head of c, o] + gamma * add[c, o]) v_(i + o)[c]      over k x k offsets o
+
+The weights are a map per head, a softmax over the offsets of what made them; the ghost head, `mul` and `add`, turns the few
+maps of the heads into one for every channel, at the price of two small matrices that no input moves.
+
+Source: "ELSA: Enhanced Local Self-Attention for Vision Transformer", Eq. 5 and 8.
+
+| file | what |
+|---|---|
+| reference.py | the equation |
+| offsets.py | the geometry: sizes, and where a neighborhood lies in memory |
+| banded.py | lean PyTorch: weights as the bands of matrices, products with them |
+| shifted.py | lean PyTorch: one offset after another, for multipliers by channel and for strides |
+| lean.py | the custom operation over both, forward and backward |
+| eager.py | which way a call goes; the addend as a depthwise convolution |
+| ops.py | the public operation and its backends |
+"""
+
+from attngraft.mechanisms.local.ops import local_filter
+
+__all__ = ["local_filter"]

@@ -1,0 +1,51 @@
+"""The equation of local attention, spelled out: what every faster path is tested against.
+
+Letters: B images, C channels, Y x X pixels, H heads, K = k * k offsets, row by row; Y' x X' pixels that get something, all
+of them unless there is a stride.
+
+    out_i[c] = sum_o (multiplier[c, o] * weights_i[h(c), o] + addend[c, o]) v_(s i + d o)[c]
+
+with stride s, dilation d, o from -(k // 2) to k // 2 in both directions, v = 0 outside of the map, and h(c) the contiguous
+block of channels that c lies in. The softmax over the offsets counts those outside of the map: what falls there is lost.
+
+Source: ELSA, Eq. 5 and 8; which channels a head has is the published code's choice, where the text says c mod H.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attngraft.mechanisms.local.offsets import Neighborhood
+
+
+def local_filter(
+    values: Tensor,
+    filters: Tensor,
+    multiplier: Tensor | None,
+    addend: Tensor | None,
+    *,
+    neighborhood: Neighborhood,
+    softmax: bool,
+) -> Tensor:
+    """Values (B, C, Y, X), filters (B, H K, Y', X'), multiplier and addend (C, k, k), to (B, C, Y', X')."""
+    offsets, channels = neighborhood.offsets, values.shape[1]
+    batch, maps, rows, columns = filters.shape
+    heads = maps // offsets
+    weights = filters.to(values.dtype).view(batch, heads, 1, offsets, rows, columns)
+    if softmax:
+        weights = torch.softmax(weights, 3)
+    for ghost, join in ((multiplier, torch.mul), (addend, torch.add)):
+        if ghost is not None:
+            weights = join(weights, ghost.to(values.dtype).reshape(heads, channels // heads, offsets, 1, 1))
+    found = (weights * windows(values, neighborhood, rows, columns).unflatten(1, (heads, -1))).sum(3)
+    return found.flatten(1, 2)
+
+
+def windows(values: Tensor, neighborhood: Neighborhood, rows: int, columns: int) -> Tensor:
+    """Every pixel's neighborhood: (B, C, Y, X) to (B, C, K, Y', X')."""
+    size, dilation, stride = neighborhood.size, neighborhood.dilation, neighborhood.stride
+    found = F.unfold(values, size, dilation=dilation, padding=neighborhood.radius, stride=stride)
+    whole = [-(-count // stride) for count in values.shape[2:]]
+    return found.view(*values.shape[:2], neighborhood.offsets, *whole)[..., :rows, :columns]

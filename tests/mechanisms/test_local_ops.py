@@ -1,0 +1,256 @@
+"""Local attention: the tester's promises, and what the mathematics says of the operation."""
+
+# ruff: noqa: RUF012 - the sizes of a tester are constants
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from attngraft.errors import UsageError
+from attngraft.mechanisms.local import lean, local_filter, ops
+from attngraft.mechanisms.local.offsets import Neighborhood
+from tests.conformance.weights import input_value
+from tests.mechanisms.op_tester import Call, OpTester
+
+
+def double(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _several_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested here is small, and must go through strips and blocks as what is not."""
+    monkeypatch.setattr(lean, "NUMBERS", 1)
+    monkeypatch.setattr(lean, "BLOCK", 3)
+
+
+class TestLocalFilter(OpTester):
+    """Softmax and addend, stride 1: what the published models run."""
+
+    op = ops.LOCAL_FILTER
+    sizes = {
+        "batch": st.integers(1, 2),
+        "heads": st.integers(1, 3),
+        "width": st.integers(1, 3),
+        "rows": st.integers(1, 8),
+        "columns": st.integers(1, 8),
+        "size": st.sampled_from((1, 3, 5)),
+        "dilation": st.integers(1, 2),
+        "ghost": st.sampled_from(("", "add", "mul", "mul add")),
+        "stride": st.integers(1, 2),
+        "softmax": st.booleans(),
+    }
+    small = {
+        "batch": 2,
+        "heads": 2,
+        "width": 2,
+        "rows": 4,
+        "columns": 3,
+        "size": 3,
+        "dilation": 1,
+        "ghost": "add",
+        "stride": 1,
+        "softmax": True,
+    }
+    large = {**small, "width": 8, "rows": 12, "columns": 9, "size": 5}
+    macs = 2 * (2 * 4 * 3 * 4 * 9)
+
+    def build(self, **s: Any) -> Call:
+        near = Neighborhood(s["size"], s["dilation"], s["stride"])
+        channels, strided = s["heads"] * s["width"], [-(-s[axis] // s["stride"]) for axis in ("rows", "columns")]
+        mul, add = (
+            double(channels, near.size, near.size) if name in s["ghost"].split() else None for name in ("mul", "add")
+        )
+        return Call(
+            (
+                double(s["batch"], channels, s["rows"], s["columns"]),
+                double(s["batch"], s["heads"] * near.offsets, *strided),
+                mul,
+                add,
+            ),
+            {"neighborhood": near, "softmax": s["softmax"]},
+        )
+
+
+class TestLocalFilterGhost(TestLocalFilter):
+    """With the multiplier by channel."""
+
+    small = {**TestLocalFilter.small, "ghost": "mul add"}
+    large = {**TestLocalFilter.large, "ghost": "mul add"}
+
+
+class TestLocalFilterStrided(TestLocalFilter):
+    small = {**TestLocalFilter.small, "ghost": "", "stride": 2, "softmax": False, "rows": 5}
+    large = {**TestLocalFilter.large, "ghost": "", "stride": 2, "softmax": False}
+    macs = 2 * 4 * 3 * 2 * 9
+
+
+def operands(
+    *, channels: int = 4, heads: int = 2, size: int = 3, rows: int = 6, columns: int = 5
+) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return double(2, channels, rows, columns), double(2, heads * size**2, rows, columns)
+
+
+def test_weights_of_one_add_up_to_one_inside_and_lose_what_falls_outside() -> None:
+    _, filters = operands()
+    found = local_filter(torch.ones(2, 4, 6, 5, dtype=torch.float64), torch.zeros_like(filters), kernel_size=3)
+    torch.testing.assert_close(found[:, :, 1:-1, 1:-1], torch.ones_like(found[:, :, 1:-1, 1:-1]))
+    torch.testing.assert_close(found[:, :, 0, 0], torch.full_like(found[:, :, 0, 0], 4 / 9))
+
+
+def test_the_addend_alone_is_a_depthwise_convolution() -> None:
+    values, filters = operands()
+    add = double(4, 3, 3)
+    found = local_filter(values, torch.zeros_like(filters), add=add, gamma=0.5, softmax=False, kernel_size=3)
+    torch.testing.assert_close(found, F.conv2d(values, 0.5 * add.unsqueeze(1), padding=1, groups=4))
+
+
+def test_the_offsets_go_row_by_row_from_the_upper_left() -> None:
+    values, filters = operands()
+    only = torch.zeros_like(filters)
+    only[:, 1::9] = 1  # the second offset of either head: the pixel above
+    found = local_filter(values, only, softmax=False, kernel_size=3)
+    torch.testing.assert_close(found[:, :, 1:], values[:, :, :-1])
+    assert not found[:, :, 0].any()
+
+
+def test_a_multiplier_with_exponent_0_and_an_addend_with_factor_0_are_left_out() -> None:
+    values, filters = operands()
+    plain = local_filter(values, filters, kernel_size=3)
+    ghost = local_filter(values, filters, double(4, 3, 3), double(4, 3, 3), lam=0, gamma=0, kernel_size=3)
+    assert torch.equal(plain, ghost)
+    squared = local_filter(values, filters, torch.full((4, 3, 3), -2.0).double(), lam=2, kernel_size=3)
+    torch.testing.assert_close(squared, 4 * plain)
+
+
+@pytest.mark.parametrize("backend", ["eager", "reference"])
+@pytest.mark.parametrize("shape", [(0, 4, 6, 5), (2, 4, 0, 5), (2, 4, 6, 0)])
+def test_nothing_gives_nothing(shape: tuple[int, ...], backend: str) -> None:
+    if backend == "reference" and 0 in shape[2:]:
+        pytest.skip("PyTorch unfolds no map without pixels")
+    values = torch.randn(shape, requires_grad=True)
+    filters = torch.randn(shape[0], 18, *shape[2:], requires_grad=True)
+    found = local_filter(values, filters, kernel_size=3, backend=backend)
+    assert found.shape == shape
+    gradients = torch.autograd.grad(found.sum(), [values, filters], materialize_grads=True)
+    assert [gradient.shape for gradient in gradients] == [values.shape, filters.shape]
+
+
+@pytest.mark.parametrize("rows", [7, 8])
+def test_a_stride_may_leave_out_or_keep_the_last_row(rows: int) -> None:
+    """The published kernel rounds down, a convolution up."""
+    values, _ = operands(rows=7, columns=8)
+    for part in {rows // 2, 4}:
+        filters = double(2, 18, part, 4)
+        ours, theirs = (
+            local_filter(values, filters, add=torch.ones(4, 3, 3).double(), stride=2, kernel_size=3, backend=backend)
+            for backend in ("eager", "reference")
+        )
+        assert ours.shape == (2, 4, part, 4)
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_large_logits_stay_finite(dtype: torch.dtype) -> None:
+    values, filters = (tensor.to(dtype).requires_grad_() for tensor in operands())
+    found = local_filter(values, 1e4 * filters.sign() + filters, kernel_size=3)
+    for tensor in (found, *torch.autograd.grad(found.sum(), [values, filters])):
+        assert tensor.isfinite().all()
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many numbers the largest new tensor has, inside our operations too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "attngraft":
+            with self:
+                return {"local_filter_lean": lean.weigh, "local_filter_lean_backward": lean.weigh_backward}[
+                    func._opname
+                ]._init_fn(*args)
+        found = func(*args, **(kwargs or {}))
+        self.numbers = max([self.numbers, *(t.numel() for t in tree_leaves(found) if isinstance(t, Tensor))])
+        return found
+
+
+@pytest.mark.parametrize("ghost", [False, True])
+def test_nothing_is_k_times_k_times_as_large_as_the_values(monkeypatch: pytest.MonkeyPatch, ghost: bool) -> None:
+    values, filters = torch.randn(1, 32, 40, 40), torch.randn(1, 25, 40, 40)
+    mul = torch.randn(32, 5, 5) if ghost else None
+    tensors = [values.requires_grad_(), filters.requires_grad_()]
+    with Largest() as seen:
+        found = local_filter(values, filters, mul, torch.randn(32, 5, 5), kernel_size=5)
+        torch.autograd.grad(found.sum(), tensors)
+    assert seen.numbers <= 1.5 * max(values.numel(), filters.numel())
+    with Largest() as seen:
+        local_filter(values, filters, mul, kernel_size=5, backend="reference")
+    assert seen.numbers == 25 * values.numel(), "it would be seen"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"kernel_size": 4}, "an odd number, so that every pixel stands in the middle, not 4"),
+        ({"kernel_size": 5}, "have 25 maps for each head of a 5 x 5 neighborhood"),
+        ({"dilation": 0}, "1 or more, not 0 and 1"),
+        ({"stride": 2}, "Y is 6 in the values and, with stride 2, cannot be 6"),
+        ({"values": double(2, 5, 6, 5)}, "divide the 5 channels"),
+        ({"values": double(1, 4, 6, 5)}, "values of 1 images and filters of 2"),
+        ({"values": double(4, 6, 5)}, "values are (B, C, Y, X), not of shape (4, 6, 5)"),
+        ({"mul": double(4, 3)}, "mul is (4, 3, 3) by the values, not of shape (4, 3)"),
+        ({"add": double(2, 3, 3)}, "add is (4, 3, 3)"),
+    ],
+)
+def test_operands_that_do_not_fit(changed: dict[str, Any], said: str) -> None:
+    values, filters = operands()
+    with pytest.raises(UsageError, match=re.escape(said)):
+        local_filter(**{"values": values, "filters": filters, "kernel_size": 3, **changed})
+
+
+def vectors(shared: Path) -> list[dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in sorted((shared / "conformance/vectors/elsa").glob("op_*.json"))]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("backend", ["eager", "reference"])
+def test_the_published_operator(shared: Path, backend: str) -> None:
+    """Outputs and gradients of the conformance vectors."""
+    for vector in vectors(shared):
+        config = vector["config"]
+        given = {name: torch.from_numpy(input_value(name, shape)) for name, shape in vector["inputs"].items()}
+        given = {name: tensor.requires_grad_() for name, tensor in given.items()}
+        found = local_filter(
+            given["v"],
+            given["attn"],
+            given.get("ghost_mul"),
+            given.get("ghost_add"),
+            kernel_size=config["kernel_size"],
+            dilation=config["dilation"],
+            stride=config["stride"],
+            lam=config["lam"],
+            gamma=config["gamma"],
+            softmax=False,
+            backend=backend,
+        )
+        (found * torch.from_numpy(input_value("grad", found.shape))).sum().backward()
+        ours = {"out": found, **{f"grad_{name}": tensor.grad for name, tensor in given.items()}}
+        for name, entry in vector["expected"].items():
+            theirs = torch.tensor(entry["values"])
+            flat = ours[name].detach().flatten()[:: entry.get("stride", 1)]  # type: ignore[union-attr]
+            torch.testing.assert_close(flat, theirs, atol=entry.get("atol", vector["atol"]), rtol=vector["rtol"])
