@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.conformance import bisa, bixt, cb, hv, pointmlp
+from tests.conformance import bisa, bixt, cb, elsa, hv, pointmlp
 from tests.conformance.vector import Builder, Built, Vector, load
 from tests.conformance.weights import input_value, weight
 
@@ -19,6 +19,7 @@ FAMILIES: dict[str, dict[str, Builder]] = {
     "bisa": bisa.BUILDERS,
     "bixt": bixt.BUILDERS | pointmlp.BUILDERS,
     "cb": cb.BUILDERS,
+    "elsa": elsa.BUILDERS,
     "hv": hv.BUILDERS,
 }
 #: float64 results may differ by this many times what the vector's own float32 run differed

@@ -1,0 +1,211 @@
+"""Hadamard attention: a pixel's filters from the element-wise product of its query and key, no score of any pair.
+
+    p = scale q * k                                      (Y, X, dq), element by element
+    filters = conv1x1(GELU(conv_kxk(p)))                 H K maps; the final form, as published
+    filters_i[h, o] = p_i . rk[h, o] + p_(i + o) . rq[h, o] + rb[h, o]      the strict form, Eq. 7
+    out = post_proj(local_filter(v, filters, ghost head))
+
+The final form swaps the strict one's two steps and puts a GELU between them: the grouped convolution lets every pixel's
+product see those of its neighbors, the second one turns that into filters. All released models are of that form.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attngraft.anatomy.tap import TapPoint
+from attngraft.errors import UsageError
+from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local.ops import local_filter
+
+
+class HadamardAttention(TapPoint, nn.Module):
+    """Attention on a map (B, Y, X, dim), every pixel to its neighborhood.
+
+    Args:
+        dim: channels. heads: H; each has its own filters, and `dim_v` / H channels of the values.
+        kernel_size: k, odd. dilation: of the neighborhood, and of the convolution that makes the filters.
+        dim_qk: channels of queries and keys; two thirds of `dim` by default. In any case rounded up to a multiple of
+            `group_width`, the channels that a group of the k x k convolution has.
+        dim_v: channels of the values; `dim` by default.
+        groups: of the 1 x 1 convolution that gives the filters.
+        scale: of the products. The published blocks take 1; the published module by itself (dim_v / H)^-0.5.
+        lam, gamma: exponent of the ghost head's multiplier and factor of its addend; 0 is without. All published models
+            have lam 0 and gamma 1. The multiplier starts out of either sign, so lam is a whole number.
+        strict: the strict form instead of the final one; its product is all there is to it, so `dim_qk` stands as it is
+            given, and `group_width` and `groups` mean nothing.
+        attn_drop: share of the softmaxed filters that is dropped in training, before the ghost head. proj_drop: behind the
+            output projection.
+
+    Parameters have the names of the published checkpoints: `pre_proj` (rows: queries, keys, values), `attn.0`, `attn.2`
+    (`attn.rq`, `attn.rk`, `attn.rb` in the strict form), `ghost_head` (2, 1, dim_v, k, k) with multiplier and addend,
+    (1, dim_v, k, k) with one of them, `post_proj`.
+
+    A listener is offered `local_filters` (B, H, K, Y, X), after softmax, and `ghost_mul` and `ghost_add` (dim_v, k, k) as
+    they are applied.
+
+    Raises:
+        UsageError: sizes that do not divide each other, an even kernel size, a fractional `lam`.
+
+    Source: ELSA, sections 3.2 to 3.4, Eq. 7 and 8, Algorithm 2; Figure 3 for the final form.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kernel_size: int = 7,
+        dilation: int = 1,
+        dim_qk: int | None = None,
+        dim_v: int | None = None,
+        qkv_bias: bool = True,
+        scale: float = 1.0,
+        group_width: int = 8,
+        groups: int = 1,
+        lam: float = 0,
+        gamma: float = 1,
+        strict: bool = False,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.neighborhood = Neighborhood(kernel_size, dilation)
+        dim_v = dim if dim_v is None else dim_v
+        dim_qk = dim // 3 * 2 if dim_qk is None else dim_qk
+        if not strict:
+            dim_qk = -(-dim_qk // group_width) * group_width
+        _check(dim_v, heads, kernel_size=kernel_size, lam=lam)
+        self.heads, self.scale, self.lam, self.gamma = heads, scale, lam, gamma
+        self.widths = (dim_qk, dim_qk, dim_v)
+        self.attn_drop = attn_drop
+        self.pre_proj = nn.Conv2d(dim, sum(self.widths), 1, bias=qkv_bias)
+        self.attn: nn.Module
+        if strict:
+            self.attn = StrictFilters(dim_qk, heads, self.neighborhood)
+        else:
+            self.attn = final_filters(dim_qk, heads, self.neighborhood, group_width=group_width, groups=groups)
+        self.ghost_head = _ghost_head(dim_v, kernel_size, mul=bool(lam), add=bool(gamma))
+        self.post_proj = nn.Linear(dim_v, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def ghosts(self) -> tuple[Tensor | None, Tensor | None]:
+        """Multiplier and addend as they were trained, (dim_v, k, k); None where there is none."""
+        if self.ghost_head is None:
+            return None, None
+        if self.lam and self.gamma:
+            return self.ghost_head[0, 0], self.ghost_head[1, 0]
+        return (self.ghost_head[0], None) if self.lam else (None, self.ghost_head[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, Y, X, dim) to the same."""
+        q, k, v = self.pre_proj(x.permute(0, 3, 1, 2)).split(self.widths, 1)
+        product = q * k if self.scale == 1 else q * k * self.scale
+        filters, (mul, add) = self.attn(product), self.ghosts()
+        drop = self.attn_drop if self.training else 0.0
+        apart = drop > 0 or self.listened()  # the softmax, which is in the operation where nobody needs what it gives
+        if apart:
+            filters = self._softmaxed(filters, mul, add, drop)
+        near = self.neighborhood
+        out = local_filter(
+            v,
+            filters,
+            mul,
+            add,
+            kernel_size=near.size,
+            dilation=near.dilation,
+            lam=self.lam,
+            gamma=self.gamma,
+            softmax=not apart,
+        )
+        found: Tensor = self.proj_drop(self.post_proj(out.permute(0, 2, 3, 1)))
+        return found
+
+    def _softmaxed(self, filters: Tensor, mul: Tensor | None, add: Tensor | None, drop: float) -> Tensor:
+        weights = filters.unflatten(1, (self.heads, self.neighborhood.offsets)).softmax(2)
+        self.offer("local_filters", weights)
+        if mul is not None:
+            self.offer("ghost_mul", mul**self.lam)
+        if add is not None:
+            self.offer("ghost_add", self.gamma * add)
+        return F.dropout(weights, drop).flatten(1, 2)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, kernel_size={self.neighborhood.size}, lam={self.lam:g}, gamma={self.gamma:g}"
+
+
+class StrictFilters(nn.Module):
+    """Filters by Eq. 7: what a pixel's own product says for each offset, and what the neighbor's says there.
+
+    (B, dim, Y, X), zero outside of the map, to (B, H K, Y, X). `rk` and `rq` (dim, H, K) pair with the pixel's and with the
+    neighbor's product, `rb` (H, K) is added. All start as a truncated normal of std 0.02.
+
+    Source: ELSA, Eq. 7, Algorithm 2.
+    """
+
+    def __init__(self, dim: int, heads: int, neighborhood: Neighborhood) -> None:
+        super().__init__()
+        self.neighborhood = neighborhood
+        self.rq = nn.Parameter(torch.empty(dim, heads, neighborhood.offsets))
+        self.rk = nn.Parameter(torch.empty(dim, heads, neighborhood.offsets))
+        self.rb = nn.Parameter(torch.empty(heads, neighborhood.offsets))
+        for parameter in self.parameters():
+            nn.init.trunc_normal_(parameter, std=0.02)
+
+    def forward(self, product: Tensor) -> Tensor:
+        own, theirs = (torch.einsum("bcyx,cho->bhoyx", product, weight) for weight in (self.rk, self.rq))
+        return (own + self._from_neighbors(theirs) + self.rb[..., None, None]).flatten(1, 2)
+
+    def _from_neighbors(self, maps: Tensor) -> Tensor:
+        """The map of each offset (B, H, K, Y, X), read at that neighbor."""
+        near, (rows, columns) = self.neighborhood, maps.shape[-2:]
+        padded = F.pad(maps, (near.radius,) * 4)
+        moved = []
+        for offset in range(near.offsets):
+            top, left = (near.dilation * step for step in divmod(offset, near.size))
+            moved.append(padded[:, :, offset, top : top + rows, left : left + columns])
+        return torch.stack(moved, 2)
+
+
+def final_filters(dim: int, heads: int, neighborhood: Neighborhood, *, group_width: int, groups: int) -> nn.Sequential:
+    """Filters of the final form: a convolution over the neighborhood in groups of `group_width` channels, GELU, 1 x 1."""
+    return nn.Sequential(
+        nn.Conv2d(
+            dim,
+            dim,
+            neighborhood.size,
+            padding=neighborhood.radius,
+            dilation=neighborhood.dilation,
+            groups=dim // group_width,
+        ),
+        nn.GELU(),
+        nn.Conv2d(dim, heads * neighborhood.offsets, 1, groups=groups),
+    )
+
+
+def _ghost_head(dim: int, kernel_size: int, *, mul: bool, add: bool) -> nn.Parameter | None:
+    """The multiplier starts as a normal of std 1, the addend as a truncated normal of std 0.02, as published."""
+    parts = []
+    if mul:
+        parts.append(torch.randn(1, dim, kernel_size, kernel_size))
+    if add:
+        parts.append(nn.init.trunc_normal_(torch.empty(1, dim, kernel_size, kernel_size), std=0.02))
+    if not parts:
+        return None
+    return nn.Parameter(torch.stack(parts) if len(parts) > 1 else parts[0])
+
+
+def _check(dim_v: int, heads: int, *, kernel_size: int, lam: float) -> None:
+    if dim_v % heads:
+        raise UsageError(
+            f"{heads} heads do not divide the {dim_v} channels of the values; give another number or width"
+        )
+    if kernel_size < 1 or kernel_size % 2 == 0:
+        raise UsageError(f"kernel_size is an odd number, so that every pixel stands in the middle, not {kernel_size}")
+    if lam != int(lam):
+        raise UsageError(
+            f"lam is a whole number, as the multiplier starts out of either sign and {lam:g} powers of negative numbers are "
+            "none; call local_filter with a positive multiplier instead"
+        )

@@ -1,0 +1,196 @@
+"""The blocks of ELSA-Swin and ELSA-VOLO, on maps (B, Y, X, C), with the published names of parameters.
+
+Norms have eps 1e-5. What stays as in Swin stays so with the published code's own names and order: in the last stage's
+windows the fused projection's rows are values, queries, keys, and the bias table is (heads, (2w - 1)^2), by key minus query.
+
+Source: ELSA, section 3.4 and its published code.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DropPath, Mlp
+from torch import Tensor, nn
+
+from attngraft.errors import UsageError
+from attngraft.mechanisms.local.hadamard import HadamardAttention
+
+
+class Residual(nn.Module):
+    """x + attn(norm1(x)), then x + mlp(norm2(x)), each with drop path."""
+
+    def __init__(
+        self, dim: int, attn: nn.Module, *, mlp_ratio: float, drop: float = 0.0, drop_path: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.attn = attn
+        self.drop_path1 = DropPath(drop_path)
+        self.norm2 = nn.LayerNorm(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=drop)
+        self.drop_path2 = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path1(self.attn(self.norm1(x)))
+        found: Tensor = x + self.drop_path2(self.mlp(self.norm2(x)))
+        return found
+
+
+class WindowAttention(nn.Module):
+    """Self-attention in windows of a map, every second one's windows shifted, as in Swin.
+
+    Maps that the windows do not divide are filled up with zeros, after the norm, to the right and below; those take part, as
+    the published dense models have it.
+
+    Args:
+        window: rows, and columns, of a window. shift: of the windows, less than `window`; maps that are not larger than a
+            window in both directions are not shifted.
+        shift_small: shift those too, as the published dense models do.
+    """
+
+    relative_id: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        window: int,
+        shift: int = 0,
+        shift_small: bool = False,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if dim % heads:
+            raise UsageError(f"{heads} heads do not divide the width {dim}; give another number or width")
+        self.heads, self.window, self.attn_drop = heads, window, attn_drop
+        self.shift, self.shift_small = shift, shift_small
+        self.pre_proj = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.rb = nn.Parameter(nn.init.trunc_normal_(torch.empty(heads, (2 * window - 1) ** 2), std=0.02))
+        self.register_buffer("relative_id", relative_places(window), persistent=False)
+        self.post_proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = x.shape[1:3]
+        shift = self.shift if self.shift_small or min(rows, columns) > self.window else 0
+        x = F.pad(x, (0, 0, 0, -columns % self.window, 0, -rows % self.window))
+        padded = x.shape[1:3]
+        if shift:
+            x = x.roll((-shift, -shift), (1, 2))
+        windows = split_windows(x, self.window)  # (B, nW, w * w, C)
+        v, q, k = self.pre_proj(windows).unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)
+        bias = self.rb[:, self.relative_id].unflatten(1, (self.window**2, -1))
+        if shift:
+            bias = bias + apart(padded, self.window, shift, x)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias.to(q.dtype), dropout_p=self.attn_drop if self.training else 0.0
+        )
+        x = join_windows(self.post_proj(out.transpose(2, 3).flatten(3)), padded)
+        if shift:
+            x = x.roll((shift, shift), (1, 2))
+        found: Tensor = self.proj_drop(x[:, :rows, :columns])
+        return found
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, window={self.window}, shift={self.shift}"
+
+
+class PatchMerging(nn.Module):
+    """Two rows and two columns to one, (B, Y, X, C) to (B, Y / 2, X / 2, 2 C); an odd map is filled up with zeros.
+
+    Neighbors are joined in the order (even row, even column), (odd, even), (even, odd), (odd, odd).
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * dim)
+        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
+        corners = [x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)]
+        found: Tensor = self.reduction(self.norm(torch.cat(corners, -1)))
+        return found
+
+
+class PatchEmbed(nn.Module):
+    """Images (B, in_chans, H, W) to normed patches (B, Y, X, C); what patches do not divide is filled up with zeros."""
+
+    def __init__(self, patch_size: int, *, in_chans: int, dim: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, dim, patch_size, stride=patch_size)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        size = self.proj.stride[0]
+        images = F.pad(images, (0, -images.shape[3] % size, 0, -images.shape[2] % size))
+        found: Tensor = self.norm(self.proj(images).permute(0, 2, 3, 1))
+        return found
+
+
+def elsa_block(
+    dim: int,
+    heads: int,
+    *,
+    kernel_size: int = 7,
+    group_width: int = 8,
+    lam: float = 0,
+    gamma: float = 1,
+    qkv_bias: bool = True,
+    mlp_ratio: float = 4.0,
+    drop: float = 0.0,
+    attn_drop: float = 0.0,
+    drop_path: float = 0.0,
+) -> Residual:
+    """A block with Hadamard attention, whose products have scale 1; the defaults are ELSA-Swin's."""
+    attn = HadamardAttention(
+        dim,
+        heads,
+        kernel_size=kernel_size,
+        group_width=group_width,
+        lam=lam,
+        gamma=gamma,
+        qkv_bias=qkv_bias,
+        attn_drop=attn_drop,
+        proj_drop=drop,
+    )
+    return Residual(dim, attn, mlp_ratio=mlp_ratio, drop=drop, drop_path=drop_path)
+
+
+def relative_places(window: int) -> Tensor:
+    """For every query and key of a window, one after another, where the table has their bias: key minus query."""
+    axis = torch.arange(window)
+    down, right = (axis[None, :] - axis[:, None] + window - 1 for _ in range(2))  # (query, key)
+    places = down[:, None, :, None] * (2 * window - 1) + right[None, :, None, :]
+    return places.flatten()
+
+
+def split_windows(x: Tensor, window: int) -> Tensor:
+    """(B, Y, X, C) to (B, windows, window^2, C)."""
+    batch, rows, columns, channels = x.shape
+    x = x.view(batch, rows // window, window, columns // window, window, channels)
+    return x.transpose(2, 3).reshape(batch, -1, window**2, channels)
+
+
+def join_windows(windows: Tensor, sizes: torch.Size) -> Tensor:
+    """The opposite of `split_windows`, for a map of `sizes`."""
+    rows, columns = sizes
+    size = int(windows.shape[2] ** 0.5)
+    x = windows.view(len(windows), rows // size, columns // size, size, size, -1)
+    return x.transpose(2, 3).reshape(len(windows), rows, columns, -1)
+
+
+def apart(sizes: torch.Size, window: int, shift: int, like: Tensor) -> Tensor:
+    """What is added to scores of shifted windows, (windows, 1, window^2, window^2): -100 for pixels that are no neighbors
+    but that the shift has brought into one window from the map's opposite ends."""
+    parts = []
+    for size in sizes:
+        place = torch.arange(size, device=like.device)
+        parts.append((place >= size - window).long() + (place >= size - shift).long())
+    regions = 3 * parts[0][:, None] + parts[1][None, :]
+    own = split_windows(regions[None, :, :, None], window)[0, :, :, 0]
+    return torch.where(own[:, None, :, None] == own[:, None, None, :], 0.0, -100.0).to(like.dtype)
