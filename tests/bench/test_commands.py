@@ -32,6 +32,8 @@ COMMANDS = {
     "bisa_layer": ["--shapes", "LeViT-128S, stage 1", "4096 tokens", "--threads", "1"],
     "bisa_models": ["--hosts", "levit_128s", "--batch", "2", "--threads", "1"],
     "jobs": ["--epochs", "1", "--depth", "1", "--size", "8"],
+    "local_filter": ["--threads", "1"],
+    "elsa_models": ["--batch", "1", "--threads", "1"],
     "bixt_op": ["--sizes", "1x196", "--parts", "forward", "--threads", "1"],
 }
 PARTS = {"products", "steps"}  #: modules that commands share
@@ -143,6 +145,17 @@ def test_the_gate_of_bixt_op_passes_ours_and_catches_another_similarity(monkeypa
     monkeypatch.setattr(bixt_op.Explicit, "by_head", lambda self, projected: by_head(self, 1.1 * projected))
     with pytest.raises(GateError, match="1x600"):
         bixt_op.check("1x600")
+
+
+@pytest.mark.parametrize("ghost", ["add", "mul and add"])
+def test_the_gate_of_local_filter_passes_ours_and_catches_a_shift(monkeypatch: pytest.MonkeyPatch, ghost: str):
+    local_filter = command("local_filter")
+    monkeypatch.setattr(local_filter, "PIXELS", 12)
+    local_filter.check(ghost)
+    plain = local_filter.plain
+    monkeypatch.setitem(local_filter.FORMS, "plain", lambda values, *rest: plain(values.roll(1, 2), *rest))
+    with pytest.raises(GateError, match=ghost):
+        local_filter.check(ghost)
 
 
 def test_the_peak_of_memory_is_what_is_held_at_a_time():

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.local import lean, local_filter, ops
+from attngraft.mechanisms.local import lean, local_filter, local_scores, ops
 from attngraft.mechanisms.local.offsets import Neighborhood
 from tests.conformance.weights import input_value
 from tests.mechanisms.op_tester import Call, OpTester
@@ -94,6 +94,27 @@ class TestLocalFilterStrided(TestLocalFilter):
     small = {**TestLocalFilter.small, "ghost": "", "stride": 2, "softmax": False, "rows": 5}
     large = {**TestLocalFilter.large, "ghost": "", "stride": 2, "softmax": False}
     macs = 2 * 4 * 3 * 2 * 9
+
+
+class TestLocalScores(OpTester):
+    op = ops.LOCAL_SCORES
+    sizes = {
+        "batch": st.integers(1, 2),
+        "heads": st.integers(1, 3),
+        "width": st.integers(1, 3),
+        "rows": st.integers(1, 8),
+        "columns": st.integers(1, 8),
+        "size": st.sampled_from((1, 3, 5)),
+        "dilation": st.integers(1, 2),
+    }
+    small = {"batch": 2, "heads": 2, "width": 2, "rows": 4, "columns": 3, "size": 3, "dilation": 1}
+    large = {**small, "width": 8, "rows": 12, "columns": 9, "size": 5}
+    macs = 2 * 4 * 3 * 4 * 9
+
+    def build(self, **s: Any) -> Call:
+        shape = s["batch"], s["heads"] * s["width"], s["rows"], s["columns"]
+        options = {"heads": s["heads"], "neighborhood": Neighborhood(s["size"], s["dilation"])}
+        return Call((double(*shape), double(*shape)), options)
 
 
 def operands(
@@ -220,6 +241,27 @@ def test_operands_that_do_not_fit(changed: dict[str, Any], said: str) -> None:
     values, filters = operands()
     with pytest.raises(UsageError, match=re.escape(said)):
         local_filter(**{"values": values, "filters": filters, "kernel_size": 3, **changed})
+
+
+def test_scores_of_a_pixel_and_its_neighbors() -> None:
+    queries, keys = double(1, 4, 3, 5), double(1, 4, 3, 5)
+    found = local_scores(queries, keys, heads=2, kernel_size=3).unflatten(1, (2, 9))
+    torch.testing.assert_close(found[0, 1, 3, 1, 2], queries[0, 2:, 1, 2] @ keys[0, 2:, 1, 1])  # the one to the left
+    assert not found[0, :, :3, 0].any(), "nothing is above the first row"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"kernel_size": 2}, "an odd number"),
+        ({"keys": double(2, 4, 5, 5)}, "(B, C, Y, X) both, not of shapes (2, 4, 6, 5) and (2, 4, 5, 5)"),
+        ({"heads": 3}, "3 heads do not divide the 4 channels"),
+    ],
+)
+def test_scores_of_operands_that_do_not_fit(changed: dict[str, Any], said: str) -> None:
+    given = {"queries": double(2, 4, 6, 5), "keys": double(2, 4, 6, 5), "heads": 2, "kernel_size": 3}
+    with pytest.raises(UsageError, match=re.escape(said)):
+        local_scores(**{**given, **changed})  # type: ignore[arg-type]
 
 
 def vectors(shared: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from timm.models import group_parameters
 from torch import Tensor
 
 import attngraft
-from attngraft.models.elsa.blocks import WindowAttention, apart, join_windows, relative_places, split_windows
+from attngraft.models.elsa.blocks import WindowAttention
 from attngraft.models.elsa.registration import VARIANTS
 from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, checkpoint_filter_fn
 
@@ -94,31 +94,6 @@ def test_the_windows_shift_in_every_second_block_where_the_map_is_larger() -> No
     assert torch.equal(shifted(x), expected), "a map of one window is not shifted"
     shifted.shift, shifted.shift_small = 1, True
     assert not torch.allclose(shifted(x), expected)
-
-
-def test_windows_go_and_come_back() -> None:
-    x = torch.arange(2 * 6 * 9 * 2.0).view(2, 6, 9, 2)
-    windows = split_windows(x, 3)
-    assert windows.shape == (2, 6, 9, 2)
-    assert torch.equal(windows[0, 1].view(3, 3, 2), x[0, :3, 3:6])
-    assert torch.equal(join_windows(windows, x.shape[1:3]), x)
-
-
-def test_only_neighbors_see_each_other_in_shifted_windows() -> None:
-    mask = apart(torch.Size((4, 4)), 2, 1, torch.ones(()))
-    assert mask.shape == (4, 1, 4, 4)
-    assert not mask[0].any(), "pixels of the first window were neighbors before the shift"
-    assert (mask[3, 0] == -100).sum() == 12, "those of the last come from the four corners"
-    assert (mask[1, 0] == -100).sum() == 8
-
-
-def test_biases_go_by_key_minus_query() -> None:
-    places = relative_places(2).view(4, 4)
-    assert places.diagonal().eq(4).all()
-    assert places[0, 3] == 8, "key below and to the right of the query"
-    assert places[3, 0] == 0
-    assert places[0, 1] == 5
-    assert places[0, 2] == 7
 
 
 # -- as one of timm's models -------------------------------------------------------------------------------------------

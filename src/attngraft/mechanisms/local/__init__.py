@@ -14,10 +14,13 @@ Source: "ELSA: Enhanced Local Self-Attention for Vision Transformer", Eq. 5 and 
 | banded.py | lean PyTorch: weights as the bands of matrices, products with them |
 | shifted.py | lean PyTorch: one offset after another, for multipliers by channel and for strides |
 | lean.py | the custom operation over both, forward and backward |
+| scores.py | the custom operation of queries and keys, forward and backward |
 | eager.py | which way a call goes; the addend as a depthwise convolution |
-| ops.py | the public operation and its backends |
+| ops.py | the public operations and their backends |
+| hadamard.py | Hadamard attention, both forms, with the ghost head |
+| unified.py, windows.py | the family in one module: which scores, in windows or neighborhoods, by which norm |
 """
 
-from attngraft.mechanisms.local.ops import local_filter
+from attngraft.mechanisms.local.ops import local_filter, local_scores
 
-__all__ = ["local_filter"]
+__all__ = ["local_filter", "local_scores"]

@@ -14,6 +14,7 @@ from attngraft.dispatch.formula import accurate, plain_wanted
 from attngraft.mechanisms.local import reference
 from attngraft.mechanisms.local.lean import weigh
 from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local.scores import score
 
 
 def local_filter(
@@ -36,6 +37,17 @@ def local_filter(
         if addend is not None:
             found = found + _convolved(image.permute(0, 3, 1, 2), addend.to(dtype), near, filters)
     return found.to(values.dtype)
+
+
+def local_scores(queries: Tensor, keys: Tensor, *, heads: int, neighborhood: Neighborhood) -> Tensor:
+    """(B, H K, Y, X), channels last in memory."""
+    if plain_wanted(queries, keys):
+        return reference.local_scores(queries, keys, heads=heads, neighborhood=neighborhood)
+    dtype = accurate(queries)
+    with torch.autocast(queries.device.type, enabled=False):
+        own, near = (tensor.to(dtype).permute(0, 2, 3, 1).contiguous() for tensor in (queries, keys))
+        found = score(own, near, heads, neighborhood.size, neighborhood.dilation)
+    return found.permute(0, 3, 1, 2).to(queries.dtype)
 
 
 def _convolved(values: Tensor, addend: Tensor, near: Neighborhood, filters: Tensor) -> Tensor:

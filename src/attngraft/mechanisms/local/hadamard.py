@@ -19,6 +19,7 @@ from attngraft.anatomy.tap import TapPoint
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.offsets import Neighborhood
 from attngraft.mechanisms.local.ops import local_filter
+from attngraft.mechanisms.local.shifted import read_at_neighbors
 
 
 class HadamardAttention(TapPoint, nn.Module):
@@ -156,17 +157,7 @@ class StrictFilters(nn.Module):
 
     def forward(self, product: Tensor) -> Tensor:
         own, theirs = (torch.einsum("bcyx,cho->bhoyx", product, weight) for weight in (self.rk, self.rq))
-        return (own + self._from_neighbors(theirs) + self.rb[..., None, None]).flatten(1, 2)
-
-    def _from_neighbors(self, maps: Tensor) -> Tensor:
-        """The map of each offset (B, H, K, Y, X), read at that neighbor."""
-        near, (rows, columns) = self.neighborhood, maps.shape[-2:]
-        padded = F.pad(maps, (near.radius,) * 4)
-        moved = []
-        for offset in range(near.offsets):
-            top, left = (near.dilation * step for step in divmod(offset, near.size))
-            moved.append(padded[:, :, offset, top : top + rows, left : left + columns])
-        return torch.stack(moved, 2)
+        return (own + read_at_neighbors(theirs, self.neighborhood) + self.rb[..., None, None]).flatten(1, 2)
 
 
 def final_filters(dim: int, heads: int, neighborhood: Neighborhood, *, group_width: int, groups: int) -> nn.Sequential:

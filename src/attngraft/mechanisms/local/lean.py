@@ -35,14 +35,14 @@ def weigh(
         return out
     heads = filters.shape[3] // near.offsets
     if banded(near, multiplier):
-        strip = _strip(values, heads, near)
+        strip = strip_of(values, heads, near)
         padded, band = Padded(strip, values), Band(strip, values)
         for image in range(len(values)):
             for start in range(0, values.shape[1], strip.rows):
                 rows = slice(start, start + strip.rows)
                 weights = _weights(filters[image, rows].unflatten(-1, (heads, -1)), softmax, -1)
                 padded.fill(values[image], start)
-                band.sums(weights.unflatten(-1, (size, size)).permute(3, 0, 2, 1, 4), padded, out[image, rows])
+                band.sums(by_rows(weights, near), padded, out[image, rows])
         return out
     by = _by_offset(multiplier, heads)
     for image in range(len(values)):
@@ -75,7 +75,7 @@ def weigh_backward(
         return found
     heads = filters.shape[3] // near.offsets
     if banded(near, multiplier):
-        strip = _strip(values, heads, near)
+        strip = strip_of(values, heads, near)
         padded, given = Padded(strip, values), Padded(strip, values)
         band, products = Band(strip, values), Products(strip, values)
         mirrored = Mirrored(strip, values, values.shape[1])
@@ -114,11 +114,16 @@ def banded(neighborhood: Neighborhood, multiplier: Tensor | None) -> bool:
     return multiplier is None and neighborhood.stride == 1
 
 
-def _strip(values: Tensor, heads: int, neighborhood: Neighborhood) -> Strip:
+def strip_of(values: Tensor, heads: int, neighborhood: Neighborhood) -> Strip:
     """As many rows of an image as stay in the cache, at least a neighborhood's."""
     _, height, width, channels = values.shape
     rows = max(NUMBERS // (width * channels), neighborhood.reach + 1)
     return Strip(neighborhood, min(rows, height), width, heads, BLOCK)
+
+
+def by_rows(weights: Tensor, near: Neighborhood) -> Tensor:
+    """(rows, X, H, K) as `Band.sums` takes them, (k, rows, H, X, k)."""
+    return weights.unflatten(-1, (near.size, near.size)).permute(3, 0, 2, 1, 4)
 
 
 def _weights(filters: Tensor, softmax: bool, over: int) -> Tensor:

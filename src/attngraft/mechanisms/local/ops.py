@@ -1,4 +1,4 @@
-"""The public operation of local attention, with its backends."""
+"""The public operations of local attention, with their backends."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ LOCAL_FILTER = Op(
     "local_filter",
     "sum over the neighbors of a pixel of (mul^lam weights + gamma add) values",
     backends={"reference": Backend(reference.local_filter), "eager": Backend(eager.local_filter)},
+)
+
+LOCAL_SCORES = Op(
+    "local_scores",
+    "a pixel's query times the keys of its neighbors",
+    backends={"reference": Backend(reference.local_scores), "eager": Backend(eager.local_scores)},
 )
 
 
@@ -64,12 +70,46 @@ def local_filter(
     return found
 
 
-def _check(values: Tensor, filters: Tensor, mul: Tensor | None, add: Tensor | None, neighborhood: Neighborhood) -> None:
-    size, stride = neighborhood.size, neighborhood.stride
+def local_scores(
+    queries: Tensor, keys: Tensor, *, heads: int, kernel_size: int, dilation: int = 1, backend: str = "auto"
+) -> Tensor:
+    """Scores of every pixel with its neighborhood: q_i . k_(i + dilation o) for each head and offset o, no scale.
+
+    Args:
+        queries, keys: (B, C, Y, X); C is a multiple of `heads`, contiguous blocks of channels.
+
+    Returns:
+        (B, H K, Y, X), as `local_filter` takes them; 0 where the neighbor is outside of the map.
+
+    Raises:
+        UsageError: a kernel size that is even, operands of different shapes, heads that do not divide the channels.
+        BackendError: a backend asked for by name cannot be used here.
+
+    Source: ELSA, Eq. 4, its first term.
+    """
+    neighborhood = Neighborhood(kernel_size, dilation)
+    _check_neighborhood(neighborhood)
+    if queries.ndim != 4 or queries.shape != keys.shape:
+        raise UsageError(
+            f"queries and keys are (B, C, Y, X) both, not of shapes {tuple(queries.shape)} and {tuple(keys.shape)}"
+        )
+    if heads < 1 or queries.shape[1] % heads:
+        raise UsageError(f"{heads} heads do not divide the {queries.shape[1]} channels; give another number")
+    found: Tensor = LOCAL_SCORES(queries, keys, heads=heads, neighborhood=neighborhood, backend=backend)
+    return found
+
+
+def _check_neighborhood(neighborhood: Neighborhood) -> None:
+    size = neighborhood.size
     if size < 1 or size % 2 == 0:
         raise UsageError(f"kernel_size is an odd number, so that every pixel stands in the middle, not {size}")
-    if neighborhood.dilation < 1 or stride < 1:
-        raise UsageError(f"dilation and stride are 1 or more, not {neighborhood.dilation} and {stride}")
+    if neighborhood.dilation < 1 or neighborhood.stride < 1:
+        raise UsageError(f"dilation and stride are 1 or more, not {neighborhood.dilation} and {neighborhood.stride}")
+
+
+def _check(values: Tensor, filters: Tensor, mul: Tensor | None, add: Tensor | None, neighborhood: Neighborhood) -> None:
+    _check_neighborhood(neighborhood)
+    size, stride = neighborhood.size, neighborhood.stride
     for name, tensor, axes in (("values", values, "B, C, Y, X"), ("filters", filters, "B, H K, Y', X'")):
         if tensor.ndim != 4:
             raise UsageError(f"{name} are ({axes}), not of shape {tuple(tensor.shape)}")

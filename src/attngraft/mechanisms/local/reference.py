@@ -43,6 +43,12 @@ def local_filter(
     return found.flatten(1, 2)
 
 
+def local_scores(queries: Tensor, keys: Tensor, *, heads: int, neighborhood: Neighborhood) -> Tensor:
+    """q_i . k_(i + d o) for every head and offset, of (B, C, Y, X) both: (B, H K, Y, X). Outside of the map k is zero."""
+    near = windows(keys, neighborhood, *keys.shape[2:]).unflatten(1, (heads, -1))  # (B, H, D, K, Y, X)
+    return (queries.unflatten(1, (heads, -1)).unsqueeze(3) * near).sum(2).flatten(1, 2)
+
+
 def windows(values: Tensor, neighborhood: Neighborhood, rows: int, columns: int) -> Tensor:
     """Every pixel's neighborhood: (B, C, Y, X) to (B, C, K, Y', X')."""
     size, dilation, stride = neighborhood.size, neighborhood.dilation, neighborhood.stride

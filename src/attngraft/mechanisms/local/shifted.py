@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.mechanisms.local.offsets import Neighborhood
@@ -73,3 +74,14 @@ def gradients(
         else:
             to_multiplier[offset].view(heads, width, 1).baddbmm_(flat, weights[offset].reshape(heads, -1, 1))
             to_seen.addcmul_(torch.mul(to_out, weights[offset], out=given), multiplier[offset])
+
+
+def read_at_neighbors(maps: Tensor, neighborhood: Neighborhood) -> Tensor:
+    """A map for each offset (B, H, K, Y, X), read at that neighbor of every pixel; 0 outside of the map."""
+    near, (rows, columns) = neighborhood, maps.shape[-2:]
+    padded = F.pad(maps, (near.radius,) * 4)
+    moved = []
+    for offset in range(near.offsets):
+        top, left = (near.dilation * step for step in divmod(offset, near.size))
+        moved.append(padded[:, :, offset, top : top + rows, left : left + columns])
+    return torch.stack(moved, 2)

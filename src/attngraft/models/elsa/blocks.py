@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.hadamard import HadamardAttention
+from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows
 
 
 class Residual(nn.Module):
@@ -70,7 +71,7 @@ class WindowAttention(nn.Module):
         self.shift, self.shift_small = shift, shift_small
         self.pre_proj = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.rb = nn.Parameter(nn.init.trunc_normal_(torch.empty(heads, (2 * window - 1) ** 2), std=0.02))
-        self.register_buffer("relative_id", relative_places(window), persistent=False)
+        self.register_buffer("relative_id", relative_places(window).flatten(), persistent=False)
         self.post_proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -85,7 +86,8 @@ class WindowAttention(nn.Module):
         v, q, k = self.pre_proj(windows).unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)
         bias = self.rb[:, self.relative_id].unflatten(1, (self.window**2, -1))
         if shift:
-            bias = bias + apart(padded, self.window, shift, x)
+            visible = neighbors_before(padded, self.window, shift, x.device).unsqueeze(1)
+            bias = torch.where(visible, bias, bias - 100)  # as published: less by so much, not without it
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=bias.to(q.dtype), dropout_p=self.attn_drop if self.training else 0.0
         )
@@ -159,38 +161,3 @@ def elsa_block(
         proj_drop=drop,
     )
     return Residual(dim, attn, mlp_ratio=mlp_ratio, drop=drop, drop_path=drop_path)
-
-
-def relative_places(window: int) -> Tensor:
-    """For every query and key of a window, one after another, where the table has their bias: key minus query."""
-    axis = torch.arange(window)
-    down, right = (axis[None, :] - axis[:, None] + window - 1 for _ in range(2))  # (query, key)
-    places = down[:, None, :, None] * (2 * window - 1) + right[None, :, None, :]
-    return places.flatten()
-
-
-def split_windows(x: Tensor, window: int) -> Tensor:
-    """(B, Y, X, C) to (B, windows, window^2, C)."""
-    batch, rows, columns, channels = x.shape
-    x = x.view(batch, rows // window, window, columns // window, window, channels)
-    return x.transpose(2, 3).reshape(batch, -1, window**2, channels)
-
-
-def join_windows(windows: Tensor, sizes: torch.Size) -> Tensor:
-    """The opposite of `split_windows`, for a map of `sizes`."""
-    rows, columns = sizes
-    size = int(windows.shape[2] ** 0.5)
-    x = windows.view(len(windows), rows // size, columns // size, size, size, -1)
-    return x.transpose(2, 3).reshape(len(windows), rows, columns, -1)
-
-
-def apart(sizes: torch.Size, window: int, shift: int, like: Tensor) -> Tensor:
-    """What is added to scores of shifted windows, (windows, 1, window^2, window^2): -100 for pixels that are no neighbors
-    but that the shift has brought into one window from the map's opposite ends."""
-    parts = []
-    for size in sizes:
-        place = torch.arange(size, device=like.device)
-        parts.append((place >= size - window).long() + (place >= size - shift).long())
-    regions = 3 * parts[0][:, None] + parts[1][None, :]
-    own = split_windows(regions[None, :, :, None], window)[0, :, :, 0]
-    return torch.where(own[:, None, :, None] == own[:, None, None, :], 0.0, -100.0).to(like.dtype)

@@ -1,0 +1,203 @@
+"""The family of local attention in one module: which scores, among whom, and how they become weights.
+
+    scores_ij = q_i . k_j + q_i . rk_(j - i) + rq_(j - i) . k_j + rb_(j - i)        each of the four on or off
+    out_i = sum over j of norm(scores_i)_j v_j
+
+j runs over the windows of Swin, or over the k x k neighborhood of i; the norm is a softmax, a filter norm (mean 0 and
+standard deviation 1 over j), or none. In a neighborhood keys and values outside of the map are zero and take part; shifted
+windows leave out pixels that the shift alone has brought together.
+
+Source: ELSA, Eq. 4 and 6, Tables 1 to 3. The printed Eq. 4 has rb multiply the value inside of the norm; the paper's other
+equations show that a sum is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attngraft.errors import UsageError
+from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local.ops import local_filter, local_scores
+from attngraft.mechanisms.local.shifted import read_at_neighbors
+from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows
+
+Term = Literal["qk", "qr", "rk", "rb"]  #: q.k, q.r^k, r^q.k, r^b
+Norm = Literal["softmax", "filter", "none"]
+TERMS: tuple[Term, ...] = get_args(Term)
+NORMS: tuple[Norm, ...] = get_args(Norm)
+
+#: the paper's networks by their terms (Table 1); "net6" in neighborhoods is its Eq. 6
+NETWORKS: dict[str, tuple[Term, ...]] = {
+    "swin": ("qk", "rb"),
+    "net1": ("qk",),
+    "net2": ("qr",),
+    "net3": ("rk",),
+    "net4": ("rb",),
+    "net5": ("qr", "rk"),
+    "net6": ("qr", "rk", "rb"),
+    "net7": ("qk", "qr", "rk", "rb"),
+}
+
+
+class LocalAttention(nn.Module):
+    """One layer of the family on a map (B, Y, X, dim).
+
+    Args:
+        heads: H. With H = dim, `terms=("rb",)`, a neighborhood and no norm it is a depthwise convolution between two linear
+            layers; with `terms=("qr",)` there, an involution; with ("qk", "rb") in windows with a softmax, Swin's attention.
+        terms: which of "qk", "qr", "rk", "rb" are summed; `NETWORKS` has the paper's.
+        area: "window" or "neighborhood". size: rows, and columns, of it; odd for a neighborhood.
+        shift: of the windows, less than `size`; maps that windows do not divide are filled up with zeros, which take part.
+        norm: "softmax", "filter" or "none".
+        scale: of the queries; (dim / H)^-0.5 by default.
+
+    `proj_in` has the rows of queries, keys and values, one after another, of which those that no term needs are left out.
+    `rk`, `rq` (H, D, places) and `rb` (H, places) start as truncated normals of std 0.02; there are size^2 places in a
+    neighborhood, (2 size - 1)^2 in a window, by key minus query.
+
+    Raises:
+        UsageError: an unknown term, area or norm, none of the terms, or sizes that do not fit.
+
+    Source: ELSA, Eq. 4.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        terms: Collection[Term] = NETWORKS["net7"],
+        area: Literal["window", "neighborhood"] = "neighborhood",
+        size: int = 7,
+        shift: int = 0,
+        norm: Norm = "softmax",
+        scale: float | None = None,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        _check(dim, heads, terms=terms, area=area, size=size, shift=shift, norm=norm)
+        width = dim // heads
+        self.heads, self.terms, self.norm = heads, frozenset(terms), norm
+        self.area, self.size, self.shift = area, size, shift
+        self.scale = width**-0.5 if scale is None else scale
+        self.has_queries, self.has_keys = bool(self.terms & {"qk", "qr"}), bool(self.terms & {"qk", "rk"})
+        self.proj_in = nn.Linear(dim, dim * (1 + self.has_queries + self.has_keys), bias=qkv_bias)
+        places = size**2 if area == "neighborhood" else (2 * size - 1) ** 2
+        self.rk = _table("qr" in self.terms, heads, width, places)
+        self.rq = _table("rk" in self.terms, heads, width, places)
+        self.rb = _table("rb" in self.terms, heads, places)
+        self.proj_out = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, Y, X, dim) to the same."""
+        out = self._in_windows(x) if self.area == "window" else self._in_neighborhoods(x)
+        found: Tensor = self.proj_drop(self.proj_out(out))
+        return found
+
+    def _projected(self, x: Tensor, form: Callable[[Tensor], Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Queries, scaled, keys and values (..., dim), each made what `form` makes of it."""
+        *parts, values = self.proj_in(x).chunk(1 + self.has_queries + self.has_keys, -1)
+        queries = form(parts[0] * self.scale) if self.has_queries else None
+        return queries, form(parts[-1]) if self.has_keys else None, form(values)
+
+    def _in_neighborhoods(self, x: Tensor) -> Tensor:
+        near = Neighborhood(self.size)
+        q, k, v = self._projected(x, lambda part: part.permute(0, 3, 1, 2))
+        scores = v.new_zeros(len(v), self.heads, near.offsets, *v.shape[2:])
+        if q is not None and k is not None and "qk" in self.terms:
+            found = local_scores(q, k, heads=self.heads, kernel_size=self.size)
+            scores = scores + found.unflatten(1, (self.heads, -1))
+        if q is not None and self.rk is not None:
+            scores = scores + torch.einsum("bhdyx,hdo->bhoyx", q.unflatten(1, (self.heads, -1)), self.rk)
+        if k is not None and self.rq is not None:
+            maps = torch.einsum("bhdyx,hdo->bhoyx", k.unflatten(1, (self.heads, -1)), self.rq)
+            scores = scores + read_at_neighbors(maps, near)
+        if self.rb is not None:
+            scores = scores + self.rb[..., None, None]
+        if self.norm == "filter":
+            scores = normalized(scores.movedim(2, -1), self.norm).movedim(-1, 2)
+        out = local_filter(v, scores.flatten(1, 2), kernel_size=self.size, softmax=self.norm == "softmax")
+        return out.permute(0, 2, 3, 1)
+
+    def _in_windows(self, x: Tensor) -> Tensor:
+        rows, columns = x.shape[1:3]
+        x = F.pad(x, (0, 0, 0, -columns % self.size, 0, -rows % self.size))
+        padded, visible = x.shape[1:3], None
+        if self.shift:
+            x = x.roll((-self.shift, -self.shift), (1, 2))
+            visible = neighbors_before(padded, self.size, self.shift, x.device).unsqueeze(1)
+        q, k, v = self._projected(  # (B, windows, H, n, D)
+            split_windows(x, self.size), lambda part: part.unflatten(-1, (self.heads, -1)).transpose(2, 3)
+        )
+        places = relative_places(self.size).to(x.device)
+        scores = v.new_zeros(*v.shape[:4], v.shape[3])
+        if q is not None and k is not None and "qk" in self.terms:
+            scores = scores + q @ k.transpose(-2, -1)
+        if q is not None and self.rk is not None:
+            scores = scores + _taken(q @ self.rk, places)
+        if k is not None and self.rq is not None:
+            scores = scores + _taken(k @ self.rq, places.t()).transpose(-2, -1)
+        if self.rb is not None:
+            scores = scores + self.rb[:, places]
+        out = normalized(scores, self.norm, visible) @ v
+        out = join_windows(out.transpose(2, 3).flatten(3), padded)
+        if self.shift:
+            out = out.roll((self.shift, self.shift), (1, 2))
+        return out[:, :rows, :columns]
+
+    def extra_repr(self) -> str:
+        terms = ", ".join(term for term in TERMS if term in self.terms)
+        return f"heads={self.heads}, terms=({terms}), {self.area} of {self.size}, norm={self.norm}"
+
+
+def normalized(scores: Tensor, norm: Norm, visible: Tensor | None = None) -> Tensor:
+    """Scores (..., pixels) to weights.
+
+    Args:
+        visible: of a shape that can be broadcast to the scores'; who is not has weight 0, and no part in the norm.
+
+    A filter norm gives (scores - mean) / (standard deviation + 1e-5), both over who is visible, the latter biased; the paper
+    names the norm and leaves these out.
+    """
+    if norm == "softmax":
+        return (scores if visible is None else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
+    seen = torch.ones_like(scores[..., :1, :] if scores.ndim > 1 else scores) if visible is None else visible
+    if norm == "filter":
+        count = seen.sum(-1, keepdim=True)
+        centered = (scores - (scores * seen).sum(-1, keepdim=True) / count) * seen
+        scores = centered / ((centered.square().sum(-1, keepdim=True) / count).sqrt() + 1e-5)
+    return scores * seen
+
+
+def _taken(products: Tensor, places: Tensor) -> Tensor:
+    """From products with every place of a table (..., n, places) those that are meant, (..., n, n)."""
+    return products.gather(-1, places.expand(*products.shape[:-1], -1))
+
+
+def _table(wanted: bool, *shape: int) -> nn.Parameter | None:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02)) if wanted else None
+
+
+def _check(dim: int, heads: int, *, terms: Collection[Term], area: str, size: int, shift: int, norm: str) -> None:
+    if dim % heads:
+        raise UsageError(f"{heads} heads do not divide the width {dim}; give another number or width")
+    unknown = sorted(set(terms) - set(TERMS))
+    if unknown or not terms:
+        raise UsageError(f"terms are some of {', '.join(TERMS)}, at least one, not {', '.join(unknown) or 'none'}")
+    if area not in ("window", "neighborhood"):
+        raise UsageError(f"area is window or neighborhood, not {area!r}")
+    if norm not in NORMS:
+        raise UsageError(f"norm is one of {', '.join(NORMS)}, not {norm!r}")
+    if size < 1 or (area == "neighborhood" and size % 2 == 0):
+        raise UsageError(
+            f"the size of a {area} is {'an odd number' if area == 'neighborhood' else '1 or more'}, not {size}"
+        )
+    if not 0 <= shift < size or (shift and area == "neighborhood"):
+        raise UsageError(f"windows shift by less than their size {size}, neighborhoods not at all; not by {shift}")

@@ -1,0 +1,201 @@
+"""The family of local attention: every known member is the one module, with its settings."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.models.swin_transformer import SwinTransformerBlock
+from torch import Tensor, nn
+
+from attngraft.errors import UsageError
+from attngraft.mechanisms.local.unified import NETWORKS, NORMS, LocalAttention, normalized
+from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows
+
+AREAS: dict[str, dict[str, Any]] = {
+    "neighborhood": {"area": "neighborhood", "size": 3},
+    "window": {"area": "window", "size": 3},
+    "shifted": {"area": "window", "size": 3, "shift": 1},
+}
+
+
+def layer(dim: int = 8, heads: int = 2, **settings: Any) -> LocalAttention:
+    """With values away from their start, where tables are almost zero."""
+    torch.manual_seed(0)
+    module = LocalAttention(dim, heads, **settings).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module
+
+
+def maps(*, rows: int = 6, columns: int = 9, dim: int = 8) -> Tensor:
+    return torch.randn(2, rows, columns, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+# -- the equation ------------------------------------------------------------------------------------------------------
+
+
+def neighbors(module: LocalAttention, pixel: tuple[int, int], sizes: tuple[int, int]) -> Any:
+    """Who a pixel attends to, whether they are on the map, and the place in the tables of where they lie."""
+    near = module.area == "neighborhood"
+    reach = module.size // 2 if near else module.size - 1
+    steps = range(-reach, reach + 1)
+    for place, (down, right) in enumerate(itertools.product(steps, steps)):
+        other = pixel[0] + down, pixel[1] + right
+        inside = all(0 <= at < size for at, size in zip(other, sizes, strict=True))
+        # windows begin `shift` pixels in, and what is before them is a window, too
+        windows = [[(at - module.shift) // module.size for at in each] for each in (pixel, other)]
+        together = windows[0] == windows[1]
+        if near or (inside and together):
+            yield other, inside, place
+
+
+def by_the_equation(module: LocalAttention, x: Tensor) -> Tensor:
+    """Eq. 4 for every pair of pixels, one after another."""
+    batch, rows, columns, _ = x.shape
+    q, k, v = module._projected(x, lambda part: part.unflatten(-1, (module.heads, -1)))
+    out, nothing = torch.zeros_like(v), torch.zeros_like(v[:, 0, 0])
+    for y, c in itertools.product(range(rows), range(columns)):
+        scores, values = [], []
+        for (down, right), inside, place in neighbors(module, (y, c), (rows, columns)):
+            score = torch.zeros(batch, module.heads, dtype=x.dtype)
+            key = nothing if k is None or not inside else k[:, down, right]
+            if "qk" in module.terms:
+                score = score + (q[:, y, c] * key).sum(-1)  # type: ignore[index]
+            if module.rk is not None:
+                score = score + (q[:, y, c] * module.rk[:, :, place]).sum(-1)  # type: ignore[index]
+            if module.rq is not None:
+                score = score + (key * module.rq[:, :, place]).sum(-1)
+            if module.rb is not None:
+                score = score + module.rb[:, place]
+            scores.append(score)
+            values.append(v[:, down, right] if inside else nothing)
+        weights = normalized(torch.stack(scores, -1), module.norm)
+        out[:, y, c] = (weights.unsqueeze(2) * torch.stack(values, -1)).sum(-1)
+    found: Tensor = module.proj_out(out.flatten(3))
+    return found
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("area", AREAS)
+def test_every_network_is_the_equation(area: str, network: str, norm: Any) -> None:
+    module = layer(dim=4, terms=NETWORKS[network], norm=norm, **AREAS[area])
+    x = maps(rows=3, columns=6, dim=4)
+    torch.testing.assert_close(module(x), by_the_equation(module, x))
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_gradients(area: str) -> None:
+    module = layer(dim=2, heads=1, **AREAS[area])
+    x = maps(rows=3, columns=3, dim=2).requires_grad_()
+    assert torch.autograd.gradcheck(module, (x,))
+    module(x).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("area", AREAS)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 5), (7, 4)])
+def test_maps_of_any_size_keep_it(area: str, shape: tuple[int, int]) -> None:
+    x = maps(rows=shape[0], columns=shape[1])
+    out = layer(**AREAS[area])(x)
+    assert out.shape == x.shape
+    assert out.isfinite().all()
+
+
+# -- its members -------------------------------------------------------------------------------------------------------
+
+
+def test_a_depthwise_convolution() -> None:
+    """Only rb, no norm, a head for every channel."""
+    module = layer(heads=8, terms=("rb",), norm="none", **AREAS["neighborhood"])
+    values = module.proj_in(maps()).permute(0, 3, 1, 2)
+    convolved = F.conv2d(values, module.rb.view(8, 1, 3, 3), padding=1, groups=8)  # type: ignore[union-attr]
+    torch.testing.assert_close(module(maps()), module.proj_out(convolved.permute(0, 2, 3, 1)))
+
+
+def test_an_involution() -> None:
+    """Only q . rk, no norm: the filters of a head are a linear map of the pixel."""
+    module = layer(terms=("qr",), norm="none", **AREAS["neighborhood"])
+    x = maps()
+    queries, values = module.proj_in(x).chunk(2, -1)
+    makes = torch.block_diag(*module.rk.transpose(1, 2)) * module.scale  # type: ignore[union-attr]  # (H K, dim)
+    filters = F.linear(queries, makes).unflatten(-1, (2, 1, 9))
+    windows = F.unfold(values.permute(0, 3, 1, 2), 3, padding=1).view(2, 2, 4, 9, 6, 9).permute(0, 4, 5, 1, 2, 3)
+    torch.testing.assert_close(module(x), module.proj_out((filters * windows).sum(-1).flatten(3)))
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_swins_own_attention(shift: int) -> None:
+    """timm's, whose table goes by query minus key."""
+    torch.manual_seed(0)
+    block = SwinTransformerBlock(8, (6, 9), num_heads=2, window_size=3, shift_size=shift).double().eval()
+    nn.init.normal_(block.attn.relative_position_bias_table)
+    module = layer(terms=NETWORKS["swin"], area="window", size=3, shift=shift)
+    theirs = block.attn
+    with torch.no_grad():
+        module.proj_in.load_state_dict(theirs.qkv.state_dict())
+        module.proj_out.load_state_dict(theirs.proj.state_dict())
+        module.rb.copy_(theirs.relative_position_bias_table.flip(0).t())  # type: ignore[union-attr]
+    torch.testing.assert_close(module(maps()), block._attn(maps()), atol=1e-6, rtol=1e-5)  # timm's mask is of float32
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_filter_norm() -> None:
+    scores = torch.randn(3, 5, 9, dtype=torch.float64)
+    found = normalized(scores, "filter")
+    torch.testing.assert_close(found.mean(-1), torch.zeros(3, 5, dtype=torch.float64))
+    torch.testing.assert_close(found.std(-1, correction=0), torch.ones(3, 5, dtype=torch.float64), atol=1e-4, rtol=0)
+    visible = torch.arange(9) < 4
+    torch.testing.assert_close(normalized(scores, "filter", visible)[..., :4], normalized(scores[..., :4], "filter"))
+    assert not normalized(scores, "filter", visible)[..., 4:].any()
+    assert not normalized(torch.ones(2, 9), "filter").any(), "nothing to norm"
+
+
+def test_windows_go_and_come_back() -> None:
+    x = torch.arange(2 * 6 * 9 * 2.0).view(2, 6, 9, 2)
+    windows = split_windows(x, 3)
+    assert windows.shape == (2, 6, 9, 2)
+    assert torch.equal(windows[0, 1].view(3, 3, 2), x[0, :3, 3:6])
+    assert torch.equal(join_windows(windows, x.shape[1:3]), x)
+
+
+def test_only_neighbors_see_each_other_in_shifted_windows() -> None:
+    visible = neighbors_before((4, 4), 2, 1)
+    assert visible.shape == (4, 4, 4)
+    assert visible[0].all(), "pixels of the first window were neighbors before the shift"
+    assert visible[3].sum() == 4, "those of the last come from the four corners"
+    assert visible[1].sum() == 8
+
+
+def test_biases_go_by_key_minus_query() -> None:
+    places = relative_places(2)
+    assert places.diagonal().eq(4).all()
+    assert places[0, 3] == 8, "key below and to the right of the query"
+    assert places[3, 0] == 0
+    assert places[0, 1] == 5
+    assert places[0, 2] == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"heads": 3}, "3 heads do not divide the width 8"),
+        ({"terms": ()}, "at least one, not none"),
+        ({"terms": ("qk", "kq")}, "some of qk, qr, rk, rb, at least one, not kq"),
+        ({"area": "row"}, "area is window or neighborhood"),
+        ({"norm": "relu"}, "norm is one of softmax, filter, none"),
+        ({"size": 4}, "the size of a neighborhood is an odd number, not 4"),
+        ({"area": "window", "shift": 7}, "windows shift by less than their size 7"),
+        ({"shift": 1}, "neighborhoods not at all; not by 1"),
+    ],
+)
+def test_what_cannot_be(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        LocalAttention(8, **{"heads": 2, **settings})
