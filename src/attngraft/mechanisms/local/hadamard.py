@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attngraft.anatomy.tap import TapPoint
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.offsets import Neighborhood
-from attngraft.mechanisms.local.ops import local_filter
+from attngraft.mechanisms.local.ops import check_neighborhood, local_filter
 from attngraft.mechanisms.local.shifted import read_at_neighbors
 
 
@@ -78,7 +78,8 @@ class HadamardAttention(TapPoint, nn.Module):
         dim_qk = dim // 3 * 2 if dim_qk is None else dim_qk
         if not strict:
             dim_qk = -(-dim_qk // group_width) * group_width
-        _check(dim_v, heads, kernel_size=kernel_size, lam=lam)
+        check_neighborhood(self.neighborhood)
+        _check(dim_v, heads, lam=lam)
         self.heads, self.scale, self.lam, self.gamma = heads, scale, lam, gamma
         self.widths = (dim_qk, dim_qk, dim_v)
         self.attn_drop = attn_drop
@@ -188,13 +189,11 @@ def _ghost_head(dim: int, kernel_size: int, *, mul: bool, add: bool) -> nn.Param
     return nn.Parameter(torch.stack(parts) if len(parts) > 1 else parts[0])
 
 
-def _check(dim_v: int, heads: int, *, kernel_size: int, lam: float) -> None:
+def _check(dim_v: int, heads: int, *, lam: float) -> None:
     if dim_v % heads:
         raise UsageError(
             f"{heads} heads do not divide the {dim_v} channels of the values; give another number or width"
         )
-    if kernel_size < 1 or kernel_size % 2 == 0:
-        raise UsageError(f"kernel_size is an odd number, so that every pixel stands in the middle, not {kernel_size}")
     if lam != int(lam):
         raise UsageError(
             f"lam is a whole number, as the multiplier starts out of either sign and {lam:g} powers of negative numbers are "

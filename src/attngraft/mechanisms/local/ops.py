@@ -88,7 +88,7 @@ def local_scores(
     Source: ELSA, Eq. 4, its first term.
     """
     neighborhood = Neighborhood(kernel_size, dilation)
-    _check_neighborhood(neighborhood)
+    check_neighborhood(neighborhood)
     if queries.ndim != 4 or queries.shape != keys.shape:
         raise UsageError(
             f"queries and keys are (B, C, Y, X) both, not of shapes {tuple(queries.shape)} and {tuple(keys.shape)}"
@@ -99,7 +99,12 @@ def local_scores(
     return found
 
 
-def _check_neighborhood(neighborhood: Neighborhood) -> None:
+def check_neighborhood(neighborhood: Neighborhood) -> None:
+    """Refuse one without a middle, or with steps of less than a pixel.
+
+    Raises:
+        UsageError: says which.
+    """
     size = neighborhood.size
     if size < 1 or size % 2 == 0:
         raise UsageError(f"kernel_size is an odd number, so that every pixel stands in the middle, not {size}")
@@ -108,7 +113,7 @@ def _check_neighborhood(neighborhood: Neighborhood) -> None:
 
 
 def _check(values: Tensor, filters: Tensor, mul: Tensor | None, add: Tensor | None, neighborhood: Neighborhood) -> None:
-    _check_neighborhood(neighborhood)
+    check_neighborhood(neighborhood)
     size, stride = neighborhood.size, neighborhood.stride
     for name, tensor, axes in (("values", values, "B, C, Y, X"), ("filters", filters, "B, H K, Y', X'")):
         if tensor.ndim != 4:
