@@ -18,14 +18,19 @@ This page is generated from what is registered. A specification reads `name(opti
 
 EXAMPLE = "vit_small_patch16_224"
 
+WITH_MAPS = "swin_tiny_patch4_window7_224"  #: for grafts that stand in for an attention on a map
+
 _COST = f"""What each adds to `{EXAMPLE}`, at all its sites, with default options. A multiply-add is one MAC.
+"""
+_INSTEAD = f"""What stands in for a block's whole attention, on `{WITH_MAPS}`, at all its sites: what it has and needs
+more or less than the attention that it takes the place of.
 """
 
 
 def graft_reference() -> str:
     """The page."""
     parts = [_OPENING, table(("adapter", "models"), ((f"`{host.name}`", host.summary) for host in list_hosts()))]
-    parts += ["## Grafts\n", _COST, _costs()]
+    parts += ["## Grafts\n", _COST, _costs(), _INSTEAD, _instead()]
     for info in list_grafts():
         parts += _section(info)
     parts.append("## Presets\n")
@@ -51,6 +56,8 @@ def _costs() -> str:
     whole = sum(parameter.numel() for parameter in model.parameters())
     rows = []
     for info in list_grafts():
+        if info.stages == ("space",):
+            continue
         report = plan(model, info.name)
         share = f"{report.parameters:,} ({report.parameters / whole:.2%})" if report.parameters else "none"
         macs = _macs(report.macs) if report.macs else "none"
@@ -59,5 +66,18 @@ def _costs() -> str:
     return table(("graft", "sites", "parameters", "MACs per image", "starts as the identity"), rows)
 
 
+def _instead() -> str:
+    """Those that park what they take the place of."""
+    model = create_model(WITH_MAPS)
+    rows = []
+    for info in list_grafts():
+        if info.stages != ("space",):
+            continue
+        report = plan(model, info.name)
+        more = report.parameters - sum(sum(entry.parked.values()) for entry in report.entries)
+        rows.append((f"[{info.name}](#{info.name})", str(len(report.entries)), f"{more:+,}", _macs(report.macs or 0)))
+    return table(("graft", "sites", "parameters", "MACs per image"), rows)
+
+
 def _macs(count: int) -> str:
-    return f"{count / 1e9:.3g}G" if count >= 1e9 else f"{count / 1e6:.3g}M"
+    return f"{count / 1e9:.3g}G" if abs(count) >= 1e9 else f"{count / 1e6:.3g}M"

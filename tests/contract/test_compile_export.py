@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import attngraft
 from attngraft.hosts import find_host
-from tests.contract.tester import GRAFTS, HostContract
+from tests.contract.tester import GRAFTS, SPACE, HostContract
 from tests.contract.timm import test_levit as levit
 from tests.contract.timm import test_sam as sam
 from tests.contract.timm import test_swin as swin
@@ -74,6 +74,17 @@ def test_every_graft_compiles_on_a_vit(spec: str) -> None:
 @pytest.mark.parametrize("spec", [spec for spec in GRAFTS if spec not in vit.NO_WINDOWS])
 def test_every_graft_exports_on_a_vit(spec: str) -> None:
     check_export(grafted(vit.TestViT, spec))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SPACE)
+def test_what_stands_in_for_an_attention_compiles_on_a_swin(spec: str) -> None:
+    check_compile(grafted(swin.TestSwin, spec))
+
+
+@pytest.mark.parametrize("spec", SPACE)
+def test_what_stands_in_for_an_attention_exports_on_a_swin(spec: str) -> None:
+    check_export(grafted(swin.TestSwin, spec))
 
 
 @pytest.mark.slow

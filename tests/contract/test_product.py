@@ -17,7 +17,7 @@ from tests.contract.tester import GRAFTS, HostContract
 PAIRS = [
     pytest.param(contract, contract.placed(spec), id=f"{name_of(contract)}-{spec}")
     for contract in contracts()
-    for spec in dict.fromkeys([*GRAFTS, *contract.specs])
+    for spec in dict.fromkeys([*GRAFTS, *contract.specs, *contract.space])
     if spec not in contract.refused
 ]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from attngraft.anatomy import parked_state
 from attngraft.training.build import build_model
 from attngraft.training.checkpoint import FORMAT, save_weights
 from attngraft.training.recipe import recipe_from_dict
@@ -55,7 +56,8 @@ def make_run(folder: Path, graft: str | None = None, *, host: dict[str, Any] = V
         if ".grafts." in name or name.startswith("head"):
             torch.nn.init.normal_(parameter, std=0.3)
     move_batch_norms(model)
-    torch.save({"format": FORMAT, "model": model.state_dict(), "ema": None}, run.last)
+    state = {"format": FORMAT, "model": model.state_dict(), "parked": parked_state(model), "ema": None}
+    torch.save(state, run.last)
     save_weights(run.best(), model.state_dict(), {"epoch": 1})
     write_json(run.finished, {"epochs": 1})
     return folder

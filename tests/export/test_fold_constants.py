@@ -127,3 +127,26 @@ def test_an_exported_ghost_is_gone_and_plain_timm_loads_the_model(tmp_path: Path
         expected = trained_model(read_run(run), "last").eval()(images)
         plain = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()(images)
     torch.testing.assert_close(plain, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "folds"),
+    [
+        ("ghost(mul=2, add=0.5)", True),
+        ("ghost", False),
+        ("elsa(kernel=3, mul=2, add=0.5)@layers.0", True),
+        ("elsa(kernel=3)@layers.0", False),
+    ],
+)
+def test_ghost_heads_compute_their_matrices_once(spec: str, folds: bool, tmp_path: Path) -> None:
+    host = SWIN if "elsa" in spec else VIT
+    run, size = make_run(tmp_path / "run", spec, host=host), host["args"]["img_size"]
+    images = torch.randn(2, 3, size, size)
+    export_run(run, tmp_path / "out", fold=True)
+    folded, trained = attngraft.load(tmp_path / "out"), trained_model(read_run(run), "last").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(folded(images), trained(images), rtol=1e-5, atol=1e-5)
+    grafts = [made for made in folded.modules() if isinstance(made, Graft)]
+    assert grafts
+    assert all((made.lam, made.gamma) == ((1, 1.0) if folds or "ghost" in spec else (0, 1.0)) for made in grafts)
+    assert all(bool(made.folded) == folds for made in grafts)

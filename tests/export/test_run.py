@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import attngraft
-from attngraft.errors import ExportError, UsageError
+from attngraft.anatomy import parked_state
+from attngraft.errors import ExportError, HostError, UsageError
 from attngraft.export.run import export_run
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
-from tests.export.runs import CLASSES, make_run
+from tests.export.runs import CLASSES, SWIN, make_run
 
 
 def test_a_folder_loads_as_the_model_that_was_trained(tmp_path: Path) -> None:
@@ -43,6 +44,35 @@ def test_a_loaded_model_can_be_ungrafted_and_saved_as_any_other(tmp_path: Path) 
     model = attngraft.load(tmp_path / "out")
     attngraft.save_grafts(model, tmp_path / "cb.safetensors")
     assert attngraft.ungraft(model) == ["blocks.0.mlp.grafts.cb", "blocks.1.mlp.grafts.cb"]
+
+
+@pytest.mark.parametrize("weights", ["last", "best"])
+def test_what_a_graft_stands_in_for_is_kept_by_the_run_and_not_by_the_folder(tmp_path: Path, weights: str) -> None:
+    run, images = make_run(tmp_path / "run", "dwconv(kernel=3)@layers.0", host=SWIN), torch.randn(2, 3, 32, 32)
+    export_run(run, tmp_path / "out", checkpoint=weights)
+    trained, loaded = trained_model(read_run(run), weights).eval(), attngraft.load(tmp_path / "out")
+    with torch.no_grad():
+        expected = trained(images)
+        assert torch.equal(loaded(images), expected)
+        with pytest.raises(HostError, match="stands in for attn of the host, whose weights were not saved"):
+            attngraft.ungraft(loaded)
+        attngraft.plan(loaded, "cb")  # which looks at the host as it is without grafts
+        with pytest.raises(HostError, match="whose weights were not saved"):
+            attngraft.ungraft(loaded)
+        assert torch.equal(loaded(images), expected)
+        kept = parked_state(trained)
+        attngraft.ungraft(trained)
+        loaded.load_state_dict(kept, strict=False)
+        attngraft.ungraft(loaded)
+        assert torch.equal(loaded(images), trained(images))
+    assert [vars(a).keys() for a in loaded.modules()] == [vars(b).keys() for b in trained.modules()]
+
+
+def test_weights_without_a_checkpoint_keep_nothing_of_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "dwconv(kernel=3)@layers.0", host=SWIN)
+    (run / "checkpoints" / "last.pt").unlink()
+    with pytest.raises(HostError, match="whose weights were not saved"):
+        attngraft.ungraft(trained_model(read_run(run), "best"))
 
 
 @pytest.mark.parametrize("content", ["other", "model"])

@@ -88,6 +88,7 @@ class TestLocalFilterGhost(TestLocalFilter):
 
     small = {**TestLocalFilter.small, "ghost": "mul add"}
     large = {**TestLocalFilter.large, "ghost": "mul add"}
+    macs = 3 * (2 * 4 * 3 * 4 * 9)
 
 
 class TestLocalFilterStrided(TestLocalFilter):

@@ -175,7 +175,7 @@ def test_only_neighbors_see_each_other_in_shifted_windows() -> None:
 
 
 def test_biases_go_by_key_minus_query() -> None:
-    places = relative_places(2)
+    places = relative_places(2, 2)
     assert places.diagonal().eq(4).all()
     assert places[0, 3] == 8, "key below and to the right of the query"
     assert places[3, 0] == 0

@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import timm
 import torch
-from torch import nn
+from accelerate import Accelerator
+from torch import Tensor, nn
 
+import attngraft
+from attngraft.anatomy import parked_state
 from attngraft.errors import TrainingError
-from attngraft.training.checkpoint import load_weights, save_weights
+from attngraft.training.checkpoint import Counters, Learner, load_weights, restore, save, save_weights
+from attngraft.training.run_folder import RunFolder
+from attngraft.training.stages import Stages
 from tests.training.processes import finish, run_together
 
 
@@ -41,6 +47,35 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(TrainingError, match="cannot be read"):
         load_weights(path, nn.Linear(2, 3))
+
+
+def test_what_a_graft_stands_in_for_is_kept(tmp_path: Path) -> None:
+    run, first, second = RunFolder(tmp_path), _learner(1), _learner(2)
+    run.create()
+    save(run, first)
+    assert any(not torch.equal(a, b) for a, b in zip(*_parked(first, second), strict=True))
+    assert restore(run, second)
+    assert all(torch.equal(a, b) for a, b in zip(*_parked(first, second), strict=True))
+
+
+def _learner(seed: int) -> Learner:
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(seed)
+    size = {"img_size": 16, "window_size": 2, "depths": (1, 1), "embed_dim": 8, "num_heads": (1, 2), "num_classes": 2}
+    model = timm.create_model("swin_tiny_patch4_window7_224", **size)
+    attngraft.graft(model, "dwconv(kernel=3)@layers.0")
+    return Learner(
+        accelerator=accelerator,
+        model=model,
+        optimizer=accelerator.prepare_optimizer(torch.optim.AdamW(model.parameters())),
+        ema=None,
+        counters=Counters(),
+        stages=Stages(model, None),
+    )
+
+
+def _parked(*learners: Learner) -> list[list[Tensor]]:
+    return [list(parked_state(learner.model).values()) for learner in learners]
 
 
 def shard_save_and_restore(folder: str) -> None:

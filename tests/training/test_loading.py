@@ -4,6 +4,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import AuthenticationError
@@ -205,3 +207,29 @@ def test_loading_processes_leave_at_once_whatever_they_are_at() -> None:
     assert not workers[1].is_alive()
     assert time.monotonic() - begun < 30
     del found
+
+
+def test_a_process_that_ends_while_it_asks_holds_up_nobody() -> None:
+    class EndsInsideTheEvent(ToySplit):
+        def __getitem__(self, key: tuple[int, int]) -> Any:
+            loop = sys._getframe()
+            while "done_event" not in loop.f_locals:  # torch's own loop, which asks it between two batches
+                assert loop.f_back is not None
+                loop = loop.f_back
+            lock = getattr(loop.f_locals["done_event"], "_cond", None)
+            if lock is not None:
+                lock.acquire()
+            os._exit(0)
+
+    split = EndsInsideTheEvent(4, ToyConfig(), seed=0, first=0)
+    batches = eval_batches(split, EvalOrder(length=4, batch_size=2), workers=1, pin=False)
+    others = multiprocessing.active_children()
+    found = iter(batches)
+    for process in set(multiprocessing.active_children()) - set(others):
+        process.join(20)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(found)
+    ended = threading.Thread(target=found._batches._shutdown_workers, daemon=True)  # as at collection
+    ended.start()
+    ended.join(20)
+    assert not ended.is_alive()

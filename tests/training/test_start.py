@@ -48,8 +48,8 @@ def bitwise(kind: GraftType[Any]) -> bool:
 
 
 def placed(spec: str, host: str) -> str:
-    """Where the graft can stand: BiSA refuses attention that subsamples."""
-    return f"{spec}@stages.0" if host.startswith("levit") and spec.startswith("bisa") else spec
+    """Where the graft can stand: some refuse attention that subsamples."""
+    return f"{spec}@stages.0" if host.startswith("levit") and spec.startswith(("bisa", "ghost")) else spec
 
 
 @pytest.mark.parametrize("host", HOSTS)

@@ -12,6 +12,7 @@ from attngraft.anatomy.geometry import AttentionGeometry, Geometry, HeadRows, Ml
 from attngraft.anatomy.graft import CIRCUMSTANCES, Circumstance, Graft, GraftType, LinearLayer, NoOptions, Unused
 from attngraft.anatomy.mixing import MixContext, Mixed, Projected
 from attngraft.anatomy.sentence import AttentionSite, GraftedModule, MlpEnds, MlpSite, is_graft, plain_class
+from attngraft.anatomy.space import SpaceSite, load_parked_state, parked, parked_state, unparked
 from attngraft.anatomy.stages import STAGES, Stage
 from attngraft.anatomy.tap import Listener, TapPoint
 
@@ -36,9 +37,14 @@ __all__ = [
     "NoOptions",
     "Projected",
     "Projection",
+    "SpaceSite",
     "Stage",
     "TapPoint",
     "Unused",
     "is_graft",
+    "load_parked_state",
+    "parked",
+    "parked_state",
     "plain_class",
+    "unparked",
 ]

@@ -77,6 +77,7 @@ class AttentionGeometry(Geometry):
     value_width: int  #: dv, width of v per head
     window: tuple[int, int] | None = None  #: (rows, columns) of a window; None where attention is global
     cross: bool = False  #: keys and values come from other tokens than the queries
+    talking: bool = False  #: heads are mixed with each other behind the softmax, so that there are as many as there are
     query_tokens: int | None = None  #: Nq, where the query side has not all N tokens (subsampling)
     key_tokens: int | None = None  #: Nk, where the key side has not all N tokens (subsampled keys)
     out_dim: int | None = None  #: width of the tokens that leave, where it is not `dim`
@@ -101,6 +102,8 @@ class AttentionGeometry(Geometry):
         return self.dim if self.out_dim is None else self.out_dim
 
     def shape(self, stage: Stage) -> tuple[int, ...] | None:
+        if stage == "space":
+            return None if self.grid is None else (1, *self.grid, self.dim)
         if self.tokens is None:
             return None
         queries = self.tokens if self.query_tokens is None else self.query_tokens

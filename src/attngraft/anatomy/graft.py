@@ -51,9 +51,11 @@ class Graft(TapPoint, nn.Module):
     | stage | forward | x is |
     |---|---|---|
     | mix | `(context)` -> `Mixed`; context is a `MixContext` | |
-    | weights | `(weights, visible)` -> weights; (B, H, Nq, Nk), `visible` boolean, broadcastable to it, or None for all | |
+    | weights | `(weights, visible)` -> weights; (B, H, Nq, Nk), `visible` boolean, broadcastable to it, or None for all; \
+several maps for each head share its values | |
     | heads | `(heads, x)` -> heads; (B, H, Nq, dv) | the query side's tokens (B, Nq, C) |
     | tokens | `(tokens, x)` -> tokens; (B, Nq, C) | the query side's tokens (B, Nq, C) |
+    | space | `(map)` -> map; (B, rows, columns, C) | |
     | attn.end, attn.window, mlp.* | `(tokens)` -> tokens; (B, N, C) or (B, H, W, C) | |
 
     The installer fills in `stage`, `kind` (the graft's registered name), `options` (as plain values), `refuses`, `unused`

@@ -156,8 +156,7 @@ class AttentionSite(GraftedModule):
                 self.offer("weights", self.normalize(self.scores(projected)))
             return self.kernel(projected)
         visible = self.visible(projected) if self.grafts_at("weights") else None
-        weights = self.run("weights", self.normalize(self.scores(projected)), visible)
-        return self.spread(weights, projected)
+        return self.spread_parts(self.run("weights", self.normalize(self.scores(projected)), visible), projected)
 
     def kernel(self, projected: Projected) -> Tensor:
         """What the host's fused kernel makes of it (B, H, Nq, dv)."""
@@ -170,6 +169,15 @@ class AttentionSite(GraftedModule):
             is_causal=projected.causal,
             scale=self.scale,
         )
+
+    def spread_parts(self, weights: Tensor, projected: Projected) -> Tensor:
+        """`spread` where a graft may have made several maps of each head's: each gets its share of the head's values."""
+        parts = weights.shape[1] // projected.v.shape[1]
+        if parts == 1:
+            return self.spread(weights, projected)
+        values = projected.v.unflatten(-1, (parts, -1)).movedim(-2, 2).flatten(1, 2)
+        heads = self.spread(weights, projected._replace(v=values))
+        return heads.unflatten(1, (-1, parts)).movedim(2, -2).flatten(-2)
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
         """The values (B, H, Nk, dv) averaged by the weights (B, H, Nq, Nk), with the host's dropout."""

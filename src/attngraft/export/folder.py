@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, is_graft
+from attngraft.anatomy import GraftedModule, is_graft, parked
 from attngraft.errors import ExportError, GraftFileError, HostError, UsageError
 from attngraft.export.manifest import GRAFTS, WEIGHTS, Manifest, read_manifest, write_manifest
 from attngraft.files import write_atomically
@@ -67,6 +67,8 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") ->
     if manifest.grafted:
         _graft(model, folder / GRAFTS)
     _fill(model, folder / WEIGHTS)
+    for _, site in parked(model):
+        site.whole = False  # the folder holds what the model runs
     _mark_folded(model, manifest)
     return model.to(device=device, dtype=getattr(torch, manifest.dtype)).eval()
 

@@ -50,6 +50,8 @@ def install(host: Host, placements: list[Placement]) -> list[Graft]:
         made.unused = unused
         made.frozen = _freeze(module, unused.parameters)
         module.grafts[placement.instance] = made
+        if placement.stage == "space":
+            module.park()
         for path in placement.site.informants.get(placement.stage, ()):
             enrich(host.module(path), host.adapter)
     return grafts
@@ -103,7 +105,8 @@ def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[
 
     Raises:
         GraftSpecError: a name that no graft of this model has; nothing was taken out.
-        HostError: a graft was folded into the host's weights; nothing was taken out.
+        HostError: a graft was folded into the host's weights, or stands in for modules whose own weights are not there
+            (an exported folder holds none); nothing was taken out.
     """
     wanted = None if names is None else {names} if isinstance(names, str) else set(names)
     present = list(grafted(model))
@@ -111,12 +114,9 @@ def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[
     if wanted is not None and not wanted <= known:
         missing = sorted(wanted - known)
         raise GraftSpecError(f"no graft is called {missing[0]!r} here; there are {', '.join(sorted(known)) or 'none'}")
-    for path, _, name, made in present:
-        if made.folded and (wanted is None or name in wanted):
-            raise HostError(
-                f"{path}.grafts.{name} cannot be taken out: this model was folded for inference, and {made.folded}. "
-                "Load the model as it was exported without folding"
-            )
+    for path, module, name, made in present:
+        if wanted is None or name in wanted:
+            _check_undo(f"{path}.grafts.{name}", module, made)
     removed = []
     for path, module, name, _ in present:
         if wanted is None or name in wanted:
@@ -128,8 +128,23 @@ def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[
     return removed
 
 
+def _check_undo(path: str, module: Any, graft: Graft) -> None:
+    if graft.folded:
+        raise HostError(
+            f"{path} cannot be taken out: this model was folded for inference, and {graft.folded}. Load the model as it was "
+            "exported without folding"
+        )
+    if graft.stage == "space" and not module.whole:
+        raise HostError(
+            f"{path} cannot be taken out: it stands in for {', '.join(module.parks)} of the host, whose weights were not "
+            "saved with this model. Load the host's own weights first (model.load_state_dict(weights, strict=False))"
+        )
+
+
 def _take_out(module: Any, name: str) -> None:
     graft = module.grafts.pop(name)
+    if graft.stage == "space":
+        module.give_back()
     for parameter in graft.frozen:
         heir = next((other for other in module.grafts.values() if parameter in other.unused.parameters), None)
         if heir is not None:  # another graft leaves it unused too: it unfreezes it in its turn

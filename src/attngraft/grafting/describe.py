@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attngraft.anatomy import AttentionGeometry, Geometry, Stage, is_graft, plain_class
 from attngraft.dispatch.backend import ENVIRONMENT
+from attngraft.grafting.branches import branch_macs, parked_parameters
 from attngraft.grafting.fit import left_out
 from attngraft.grafting.mixing import mix_macs
 from attngraft.grafting.placement import Placement, build
@@ -35,7 +36,10 @@ def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftR
 def _entry(host: Host, placement: Placement, parameters: int, macs: int | None) -> Entry:
     term, graft_type, module = placement.term, placement.graft_type, host.module(placement.carrier)
     unused = graft_type.unused(placement.site.geometry, placement.stage, term.options)
-    sizes = {name: p for name, p in module.named_parameters() if not name.startswith("grafts.")}
+    parked = parked_parameters(host, placement)
+    sizes = {name: p for name, p in module.named_parameters() if not name.startswith("grafts.") and name not in parked}
+    if placement.stage == "space" and macs is not None:
+        macs -= branch_macs(host, placement) or 0
     idle = sum(sizes[name].numel() for name in unused.parameters)
     idle += sum(part.numel() for _, part in unused.parts(module))
     return Entry(
@@ -50,6 +54,7 @@ def _entry(host: Host, placement: Placement, parameters: int, macs: int | None) 
         identity=graft_type.starts_as_identity(term.options),
         carried=sum(p.numel() for p in sizes.values()) - idle,
         unused=unused,
+        parked=parked,
         rounds=placement.site.rounds,
         notes=tuple(graft_type.notes(placement.site.geometry, placement.stage, term.options)),
     )

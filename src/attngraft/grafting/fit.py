@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,10 @@ from attngraft.hosts import Host, Site
 from attngraft.mechanisms.registry import graft_types
 
 _MANY = 5  #: patterns in an error message
+#: why most hosts lack a stage, where their adapters have nothing to say of it
+_NOT_THERE: Mapping[Stage, str] = {
+    "space": "its blocks keep no map (rows, columns, channels) around their attention, as Swin's and VOLO's do"
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def fit(host: Host, term: Term) -> Fit:
 def without(host: Host, stage: Stage) -> str:
     """Why no site of `host` has `stage`."""
     reasons = (site.missing[stage] for site in host.sites if stage in site.missing)
-    return next(reasons, "no site of it has this stage")
+    return next(reasons, _NOT_THERE.get(stage, "no site of it has this stage"))
 
 
 def left_out(host: Host, spec: GraftSpec) -> list[str]:
@@ -97,5 +102,5 @@ def kind_of(stage: Stage) -> Literal["attention", "mlp"]:
 
 def _refusal(site: Site, stage: Stage, term: Term) -> str | None:
     if stage not in site.carriers:
-        return site.missing.get(stage, f"it has no stage {stage}")
+        return site.missing.get(stage, _NOT_THERE.get(stage, f"it has no stage {stage}"))
     return graft_types()[term.name].refusal(site.geometry, stage, term.options)

@@ -25,13 +25,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from attngraft._version import __version__
-from attngraft.anatomy import is_graft
+from attngraft.anatomy import is_graft, unparked
 from attngraft.errors import GraftFileError, GraftSpecError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted, install
 from attngraft.grafting.describe import describe
 from attngraft.grafting.options import build_options
-from attngraft.grafting.placement import Placement, build
+from attngraft.grafting.placement import Placement, build, in_the_way
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import GraftSpec, Term, parse
 from attngraft.grafting.where import Where
@@ -151,7 +151,9 @@ def weights_fingerprint(host: Host) -> str:
     """SHA-256 over names, shapes, types and bytes of the host's parameters, grafts and classification head left out."""
     digest = hashlib.sha256()
     head = set(host.adapter.parts(host.core).get("head", ()))
-    for name, parameter in host.core.named_parameters():
+    with unparked(host.core):
+        parameters = list(host.core.named_parameters())
+    for name, parameter in parameters:
         if not is_graft(name) and name not in head:
             value = parameter.detach().cpu().contiguous()
             digest.update(f"{host.adapter.canonical(name)} {tuple(value.shape)} {value.dtype}".encode())
@@ -253,6 +255,8 @@ def _placement(file: Path, host: Host, entry: Mapping[str, Any]) -> Placement:
     refusal = graft_type.refusal(site.geometry, stage, options)
     if refusal:
         raise GraftFileError(f"{file}: {name} cannot stand at {site.path}: {refusal}")
+    if conflict := in_the_way(host, site, stage, []):
+        raise GraftFileError(f"{file}: {conflict}")
     module = host.module(site.carriers[stage])
     if instance in getattr(module, "grafts", {}):
         raise GraftFileError(

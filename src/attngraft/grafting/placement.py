@@ -70,13 +70,31 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
                 refusal = graft_type.refusal(site.geometry, stage, term.options)
                 if refusal:
                     raise _refused(host, term, site, stage, refusal)
+                if conflict := in_the_way(host, site, stage, placements):
+                    raise HostError(conflict)
                 taken = _taken(host, site.carriers[stage], placements)
-                if stage == "mix" and "mix" in taken.values():
-                    raise HostError(
-                        f"{site.path} has a graft at stage mix already; ungraft it first, or choose other sites"
-                    )
                 placements.append(Placement(site, stage, term, _free_name(term.name, taken)))
     return placements
+
+
+#: the stages within the branch that a graft at `space` stands in for
+_BRANCH: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window", "space")
+
+
+def in_the_way(host: Host, site: Site, stage: Stage, placements: list[Placement]) -> str | None:
+    """Which graft, there or placed already, leaves no room for one at this stage of the site; None: none does."""
+    here = {
+        each for each, carrier in site.carriers.items() if each in _taken(host, carrier, placements).values()
+    }  # the carriers of one site's stages carry no other site's
+    others = {"mix"} if stage == "mix" else set(_BRANCH) if stage == "space" else set()
+    if stage in _BRANCH:
+        others.add("space")
+    found = next((each for each in _BRANCH if each in here & others), None)
+    if found is None:
+        return None
+    whole = " stands in for the whole attention there" if found == "space" else ""
+    which = f"a graft at stage {found} already" + (f", which{whole}" if whole else "")
+    return f"{site.path} has {which}; ungraft it first, or choose other sites"
 
 
 def _refused(host: Host, term: Term, site: Site, stage: Stage, refusal: str) -> HostError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,8 @@ class Entry:
     identity: bool  #: whether it starts as the identity
     carried: int  #: parameters of the host's module that stay in use
     unused: Unused  #: what it leaves of the host without use
-    parked: tuple[str, ...] = ()  #: host parameters taken out of the model until undo, where the graft replaces them
+    #: host parameters taken out of the model until undo, where the graft stands in for them, with their sizes
+    parked: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     rounds: bool = False  #: whether a graft here makes the host give up a kernel of its own
 
@@ -108,7 +109,7 @@ class GraftReport:
                 f"{entry.parameters:,}",
                 _count(entry.macs),
                 f"{entry.carried:,}",
-                _unused(entry.unused),
+                ", ".join(filter(None, (_parked(entry), _unused(entry.unused)))) or "-",
             )
         return table
 
@@ -119,6 +120,13 @@ class GraftReport:
     def summary(self) -> list[str]:
         """Sentences that belong under the table."""
         lines = [f"Adds {self.parameters:,} parameters to {self.host_parameters:,} ({_percent(self)})."]
+        parked = [entry for entry in self.entries if entry.parked]
+        if parked:
+            numbers = sum(sum(entry.parked.values()) for entry in parked)
+            lines.append(
+                f"Stands in for the host's own attention at {len(parked)} sites: {numbers:,} parameters are parked, neither "
+                "trained nor saved, until the graft is taken out."
+            )
         changing = sorted({entry.instance for entry in self.entries if not entry.identity})
         if changing:
             lines.append(f"Not the identity at start: {', '.join(changing)}; a pretrained host's outputs change.")
@@ -147,4 +155,8 @@ def _count(macs: int | None) -> str:
 def _unused(unused: Unused) -> str:
     rows = [f"{name}[{start}:{stop}]" for name, start, stop in unused.rows]
     columns = [f"{name}[..., {start}:{stop}]" for name, start, stop in unused.columns]
-    return ", ".join([*unused.parameters, *rows, *columns]) or "-"
+    return ", ".join([*unused.parameters, *rows, *columns])
+
+
+def _parked(entry: Entry) -> str:
+    return ", ".join(f"{name} (parked)" for name in dict.fromkeys(name.partition(".")[0] for name in entry.parked))

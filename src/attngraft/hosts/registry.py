@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from attngraft.anatomy import GraftedModule
+from attngraft.anatomy import GraftedModule, unparked
 from attngraft.errors import HostError
 from attngraft.hosts import packages
 from attngraft.hosts.adapter import HostAdapter, Site
@@ -64,14 +64,16 @@ class Host:
 
     @cached_property
     def sites(self) -> list[Site]:
-        return self.adapter.sites(self.core)
+        with unparked(self.core):  # as its adapter knows it
+            return self.adapter.sites(self.core)
 
     def module(self, path: str) -> nn.Module:
         """The module at a host path."""
         return self.core.get_submodule(path)
 
     def architecture(self) -> dict[str, Any]:
-        return self.adapter.architecture(self.core)
+        with unparked(self.core):
+            return self.adapter.architecture(self.core)
 
 
 def find_host(model: nn.Module) -> Host:

@@ -25,11 +25,16 @@ def global_site(
     geometry: AttentionGeometry,
     missing: Mapping[Stage, str] = _NOTHING,
     *,
+    on_maps: bool = False,
     taps: Mapping[str, str] = MappingProxyType({}),
 ) -> Site:
-    """An attention without windows, whose module carries every stage but those that are `missing`; `taps` as of `Site`."""
-    stages = (stage for stage in GLOBAL if stage not in missing)
-    carriers = dict.fromkeys(stages, path)
+    """An attention without windows, whose module carries every stage but those that are `missing`; `taps` as of `Site`.
+
+    Args:
+        on_maps: whether it carries `space` too: maps enter and leave it.
+    """
+    stages = (*GLOBAL, "space") if on_maps else GLOBAL
+    carriers: dict[Stage, str] = dict.fromkeys((stage for stage in stages if stage not in missing), path)
     missing = {**NO_WINDOWS, **missing}
     return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, missing=missing, taps=taps)
 
@@ -40,6 +45,7 @@ def window_site(
     *,
     block: str | None = None,
     fills: bool = False,
+    space: str | None = None,
     missing: Mapping[Stage, str] = _NOTHING,
 ) -> Site:
     """An attention in windows, whose module carries every stage but `attn.end` and those that are `missing`.
@@ -47,9 +53,12 @@ def window_site(
     Args:
         block: path of the block that puts the windows back; None: the attention does.
         fills: whether this block alone knows which tokens fill windows up.
+        space: path of the module that carries `space`; None: none does.
     """
     end = path if block is None else block
-    carriers = {**dict.fromkeys(_INSIDE, path), "attn.end": end}
+    carriers: dict[Stage, str] = {**dict.fromkeys(_INSIDE, path), "attn.end": end}
+    if space is not None:
+        carriers["space"] = space
     return Site(
         path=path,
         kind="attention",

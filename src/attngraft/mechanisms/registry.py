@@ -13,6 +13,7 @@ BUILT_IN = (
     "attngraft.mechanisms.context_broadcast.graft",
     "attngraft.mechanisms.horizontal_vertical.graft",
     "attngraft.mechanisms.identity.graft",
+    "attngraft.mechanisms.local.graft",
 )
 _types: dict[str, GraftType[Any]] = {}
 

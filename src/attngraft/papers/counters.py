@@ -7,6 +7,7 @@
 | `hv` | 2^20, leaf modules only | 2^30, linear and convolution layers only | |
 | `bisa` | 10^6 | 10^9, linears, convolutions and matmuls | `flops_m`, 10^6: with norms and softmaxes; `added_percent` |
 | `bisa_two_maps` | 10^6 | as `bisa` | the same, with two more C x C maps in every layer that is replaced |
+| `elsa` | 10^6 | 10^9, linears, convolutions and matmuls, local attention's among them | |
 | `bixt` | 10^6 | 10^9, fvcore's FLOPs: linears, convolutions, matmuls, norms | `activations`, 10^6 elements |
 """
 
@@ -112,6 +113,11 @@ def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     }
 
 
+def count_elsa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
+    """ELSA paper: parameters in 10^6, multiply-adds in 10^9."""
+    return {"params": count_parameters(model) / 1e6, "macs": count_macs(model, *inputs) / 1e9}
+
+
 #: name -> counter; a paper's file names one
 COUNTERS: dict[str, Counter] = {
     "bisa": count_bisa,
@@ -119,6 +125,7 @@ COUNTERS: dict[str, Counter] = {
     "bixt": count_bixt,
     "cb": count_cb,
     "cb_multiplications": count_cb_multiplications,
+    "elsa": count_elsa,
     "hv": count_hv,
 }
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 import safetensors.torch
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, extract_model_from_parallel, gather_object
 from safetensors import SafetensorError, safe_open
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from attngraft.anatomy import load_parked_state, parked, parked_state
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
 from attngraft.tensors import apart
@@ -87,6 +88,7 @@ def save(run: RunFolder, learner: Learner) -> None:
     state = {
         "format": FORMAT,
         "model": model_state(learner.model),
+        "parked": parked_state(_core(learner)),
         "optimizer": _optimizer_state(learner),
         "ema": learner.ema.module.state_dict() if learner.ema else None,
         "scaler": scaler.state_dict() if scaler else None,
@@ -100,6 +102,23 @@ def save(run: RunFolder, learner: Learner) -> None:
         _keep_previous(run)
     with atomic_file(run.last) as file:
         torch.save(state, file)
+
+
+def _core(learner: Learner) -> nn.Module:
+    """The model without what accelerate and the compiler put around it."""
+    return cast(nn.Module, extract_model_from_parallel(learner.model, keep_torch_compile=False))
+
+
+def fill_parked(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give the modules of the host that grafts stand in for what `state`, a checkpoint, holds of them.
+
+    Without a checkpoint they are not the run's own, and undo is to refuse them.
+    """
+    if "parked" in state:
+        load_parked_state(model, state["parked"])
+    else:
+        for _, site in parked(model):
+            site.whole = False
 
 
 def _optimizer_state(learner: Learner) -> dict[str, Any]:
@@ -133,6 +152,8 @@ def restore(run: RunFolder, learner: Learner) -> bool:
         # the optimizer first: to have a state to fill, torch makes an empty step
         set_optimizer_state_dict(learner.model, learner.optimizer, state["optimizer"], options=options)
     set_model_state_dict(learner.model, state["model"], options=options)
+    if "parked" in state:  # in the first process; the others have what they began with, which is the same
+        fill_parked(_core(learner), state)
     if learner.ema:
         set_model_state_dict(learner.ema.module, state["ema"], options=options)
     if accelerator.scaler:

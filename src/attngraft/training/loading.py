@@ -6,6 +6,8 @@ batches, from any step on, follow from the seed: nothing of a DataLoader's own s
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import re
 import signal
@@ -16,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import AuthenticationError
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, cast
 
@@ -156,6 +159,31 @@ class _Raised:
         return batch
 
 
+class _Flag:
+    """What torch asks of an event, without its lock: a process that ends while it asks would keep that for ever, and the
+    trainer, which sets the event to end the others, would wait for it."""
+
+    def __init__(self, raised: Any) -> None:
+        self._raised = raised  # a byte that all processes see
+
+    def set(self) -> None:
+        self._raised.value = True
+
+    def is_set(self) -> bool:
+        return bool(self._raised.value)
+
+
+def _loading_processes() -> BaseContext:
+    """Processes as `multiprocessing` starts them here, but for their events' locks."""
+    usual: type[Any] = type(multiprocessing.get_context(multiprocessing.get_start_method()))
+
+    class WithoutLocks(usual):
+        def Event(self) -> _Flag:
+            return _Flag(self.RawValue(ctypes.c_bool, False))
+
+    return cast(BaseContext, WithoutLocks())
+
+
 class Batches(DataLoader[Batch]):
     """Batches, and the processes that load them, which can be sent away in the middle of their work."""
 
@@ -211,6 +239,7 @@ def _loader(split: Split, sampler: _From | EvalOrder, *, workers: int, pin: bool
         batch_sampler=cast(Any, sampler),
         collate_fn=examples.collate,
         num_workers=workers,
+        multiprocessing_context=_loading_processes() if workers else None,
         pin_memory=pin,
         persistent_workers=persistent,
         worker_init_fn=partial(_serve_until, leaving) if workers else None,

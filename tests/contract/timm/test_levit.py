@@ -46,7 +46,7 @@ class TestLevit(HostContract):
     layers = 3
     name: ClassVar = "levit_256d"
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
-    where: ClassVar = dict.fromkeys(("uniform_heads(value=cb)", "bisa", "misa"), "stages.*.blocks")
+    where: ClassVar = dict.fromkeys(("uniform_heads(value=cb)", "bisa", "misa", "ghost"), "stages.*.blocks")
 
     def make(self) -> nn.Module:
         return unlike_at_first(timm.create_model(self.name, **TINY))

@@ -18,7 +18,11 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 TINY: dict[str, Any] = {"img_size": 24, "patch_size": 8, "embed_dim": 16, "num_blocks": 2, "num_classes": 5}
 NO_ATTENTION = dict.fromkeys(
     [
-        *(spec for spec in GRAFTS if spec.startswith(("horizontal", "vertical", "bisa", "misa", "uniform_heads"))),
+        *(
+            spec
+            for spec in GRAFTS
+            if spec.startswith(("horizontal", "vertical", "bisa", "misa", "uniform_heads", "ghost"))
+        ),
         *(spec for spec in GRAFTS if "at=" in spec),
         *("identity", "identity(stage=heads)", "identity(stage='attn.end')", "toy_flatten", "toy_values_only"),
     ],

@@ -8,7 +8,7 @@ import timm
 from packaging.version import Version
 from torch import nn
 
-from tests.contract.tester import ONE_PER_STAGE, HostContract
+from tests.contract.tester import ONE_PER_STAGE, SPACE, HostContract
 from tests.contract.timm.test_eva import off_zero
 from tests.contract.timm.test_relpos import without_chance
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN
@@ -28,6 +28,7 @@ class TestSwin(HostContract):
 
     layers = 3
     refused: ClassVar = NO_CLASS_TOKEN
+    space: ClassVar = SPACE
 
     def make(self) -> nn.Module:
         return timm.create_model("swin_tiny_patch4_window7_224", img_size=28, **TINY)
@@ -38,6 +39,7 @@ class TestSwinV2(HostContract):
 
     layers = 3
     refused: ClassVar = NO_CLASS_TOKEN
+    space: ClassVar = SPACE[:1]
     specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads", "cb(at=attention, scope=window)"]
     name: ClassVar = "swinv2_tiny_window8_256"
 

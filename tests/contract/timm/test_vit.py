@@ -24,6 +24,7 @@ class TestViT(HostContract):
 
     layers = 2
     refused: ClassVar = NO_WINDOWS
+    where: ClassVar = {"ghost": "blocks.0"}  # of the last block only the class token is used, which stands on no grid
 
     def make(self) -> nn.Module:
         return timm.create_model("vit_tiny_patch16_224", **TINY)
@@ -60,3 +61,4 @@ class TestViTWithRegistersAndEveryGraft(TestViTWithRegisters):
 @pytest.mark.slow
 class TestDistilledDeiTWithEveryGraft(TestDistilledDeiT):
     specs: ClassVar = GRAFTS
+    where: ClassVar = TestViT.where

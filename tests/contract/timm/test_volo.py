@@ -10,7 +10,7 @@ from timm.models.volo import VOLO
 from torch import nn
 
 import attngraft
-from tests.contract.tester import ONE_PER_STAGE, HostContract
+from tests.contract.tester import ONE_PER_STAGE, SPACE, HostContract
 from tests.contract.timm.test_eva import off_zero
 from tests.contract.timm.test_levit import unlike_at_first
 
@@ -30,6 +30,7 @@ class TestVolo(HostContract):
     layers = 5
     refused: ClassVar = {"cb(at=attention, scope=window)": "neighbourhoods overlap"}
     specs: ClassVar = ONE_PER_STAGE
+    space: ClassVar = [f"{spec}@network" for spec in (SPACE[0], SPACE[5], SPACE[8])]
     where: ClassVar = {"bisa": "network.2-3"}
 
     def make(self) -> nn.Module:

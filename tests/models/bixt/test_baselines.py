@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import attngraft
 from attngraft.errors import HostError, UsageError
 from attngraft.models.bixt import Iterative, Sequential
-from attngraft.models.bixt.baselines import BASELINES
 from attngraft.models.bixt.latent_model import LatentModel
+from attngraft.models.bixt.registration import BASELINES
 
 SMALL: dict[str, Any] = {
     "img_size": 16,

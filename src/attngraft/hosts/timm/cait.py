@@ -92,6 +92,7 @@ def _talking_site(module: Any, path: str, **tokens: Any) -> Site:
     geometry = AttentionGeometry(
         **tokens,
         **fused,
+        talking=True,
         query_key_parameters=own_parameters(module, "proj_l"),
         score_rows=own_parameters(module, "proj_l"),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from abc import abstractmethod
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from attngraft.anatomy import is_graft, plain_class
 from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_state, random_images
+from attngraft.tensors import on_meta
 
 _Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
 _PLAIN = (bool, int, float, str, tuple, NoneType)
@@ -101,19 +101,6 @@ def form(model: nn.Module) -> object | None:
         sizes = [(name, value.shape) for name, value in held["_parameters"].items() if value is not None]
         found.append((path, plain_class(module), tuple(plain), tuple(sizes)))
     return (repr(getattr(model, "pretrained_cfg", None)), *found)
-
-
-def on_meta(model: nn.Module) -> nn.Module:
-    """A copy of `model` without values: parameters, buffers and other tensors of its modules are on the meta device."""
-    memo: dict[int, Any] = {}
-    attributes = [value for module in model.modules() for value in vars(module).values()]
-    kept = [value for each in attributes if isinstance(each, dict) for value in each.values()]  # from earlier calls
-    for tensor in [*model.buffers(), *attributes, *kept]:
-        if isinstance(tensor, Tensor):
-            memo[id(tensor)] = tensor.detach().to("meta")
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-    return copy.deepcopy(model, memo)
 
 
 class TimmFamily(HostAdapter):

@@ -54,6 +54,8 @@ class GraftedWindowMultiHeadAttention(CosineWindowSite, WindowMultiHeadAttention
 class GraftedSwinBlock(WindowBlock, SwinTransformerBlock):
     """`timm.models.swin_transformer.SwinTransformerBlock`."""
 
+    branch_of = staticmethod(SwinTransformerBlock._attn)
+
     def _attn(self, x: Tensor) -> Tensor:
         return self.branch(x, super()._attn)
 
@@ -61,12 +63,16 @@ class GraftedSwinBlock(WindowBlock, SwinTransformerBlock):
 class GraftedSwinV2Block(WindowBlock, SwinTransformerV2Block):
     """`timm.models.swin_transformer_v2.SwinTransformerV2Block`."""
 
+    branch_of = staticmethod(SwinTransformerV2Block._attn)
+
     def _attn(self, x: Tensor) -> Tensor:
         return self.branch(x, super()._attn)
 
 
 class GraftedSwinV2CrBlock(WindowBlock, SwinTransformerV2CrBlock):
     """`timm.models.swin_transformer_v2_cr.SwinTransformerV2CrBlock`."""
+
+    branch_of = staticmethod(SwinTransformerV2CrBlock._shifted_window_attn)
 
     def _shifted_window_attn(self, x: Tensor) -> Tensor:
         return self.branch(x, super()._shifted_window_attn)
@@ -133,7 +139,7 @@ class TimmSwin(TimmFamily):
             score_rows=own_parameters(module, *positions.rows),
             score_columns=own_parameters(module, *positions.columns),
         )
-        return window_site(attn, geometry, block=path, fills=True)
+        return window_site(attn, geometry, block=path, fills=True, space=path)
 
 
 register_host(TimmSwin())

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from timm.models.volo import VOLO, Attention, ClassAttention, ClassBlock, OutlookAttention, Outlooker, Transformer
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage, plain_class
+from attngraft.anatomy import AttentionGeometry, Projected, SpaceSite, Stage, plain_class
 from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, global_site
@@ -25,15 +25,23 @@ _OUTLOOK: dict[Stage, str] = {
 }
 
 
-class MapSite(SelfAttention):
-    """The maps are (B, rows, columns, C); grafts see tokens."""
+class MapSite(SpaceSite, SelfAttention):
+    """The maps are (B, rows, columns, C); grafts within the attention see tokens."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return super().forward(x.flatten(1, 2), *args, **kwargs).unflatten(1, x.shape[1:3])
+        found = self.stand_in(x)
+        if found is None:
+            tokens = super().forward(x.flatten(1, 2), *args, **kwargs)
+        else:
+            tokens = self.run("attn.end", found.flatten(1, 2))
+        return tokens.unflatten(1, x.shape[1:3])
 
 
 class GraftedAttention(MapSite, Attention):
     """`timm.models.volo.Attention`."""
+
+    parks: ClassVar = ("qkv", "proj")
+    branch_of = staticmethod(Attention.forward)
 
     def project(self, x: Tensor) -> Projected:
         return Projected(*by_role(self.qkv(x), self.num_heads), x)
@@ -46,6 +54,8 @@ class GraftedOutlookAttention(MapSite, OutlookAttention):
     """
 
     fused_attn = False
+    parks: ClassVar = ("v", "attn", "proj")
+    branch_of = staticmethod(OutlookAttention.forward)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x, x.shape[1:3])
@@ -131,7 +141,7 @@ class TimmVolo(TimmFamily):
 
 def _attention_site(module: Any, path: str, **tokens: Any) -> Site:
     check_known(module, path, arguments=("x", "args", "kwargs"), children=("qkv", "attn_drop", "proj", "proj_drop"))
-    return global_site(path, AttentionGeometry(**tokens, **fused_heads(module)))
+    return global_site(path, AttentionGeometry(**tokens, **fused_heads(module)), on_maps=True)
 
 
 def _outlook_site(module: Any, path: str, **tokens: Any) -> Site:
@@ -150,7 +160,7 @@ def _outlook_site(module: Any, path: str, **tokens: Any) -> Site:
         rows={"v": head_rows(module, "v", start=0, width=width, step=width)},
         query_key_parameters=own_parameters(module, "attn"),
     )
-    return global_site(path, geometry, _OUTLOOK)
+    return global_site(path, geometry, _OUTLOOK, on_maps=True)
 
 
 def _class_site(module: Any, path: str, **tokens: Any) -> Site:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, LinearLayer, Projected, Stage
+from attngraft.anatomy import GraftedModule, LinearLayer, Projected, SpaceSite, Stage
 from attngraft.hosts.timm.attention import SelfAttention, by_role
 
 
@@ -159,8 +159,10 @@ class FilledWindows(WindowEnd):
         return isinstance(self.attn, SelfAttention) and bool(self.attn.grafts_at("mix"))
 
 
-class WindowBlock(FilledWindows):
+class WindowBlock(SpaceSite, FilledWindows):
     """The maps are (B, H, W, C), and the windows shift."""
+
+    parks: ClassVar = ("attn",)
 
     window_size: tuple[int, int]
     shift_size: tuple[int, int]
@@ -168,8 +170,11 @@ class WindowBlock(FilledWindows):
 
     def branch(self, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
         """(B, H, W, C) through the attention of windows; `plain` is the host's own method that does it."""
-        seen = present_tokens(x, self.window_size, x.shape[1:3]) if self.mixes else None
-        return self.run("attn.end", plain(x) if seen is None else self._filled(x, seen))
+        found = self.stand_in(x)
+        if found is None:
+            seen = present_tokens(x, self.window_size, x.shape[1:3]) if self.mixes else None
+            found = plain(x) if seen is None else self._filled(x, seen)
+        return self.run("attn.end", found)
 
     def _filled(self, x: Tensor, seen: Tensor) -> Tensor:
         """The host's own way, with one argument more to its attention."""

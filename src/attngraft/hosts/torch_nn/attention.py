@@ -206,7 +206,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
                 projected.q, projected.k, projected.v, projected.bias, self.dropped(), projected.causal
             )
         visible = self.visible(projected) if changed else None
-        return self.spread(self.run("weights", self.normalize(self.scores(projected)), visible), projected)
+        return self.spread_parts(self.run("weights", self.normalize(self.scores(projected)), visible), projected)
 
     def dropped(self) -> float:
         return self.dropout if self.training else 0.0
@@ -225,7 +225,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
             weights = F.dropout(weights, self.dropped())
         projected.rest.seen.append(weights)
         heads = torch.bmm(weights.flatten(0, 1), projected.v.flatten(0, 1))
-        return heads.unflatten(0, projected.q.shape[:2])
+        return heads.unflatten(0, weights.shape[:2])
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
         batch, _, number, _ = heads.shape

@@ -16,8 +16,12 @@ Source: "ELSA: Enhanced Local Self-Attention for Vision Transformer", Eq. 5 and 
 | lean.py | the custom operation over both, forward and backward |
 | scores.py | the custom operation of queries and keys, forward and backward |
 | eager.py | which way a call goes; the addend as a depthwise convolution |
+| triton.py, triton_kernels.py | the GPU: one sweep over the offsets closes the softmax, forward and backward |
 | ops.py | the public operations and their backends |
 | hadamard.py | Hadamard attention, both forms, with the ghost head |
+| ghost.py | the ghost head on attention maps of a whole grid |
+| counterparts.py | what the paper compares Hadamard attention with |
+| graft.py | all of these as grafts |
 | unified.py, windows.py | the family in one module: which scores, in windows or neighborhoods, by which norm |
 """
 

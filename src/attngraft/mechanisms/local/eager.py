@@ -1,10 +1,14 @@
 """Local attention in lean PyTorch: nothing is k * k times as large as the values.
 
 The addend, which no pixel moves, is a depthwise convolution; its tensors have their channels last, where its weights'
-gradient is not slow. The rest is one custom operation (lean.py). Who must see plain operations gets the equation.
+gradient is not slow. The rest is one custom operation (lean.py). Who must see plain operations gets the
+equation; who only counts, on "meta", the custom operation, which says what it costs.
 """
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +31,10 @@ def local_filter(
     softmax: bool,
 ) -> Tensor:
     """(B, C, Y', X'), channels last in memory."""
-    if plain_wanted(values, filters, multiplier, addend):
+    if plain_wanted(values, filters, multiplier, addend) and not values.is_meta:
         return reference.local_filter(values, filters, multiplier, addend, neighborhood=neighborhood, softmax=softmax)
     near, dtype = neighborhood, accurate(values)
-    with torch.autocast(values.device.type, enabled=False):
+    with _plain_precision(values):
         image, weights = (tensor.to(dtype).permute(0, 2, 3, 1).contiguous() for tensor in (values, filters))
         by = None if multiplier is None else multiplier.to(dtype)
         found = weigh(image, weights, by, near.size, near.dilation, near.stride, softmax).permute(0, 3, 1, 2)
@@ -41,13 +45,18 @@ def local_filter(
 
 def local_scores(queries: Tensor, keys: Tensor, *, heads: int, neighborhood: Neighborhood) -> Tensor:
     """(B, H K, Y, X), channels last in memory."""
-    if plain_wanted(queries, keys):
+    if plain_wanted(queries, keys) and not queries.is_meta:
         return reference.local_scores(queries, keys, heads=heads, neighborhood=neighborhood)
     dtype = accurate(queries)
-    with torch.autocast(queries.device.type, enabled=False):
+    with _plain_precision(queries):
         own, near = (tensor.to(dtype).permute(0, 2, 3, 1).contiguous() for tensor in (queries, keys))
         found = score(own, near, heads, neighborhood.size, neighborhood.dilation)
     return found.permute(0, 3, 1, 2).to(queries.dtype)
+
+
+def _plain_precision(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Without autocast, which "meta" does not know."""
+    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
 
 
 def _convolved(values: Tensor, addend: Tensor, near: Neighborhood, filters: Tensor) -> Tensor:

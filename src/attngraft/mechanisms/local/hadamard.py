@@ -106,10 +106,15 @@ class HadamardAttention(TapPoint, nn.Module):
         q, k, v = self.pre_proj(x.permute(0, 3, 1, 2)).split(self.widths, 1)
         product = q * k if self.scale == 1 else q * k * self.scale
         filters, (mul, add) = self.attn(product), self.ghosts()
-        drop = self.attn_drop if self.training else 0.0
-        apart = drop > 0 or self.listened()  # the softmax, which is in the operation where nobody needs what it gives
+        if self.listened():  # the softmax is in the operation, and what that gives stays, bit for bit
+            self.offer("local_filters", self._softmax(filters))
+            if mul is not None:
+                self.offer("ghost_mul", mul**self.lam)
+            if add is not None:
+                self.offer("ghost_add", self.gamma * add)
+        apart = self.training and self.attn_drop > 0
         if apart:
-            filters = self._softmaxed(filters, mul, add, drop)
+            filters = F.dropout(self._softmax(filters), self.attn_drop).flatten(1, 2)
         near = self.neighborhood
         out = local_filter(
             v,
@@ -125,14 +130,9 @@ class HadamardAttention(TapPoint, nn.Module):
         found: Tensor = self.proj_drop(self.post_proj(out.permute(0, 2, 3, 1)))
         return found
 
-    def _softmaxed(self, filters: Tensor, mul: Tensor | None, add: Tensor | None, drop: float) -> Tensor:
-        weights = filters.unflatten(1, (self.heads, self.neighborhood.offsets)).softmax(2)
-        self.offer("local_filters", weights)
-        if mul is not None:
-            self.offer("ghost_mul", mul**self.lam)
-        if add is not None:
-            self.offer("ghost_add", self.gamma * add)
-        return F.dropout(weights, drop).flatten(1, 2)
+    def _softmax(self, filters: Tensor) -> Tensor:
+        """(B, H K, Y, X) to (B, H, K, Y, X)."""
+        return filters.unflatten(1, (self.heads, self.neighborhood.offsets)).softmax(2)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, kernel_size={self.neighborhood.size}, lam={self.lam:g}, gamma={self.gamma:g}"

@@ -183,9 +183,10 @@ def _formula(
 
 
 def _flops(values: Any, filters: Any, multiplier: Any, size: int, *_: Any, **__: Any) -> int:
-    """A multiply-add for every offset and channel of every pixel that gets something."""
+    """A multiply-add for every offset and channel of every pixel that gets something; another where a multiplier makes the
+    weight of each of these its own, as the paper's numbers have it."""
     batch, rows, columns, _ = filters
-    return int(2 * batch * rows * columns * values[3] * size**2)
+    return int((1 if multiplier is None else 2) * 2 * batch * rows * columns * values[3] * size**2)
 
 
 weigh.register_fake(lambda values, filters, *_: _room(values, filters))

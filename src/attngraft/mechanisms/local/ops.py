@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
-from attngraft.dispatch import Backend, Op
+from attngraft.dispatch import Backend, Op, operands_obstacle
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local import eager, reference
 from attngraft.mechanisms.local.offsets import Neighborhood
 
+WIDEST = 128  #: channels of a head that the kernels' tiles have room for
+
+
+def _triton(*operands: Any, **options: Any) -> Tensor:
+    from attngraft.mechanisms.local import triton  # here: needs Triton
+
+    return triton.local_filter(*operands, **options)
+
+
+def _obstacle(
+    values: Tensor, filters: Tensor, *ghosts: Tensor | None, neighborhood: Neighborhood, softmax: bool
+) -> str | None:
+    given = [tensor for tensor in (values, filters, *ghosts) if tensor is not None]
+    obstacle = operands_obstacle(*given, widest=max(tensor.shape[-1] for tensor in given))
+    width = values.shape[1] * neighborhood.offsets // filters.shape[1]
+    if obstacle is None and width > WIDEST:
+        obstacle = f"the kernels take heads of up to {WIDEST} channels, and these have {width}"
+    return obstacle
+
+
 LOCAL_FILTER = Op(
     "local_filter",
     "sum over the neighbors of a pixel of (mul^lam weights + gamma add) values",
-    backends={"reference": Backend(reference.local_filter), "eager": Backend(eager.local_filter)},
+    backends={
+        "reference": Backend(reference.local_filter),
+        "eager": Backend(eager.local_filter),
+        "triton": Backend(_triton, _obstacle),
+    },
 )
 
 LOCAL_SCORES = Op(

@@ -110,7 +110,7 @@ class LocalAttention(nn.Module):
     def _in_neighborhoods(self, x: Tensor) -> Tensor:
         near = Neighborhood(self.size)
         q, k, v = self._projected(x, lambda part: part.permute(0, 3, 1, 2))
-        scores = v.new_zeros(len(v), self.heads, near.offsets, *v.shape[2:])
+        scores = v.new_zeros(v.shape[0], self.heads, near.offsets, *v.shape[2:])
         if q is not None and k is not None and "qk" in self.terms:
             found = local_scores(q, k, heads=self.heads, kernel_size=self.size)
             scores = scores + found.unflatten(1, (self.heads, -1))
@@ -136,7 +136,7 @@ class LocalAttention(nn.Module):
         q, k, v = self._projected(  # (B, windows, H, n, D)
             split_windows(x, self.size), lambda part: part.unflatten(-1, (self.heads, -1)).transpose(2, 3)
         )
-        places = relative_places(self.size).to(x.device)
+        places = relative_places(self.size, self.size).to(x.device)
         scores = v.new_zeros(*v.shape[:4], v.shape[3])
         if q is not None and k is not None and "qk" in self.terms:
             scores = scores + q @ k.transpose(-2, -1)

@@ -19,16 +19,16 @@ def split_windows(x: Tensor, window: int) -> Tensor:
 def join_windows(windows: Tensor, sizes: Sequence[int]) -> Tensor:
     """The opposite of `split_windows`, for a map of `sizes`."""
     (rows, columns), size = sizes, math.isqrt(windows.shape[2])
-    x = windows.reshape(len(windows), rows // size, columns // size, size, size, -1)
-    return x.transpose(2, 3).reshape(len(windows), rows, columns, -1)
+    x = windows.reshape(windows.shape[0], rows // size, columns // size, size, size, -1)
+    return x.transpose(2, 3).reshape(windows.shape[0], rows, columns, -1)
 
 
-def relative_places(window: int) -> Tensor:
-    """(window^2, window^2): for every query and key the place, in a table of (2 window - 1)^2, of key minus query."""
-    axis = torch.arange(window)
-    apart = axis[None, :] - axis[:, None] + window - 1  # (query, key)
-    places = apart[:, None, :, None] * (2 * window - 1) + apart[None, :, None, :]
-    return places.view(window**2, window**2)
+def relative_places(rows: int, columns: int) -> Tensor:
+    """(rows columns, rows columns): for every query and key the place, in a table of (2 rows - 1) (2 columns - 1), of key
+    minus query."""
+    down, right = (axis[None, :] - axis[:, None] + len(axis) - 1 for axis in map(torch.arange, (rows, columns)))
+    places = down[:, None, :, None] * (2 * columns - 1) + right[None, :, None, :]  # of (query, key)
+    return places.reshape(rows * columns, rows * columns)
 
 
 def neighbors_before(sizes: Sequence[int], window: int, shift: int, device: torch.device | None = None) -> Tensor:

@@ -9,12 +9,28 @@
 | model.py | the network |
 | baselines.py | what the paper compares it with |
 | registration.py | all of these by name |
-| official.py | the authors' weights |
+| refusal.py | weights that do not serve though shapes fit |
+
+Importing this registers the names and nothing more: a class is imported, and its operations are made, when first used.
 """
 
-from attngraft.models.bixt import registration
-from attngraft.models.bixt.baselines import Iterative, Sequential
-from attngraft.models.bixt.model import BiXT
-from attngraft.models.bixt.official import load_official
+from __future__ import annotations
 
-__all__ = ["BiXT", "Iterative", "Sequential", "load_official", "registration"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from attngraft.models.bixt import registration
+
+if TYPE_CHECKING:
+    from attngraft.models.bixt.baselines import Iterative, Sequential
+    from attngraft.models.bixt.model import BiXT
+
+_HOMES = {"BiXT": "model", "Iterative": "baselines", "Sequential": "baselines"}
+
+__all__ = ["BiXT", "Iterative", "Sequential", "registration"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -27,7 +27,7 @@ from attngraft.models.bixt.latent_model import LatentModel, as_map
 from attngraft.models.bixt.layers import CrossAttentionBlock, OneSidedBlock, latent_block
 from attngraft.models.bixt.model import BiXT
 from attngraft.models.bixt.model import checkpoint_filter_fn as checkpoint_filter_fn  # beside the models' classes
-from attngraft.models.bixt.official import checkpoint_refusal_fn as checkpoint_refusal_fn
+from attngraft.models.bixt.refusal import checkpoint_refusal_fn as checkpoint_refusal_fn
 
 
 class SequentialBlock(CrossAttentionBlock):
@@ -190,17 +190,3 @@ class Iterative(LatentModel):
 def _served(rates: list[float], sets: int) -> list[list[float]]:
     """The blocks' rates by the cross-attention that serves them."""
     return [*([rate] for rate in rates[: sets - 1]), rates[sets - 1 :]]
-
-
-#: name -> class and arguments
-BASELINES: dict[str, tuple[type[LatentModel], dict[str, Any]]] = {
-    **{
-        f"iterative_sa{layers}_d{depth}_k{sets}": (
-            Iterative,
-            {"self_layers": layers, "depth": depth, "cross_sets": sets, "num_heads": 3},
-        )
-        for layers, depth in ((5, 8), (6, 7), (6, 8), (4, 12), (1, 22), (1, 24))
-        for sets in (1, 2)
-    },
-    **{f"sequential_d{depth}": (Sequential, {"depth": depth, "num_heads": 3}) for depth in (11, 12)},
-}

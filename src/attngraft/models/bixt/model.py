@@ -21,8 +21,8 @@ from attngraft.errors import UsageError
 from attngraft.models.bixt.initialization import Initialization
 from attngraft.models.bixt.latent_model import LatentModel, Pool
 from attngraft.models.bixt.layers import CrossAttentionBlock, Layer
-from attngraft.models.bixt.official import checkpoint_refusal_fn as checkpoint_refusal_fn  # beside the model's class
 from attngraft.models.bixt.positions import Positions
+from attngraft.models.bixt.refusal import checkpoint_refusal_fn as checkpoint_refusal_fn  # beside the model's class
 from attngraft.models.bixt.tokenizers import Tokenizer
 
 

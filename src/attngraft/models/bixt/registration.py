@@ -25,14 +25,13 @@ authors' files load as they are.
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
-from attngraft.models.bixt.baselines import BASELINES
-from attngraft.models.bixt.latent_model import LatentModel
-from attngraft.models.bixt.model import BiXT, checkpoint_filter_fn
+if TYPE_CHECKING:
+    from attngraft.models.bixt.latent_model import LatentModel
 
 STRIDES = ("p16", "p16s8", "p16s4")
 NAMES = (
@@ -100,34 +99,54 @@ def _config(said: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-#: name -> class and arguments
-MODELS: dict[str, tuple[type[LatentModel], dict[str, Any]]] = {
-    **{name: (BiXT, arguments(name)) for name in NAMES},
-    **BASELINES,
+#: name -> arguments
+BASELINES: dict[str, dict[str, Any]] = {
+    **{
+        f"iterative_sa{layers}_d{depth}_k{sets}": {
+            "self_layers": layers,
+            "depth": depth,
+            "cross_sets": sets,
+            "num_heads": 3,
+        }
+        for layers, depth in ((5, 8), (6, 7), (6, 8), (4, 12), (1, 22), (1, 24))
+        for sets in (1, 2)
+    },
+    **{f"sequential_d{depth}": {"depth": depth, "num_heads": 3} for depth in (11, 12)},
 }
-default_cfgs = generate_default_cfgs({name: _config(said) for name, (_, said) in MODELS.items()})
+MODELS = {**{name: arguments(name) for name in NAMES}, **BASELINES}
+default_cfgs = generate_default_cfgs({name: _config(said) for name, said in MODELS.items()})
 
 
-def _register(name: str, network: type[LatentModel], said: dict[str, Any]) -> None:
+def _network(name: str) -> type[LatentModel]:
+    """The class of that name's models; imported here, so that a name costs no operations."""
+    from attngraft.models.bixt import BiXT, Iterative, Sequential
+
+    networks: dict[str, type[LatentModel]] = {"bixt": BiXT, "iterative": Iterative, "sequential": Sequential}
+    return networks[name.partition("_")[0]]
+
+
+def _register(name: str, said: dict[str, Any]) -> None:
     """Give timm a function of this name, as its decorator wants it."""
 
     def make(pretrained: bool = False, **kwargs: Any) -> LatentModel:
+        from attngraft.models.bixt.model import checkpoint_filter_fn
+
         out_indices = kwargs.pop("out_indices", 3)
         model = build_model_with_cfg(
-            network,
+            _network(name),
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,
             feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
             **{**said, **kwargs},
         )
-        return cast(LatentModel, model)
+        return cast("LatentModel", model)
 
     make.__name__ = make.__qualname__ = name
-    make.__doc__ = f"{network.__name__} with {said}."
+    make.__doc__ = f"As `models.bixt` makes it with {said}."
     register_model(make)  # which puts the name into __all__
     globals()[name] = make
 
 
-for _name, (_network, _said) in MODELS.items():
-    _register(_name, _network, _said)
+for _name, _said in MODELS.items():
+    _register(_name, _said)

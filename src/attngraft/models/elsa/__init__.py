@@ -1,4 +1,4 @@
-"""ELSA-Swin, by its published names (registration.py) and as modules (swin.py, blocks.py).
+"""ELSA-Swin and ELSA-VOLO, by name (registration.py) and as modules (swin.py, volo.py, blocks.py).
 
 Importing this registers the names and nothing more: the operations are made when a model is.
 """

@@ -71,7 +71,7 @@ class WindowAttention(nn.Module):
         self.shift, self.shift_small = shift, shift_small
         self.pre_proj = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.rb = nn.Parameter(nn.init.trunc_normal_(torch.empty(heads, (2 * window - 1) ** 2), std=0.02))
-        self.register_buffer("relative_id", relative_places(window).flatten(), persistent=False)
+        self.register_buffer("relative_id", relative_places(window, window).flatten(), persistent=False)
         self.post_proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import attngraft
 import attngraft.models  # registers the models
 from attngraft.errors import AttngraftError, HostError, UsageError
-from attngraft.models.bixt.official import checkpoint_refusal_fn, load_official
+from attngraft.models.bixt.refusal import checkpoint_refusal_fn
+from attngraft.models.official import load_official
 
 NAME = "bixt_ti_l64_p16"
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "stride": 8, "embed_dim": 24, "num_heads": 6, "num_latents": 4}
@@ -192,8 +193,10 @@ def test_whose_heads_a_name_says() -> None:
     assert checkpoint_refusal_fn("vit_tiny_patch16_224", {}, model) is None
 
 
-def test_only_bixt_is_filled_and_only_by_files_that_are_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"fills a BiXT .*, not a Linear; attngraft\.create_model"):
+def test_only_published_models_are_filled_and_only_by_files_that_are_there(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"published weights \(bixt_ti_l64_p16, .*\), not a Linear; attngraft\.create_model"
+    ):
         load_official(nn.Linear(2, 2), tmp_path / "a.pth")
     with pytest.raises(UsageError, match="no such file"):
         load_official(make(), tmp_path / "a.pth")
@@ -226,3 +229,39 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     ):
         load_official(model, path)
     assert torch.equal(model.latents, before)
+
+
+# -- others' -----------------------------------------------------------------------------------------------------------
+
+SIZES: dict[str, dict[str, Any]] = {
+    "elsa_swin_tiny": {"img_size": 56, "embed_dim": 8, "depths": (1, 1, 1, 2), "num_heads": (1, 1, 2, 2)},
+    "elsa_volo_d1": {
+        "img_size": 32,
+        "layers": (1, 1),
+        "embed_dims": (16, 16),
+        "num_heads": (1, 2),
+        "stem_hidden_dim": 4,
+    },
+    "t2t_vit_14": {"img_size": 32, "embed_dim": 12, "depth": 1, "num_heads": 3},
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_checkpoints_of_other_authors(name: str, tmp_path: Path) -> None:
+    """As their training scripts leave them: with the model's name, buffers that are computed, and DDP's prefix."""
+    torch.manual_seed(0)
+    trained = timm.create_model(name, num_classes=7, **SIZES[name]).eval()
+    state = {f"module.{key}": value for key, value in trained.state_dict().items()}
+    if name == "elsa_swin_tiny":
+        state["module.layers.3.blocks.0.attn.relative_id"] = torch.zeros(16, dtype=torch.int64)
+    torch.save({"arch": name, "epoch": 300, "state_dict": state}, tmp_path / "checkpoint.pth.tar")
+    torch.manual_seed(1)
+    model = timm.create_model(name, num_classes=7, **SIZES[name]).eval()
+    images = torch.randn(1, 3, SIZES[name]["img_size"], SIZES[name]["img_size"])
+    assert load_official(model, tmp_path / "checkpoint.pth.tar").new == ()
+    with torch.no_grad():
+        assert torch.equal(model(images), trained(images))
+    other = timm.create_model(name, num_classes=3, **SIZES[name])
+    with pytest.raises(HostError, match="does not fit"):
+        load_official(other, tmp_path / "checkpoint.pth.tar")
+    assert load_official(other, tmp_path / "checkpoint.pth.tar", new_head=True).new

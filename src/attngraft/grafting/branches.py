@@ -1,0 +1,49 @@
+"""What a graft that stands in for a branch of the host parks, and what it saves: the branch's own MACs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from attngraft.anatomy import SpaceSite, plain_class
+from attngraft.grafting.placement import Placement
+from attngraft.hosts import Host, richer_class
+from attngraft.tensors import on_meta
+
+_counted: dict[Hashable, int] = {}  #: what was counted once
+
+
+def parked_parameters(host: Host, placement: Placement) -> dict[str, int]:
+    """Parameters of the host's module that `placement` will park, relative to the module, and their sizes."""
+    if placement.stage != "space":
+        return {}
+    module, kind = host.module(placement.carrier), _site(host, placement)
+    return {
+        f"{child}.{name}": parameter.numel()
+        for child in kind.parks
+        for name, parameter in module.get_submodule(child).named_parameters()
+    }
+
+
+def branch_macs(host: Host, placement: Placement) -> int | None:
+    """Multiply-adds of the branch that `placement` stands in for, for one input; None where the map is not known."""
+    geometry, module = placement.site.geometry, host.module(placement.carrier)
+    shape = geometry.shape("space")
+    if shape is None:
+        return None
+    key = (plain_class(module), repr(geometry))
+    if key not in _counted:
+        kind, branch = _site(host, placement), on_meta(module).eval()
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            kind.branch_of(branch, torch.empty(shape, device="meta"))
+        _counted[key] = counter.get_total_flops() // 2
+    return _counted[key]
+
+
+def _site(host: Host, placement: Placement) -> type[SpaceSite]:
+    found = richer_class(host.module(placement.carrier), host.adapter)
+    if found is None or not issubclass(found, SpaceSite):
+        raise TypeError(f"{placement.carrier} carries stage space, and its richer class is no SpaceSite")
+    return found

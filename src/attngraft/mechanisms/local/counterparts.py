@@ -1,0 +1,146 @@
+"""What ELSA is compared with: filters that no pair of pixels makes, on maps (B, Y, X, dim).
+
+    out = W_out sum over o of f[c, o] (W_in x)_(i + o)[c]
+
+| layer | f, of channel c and offset o, at pixel i |
+|---|---|
+| `DepthwiseConvolution` | w[head of c, o], the same everywhere |
+| `DynamicConvolution` | made of the image's mean |
+| `DecoupledFilter` | made of the pixel, times made of the image's mean |
+
+Involution and attention in windows are `unified.LocalAttention` with other terms; outlook attention is timm's.
+
+Source: ELSA, Table 5 and Figure 2, which name the layers after their own papers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attngraft.errors import UsageError
+from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local.ops import check_neighborhood, local_filter
+
+
+class _Filtered(ABC, nn.Module):
+    """A linear map, filters, a linear map."""
+
+    def __init__(self, dim: int, *, kernel_size: int, proj_drop: float) -> None:
+        super().__init__()
+        self.neighborhood = Neighborhood(kernel_size)
+        check_neighborhood(self.neighborhood)
+        self.proj_in = nn.Linear(dim, dim)
+        self.proj_out = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    @abstractmethod
+    def filtered(self, values: Tensor, x: Tensor) -> Tensor:
+        """Values (B, dim, Y, X) of the map x (B, Y, X, dim), to the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, Y, X, dim) to the same."""
+        values = self.proj_in(x).permute(0, 3, 1, 2)
+        found: Tensor = self.proj_drop(self.proj_out(self.filtered(values, x).permute(0, 2, 3, 1)))
+        return found
+
+
+class DepthwiseConvolution(_Filtered):
+    """One static filter per head.
+
+    Args:
+        heads: contiguous blocks of channels that share a filter; `dim`, the usual depthwise convolution, by default.
+
+    `filters` (heads, k, k) start as those of a convolution in PyTorch: uniform within 1 / k.
+
+    Raises:
+        UsageError: an even kernel size, heads that do not divide `dim`.
+    """
+
+    def __init__(self, dim: int, *, heads: int | None = None, kernel_size: int = 7, proj_drop: float = 0.0) -> None:
+        super().__init__(dim, kernel_size=kernel_size, proj_drop=proj_drop)
+        self.heads = dim if heads is None else heads
+        if self.heads < 1 or dim % self.heads:
+            raise UsageError(f"{self.heads} heads do not divide the width {dim}; give another number")
+        self.filters = nn.Parameter(torch.empty(self.heads, kernel_size, kernel_size))
+        nn.init.uniform_(self.filters, -1 / kernel_size, 1 / kernel_size)
+
+    def filtered(self, values: Tensor, x: Tensor) -> Tensor:
+        channels = values.shape[1]
+        by_channel = self.filters.repeat_interleave(channels // self.heads, 0).unsqueeze(1)
+        return F.conv2d(values, by_channel, padding=self.neighborhood.radius, groups=channels)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, kernel_size={self.neighborhood.size}"
+
+
+class DynamicConvolution(_Filtered):
+    """A filter per channel and image: two linear maps of the image's mean, a norm and ReLU between them.
+
+    Which norm is not said; here a layer norm, which leaves the images of a batch apart. `squeeze` (dim / reduction wide),
+    `norm`, `expand` (dim k k).
+    """
+
+    def __init__(self, dim: int, *, kernel_size: int = 7, reduction: int = 4, proj_drop: float = 0.0) -> None:
+        super().__init__(dim, kernel_size=kernel_size, proj_drop=proj_drop)
+        hidden = max(1, dim // reduction)
+        self.squeeze = nn.Linear(dim, hidden)
+        self.norm = nn.LayerNorm(hidden)
+        self.expand = nn.Linear(hidden, dim * self.neighborhood.offsets)
+
+    def filtered(self, values: Tensor, x: Tensor) -> Tensor:
+        batch, channels, *_ = values.shape
+        size = self.neighborhood.size
+        filters = self.expand(self.norm(self.squeeze(x.mean((1, 2)))).relu()).view(batch * channels, 1, size, size)
+        joined = values.reshape(1, batch * channels, *values.shape[2:])  # an image's channels beside the next one's
+        found = F.conv2d(joined, filters, padding=self.neighborhood.radius, groups=batch * channels)
+        return found.view(values.shape)
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.neighborhood.size}"
+
+
+class DecoupledFilter(_Filtered):
+    """The product of a filter per pixel, for all channels, and one per channel and image; both with a filter norm.
+
+        FN(spatial x_i)[o] * FN(expand(relu(squeeze(mean x))))[c, o],    FN(f) = scale (f - mean f) / (std f + 1e-5) + shift
+
+    mean and std over the offsets, std biased; `spatial_scale`, `spatial_shift` (1), `channel_scale`, `channel_shift` (dim),
+    of ones and zeros at first. The paper names the norm, and a learned scale and shift after it, and no more.
+    """
+
+    def __init__(self, dim: int, *, kernel_size: int = 7, squeeze: float = 0.2, proj_drop: float = 0.0) -> None:
+        super().__init__(dim, kernel_size=kernel_size, proj_drop=proj_drop)
+        hidden = max(1, int(dim * squeeze))
+        self.spatial = nn.Linear(dim, self.neighborhood.offsets)
+        self.squeeze = nn.Linear(dim, hidden)
+        self.expand = nn.Linear(hidden, dim * self.neighborhood.offsets)
+        self.spatial_scale, self.spatial_shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1))
+        self.channel_scale, self.channel_shift = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim))
+
+    def filtered(self, values: Tensor, x: Tensor) -> Tensor:
+        channels, size = values.shape[1], self.neighborhood.size
+        spatial = filter_norm(self.spatial(x)) * self.spatial_scale + self.spatial_shift  # (B, Y, X, K)
+        made = self.expand(self.squeeze(x.mean((1, 2))).relu()).unflatten(1, (channels, -1))
+        by_channel = filter_norm(made) * self.channel_scale.unsqueeze(1) + self.channel_shift.unsqueeze(1)  # (B, C, K)
+        # as one image, in which each of the batch is a head: all of its channels share the filters of its pixels
+        found = local_filter(
+            values.flatten(0, 1).unsqueeze(0),
+            spatial.permute(0, 3, 1, 2).flatten(0, 1).unsqueeze(0),
+            by_channel.flatten(0, 1).unflatten(1, (size, size)),
+            kernel_size=size,
+            softmax=False,
+        )
+        return found.view(values.shape)
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.neighborhood.size}"
+
+
+def filter_norm(filters: Tensor) -> Tensor:
+    """(..., K) with mean 0 and standard deviation 1 over the last axis."""
+    centered = filters - filters.mean(-1, keepdim=True)
+    return centered / (centered.square().mean(-1, keepdim=True).sqrt() + 1e-5)

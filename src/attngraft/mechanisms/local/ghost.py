@@ -1,0 +1,87 @@
+"""The ghost head on attention maps of a whole grid: from each head's map several, by two static matrices each.
+
+    w_c[i, j] = mul_c[j - i]^lam a_h(c)[i, j] + gamma add_c[j - i]
+
+a is the map after softmax, H heads; c counts `parts` H ghost heads, h(c) = c // parts. Each has its own share of the head's
+values. The matrices know only where the key lies as seen from the query, rows and columns apart.
+
+Source: ELSA, Eq. 8 and Table 11. The text says c mod H; blocks of neighbors are the published code's choice for
+neighborhoods, and the same up to the order of channels. For whole grids `parts` is known to be 2, lam and gamma are not.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attngraft.anatomy.tap import TapPoint
+from attngraft.errors import UsageError
+from attngraft.mechanisms.local.windows import relative_places
+
+
+class GhostHead(TapPoint, nn.Module):
+    """Maps (B, H, N, N) to (B, parts H, N, N).
+
+    Args:
+        heads: H. grid: rows and columns of the tokens.
+        prefix: leading tokens that stand on no grid; their rows and columns stay what they are.
+        parts: ghost heads per head.
+        lam, gamma: exponent of `mul` and factor of `add`; 0 is without. `mul` starts out of either sign, so lam is a whole
+            number.
+        identity: start with mul 1 and add 0, so that the maps are what they were, each `parts` times.
+
+    `mul` and `add` are (parts H, (2 rows - 1) (2 columns - 1)), by key minus query. As published they start as a normal of
+    std 1 and a truncated normal of std 0.02.
+
+    A listener is offered `ghost_mul` and `ghost_add` (parts H, N', N') of the tokens on the grid, as they are applied.
+
+    Raises:
+        UsageError: called with maps of another size.
+    """
+
+    places: Tensor
+
+    def __init__(
+        self,
+        heads: int,
+        grid: tuple[int, int],
+        *,
+        prefix: int = 0,
+        parts: int = 2,
+        lam: int = 1,
+        gamma: float = 1.0,
+        identity: bool = False,
+    ) -> None:
+        super().__init__()
+        self.grid, self.prefix, self.parts, self.lam, self.gamma = grid, prefix, parts, lam, gamma
+        self.register_buffer("places", relative_places(*grid), persistent=False)
+        shape = heads * parts, (2 * grid[0] - 1) * (2 * grid[1] - 1)
+        self.mul = nn.Parameter(torch.ones(shape) if identity else torch.randn(shape)) if lam else None
+        add = torch.zeros(shape) if identity else nn.init.trunc_normal_(torch.empty(shape), std=0.02)
+        self.add = nn.Parameter(add) if gamma else None
+
+    def forward(self, weights: Tensor, visible: Tensor | None = None) -> Tensor:
+        """`visible` (boolean, broadcastable to the maps): what is added to the others is nothing."""
+        tokens = self.prefix + self.grid[0] * self.grid[1]
+        if weights.shape[-2:] != (tokens, tokens):
+            raise UsageError(
+                f"the ghost head was made for {tokens} tokens ({self.grid[0]} x {self.grid[1]} on the grid), and these maps "
+                f"are {weights.shape[-2]} x {weights.shape[-1]}; graft a model that is made for images of this size"
+            )
+        found = weights.repeat_interleave(self.parts, 1)
+        if self.mul is not None:
+            found = found * self._everywhere(self.mul**self.lam, 1.0, "ghost_mul")
+        if self.add is not None:
+            added = self._everywhere(self.gamma * self.add, 0.0, "ghost_add")
+            found = found + (added if visible is None else added * visible)
+        return found
+
+    def _everywhere(self, table: Tensor, prefix: float, name: str) -> Tensor:
+        """(parts H, N, N) of a table, with one value for all that is not on the grid."""
+        matrices = table[:, self.places]
+        self.offer(name, matrices)
+        return F.pad(matrices, (self.prefix, 0, self.prefix, 0), value=prefix)
+
+    def extra_repr(self) -> str:
+        return f"grid={self.grid}, parts={self.parts}, lam={self.lam}, gamma={self.gamma:g}"

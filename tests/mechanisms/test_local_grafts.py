@@ -1,0 +1,158 @@
+"""ELSA and its counterparts as grafts on Swin and VOLO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.models.volo import VOLO
+from torch import Tensor, nn
+
+import attngraft
+import attngraft.models
+from attngraft.anatomy import AttentionGeometry
+from attngraft.errors import GraftSpecError, HostError
+from attngraft.mechanisms.registry import graft_types
+from tests.seeding import seed
+
+SWIN: dict[str, Any] = {"img_size": 64, "embed_dim": 16, "depths": (2, 1, 1, 2), "num_heads": (2, 2, 4, 4)}
+
+
+def swin_as_elsa(state: dict[str, Tensor], blocks: int) -> dict[str, Tensor]:
+    """Weights of a grafted Swin under ELSA-Swin's names, but for the attention of its last stage."""
+    found = {}
+    for name, value in state.items():
+        name = name.replace("head.fc.", "head.").replace(".grafts.elsa.", ".attn.")
+        found[name] = value
+    stages = {name.split(".")[1] for name in found if name.startswith("layers.") and ".downsample." in name}
+    for name in [name for name in found if ".downsample." in name]:  # timm has it at a stage's beginning
+        first, stage, *rest = name.split(".")
+        found[".".join((first, str(int(stage) - 1), *rest))] = found.pop(name)
+    assert len(stages) == blocks - 1
+    return found
+
+
+def test_on_swin_it_is_elsa_swin() -> None:
+    """A swin whose first three stages are grafted is the published network, layer by layer."""
+    seed(0)
+    host = timm.create_model("swin_tiny_patch4_window7_224", **SWIN, num_classes=5, window_size=2).eval()
+    attngraft.graft(host, "elsa(group_width=4)@layers.0-2")
+    elsa = timm.create_model("elsa_swin_tiny", **SWIN, num_classes=5, window_size=2).eval()
+    weights = swin_as_elsa(host.state_dict(), 4)
+    last = {name: value for name, value in weights.items() if name.startswith("layers.3.")}
+    found = elsa.load_state_dict({name: value for name, value in weights.items() if name not in last}, strict=False)
+    assert all(name.startswith("layers.3.") for name in found.missing_keys)
+    assert not found.unexpected_keys
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        theirs = host.patch_embed(images)
+        ours = elsa.patch_embed(images)
+        for stage in range(3):
+            theirs, ours = host.layers[stage](theirs), elsa.layers[stage].attended(ours)
+            torch.testing.assert_close(ours, theirs)
+            ours = elsa.layers[stage].merged(ours)
+    assert sum(p.numel() for p in host.parameters()) == sum(p.numel() for p in elsa.parameters())
+
+
+@pytest.mark.parametrize(
+    ("spec", "parameters", "macs"),
+    [
+        ("elsa(group_width=4)@layers.0-2", 29_140_978, 4.8),
+        ("elsa(group_width=4, add=0)@layers.0-2", 28_999_858, 4.7),
+        ("dwconv", 24.2e6, 3.7),
+        ("dynamic_dwconv", 51e6, 3.8),
+        ("ddf", 46e6, 3.9),
+    ],
+)
+def test_sizes_are_the_papers(spec: str, parameters: float, macs: float) -> None:
+    """Tables 4 and 5, by the plan alone."""
+    with torch.device("meta"):
+        host = timm.create_model("swin_tiny_patch4_window7_224")
+    plain = 4.4903e9  # of Swin-T, Table 4 prints 4.5
+    report = attngraft.plan(host, spec)
+    parked = sum(sum(entry.parked.values()) for entry in report.entries)
+    total = report.host_parameters + report.parameters - parked
+    assert total == parameters or abs(total - parameters) < 0.5e6
+    assert report.macs is not None
+    assert f"{(plain + report.macs) / 1e9:.1f}" == str(macs)
+
+
+def volo(layers: tuple[int, ...]) -> nn.Module:
+    seed(0)
+    widths = {"embed_dims": (16, 24, 24, 24), "num_heads": (2, 3, 3, 3), "stem_hidden_dim": 8}
+    return VOLO(layers=layers, img_size=48, num_classes=5, **widths).eval()
+
+
+def test_outlooks_on_volo_give_way() -> None:
+    host = volo((2, 1, 1, 1))
+    images = torch.randn(2, 3, 48, 48, generator=torch.Generator().manual_seed(1))
+    expected = host(images)
+    report = attngraft.graft(host, "elsa(kernel=3)@network.0")
+    assert [entry.site for entry in report.entries] == ["network.0.0.attn", "network.0.1.attn"]
+    assert {name.partition(".")[0] for entry in report.entries for name in entry.parked} == {"v", "attn", "proj"}
+    assert not torch.equal(host(images), expected)
+    attngraft.ungraft(host)
+    assert torch.equal(host(images), expected)
+
+
+def test_an_outlooker_grafted_is_the_hosts_own() -> None:
+    host = volo((1, 1, 0, 0))
+    images = torch.randn(2, 3, 48, 48)
+    expected, own = host(images), host.network[0][0].attn.state_dict()
+    attngraft.graft(host, "outlooker@network.0")
+    host.network[0][0].attn.grafts.outlooker.load_state_dict(own)
+    torch.testing.assert_close(host(images), expected)
+
+
+def test_windows_without_shift_are_the_hosts_own() -> None:
+    seed(0)
+    host = timm.create_model("swin_tiny_patch4_window7_224", **SWIN, num_classes=5, window_size=4).eval()
+    images = torch.randn(2, 3, 64, 64)
+    expected, own = host(images), host.layers[0].blocks[0].attn
+    attngraft.graft(host, "lsa(size=4)@layers.0.blocks.0")
+    made = host.layers[0].blocks[0].grafts.lsa
+    with torch.no_grad():
+        made.proj_in.load_state_dict(own.qkv.state_dict())
+        made.proj_out.load_state_dict(own.proj.state_dict())
+        made.rb.copy_(own.relative_position_bias_table.flip(0).t())  # query minus key there, key minus query here
+    torch.testing.assert_close(host(images), expected)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("elsa(kernel=4)", "kernel is an odd number, not 4"),
+        ("elsa(mul=-1)", "mul 0 or more"),
+        ("elsa(heads=0)", "heads is 1 or more, not 0"),
+        ("lsa(area=neighborhood, size=4)", "size of a neighborhood is an odd number"),
+        ("lsa(area=neighborhood, shift=1)", "shift is for windows only"),
+        ("lsa(shift=7)", "shift is less than size"),
+        ("lsa(network=net8)", "network is one of swin, net1"),
+        ("involution(kernel=2)", "kernel is an odd number"),
+        ("dwconv(heads=-1)", "heads is 1 or more"),
+        ("dynamic_dwconv(reduction=0)", "reduction is at least 1"),
+        ("ddf(squeeze=0)", "squeeze is more than 0"),
+        ("outlooker(stride=4)", "stride is from 1 to kernel"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(spec: str, reason: str) -> None:
+    with pytest.raises(GraftSpecError, match=reason):
+        attngraft.graft(nn.Identity(), spec)
+
+
+@pytest.mark.parametrize("name", ["elsa", "lsa", "involution", "dwconv", "outlooker"])
+def test_heads_divide_the_channels(name: str) -> None:
+    kind = graft_types()[name]
+    geometry = AttentionGeometry(dim=10, tokens=16, grid=(4, 4), heads=2, key_width=5, value_width=5)
+    assert kind.refusal(geometry, "space", kind.Options()) is None
+    assert "3 heads do not divide its 10 channels" in str(kind.refusal(geometry, "space", kind.Options(heads=3)))
+
+
+def test_hosts_without_maps_say_so() -> None:
+    host = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2)
+    with pytest.raises(
+        HostError, match=r"elsa stands at stage space, which timm.vit does not offer: its blocks keep no map"
+    ):
+        attngraft.graft(host, "elsa")
