@@ -40,7 +40,9 @@ def test_every_graft_goes_through_every_format(tmp_path: Path, graft: str, host:
         run = make_run(tmp_path / "run", graft, host=ONE_BLOCK[host])
     except attngraft.HostError as refusal:
         pytest.skip(f"refused by this host: {refusal}")
-    made = export_run(run, tmp_path / "out", to=ALL, fold=True)
+    kind = graft_types()[graft]
+    replaces = "space" in kind.stages(kind.Options())  # the host's own attention: plain timm could not do without
+    made = export_run(run, tmp_path / "out", to=[to for to in ALL if not (replaces and to == "hf")], fold=True)
     checks = {check.file: check for check in made.manifest.checks}
     assert checks.keys() == {"folding", "model.safetensors", "model.pt2", "model.onnx"}
     assert checks["folding"].difference <= 1e-5
@@ -109,6 +111,15 @@ def test_a_host_without_grafts_is_plain_timms(tmp_path: Path) -> None:
     assert made.plain_difference == 0
     assert not (tmp_path / "out" / "grafts").exists()
     assert "That is this model" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_what_stands_in_for_the_hosts_attention_is_refused_for_plain_timm(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "elsa(kernel=3)", host=ONE_BLOCK["swin"])
+    with pytest.raises(
+        UsageError, match=r"--to hf: .* at 2 places \(layers\.0\.blocks\.0 is the first\).*leave --to hf"
+    ):
+        export_run(run, tmp_path / "out", to=["hf"])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_half_the_size_in_bf16(tmp_path: Path) -> None:

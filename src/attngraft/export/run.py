@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from attngraft.anatomy import parked
 from attngraft.errors import ExportError, StorageError, UsageError
 from attngraft.export import card, onnx, timm_config, torch_export
 from attngraft.export.check import check_outputs
@@ -71,7 +72,7 @@ def export_run(
         unfinished: take a run that has not come to its end.
 
     Raises:
-        UsageError: targets that do not go together, or a folder with other things in it.
+        UsageError: targets that do not go together or not with this model, or a folder with other things in it.
         ExportError: the model cannot be exported so, or what was written differs from it.
         TrainingError: no run, or no such weights in it.
     """
@@ -88,6 +89,11 @@ def export_run(
         raise UsageError(
             f"--to hf with --fold: the batch norms of {manifest.host.name} would stand in its linear layers, and plain "
             "timm makes no such model; leave --fold out for timm, or --to hf out for a folded model"
+        )
+    if "hf" in to and (away := [name for name, _ in parked(source.model)]):
+        raise UsageError(
+            f"--to hf: a graft stands in for the host's own attention at {len(away)} places ({away[0]} is the first), and "
+            "plain timm, which knows no grafts, would lack those weights; leave --to hf out"
         )
     if dtype == "bfloat16":
         manifest, check = _rounded(source.model, manifest)

@@ -15,6 +15,7 @@ Source: ELSA, Table 5 and Figure 2, which name the layers after their own papers
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 
 import torch
@@ -95,6 +96,8 @@ class DynamicConvolution(_Filtered):
         batch, channels, *_ = values.shape
         size = self.neighborhood.size
         filters = self.expand(self.norm(self.squeeze(x.mean((1, 2)))).relu()).view(batch * channels, 1, size, size)
+        if torch.compiler.is_exporting():  # a program's groups do not follow its batch
+            return _slid(values, filters.view(batch, channels, size, size))
         joined = values.reshape(1, batch * channels, *values.shape[2:])  # an image's channels beside the next one's
         found = F.conv2d(joined, filters, padding=self.neighborhood.radius, groups=batch * channels)
         return found.view(values.shape)
@@ -138,6 +141,16 @@ class DecoupledFilter(_Filtered):
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.neighborhood.size}"
+
+
+def _slid(values: Tensor, filters: Tensor) -> Tensor:
+    """Values (B, C, Y, X) weighed by filters (B, C, k, k), one offset after another."""
+    rows, columns = values.shape[2:]
+    size = filters.shape[-1]
+    padded = F.pad(values, (size // 2,) * 4)
+    offsets = ((i, j) for i in range(size) for j in range(size))
+    terms = (padded[..., i : i + rows, j : j + columns] * filters[..., i, j, None, None] for i, j in offsets)
+    return functools.reduce(torch.add, terms)
 
 
 def filter_norm(filters: Tensor) -> Tensor:
