@@ -15,7 +15,7 @@ from attngraft.mechanisms.local.hadamard import HadamardAttention, StrictFilters
 from attngraft.mechanisms.local.offsets import Neighborhood
 from attngraft.models.elsa.blocks import PatchMerging, Residual, WindowAttention, elsa_block
 from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, Stage
-from attngraft.training.token_labels import TokenLabelLoss
+from attngraft.tasks.token_labeling.losses import TokenLabelLoss
 from tests.conformance.vector import Builder, Built, Vector
 
 

@@ -32,6 +32,7 @@ Batch = Any  #: nested dicts, lists and tuples of tensors (and of plain values, 
 TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
+    "token_labeling": "attngraft.tasks.token_labeling:TokenLabeling",
 }
 SPLIT_FILE = "split.csv"  #: what a run's folder, or a study's, calls that which its task drew (`Task.keep`)
 ENTRY_POINTS = "attngraft.tasks"  #: where installed packages declare theirs

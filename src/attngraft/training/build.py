@@ -14,6 +14,7 @@ from torch import nn
 import attngraft
 from attngraft.errors import AttngraftError, ConfigError, HostError
 from attngraft.models.create import create_host
+from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, mixes_none
 from attngraft.models.weights import WeightsFile, read_weights
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
@@ -84,6 +85,8 @@ def build_started_model(
             attngraft.graft(model, recipe.graft)
     if recipe.distill is not None and recipe.distill.kind == "token":
         _train_both_heads(model, recipe)
+    if model_args.get(ARGUMENT):
+        mix_tokens_in_training(model)
     if file is not None:
         file.fill_grafts(model)
     freeze(model, recipe.train.parameters)
@@ -154,4 +157,7 @@ def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: b
     arguments = {**model_args, **host.args}
     if recipe.train.drop_path is not None:
         arguments["drop_path_rate"] = recipe.train.drop_path
-    return create_host(host.name, pretrained=pretrained, **arguments)
+    try:
+        return create_host(host.name, pretrained=pretrained, **arguments)
+    except HostError as error:
+        raise (mixes_none(host.name) if f"'{ARGUMENT}'" in str(error) else error) from error.__cause__

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import UsageError
-from attngraft.training.token_labels import TokenLabelLoss
+from attngraft.tasks.token_labeling.losses import TokenLabelLoss
 
 NOTHING = (0, 0, 0, 0)
 

@@ -2,9 +2,6 @@
 
 A model trained so gives logits for the class token and for every patch; MixToken has exchanged a box of patches between the
 images of a batch and their mirror image in it, and puts the patches' logits back before they come here.
-
-Source: Z. Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", 2021; VOLO and
-ELSA-VOLO are trained by it.
 """
 
 from __future__ import annotations

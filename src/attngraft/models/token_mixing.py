@@ -1,0 +1,64 @@
+"""MixToken: VOLO in training by token labeling.
+
+A box of tokens is exchanged with those of the reversed batch before the first block, and put back among the patches' logits:
+
+    share ~ Beta(1, 1);    box: sqrt(1 - share) of rows and columns, about a random place, in patches of the last stage
+
+timm's `VOLO.forward_train` means the same, but returns the class token without its head, so it is not used.
+
+Source: Z. Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", 2021.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any, cast
+
+import torch
+from timm.models.volo import rand_bbox
+from torch import Tensor, nn
+
+from attngraft.errors import HostError
+
+ARGUMENT = "use_mix_token"  #: of the factories of such models
+
+Box = tuple[int, int, int, int]  #: first row and column, and those behind the last; in patches
+
+
+def mix_tokens_in_training(model: nn.Module) -> None:
+    """From now on `model` in training gives logits of the class token (B, classes), logits of the patches (B, N, classes),
+    and the box of patches that were exchanged with the reversed batch; in evaluation it is what it was.
+
+    Raises:
+        HostError: it is no VOLO with a head for its patches.
+    """
+    if getattr(model, "aux_head", None) is None or getattr(model, "post_network", None) is None:
+        raise mixes_none(type(model).__name__)
+    cast(Any, model).forward = MethodType(_forward, model)  # its class stays what adapters know
+
+
+def mixes_none(name: str) -> HostError:
+    """The refusal of a model that is not made for it."""
+    return HostError(
+        f"{name} has no logits for its patches; token labeling needs a host that does (volo_*, elsa_volo_*, with their aux_head)"
+    )
+
+
+def _forward(model: Any, x: Tensor) -> Any:
+    if not model.training:
+        return type(model).forward(model, x)
+    maps, scale = model.patch_embed(x).permute(0, 2, 3, 1), model.pooling_scale
+    rows, columns = maps.shape[1] // scale, maps.shape[2] // scale
+    box = rand_bbox(maps.shape, torch.distributions.Beta(1.0, 1.0).sample(), scale=scale)
+    tokens = model.forward_tokens(_exchanged(maps, tuple(scale * edge for edge in box)))
+    tokens = model.head_drop(model.norm(model.forward_cls(tokens)))
+    patches = model.aux_head(tokens[:, 1:]).unflatten(1, (rows, columns))
+    return model.head(tokens[:, 0]), _exchanged(patches, box).flatten(1, 2), box
+
+
+def _exchanged(maps: Tensor, box: tuple[int, ...]) -> Tensor:
+    """Maps (B, rows, columns, C) whose box is that of the reversed batch."""
+    top, left, bottom, right = box
+    found = maps.clone()
+    found[:, top:bottom, left:right] = maps.flip(0)[:, top:bottom, left:right]
+    return found

@@ -1,0 +1,76 @@
+"""Label maps: where they lie, what they hold, and what is said where they do not."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from attngraft.errors import DataError
+from attngraft.tasks.token_labeling.maps import LabelMaps, save_label_map
+
+NAMES = ["train/n01/n01_18.JPEG", "train/n02/a.b.png"]
+
+
+def fill(folder: Path) -> LabelMaps:
+    maps = LabelMaps(folder, classes=7)
+    for name in NAMES:
+        save_label_map(torch.randn(7, 3, 4), maps.file(name))
+    return maps
+
+
+def test_files_are_named_by_class_and_image(tmp_path: Path) -> None:
+    maps = LabelMaps(tmp_path, classes=7)
+    assert [maps.file(name) for name in NAMES] == [tmp_path / "n01" / "n01_18.pt", tmp_path / "n02" / "a.pt"]
+
+
+def test_the_best_of_each_place(tmp_path: Path) -> None:
+    scores = torch.randn(7, 3, 4)
+    save_label_map(scores, tmp_path / "x" / "1.pt")
+    found = LabelMaps(tmp_path, classes=7).read("x/1.png")
+    assert found.shape == (2, 5, 3, 4)
+    values, classes = scores.topk(5, dim=0)
+    assert torch.equal(found[1].long(), classes)
+    torch.testing.assert_close(found[0], values.half())
+
+
+def test_all_are_there(tmp_path: Path) -> None:
+    maps = fill(tmp_path)
+    maps.check(NAMES)
+    with pytest.raises(DataError, match=r"1 of 3 training images have no label map, the first is .*n02/c\.pt; maps lie in"):
+        maps.check([*NAMES, "train/n02/c.png"])
+    with pytest.raises(DataError, match=r"task\.token_labels\.maps: .*nowhere is no folder; unpack"):
+        LabelMaps(tmp_path / "nowhere", classes=7).check(NAMES)
+
+
+def test_what_is_no_map(tmp_path: Path) -> None:
+    maps = fill(tmp_path)
+    file = maps.file(NAMES[0])
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(DataError, match=rf"{re.escape(str(file))}: cannot be read as a label map"):
+        maps.read(NAMES[0])
+    torch.save({"scores": torch.zeros(2)}, file)
+    with pytest.raises(DataError, match=r"has the shape \(2, K, rows, columns\), this is dict"):
+        maps.read(NAMES[0])
+    torch.save(torch.zeros(3, 5, 2, 2), file)
+    with pytest.raises(DataError, match=r"this is \(3, 5, 2, 2\)"):
+        maps.read(NAMES[0])
+    save_label_map(torch.arange(9.0).view(9, 1, 1), file)
+    with pytest.raises(DataError, match="speaks of class 8, and the data have 7; take maps"):
+        maps.read(NAMES[0])
+
+
+def test_nothing_is_run_from_a_file(tmp_path: Path) -> None:
+    maps, ran = fill(tmp_path), tmp_path / "ran"
+
+    class Harmful:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return Path.touch, (str(ran),)
+
+    maps.file(NAMES[0]).write_bytes(pickle.dumps(Harmful()))
+    with pytest.raises(DataError, match="cannot be read as a label map"):
+        maps.read(NAMES[0])
+    assert not ran.exists()
