@@ -40,7 +40,9 @@ def test_the_best_of_each_place(tmp_path: Path) -> None:
 def test_all_are_there(tmp_path: Path) -> None:
     maps = fill(tmp_path)
     maps.check(NAMES)
-    with pytest.raises(DataError, match=r"1 of 3 training images have no label map, the first is .*n02/c\.pt; maps lie in"):
+    with pytest.raises(
+        DataError, match=r"1 of 3 training images have no label map, the first is .*n02/c\.pt; maps lie in"
+    ):
         maps.check([*NAMES, "train/n02/c.png"])
     with pytest.raises(DataError, match=r"task\.token_labels\.maps: .*nowhere is no folder; unpack"):
         LabelMaps(tmp_path / "nowhere", classes=7).check(NAMES)

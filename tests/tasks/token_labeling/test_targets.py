@@ -53,6 +53,8 @@ def test_a_part_of_the_image_mirrored_and_upside_down() -> None:
     torch.testing.assert_close(second, scores[1, :, 2:, 3:].flip(1).softmax(0))
 
 
-@pytest.mark.parametrize(("patches", "image", "grid"), [(196, (224, 224), (14, 14)), (24, (64, 96), (4, 6)), (1, (16, 16), (1, 1))])
+@pytest.mark.parametrize(
+    ("patches", "image", "grid"), [(196, (224, 224), (14, 14)), (24, (64, 96), (4, 6)), (1, (16, 16), (1, 1))]
+)
 def test_the_grid_of_patches(patches: int, image: tuple[int, int], grid: tuple[int, int]) -> None:
     assert grid_of(patches, image) == grid

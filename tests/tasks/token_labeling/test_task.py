@@ -14,9 +14,9 @@ from attngraft.tasks.token_labeling import TokenLabeling
 from attngraft.tasks.token_labeling.maps import LabelMaps, save_label_map
 from attngraft.training.build import build_model
 from attngraft.training.evaluate import evaluate_run
+from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import recipe_from_dict
-from attngraft.training.loop import train
 from tests.tasks.images.making import host_config, make_folder
 from tests.training.toys import metric_rows
 
@@ -34,9 +34,7 @@ VOLO = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return make_folder(
-        tmp_path / "flowers", {"train": {"a": 6, "b": 6}, "val": {"a": 2, "b": 2}}, size=(40, 36)
-    )
+    return make_folder(tmp_path / "flowers", {"train": {"a": 6, "b": 6}, "val": {"a": 2, "b": 2}}, size=(40, 36))
 
 
 @pytest.fixture
@@ -122,13 +120,17 @@ def test_views_that_are_not_cut_out_have_no_part(folder: Path, maps: Path) -> No
 def test_maps_of_different_shapes(folder: Path, maps: Path) -> None:
     save_label_map(torch.zeros(2, 5, 5), maps / "b" / "5.pt")
     data = TokenLabeling.from_config(section(folder, maps), seed=0).load(model_data_config=host_config(32))
-    with pytest.raises(DataError, match=r"maps: label maps of different shapes, \(2, 2, 3, 4\), \(2, 2, 5, 5\); all must"):
+    with pytest.raises(
+        DataError, match=r"maps: label maps of different shapes, \(2, 2, 3, 4\), \(2, 2, 5, 5\); all must"
+    ):
         data.train.collate([data.train[(0, index)] for index in (0, 11)])
 
 
 def test_other_hosts_are_refused() -> None:
     recipe = recipe_from_dict({"host": {"name": "vit_tiny_patch16_224"}})
-    with pytest.raises(HostError, match=r"vit_tiny_patch16_224 has no logits for its patches; .*\(volo_\*, elsa_volo_\*, with"):
+    with pytest.raises(
+        HostError, match=r"vit_tiny_patch16_224 has no logits for its patches; .*\(volo_\*, elsa_volo_"
+    ):
         build_model(recipe, {"num_classes": 2, "use_mix_token": True})
 
 

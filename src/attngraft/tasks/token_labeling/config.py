@@ -23,7 +23,9 @@ class TokenLabelConfig:
             if getattr(self, name) < 0:
                 raise FieldError(name, f"must not be negative, is {getattr(self, name)}")
         if self.with_ground_truth and self.maps is None:
-            raise FieldError("with_ground_truth", "says how maps are mixed with labels; without maps there are only labels")
+            raise FieldError(
+                "with_ground_truth", "says how maps are mixed with labels; without maps there are only labels"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ class LabelMaps:
             what = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise DataError(f"{file}: a label map has the shape (2, K, rows, columns), this is {what}")
         highest = int(found[1].max())
-        if not 0 <= found[1].min() or highest >= self.classes:
+        if not found[1].min() >= 0 or highest >= self.classes:
             raise DataError(
                 f"{file}: speaks of class {highest}, and the data have {self.classes}; take maps that were made for these "
                 "classes, in their order"
