@@ -128,9 +128,7 @@ def test_maps_of_different_shapes(folder: Path, maps: Path) -> None:
 
 def test_other_hosts_are_refused() -> None:
     recipe = recipe_from_dict({"host": {"name": "vit_tiny_patch16_224"}})
-    with pytest.raises(
-        HostError, match=r"vit_tiny_patch16_224 has no logits for its patches; .*\(volo_\*, elsa_volo_"
-    ):
+    with pytest.raises(HostError, match=r"vit_tiny_patch16_224 has no logits for its patches; .*\(volo_\*, elsa_volo_"):
         build_model(recipe, {"num_classes": 2, "use_mix_token": True})
 
 

@@ -41,10 +41,10 @@ class MappedSplit(Split):
 
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
         pairs, maps, shown = zip(*examples, strict=True)
-        if len({each.shape for each in maps}) > 1:
+        if len(shapes := {tuple(each.shape) for each in maps}) > 1:
             raise DataError(
-                f"{self.maps.folder}: label maps of different shapes, {', '.join(sorted({str(tuple(m.shape)) for m in maps}))}; "
-                "all must have the same rows, columns and numbers of classes"
+                f"{self.maps.folder}: label maps of different shapes, {', '.join(map(str, sorted(shapes)))}; all must have "
+                "the same rows, columns and numbers of classes"
             )
         return {**self.split.collate(list(pairs)), "maps": torch.stack(maps), "shown": torch.stack(shown)}
 
