@@ -40,7 +40,8 @@ def mix_tokens_in_training(model: nn.Module) -> None:
 def mixes_none(name: str) -> HostError:
     """The refusal of a model that is not made for it."""
     return HostError(
-        f"{name} has no logits for its patches; token labeling needs a host that does (volo_*, elsa_volo_*, with their aux_head)"
+        f"{name} has no logits for its patches; token labeling needs a host that does (volo_*, elsa_volo_*, with their "
+        "aux_head)"
     )
 
 

@@ -39,7 +39,8 @@ def local_filter(
         by = None if multiplier is None else multiplier.to(dtype)
         found = weigh(image, weights, by, near.size, near.dilation, near.stride, softmax).permute(0, 3, 1, 2)
         if addend is not None:
-            found = found + _convolved(image.permute(0, 3, 1, 2), addend.to(dtype), near, filters)
+            # in place: the sum would be another map, whose fresh memory takes longer than to add
+            found = _convolved(image.permute(0, 3, 1, 2), addend.to(dtype), near, filters).add_(found)
     return found.to(values.dtype)
 
 
