@@ -156,3 +156,31 @@ def test_hosts_without_maps_say_so() -> None:
         HostError, match=r"elsa stands at stage space, which timm.vit does not offer: its blocks keep no map"
     ):
         attngraft.graft(host, "elsa")
+
+
+@pytest.mark.parametrize(
+    ("spec", "offered"),
+    [
+        ("elsa(kernel=3, group_width=4)", {"local_filters": (2, 2, 9, 16, 16), "ghost_add": (16, 3, 3)}),
+        ("lsa(network=net6, area=neighborhood, size=3)", {"local_filters": (2, 2, 9, 16, 16)}),
+        ("lsa(network=swin, area=window, size=4)", {"weights": (2, 16, 2, 16, 16)}),
+        ("involution(kernel=3)", {"local_filters": (2, 2, 9, 16, 16)}),
+        ("dwconv(kernel=3)", {"local_filters": (16, 9)}),
+        ("dynamic_dwconv(kernel=3)", {"local_filters": (2, 16, 9)}),
+        ("ddf(kernel=3)", {"local_filters": (2, 1, 9, 16, 16), "channel_filters": (2, 16, 9)}),
+        ("outlooker", {"weights": (2, 2, 64, 9, 9)}),
+    ],
+)
+def test_what_each_of_them_weighs_by_is_recorded(spec: str, offered: dict[str, tuple[int, ...]]) -> None:
+    host = timm.create_model("swin_tiny_patch4_window7_224", **SWIN, num_classes=5, window_size=2).eval()
+    attngraft.graft(host, f"{spec}@layers.0.blocks.0")
+    images, name = torch.randn(2, 3, 64, 64), spec.partition("(")[0]
+    with torch.no_grad():
+        expected = host(images)
+        with attngraft.record(host) as recording:
+            assert torch.equal(host(images), expected)
+    found = recording["layers.0.blocks.0.attn"]
+    assert {key: tuple(found[f"{name}.{key}"].shape) for key in offered} == offered
+    if "weights" in offered or spec.startswith(("elsa", "lsa")):  # a softmax
+        weights = found[f"{name}.weights"] if "weights" in offered else found[f"{name}.local_filters"].movedim(2, -1)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from collections.abc import Callable
 
 import pytest
 import timm
@@ -48,10 +50,11 @@ def test_training_says_what_every_patch_is(graft: str | None) -> None:
         assert model.eval()(images).shape == (3, 5)
 
 
-def test_a_copy_is_its_own_model() -> None:
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_is_its_own_model(copied: Callable[[nn.Module], nn.Module]) -> None:
     model = volo().train()
     mix_tokens_in_training(model)
-    other = copy.deepcopy(model)
+    other = copied(model)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()

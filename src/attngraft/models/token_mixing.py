@@ -11,7 +11,7 @@ Source: Z. Jiang et al., "All Tokens Matter: Token Labeling for Training Better 
 
 from __future__ import annotations
 
-from types import MethodType
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -34,7 +34,8 @@ def mix_tokens_in_training(model: nn.Module) -> None:
     """
     if getattr(model, "aux_head", None) is None or getattr(model, "post_network", None) is None:
         raise mixes_none(type(model).__name__)
-    cast(Any, model).forward = MethodType(_forward, model)  # its class stays what adapters know
+    # its class stays what adapters know; a partial is copied and pickled with the model
+    cast(Any, model).forward = partial(_forward, model)
 
 
 def mixes_none(name: str) -> HostError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -21,6 +22,8 @@ from attngraft.models.transformers_folder import folder_tensors, refuse_without_
 
 #: where weights lie in a run's folder, an exported model's, or one of the Hugging Face Hub; the first that is there
 IN_FOLDERS = ("checkpoints/best.safetensors", "checkpoints/last.pt", "model.safetensors", "pytorch_model.bin")
+#: modules of models that say nothing of weights, and who does in their place
+STAND_INS = {"timm.models.volo": "attngraft.models.volo_weights"}
 _SHOWN = 8  #: names in a message
 
 
@@ -195,9 +198,13 @@ def _beside(model: nn.Module, function: str) -> Callable[..., Any] | None:
     model)` is ours: why weights of that model do not serve this one though all shapes fit, or None.
     """
     for base in type(model).__mro__:
-        found = getattr(sys.modules.get(base.__module__), function, None)
-        if callable(found):
-            return cast(Callable[..., Any], found)
+        beside = [sys.modules.get(base.__module__)]
+        if base.__module__ in STAND_INS:
+            beside.append(importlib.import_module(STAND_INS[base.__module__]))
+        for module in beside:
+            found = getattr(module, function, None)
+            if callable(found):
+                return cast(Callable[..., Any], found)
     return None
 
 

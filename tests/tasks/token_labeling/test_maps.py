@@ -32,9 +32,32 @@ def test_the_best_of_each_place(tmp_path: Path) -> None:
     save_label_map(scores, tmp_path / "x" / "1.pt")
     found = LabelMaps(tmp_path, classes=7).read("x/1.png")
     assert found.shape == (2, 5, 3, 4)
-    values, classes = scores.topk(5, dim=0)
-    assert torch.equal(found[1].long(), classes)
-    torch.testing.assert_close(found[0], values.half())
+    values, classes = scores.topk(6, dim=0)
+    assert torch.equal(found[1].long(), classes[:5])
+    torch.testing.assert_close(found[0], (values - values[5])[:5].half())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_numbers_of_classes_are_exact(tmp_path: Path, dtype: torch.dtype) -> None:
+    """bfloat16 knows no 301, float16 no 2,049."""
+    for count, classes in ((1000, [301, 777, 999]), (5000, [2049, 2999, 4999])):
+        scores = torch.zeros(count, 1, 1, dtype=dtype)
+        scores[classes] = torch.tensor([3.0, 2.0, 1.0], dtype=dtype).view(3, 1, 1)
+        save_label_map(scores, tmp_path / "1.pt", best=3)
+        found = LabelMaps(tmp_path.parent, classes=count).read(f"{tmp_path.name}/1.png")
+        assert found[1].flatten().tolist() == classes
+        assert found[0].flatten().tolist() == [3.0, 2.0, 1.0]
+
+
+def test_scores_below_zero_are_not_below_those_that_are_left_out(tmp_path: Path) -> None:
+    """A reader takes those for 0."""
+    scores = torch.randn(7, 3, 4) - 20
+    save_label_map(scores, tmp_path / "1.pt", best=3)
+    values, classes = LabelMaps(tmp_path.parent, classes=7).read(f"{tmp_path.name}/1.png").float()
+    best = scores.topk(4, dim=0)
+    assert torch.equal(classes.long(), best.indices[:3])
+    torch.testing.assert_close(values, best.values[:3] - best.values[3], rtol=1e-2, atol=1e-2)
+    assert (values >= 0).all()
 
 
 def test_all_are_there(tmp_path: Path) -> None:

@@ -46,7 +46,20 @@ class DecoupledGraft(counterparts.DecoupledFilter, Graft):
 
 
 class OutlookGraft(OutlookAttention, Graft):
-    """timm's `OutlookAttention` at a site."""
+    """timm's `OutlookAttention` at a site. A listener is offered its `weights` (B, H, places, cells, cells)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.listened():
+            self.offer("weights", self._weights(x))
+        found: Tensor = super().forward(x)
+        return found
+
+    def _weights(self, x: Tensor) -> Tensor:
+        """Of every place for its neighborhood's cells, one row for each cell that gets something."""
+        cells = self.kernel_size**2
+        scores = self.attn(self.pool(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)).flatten(1, 2)
+        by_heads = scores.unflatten(-1, (self.num_heads, cells, cells)).permute(0, 2, 1, 3, 4)
+        return (by_heads * self.scale).softmax(-1)
 
 
 class GhostGraft(GhostHead, Graft):

@@ -1,5 +1,5 @@
-"""Local attention as Triton kernels, forward and backward: the softmax is fused, filters are read once, and nothing is k * k
-times as large as the values.
+"""Local attention as Triton kernels, forward and backward: the softmax is fused, the forward reads filters once, and nothing
+is k * k times as large as the values.
 
 Import this module only where the operation's obstacle found none.
 """

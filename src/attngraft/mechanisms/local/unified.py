@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attngraft.anatomy.tap import TapPoint
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.offsets import Neighborhood
 from attngraft.mechanisms.local.ops import local_filter, local_scores
@@ -44,7 +45,7 @@ NETWORKS: dict[str, tuple[Term, ...]] = {
 }
 
 
-class LocalAttention(nn.Module):
+class LocalAttention(TapPoint, nn.Module):
     """One layer of the family on a map (B, Y, X, dim).
 
     Args:
@@ -59,6 +60,9 @@ class LocalAttention(nn.Module):
     `proj_in` has the rows of queries, keys and values, one after another, of which those that no term needs are left out.
     `rk`, `rq` (H, D, places) and `rb` (H, places) start as truncated normals of std 0.02; there are size^2 places in a
     neighborhood, (2 size - 1)^2 in a window, by key minus query.
+
+    A listener is offered what values are weighed by: `local_filters` (B, H, K, Y, X) of neighborhoods, `weights` (B, windows, H,
+    n, n) in windows.
 
     Raises:
         UsageError: an unknown term, area or norm, none of the terms, or sizes that do not fit.
@@ -123,6 +127,8 @@ class LocalAttention(nn.Module):
             scores = scores + self.rb[..., None, None]
         if self.norm == "filter":
             scores = normalized(scores.movedim(2, -1), self.norm).movedim(-1, 2)
+        if self.listened():  # the softmax is in the operation
+            self.offer("local_filters", scores.softmax(2) if self.norm == "softmax" else scores)
         out = local_filter(v, scores.flatten(1, 2), kernel_size=self.size, softmax=self.norm == "softmax")
         return out.permute(0, 2, 3, 1)
 
@@ -146,7 +152,9 @@ class LocalAttention(nn.Module):
             scores = scores + _taken(k @ self.rq, places.t()).transpose(-2, -1)
         if self.rb is not None:
             scores = scores + self.rb[:, places]
-        out = normalized(scores, self.norm, visible) @ v
+        weights = normalized(scores, self.norm, visible)
+        self.offer("weights", weights)
+        out = weights @ v
         out = join_windows(out.transpose(2, 3).flatten(3), padded)
         if self.shift:
             out = out.roll((self.shift, self.shift), (1, 2))

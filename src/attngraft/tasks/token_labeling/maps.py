@@ -17,6 +17,7 @@ from torch import Tensor
 from attngraft.errors import DataError
 
 FIELD = "task.token_labels.maps"
+EXACT_IN_HALF = 2048  #: whole numbers up to this are float16's, too
 
 
 class LabelMaps:
@@ -73,8 +74,15 @@ class LabelMaps:
 
 
 def save_label_map(scores: Tensor, file: str | Path, *, best: int = 5) -> None:
-    """Write the map of one image: scores (classes, Y, X), before any softmax, of which each place keeps the `best`."""
-    values, classes = scores.topk(min(best, len(scores)), dim=0)
-    file = Path(file)
+    """Write the map of one image: scores (classes, Y, X), before any softmax, of which each place keeps the `best`.
+
+    Who reads a map takes the scores of all other classes for 0. So where the next best of a place is not 0, all of its scores
+    move until it is, which no softmax sees. Numbers of more than 2,048 classes need float32, which is written then.
+    """
+    exact = scores.detach().float().cpu()
+    values, classes = exact.topk(min(best + 1, len(exact)), dim=0)
+    if len(exact) > best:
+        values, classes = (values - values[-1])[:-1], classes[:-1]
+    file, found = Path(file), torch.stack([values, classes.float()])
     file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(torch.stack([values, classes.to(values.dtype)]).half().cpu(), file)
+    torch.save(found.half() if len(exact) <= EXACT_IN_HALF else found, file)

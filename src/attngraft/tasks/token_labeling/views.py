@@ -33,7 +33,7 @@ class Shown:
 class TrackedView:
     """The view of `images.views.random_view`, number for number; of its steps only crop and flips move labels.
 
-    Rotations and shears of RandAugment move the image alone: they are small beside a patch's share of the label map.
+    What RandAugment moves, it moves in the image alone: under a rotation, a shear or a shift labels lie beside their patches.
     """
 
     def __init__(self, view: Compose) -> None:
