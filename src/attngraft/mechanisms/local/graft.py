@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from timm.models.volo import OutlookAttention
@@ -50,16 +50,17 @@ class OutlookGraft(OutlookAttention, Graft):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.listened():
-            self.offer("weights", self._weights(x))
+            self.offer("weights", _outlooks(self, x))
         found: Tensor = super().forward(x)
         return found
 
-    def _weights(self, x: Tensor) -> Tensor:
-        """Of every place for its neighborhood's cells, one row for each cell that gets something."""
-        cells = self.kernel_size**2
-        scores = self.attn(self.pool(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)).flatten(1, 2)
-        by_heads = scores.unflatten(-1, (self.num_heads, cells, cells)).permute(0, 2, 1, 3, 4)
-        return (by_heads * self.scale).softmax(-1)
+
+def _outlooks(layer: Any, x: Tensor) -> Tensor:
+    """Of every place for the cells of its neighborhood, one row for each cell that gets something."""
+    cells = layer.kernel_size**2
+    scores: Tensor = layer.attn(layer.pool(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)).flatten(1, 2)
+    by_heads = scores.unflatten(-1, (layer.num_heads, cells, cells)).permute(0, 2, 1, 3, 4)
+    return (by_heads * layer.scale).softmax(-1)
 
 
 class GhostGraft(GhostHead, Graft):

@@ -33,7 +33,7 @@ class Shown:
 class TrackedView:
     """The view of `images.views.random_view`, number for number; of its steps only crop and flips move labels.
 
-    What RandAugment moves, it moves in the image alone: under a rotation, a shear or a shift labels lie beside their patches.
+    What RandAugment moves, it moves in the image alone: under rotation, shear or shift labels lie beside their patches.
     """
 
     def __init__(self, view: Compose) -> None:
