@@ -84,8 +84,8 @@ class DepthwiseConvolution(_Filtered):
 class DynamicConvolution(_Filtered):
     """A filter per channel and image: two linear maps of the image's mean, a norm and ReLU between them.
 
-    A listener is offered `local_filters` (B, dim, K). Which norm is not said; here a layer norm, which leaves the images of a
-    batch apart. `squeeze` (dim / reduction wide), `norm`, `expand` (dim k k).
+    A listener is offered `local_filters` (B, dim, K). Which norm is not said; here a layer norm, which leaves the images of
+    a batch apart. `squeeze` (dim / reduction wide), `norm`, `expand` (dim k k).
     """
 
     def __init__(self, dim: int, *, kernel_size: int = 7, reduction: int = 4, proj_drop: float = 0.0) -> None:

@@ -61,8 +61,8 @@ class LocalAttention(TapPoint, nn.Module):
     `rk`, `rq` (H, D, places) and `rb` (H, places) start as truncated normals of std 0.02; there are size^2 places in a
     neighborhood, (2 size - 1)^2 in a window, by key minus query.
 
-    A listener is offered what values are weighed by: `local_filters` (B, H, K, Y, X) of neighborhoods, `weights` (B, windows,
-    H, n, n) in windows.
+    A listener is offered what values are weighed by: `local_filters` (B, H, K, Y, X) of neighborhoods, `weights` (B,
+    windows, H, n, n) in windows.
 
     Raises:
         UsageError: an unknown term, area or norm, none of the terms, or sizes that do not fit.

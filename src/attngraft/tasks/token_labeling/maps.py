@@ -76,8 +76,8 @@ class LabelMaps:
 def save_label_map(scores: Tensor, file: str | Path, *, best: int = 5) -> None:
     """Write the map of one image: of scores (classes, Y, X), before any softmax, each place keeps the `best`.
 
-    Who reads a map takes the scores of all other classes for 0. So the scores of each place are moved until that of the first
-    class that is left out is 0. Numbers of more than 2,048 classes need float32, which is written then.
+    Who reads a map takes the scores of all other classes for 0. So the scores of each place are moved until that of the
+    first class that is left out is 0. Numbers of more than 2,048 classes need float32, which is written then.
     """
     exact = scores.detach().float().cpu()
     values, classes = exact.topk(min(best + 1, len(exact)), dim=0)
