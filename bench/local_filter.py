@@ -154,6 +154,7 @@ def bytes_here(form: str, name: str) -> int:
 def main() -> int:
     parser = options("Local attention over its plain form: time and memory.", pairs=30)
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
+    parser.add_argument("--ghosts", nargs="+", choices=TIME, default=list(TIME), help="which matrices; all by default")
     parser.add_argument("--bytes-here", nargs=2, default=None, help="measure memory in this process and print it")
     arguments = parser.parse_args()
     if arguments.threads:
@@ -163,7 +164,7 @@ def main() -> int:
         return 0
     setting = here()
     lines = [memory_line(name, torch.get_num_threads()) for name in PASSES]
-    for ghost in TIME:
+    for ghost in arguments.ghosts:
         check(ghost)
         lines += [time_line(ghost, layout, name, arguments.pairs) for layout in LAYOUTS for name in PASSES]
     result = BenchResult(

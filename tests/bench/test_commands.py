@@ -32,7 +32,7 @@ COMMANDS = {
     "bisa_layer": ["--shapes", "LeViT-128S, stage 1", "4096 tokens", "--threads", "1"],
     "bisa_models": ["--hosts", "levit_128s", "--batch", "2", "--threads", "1"],
     "jobs": ["--epochs", "1", "--depth", "1", "--size", "8"],
-    "local_filter": ["--threads", "1"],
+    "local_filter": ["--ghosts", "add", "--threads", "1"],
     "elsa_models": ["--batch", "1", "--threads", "1"],
     "bixt_op": ["--sizes", "1x196", "--parts", "forward", "--threads", "1"],
 }
