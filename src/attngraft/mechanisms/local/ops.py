@@ -78,7 +78,8 @@ def local_filter(
         softmax: False takes the filters as they are.
 
     Returns:
-        (B, C, Y', X') in the dtype of the values.
+        (B, C, Y', X') in the dtype of the values. A value that is not finite can make NaN of a few pixels beside its
+        neighborhood, too, as products of matrices multiply it by zeros.
 
     Raises:
         UsageError: a kernel size that is even, operands whose shapes do not fit each other.
