@@ -46,7 +46,7 @@ def weigh(
         return out
     by = _by_offset(multiplier, heads)
     for image in range(len(values)):
-        weights = _weights(_offsets_first(filters[image], heads).contiguous(), softmax, 0)
+        weights = _weights(_maps(filters[image], heads), softmax, 1)
         seen = Shifted(values[image], heads, near, sizes=filters.shape[1:3])
         seen.inside.copy_(values[image])
         sums = values.new_zeros(heads, values.shape[3] // heads, *filters.shape[1:3])
@@ -96,14 +96,14 @@ def weigh_backward(
     by = _by_offset(multiplier, heads)
     to_by = None if by is None else torch.zeros_like(by)
     for image in range(len(values)):
-        weights = _weights(_offsets_first(filters[image], heads).contiguous(), softmax, 0)
+        weights = _weights(_maps(filters[image], heads), softmax, 1)
         seen, to_seen = (Shifted(values[image], heads, near, sizes=filters.shape[1:3]) for _ in range(2))
         seen.inside.copy_(values[image])
         arriving = to_out[image].permute(2, 0, 1).contiguous().unflatten(0, (heads, -1))
         to_weights = torch.empty_like(weights)
         shifted.gradients(seen, to_seen, weights, by, arriving, to_weights, to_by)
         to_values[image].copy_(to_seen.inside)
-        _fill(_offsets_first(to_filters[image], heads), to_weights, weights, softmax, 0)
+        _fill(to_filters[image].unflatten(-1, (heads, -1)).permute(2, 3, 0, 1), to_weights, weights, softmax, 1)
     if to_by is not None:
         to_multiplier.copy_(to_by.flatten(1).t().view(to_multiplier.shape))
     return found
@@ -137,9 +137,9 @@ def _fill(to_filters: Tensor, to_weights: Tensor, weights: Tensor, softmax: bool
     to_filters.copy_(to_weights)
 
 
-def _offsets_first(filters: Tensor, heads: int) -> Tensor:
-    """(Y', X', H K) as (K, H, 1, Y', X')."""
-    return filters.unflatten(-1, (heads, -1)).permute(3, 2, 0, 1).unsqueeze(2)
+def _maps(filters: Tensor, heads: int) -> Tensor:
+    """(Y', X', H K) as (H, K, Y', X'), contiguous: as the transpose of a matrix, which is copied faster."""
+    return filters.flatten(0, 1).t().contiguous().view(heads, -1, *filters.shape[:2])
 
 
 def _by_offset(multiplier: Tensor | None, heads: int) -> Tensor | None:

@@ -44,12 +44,12 @@ class Shifted:
 
 
 def sums(values: Shifted, weights: Tensor, multiplier: Tensor | None, out: Tensor) -> None:
-    """To `out` (H, D, Y', X'), of zeros: by weights (K, H, 1, Y', X') and multiplier (K, H, D, 1, 1)."""
+    """To `out` (H, D, Y', X'), of zeros: by weights (H, K, Y', X') and multiplier (K, H, D, 1, 1)."""
     weighed = torch.empty_like(out)
     for offset, seen in enumerate(values.at_every_offset()):
         if multiplier is not None:
             seen = torch.mul(seen, multiplier[offset], out=weighed)
-        out.addcmul_(seen, weights[offset])
+        out.addcmul_(seen, weights[:, offset].unsqueeze(1))
 
 
 def gradients(
@@ -61,22 +61,21 @@ def gradients(
     to_weights: Tensor,
     to_multiplier: Tensor | None,
 ) -> None:
-    """Add to `to_values`, fill `to_weights` (K, H, 1, Y', X'), add to `to_multiplier` (K, H, D, 1, 1)."""
+    """Add to `to_values`, fill `to_weights` (H, K, Y', X'), add to `to_multiplier` (K, H, D, 1, 1)."""
     products, given = torch.empty_like(to_out), torch.empty_like(to_out)
     heads, width = to_out.shape[:2]
-    ones = to_out.new_ones(heads, 1, width)
+    ones, to_offset = to_out.new_ones(heads, 1, width), torch.empty_like(to_out[:, :1]).flatten(2)
     for offset, (seen, to_seen) in enumerate(zip(values.at_every_offset(), to_values.at_every_offset(), strict=True)):
         flat = torch.mul(to_out, seen, out=products).flatten(2)
         by = ones if multiplier is None else multiplier[offset].view(heads, 1, width)
-        torch.bmm(by, flat, out=to_weights[offset].view(heads, 1, -1))
+        to_weights[:, offset].flatten(1).copy_(torch.bmm(by, flat, out=to_offset).squeeze(1))
+        own = weights[:, offset].unsqueeze(1)
         if multiplier is None or to_multiplier is None:
-            to_seen.addcmul_(to_out, weights[offset])
+            to_seen.addcmul_(to_out, own)
         else:
             # rows times maps: maps times columns, which is the same, takes ten times as long
-            to_multiplier[offset].view(heads, 1, width).baddbmm_(
-                weights[offset].view(heads, 1, -1), flat.transpose(1, 2)
-            )
-            to_seen.addcmul_(torch.mul(to_out, weights[offset], out=given), multiplier[offset])
+            to_multiplier[offset].view(heads, 1, width).baddbmm_(own.flatten(2), flat.transpose(1, 2))
+            to_seen.addcmul_(torch.mul(to_out, own, out=given), multiplier[offset])
 
 
 def read_at_neighbors(maps: Tensor, neighborhood: Neighborhood) -> Tensor:
