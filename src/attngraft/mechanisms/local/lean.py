@@ -44,13 +44,12 @@ def weigh(
                 padded.fill(values[image], start)
                 band.sums(by_rows(weights, near), padded, out[image, rows])
         return out
-    by = _by_offset(multiplier, heads)
+    by, seen = _by_offset(multiplier, heads), Shifted(values[0], heads, near, sizes=filters.shape[1:3])
+    sums, room = (_of_one_image(out, heads) for _ in range(2))
     for image in range(len(values)):
         weights = _weights(_maps(filters[image], heads), softmax, 1)
-        seen = Shifted(values[image], heads, near, sizes=filters.shape[1:3])
         seen.inside.copy_(values[image])
-        sums = values.new_zeros(heads, values.shape[3] // heads, *filters.shape[1:3])
-        shifted.sums(seen, weights, by, sums)
+        shifted.sums(seen, weights, by, sums, room)
         out[image].copy_(sums.flatten(0, 1).permute(1, 2, 0))
     return out
 
@@ -95,13 +94,14 @@ def weigh_backward(
         return found
     by = _by_offset(multiplier, heads)
     to_by = None if by is None else torch.zeros_like(by)
+    seen, to_seen = (Shifted(values[0], heads, near, sizes=filters.shape[1:3]) for _ in range(2))
+    arriving, products, given = (_of_one_image(to_out, heads) for _ in range(3))
     for image in range(len(values)):
         weights = _weights(_maps(filters[image], heads), softmax, 1)
-        seen, to_seen = (Shifted(values[image], heads, near, sizes=filters.shape[1:3]) for _ in range(2))
         seen.inside.copy_(values[image])
-        arriving = to_out[image].permute(2, 0, 1).contiguous().unflatten(0, (heads, -1))
+        arriving.flatten(0, 1).copy_(to_out[image].permute(2, 0, 1))
         to_weights = torch.empty_like(weights)
-        shifted.gradients(seen, to_seen, weights, by, arriving, to_weights, to_by)
+        shifted.gradients(seen, to_seen, weights, by, arriving, to_weights, to_by, (products, given))
         to_values[image].copy_(to_seen.inside)
         _fill(to_filters[image].unflatten(-1, (heads, -1)).permute(2, 3, 0, 1), to_weights, weights, softmax, 1)
     if to_by is not None:
@@ -147,6 +147,12 @@ def _by_offset(multiplier: Tensor | None, heads: int) -> Tensor | None:
     if multiplier is None:
         return None
     return multiplier.flatten(1).t().contiguous().view(-1, heads, len(multiplier) // heads, 1, 1)
+
+
+def _of_one_image(maps: Tensor, heads: int) -> Tensor:
+    """Room for an image of (B, Y', X', C) as (H, D, Y', X')."""
+    _, rows, columns, channels = maps.shape
+    return maps.new_empty(heads, channels // heads, rows, columns)
 
 
 def _room(values: Tensor, filters: Tensor) -> Tensor:

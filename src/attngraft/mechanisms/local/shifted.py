@@ -29,6 +29,10 @@ class Shifted:
         inside = self._padded[:, radius : radius + height, radius : radius + width]
         self.inside = inside.permute(1, 2, 0)  #: (Y, X, C), to be filled or read
 
+    def clear(self) -> None:
+        """Zeros everywhere."""
+        self._padded.zero_()
+
     def at_every_offset(self) -> Iterator[Tensor]:
         """(H, D, Y', X'), views: what every pixel sees in that direction."""
         near, rows, columns = self._near, *self._sizes
@@ -43,12 +47,15 @@ class Shifted:
                 yield seen.unflatten(0, (self._heads, -1))
 
 
-def sums(values: Shifted, weights: Tensor, multiplier: Tensor | None, out: Tensor) -> None:
-    """To `out` (H, D, Y', X'), of zeros: by weights (H, K, Y', X') and multiplier (K, H, D, 1, 1)."""
-    weighed = torch.empty_like(out)
+def sums(values: Shifted, weights: Tensor, multiplier: Tensor | None, out: Tensor, room: Tensor) -> None:
+    """To `out` (H, D, Y', X'): by weights (H, K, Y', X') and multiplier (K, H, D, 1, 1). `room` is like `out`.
+
+    Rooms are the caller's, to serve all images: fresh memory of this size costs about as much as a few offsets.
+    """
+    out.zero_()
     for offset, seen in enumerate(values.at_every_offset()):
         if multiplier is not None:
-            seen = torch.mul(seen, multiplier[offset], out=weighed)
+            seen = torch.mul(seen, multiplier[offset], out=room)
         out.addcmul_(seen, weights[:, offset].unsqueeze(1))
 
 
@@ -60,9 +67,11 @@ def gradients(
     to_out: Tensor,
     to_weights: Tensor,
     to_multiplier: Tensor | None,
+    rooms: tuple[Tensor, Tensor],
 ) -> None:
-    """Add to `to_values`, fill `to_weights` (H, K, Y', X'), add to `to_multiplier` (K, H, D, 1, 1)."""
-    products, given = torch.empty_like(to_out), torch.empty_like(to_out)
+    """Fill `to_values` and `to_weights` (H, K, Y', X'), add to `to_multiplier` (K, H, D, 1, 1). Rooms are like `to_out`."""
+    to_values.clear()
+    products, given = rooms
     heads, width = to_out.shape[:2]
     ones, to_offset = to_out.new_ones(heads, 1, width), torch.empty_like(to_out[:, :1]).flatten(2)
     for offset, (seen, to_seen) in enumerate(zip(values.at_every_offset(), to_values.at_every_offset(), strict=True)):
