@@ -95,13 +95,13 @@ def weigh_backward(
     by = _by_offset(multiplier, heads)
     to_by = None if by is None else torch.zeros_like(by)
     seen, to_seen = (Shifted(values[0], heads, near, sizes=filters.shape[1:3]) for _ in range(2))
-    arriving, products, given = (_of_one_image(to_out, heads) for _ in range(3))
+    arriving, room, more = (_of_one_image(to_out, heads) for _ in range(3))
     for image in range(len(values)):
         weights = _weights(_maps(filters[image], heads), softmax, 1)
         seen.inside.copy_(values[image])
         arriving.flatten(0, 1).copy_(to_out[image].permute(2, 0, 1))
         to_weights = torch.empty_like(weights)
-        shifted.gradients(seen, to_seen, weights, by, arriving, to_weights, to_by, (products, given))
+        shifted.gradients(seen, to_seen, weights, by, arriving, to_weights, to_by, (room, more))
         to_values[image].copy_(to_seen.inside)
         _fill(to_filters[image].unflatten(-1, (heads, -1)).permute(2, 3, 0, 1), to_weights, weights, softmax, 1)
     if to_by is not None:
