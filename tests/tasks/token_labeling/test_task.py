@@ -111,8 +111,11 @@ def test_training_begins_with_all_maps(folder: Path, maps: Path) -> None:
         data.train.order(seed=0, epoch=0)
 
 
-def test_views_that_are_not_cut_out_have_no_part(folder: Path, maps: Path) -> None:
-    task = TokenLabeling.from_config(section(folder, maps, augment={"crop": "center"}), seed=0)
+@pytest.mark.parametrize(
+    "augment", [{"crop": "center"}, {"crop": "center", "vflip": 0.5, "grayscale": 0.5}, {"crop": "pad", "erasing": 0.5}]
+)
+def test_views_that_are_not_cut_out_have_no_part(folder: Path, maps: Path, augment: dict[str, Any]) -> None:
+    task = TokenLabeling.from_config(section(folder, maps, augment=augment), seed=0)
     with pytest.raises(DataError, match=r"task\.token_labels\.maps: .*set task\.augment\.crop to resized"):
         task.load(model_data_config=host_config(32))
 

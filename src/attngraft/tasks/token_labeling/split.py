@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torchvision.transforms import Compose
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.sources import in_mode
@@ -14,7 +15,7 @@ from attngraft.tasks.images.splits import ImageSplit, LabelledSplit
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Split
 from attngraft.tasks.token_labeling.maps import LabelMaps
-from attngraft.tasks.token_labeling.views import TrackedView
+from attngraft.tasks.token_labeling.views import TrackedView, cuts_out
 
 
 class MappedSplit(Split):
@@ -69,8 +70,8 @@ def with_maps(split: LabelledSplit, maps: LabelMaps) -> MappedSplit:
     Raises:
         DataError: its views do not say which part of the image they show.
     """
-    if not isinstance(split, ImageSplit) or not hasattr(split.view, "transforms"):
+    if not isinstance(split, ImageSplit) or not cuts_out(split.view):
         raise DataError(
             "task.token_labels.maps: label maps need views that are cut out of the image; set task.augment.crop to resized"
         )
-    return MappedSplit(split, TrackedView(split.view), maps)
+    return MappedSplit(split, TrackedView(cast(Compose, split.view)), maps)

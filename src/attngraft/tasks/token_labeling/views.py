@@ -30,6 +30,11 @@ class Shown:
         return torch.tensor([self.left, self.top, self.right, self.bottom, self.mirrored, self.upside_down])
 
 
+def cuts_out(view: object) -> bool:
+    """Whether a view takes a random part of the image, which a `TrackedView` of it can tell."""
+    return any(isinstance(step, RandomResizedCropAndInterpolation) for step in getattr(view, "transforms", ()))
+
+
 class TrackedView:
     """The view of `images.views.random_view`, number for number; of its steps only crop and flips move labels.
 
