@@ -16,8 +16,25 @@ SHARED = Path(os.environ.get("ATTNGRAFT_SHARED", Path(__file__).resolve().parent
 VECTORS = sorted(path for family in check.FAMILIES for path in (SHARED / "conformance/vectors" / family).glob("*.json"))
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-@pytest.mark.parametrize("path", VECTORS, ids=[f"{path.parent.name}/{path.stem}" for path in VECTORS])
+def named(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+#: whole models of images of 224 pixels, which the plain equation takes a quarter of a minute for
+LARGE = ("elsa/elsa_swin_tiny_224", "elsa/volo_d1_224")
+RUNS = [
+    pytest.param(
+        path,
+        backend,
+        id=f"{named(path)}-{backend}",
+        marks=[pytest.mark.slow] * (backend != "auto" and named(path) in LARGE),
+    )
+    for path in VECTORS
+    for backend in ("auto", "reference")
+]
+
+
+@pytest.mark.parametrize(("path", "backend"), RUNS)
 def test_vector(path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNGRAFT_BACKEND", backend)
     assert check.problems(path) == []

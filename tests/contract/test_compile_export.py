@@ -31,9 +31,13 @@ HOSTS = [
 COMPILED = [host for host in HOSTS if host not in (levit.TestLevitConv, sam.TestSam)]
 
 
-def slow_but(hosts: Sequence[type[HostContract]], *quick: type[HostContract]) -> list[Any]:
+#: grafts that are exported at every change: one for each stage
+QUICK = ("bisa(learned=true, norm=true)", "ghost", "horizontal", "vertical", "cb_s(init=1, position=mid)")
+
+
+def slow_but(all_of: Sequence[Any], *quick: Any) -> list[Any]:
     """Parameters: `quick` at every change, the others in the slow tests."""
-    return [pytest.param(host, marks=[pytest.mark.slow] * (host not in quick)) for host in hosts]
+    return [pytest.param(one, marks=[pytest.mark.slow] * (one not in quick)) for one in all_of]
 
 
 def grafted(contract: type[HostContract], spec: str) -> nn.Module:
@@ -71,7 +75,7 @@ def test_every_graft_compiles_on_a_vit(spec: str) -> None:
     check_compile(grafted(vit.TestViT, spec))
 
 
-@pytest.mark.parametrize("spec", [spec for spec in GRAFTS if spec not in vit.NO_WINDOWS])
+@pytest.mark.parametrize("spec", slow_but([spec for spec in GRAFTS if spec not in vit.NO_WINDOWS], *QUICK))
 def test_every_graft_exports_on_a_vit(spec: str) -> None:
     check_export(grafted(vit.TestViT, spec))
 
@@ -82,7 +86,7 @@ def test_what_stands_in_for_an_attention_compiles_on_a_swin(spec: str) -> None:
     check_compile(grafted(swin.TestSwin, spec))
 
 
-@pytest.mark.parametrize("spec", SPACE)
+@pytest.mark.parametrize("spec", slow_but(SPACE, SPACE[0]))
 def test_what_stands_in_for_an_attention_exports_on_a_swin(spec: str) -> None:
     check_export(grafted(swin.TestSwin, spec))
 

@@ -106,6 +106,7 @@ def namespaces(program: torch.export.ExportedProgram) -> set[str]:
     return {target.namespace for target in targets if isinstance(target, torch._ops.OpOverload)}
 
 
+@pytest.mark.slow
 def test_a_folded_model_runs_with_torch_alone_and_with_onnxruntime_alone(tmp_path: Path) -> None:
     made = taken_away(tmp_path, "cb-folded", to=("pt2", "onnx"))
     assert_programs_alone(tmp_path, made)

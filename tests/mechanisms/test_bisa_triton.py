@@ -181,7 +181,7 @@ def test_second_derivatives_come_from_plain_operations() -> None:
 
 
 @inside
-@pytest.mark.parametrize("values", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("values", [True, False])
 def test_the_custom_ops_are_registered_properly(values: bool) -> None:
     from attngraft.mechanisms.bisa import triton
 
@@ -312,7 +312,6 @@ def test_the_hypernetwork_as_a_custom_op() -> None:
 
 
 @inside
-@pytest.mark.slow
 def test_compiles_whole() -> None:
     case = Case(queries=3, keys=4, heads=1, bias=(1, 1), widths=(2, 2, 2))
     given = [t if t is None else t.float().requires_grad_() for t in case.operands()]
@@ -328,17 +327,10 @@ def test_compiles_whole() -> None:
 
 
 @outside
-@installed
-def test_the_kernels_in_the_interpreter() -> None:
-    """The tests above, in a process of their own."""
-    run_inside(Path(__file__), "not slow")
-
-
-@outside
 @pytest.mark.slow
 @installed
-def test_the_kernels_in_the_interpreter_at_length() -> None:
-    run_inside(Path(__file__), "slow")
+def test_the_kernels_in_the_interpreter() -> None:
+    run_inside(Path(__file__))
 
 
 @outside
@@ -346,7 +338,7 @@ def test_the_kernels_in_the_interpreter_at_length() -> None:
 @installed
 def test_the_kernels_keep_what_every_op_promises() -> None:
     testers = "TestTwoWayMasked or (TestHyper and not TestHyperInChunks)"
-    run_inside(Path(__file__).with_name("test_bisa_ops.py"), "not slow", "-k", testers)
+    run_inside(Path(__file__).with_name("test_bisa_ops.py"), marks="not slow", only=testers)
 
 
 @outside

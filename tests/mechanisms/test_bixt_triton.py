@@ -232,7 +232,6 @@ def test_costs_count_every_product_once() -> None:
 
 
 @inside
-@pytest.mark.slow
 def test_compiles_whole() -> None:
     given = [tensor.float().requires_grad_() for tensor in Case(tokens=4, shared=(True, True)).operands()]
 
@@ -248,22 +247,16 @@ def test_compiles_whole() -> None:
 
 @outside
 @installed
-def test_the_kernels_in_the_interpreter() -> None:
-    run_inside(Path(__file__), "not slow")
-
-
-@outside
-@installed
 @pytest.mark.slow
-def test_the_kernels_in_the_interpreter_at_length() -> None:
-    run_inside(Path(__file__), "slow")
+def test_the_kernels_in_the_interpreter() -> None:
+    run_inside(Path(__file__))
 
 
 @outside
 @installed
 @pytest.mark.slow
 def test_the_kernels_keep_what_every_op_promises() -> None:
-    run_inside(Path(__file__).with_name("test_bixt_ops.py"), "not slow", "-k", "TestBidirectionalShared")
+    run_inside(Path(__file__).with_name("test_bixt_ops.py"), marks="not slow", only="TestBidirectionalShared")
 
 
 @outside

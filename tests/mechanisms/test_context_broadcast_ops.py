@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attngraft.dispatch.triton import INSTALLED, INTERPRETING
 from attngraft.errors import UsageError
 from attngraft.mechanisms.context_broadcast import ops, reference
 from tests.mechanisms.op_tester import Call, OpTester
+from tests.mechanisms.triton_runs import inside, installed, outside, run_inside
 
 token_axes = st.one_of(
     st.tuples(st.integers(1, 19)), st.tuples(st.integers(1, 5), st.integers(1, 7))
@@ -273,7 +271,7 @@ def test_uniform_heads_put_out_the_mean_of_visible_values_and_cb_of_them() -> No
         ops.uniform_weights(weights, None, count=4)
 
 
-@pytest.mark.skipif(not INTERPRETING, reason="runs inside test_the_triton_kernel")
+@inside
 @pytest.mark.parametrize("scaled", [False, True])
 def test_the_custom_op_is_registered_properly(scaled: bool) -> None:
     from attngraft.mechanisms.context_broadcast import triton
@@ -282,13 +280,10 @@ def test_the_custom_op_is_registered_properly(scaled: bool) -> None:
     assert set(torch.library.opcheck(triton.broadcast, (x, scale if scaled else None)).values()) == {"SUCCESS"}
 
 
-@pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
-@pytest.mark.skipif(INTERPRETING, reason="already inside")
+@outside
+@installed
+@pytest.mark.slow
 def test_the_triton_kernel() -> None:
-    """The promises above, with the kernel running in Triton's interpreter, which must be chosen before the import."""
+    """The promises above, with the kernel running in Triton's interpreter."""
     chosen = "TestContextBroadcast or TestScaledContextBroadcast or custom_op"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, __file__]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert "passed" in result.stdout
+    run_inside(Path(__file__), marks="not slow", only=chosen)

@@ -95,10 +95,6 @@ CASES = {
 }
 
 
-#: those that the default suite interprets, which takes seconds each
-BRIEF = ("both ghosts", "no ghost, filters as they are", "strided and dilated", "a map smaller than the kernel")
-
-
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that small calls cross."""
@@ -109,13 +105,12 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @inside
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in BRIEF else pytest.mark.slow) for n in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_outputs_and_gradients(name: str) -> None:
     check(CASES[name])
 
 
 @inside
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_as_good_as_plain_pytorch(dtype: torch.dtype) -> None:
     check_half_precision(Case(ghosts=(True, True)), dtype)
@@ -172,15 +167,9 @@ def test_work_is_counted_as_on_other_paths() -> None:
 
 @outside
 @installed
-def test_the_kernels_in_the_interpreter() -> None:
-    run_inside(Path(__file__), "not slow")
-
-
-@outside
-@installed
 @pytest.mark.slow
-def test_the_kernels_in_the_interpreter_at_length() -> None:
-    run_inside(Path(__file__), "slow")
+def test_the_kernels_in_the_interpreter() -> None:
+    run_inside(Path(__file__))
 
 
 @outside

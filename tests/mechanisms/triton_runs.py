@@ -15,7 +15,7 @@ import torch
 from attngraft.dispatch.triton import INSTALLED, INTERPRETING
 
 #: the interpreter must be chosen before Triton is imported: a process of its own runs the tests marked `inside`
-inside = pytest.mark.skipif(not INTERPRETING, reason="runs inside test_the_kernels_in_the_interpreter")
+inside = pytest.mark.skipif(not INTERPRETING, reason="runs inside Triton's interpreter")
 outside = pytest.mark.skipif(INTERPRETING, reason="runs outside of Triton's interpreter")
 installed = pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
 gpu = pytest.mark.skipif(INTERPRETING or not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -29,10 +29,11 @@ def _assembler_is_there() -> bool:
 compiler = pytest.mark.skipif(not _assembler_is_there(), reason="Triton's compiler for NVIDIA GPUs is not installed")
 
 
-def run_inside(file: Path, marks: str, *options: str) -> None:
-    """Those tests of a file that have these marks, in Triton's interpreter."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *options, str(file)]
-    result = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+def run_inside(*tests: Path | str, marks: str = "not product", only: str = "") -> None:
+    """These tests, files or single ones, in Triton's interpreter; `marks` and `only` are pytest's -m and -k."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, "-k", only]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    result = subprocess.run([*command, *map(str, tests)], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:]
     assert "passed" in result.stdout
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 
 from attngraft.report.coverage import coverage_note
-from attngraft.report.page import report_html
 from attngraft.study.coverage import Coverage, SeedsCoverage, measured_coverage
-from tests.report import studies
 
 MADE_UP = Coverage(
     command="measure it",
@@ -23,14 +21,6 @@ def test_sentence() -> None:
     note = coverage_note(MADE_UP)
     assert "(4,000 for each number of seeds, of 2 kinds)" in note
     assert note.endswith("t-interval: with 3 seeds 98.7% and 95.0%, with 10 seeds 100.0% and 94.9%.")
-
-
-def test_every_report_says_it() -> None:
-    for make in studies.ALL.values():
-        html = report_html(make())
-        footer = html.partition("<footer>")[2]
-        assert coverage_note(measured_coverage()) in footer
-        assert f"<code>{measured_coverage().command}</code>" in footer
 
 
 def test_what_is_shipped() -> None:

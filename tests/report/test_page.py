@@ -8,7 +8,9 @@ from html.parser import HTMLParser
 import pytest
 
 from attngraft.report import wording
+from attngraft.report.coverage import coverage_note
 from attngraft.report.page import report_html
+from attngraft.study.coverage import measured_coverage
 from tests.report import studies
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -100,6 +102,12 @@ def test_all_numbers_are_there(rendered):
             said += [wording.minus(style.interval(found.t))]
             said += [str(test.only_variant) for test in found.mcnemar]
     assert [each for each in said if each not in text] == []
+
+
+def test_how_often_intervals_hold_the_truth_is_said(rendered):
+    footer = rendered[1].partition("<footer>")[2]
+    assert coverage_note(measured_coverage()) in footer
+    assert f"<code>{measured_coverage().command}</code>" in footer
 
 
 def test_what_was_run_is_told(rendered):

@@ -20,6 +20,7 @@ from .fakes import cost, study
 SMALL = ["train.batch_size=16", "host.args.embed_dim=48", "host.args.num_heads=3"]
 
 
+@pytest.mark.slow
 def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_module, "PAIRS", 5)
     config = study(tmp_path, grafts=["cb_s"], set=SMALL)

@@ -126,6 +126,7 @@ def shard_save_and_restore(folder: str) -> None:
         assert state["optimizer"]["state"]["1.bias"]["exp_avg"].shape == (3,)
 
 
+@pytest.mark.slow
 def test_sharded_weights_are_saved_whole_and_restored(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     processes = run_together(shard_save_and_restore, str(tmp_path), processes=2)

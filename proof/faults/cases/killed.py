@@ -86,7 +86,6 @@ CASES = (
         kept="the checkpoint before",
         remedy=AGAIN,
         run=_run(OnWrite(name="last.pt", moment="half", time=4, action=kill), saved=11),
-        quick=True,
     ),
     Case(
         name="killed-before-rename",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 from torch import nn
 
 from tests.contract.hf.hosts import TINY, TransformersContract, since
@@ -23,6 +24,7 @@ class TestDinov2(TransformersContract):
 
 
 @since("5.20")
+@pytest.mark.slow
 class TestDinov2WithRegisters(TransformersContract):
     """Registers, gated MLPs."""
 

@@ -15,7 +15,7 @@ from attngraft.hosts import find_host
 from attngraft.mechanisms.bixt.layer import split_parts
 from tests.contract.stirring import stir
 from tests.contract.test_compile_export import check_compile, check_export, grafted
-from tests.contract.tester import ONE_PER_STAGE, HostContract, assert_same_host, snapshot
+from tests.contract.tester import GRAFTS, ONE_PER_STAGE, HostContract, assert_same_host, snapshot
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 #: 8 tokens on 2 x 4, 3 latents
@@ -35,6 +35,7 @@ class TestBixt(HostContract):
     where: ClassVar = SELF | {"uniform_heads(value=cb)": "blocks.*.self_attention_latents"}
     beside: ClassVar = "toy_other(start=0.5) + toy_other(start=0.25, stage='mlp.end')@first:1"
     name: ClassVar = "bixt_ti_l64_p16"
+    specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads"]
     extras: ClassVar[dict[str, Any]] = {"depth": 2}
 
     def make(self) -> nn.Module:
@@ -42,15 +43,23 @@ class TestBixt(HostContract):
         return stir(model, lambda *_: True)  # a head of zeros would hide all; and shared latents differ from none
 
 
+@pytest.mark.slow
+class TestBixtWithEveryGraft(TestBixt):
+    """Both directions again."""
+
+    specs: ClassVar = GRAFTS
+
+
+@pytest.mark.slow
 class TestBixtOneSidedFirst(TestBixt):
     """Nothing but a one-sided layer, whose latents are shared; layer scale, widths of its own, no biases of references."""
 
     layers = 2
     mlps = 2
-    specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads"]
     extras: ClassVar = {"depth": 1, "token_dim": 16, "attention_dim": 12, "init_values": 0.1, "rv_bias": False}
 
 
+@pytest.mark.slow
 class TestBixtDynamicPositions(TestBixt):
     """Positions of any grid, a convolutional tokenizer, local patch interaction, another number of heads among latents."""
 
@@ -62,7 +71,6 @@ class TestSequential(TestBixt):
     """Tokens ask the latents, too."""
 
     layers = 5
-    specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads"]
     name: ClassVar = "sequential_d11"
     extras: ClassVar = {"depth": 2}
 
@@ -71,7 +79,6 @@ class TestIterative(TestBixt):
     """The second cross-attention runs twice."""
 
     layers = 2 + 3
-    specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads"]
     where: ClassVar = dict.fromkeys(SELF, "blocks")
     name: ClassVar = "iterative_sa5_d8_k2"
     extras: ClassVar = {"depth": 3, "self_layers": 1}

@@ -34,6 +34,7 @@ class TestEva(HostContract):
         return off_zero(timm.create_model(self.name, **(TINY | self.extras)))
 
 
+@pytest.mark.slow
 class TestRopeMixed(TestEva):
     """Learned rotations of each head, no class token, post-norm in none."""
 
@@ -46,6 +47,7 @@ class TestRopeMixed(TestEva):
         super().test_bf16(host, inputs, spec)
 
 
+@pytest.mark.slow
 class TestEvaSeparate(TestEva):
     """Three projections, registers, output norm."""
 

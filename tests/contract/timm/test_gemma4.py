@@ -38,6 +38,7 @@ class TestGemma4(HostContract):
         return small(timm.create_model("gemma4_vit_167m", **TINY, num_classes=5))
 
 
+@pytest.mark.slow
 class TestGemma4Encoder(TestGemma4):
     """The encoder alone: keys and values that two heads share, values that are clipped, the pooling of a language model."""
 

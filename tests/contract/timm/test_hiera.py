@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
 import timm
 import torch
 from torch import nn
@@ -39,6 +40,7 @@ class TestHiera(HostContract):
         return model
 
 
+@pytest.mark.slow
 class TestHieraScaled(TestHiera):
     """Pooled shortcuts side by side instead of a projection, layer scale."""
 

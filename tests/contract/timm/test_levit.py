@@ -10,7 +10,7 @@ from timm.models.levit import ConvNorm, LinearNorm, NormLinear
 from torch import nn
 
 import attngraft
-from tests.contract.tester import ONE_PER_STAGE, HostContract
+from tests.contract.tester import GRAFTS, ONE_PER_STAGE, HostContract
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 TINY: dict[str, Any] = {
@@ -47,6 +47,7 @@ class TestLevit(HostContract):
     name: ClassVar = "levit_256d"
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
     where: ClassVar = dict.fromkeys(("uniform_heads(value=cb)", "bisa", "misa", "ghost"), "stages.*.blocks")
+    specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads(value=cb)"]
 
     def make(self) -> nn.Module:
         return unlike_at_first(timm.create_model(self.name, **TINY))
@@ -56,10 +57,10 @@ class TestLevitConv(TestLevit):
     """Maps; with every graft in the slow tests."""
 
     name = "levit_conv_256d"
-
     specs: ClassVar = ONE_PER_STAGE
 
 
+@pytest.mark.slow
 class TestLevitDistilled(TestLevitConv):
     """Two heads, whose outputs are averaged."""
 
@@ -67,7 +68,14 @@ class TestLevitDistilled(TestLevitConv):
 
 
 @pytest.mark.slow
-class TestLevitConvWithEveryGraft(TestLevit):
+class TestLevitWithEveryGraft(TestLevit):
+    """Tokens."""
+
+    specs: ClassVar = GRAFTS
+
+
+@pytest.mark.slow
+class TestLevitConvWithEveryGraft(TestLevitWithEveryGraft):
     """Maps."""
 
     name = "levit_conv_256d"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
 from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitTransformerCfg
 from torch import nn
 
@@ -31,6 +32,7 @@ class TestCoAtNet(HostContract):
         return off_zero(without_chance(MaxxVit(cfg, img_size=32, num_classes=5)))
 
 
+@pytest.mark.slow
 class TestCoAtNetByRole(TestCoAtNet):
     """Rows of q, then k, then v; positions through a network; layer scale."""
 
@@ -47,12 +49,14 @@ class TestMaxVit(TestCoAtNet):
     attention: ClassVar = {"rel_pos_type": "bias_tf"}
 
 
+@pytest.mark.slow
 class TestMaxVitMaps(TestMaxVit):
     """The same as maps."""
 
     attention: ClassVar = {"rel_pos_type": "bias", "use_nchw_attn": True}
 
 
+@pytest.mark.slow
 class TestParallelMaxVit(TestMaxVit):
     """Windows and grids side by side, each with half of the width."""
 

@@ -39,6 +39,7 @@ class TestMViTv2(HostContract):
         return stir(model, lambda name, _: "rel_pos" in name or "qkv" in name)
 
 
+@pytest.mark.slow
 class TestMViTv2ClassToken(TestMViTv2):
     """A class token beside the maps; heads without the queries, no positions; stages widen in the MLPs that end them."""
 

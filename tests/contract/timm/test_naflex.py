@@ -28,6 +28,7 @@ class TestNaFlex(HostContract):
         return NaFlexVit(NaFlexVitCfg(**sizes, **self.extras), img_size=16, num_classes=5)
 
 
+@pytest.mark.slow
 class TestNaFlexRotary(TestNaFlex):
     """Learned rotations, a class token, an attention that pools behind the blocks."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
 import timm
 from torch import nn
 
@@ -36,6 +37,7 @@ class TestPvtV2(HostContract):
         return model
 
 
+@pytest.mark.slow
 class TestPvtV2Linear(TestPvtV2):
     """Every block asks 7 x 7 averages."""
 

@@ -26,6 +26,7 @@ class TestQwen3(HostContract):
         return timm.create_model("qwen3_vit_306m", **TINY, pos_embed_grid_size=6, num_classes=5)
 
 
+@pytest.mark.slow
 class TestQwen3Encoder(TestQwen3):
     """The encoder alone, with the projector that a language model reads."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
 import timm
 from torch import nn
 
@@ -33,6 +34,7 @@ class TestRelPos(HostContract):
         return off_zero(without_chance(timm.create_model(self.name, **(TINY | self.extras))))
 
 
+@pytest.mark.slow
 class TestRelPosTable(TestRelPos):
     """A table in each block, a class token, norms behind the branches."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
 import timm
 import torch
 from torch import nn
@@ -40,6 +41,7 @@ class TestSam(HostContract):
         return stir(model, lambda name, _: "rel_pos" in name)  # positions start at zero
 
 
+@pytest.mark.slow
 class TestSamScaled(TestSam):
     """No relative positions, layer scale, norms of queries and keys."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
 import timm
 from packaging.version import Version
 from torch import nn
 
-from tests.contract.tester import ONE_PER_STAGE, SPACE, HostContract
+from tests.contract.tester import GRAFTS, ONE_PER_STAGE, SPACE, HostContract
 from tests.contract.timm.test_eva import off_zero
 from tests.contract.timm.test_relpos import without_chance
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN
@@ -29,9 +30,17 @@ class TestSwin(HostContract):
     layers = 3
     refused: ClassVar = NO_CLASS_TOKEN
     space: ClassVar = SPACE
+    specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads", "cb(at=attention, scope=window)"]
 
     def make(self) -> nn.Module:
         return timm.create_model("swin_tiny_patch4_window7_224", img_size=28, **TINY)
+
+
+@pytest.mark.slow
+class TestSwinWithEveryGraft(TestSwin):
+    """Windows again."""
+
+    specs: ClassVar = GRAFTS
 
 
 class TestSwinV2(HostContract):
@@ -52,6 +61,7 @@ class TestSwinV2(HostContract):
         return off_zero(without_chance(model))
 
 
+@pytest.mark.slow
 class TestSwinV2Cr(TestSwinV2):
     """Another network of positions; a temperature in one dimension."""
 

@@ -34,6 +34,7 @@ class TestT2TViT(HostContract):
         return timm.create_model("t2t_vit_14", **TINY, **self.extras)
 
 
+@pytest.mark.slow
 class TestT2TViTTransformer(TestT2TViT):
     """Softmax attention in the tokens-to-token module, scores scaled as in the published weights, class token not used."""
 

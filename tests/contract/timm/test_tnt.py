@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
 import timm
 from torch import nn
 
@@ -36,6 +37,7 @@ class TestTnt(HostContract):
         )
 
 
+@pytest.mark.slow
 class TestLegacyTnt(TestTnt):
     """The order of norm and unfolding that older weights have; nothing else differs."""
 

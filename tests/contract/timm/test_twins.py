@@ -38,6 +38,7 @@ class TestTwinsSVT(HostContract):
         return off_zero(Twins(**TINY, wss=self.windows))
 
 
+@pytest.mark.slow
 class TestTwinsPCPVT(TestTwinsSVT):
     """No windows."""
 

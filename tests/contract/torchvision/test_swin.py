@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
 from torch import nn
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
 
@@ -32,6 +33,7 @@ class TestSwin(HostContract):
         return SwinTransformer(**SMALL)
 
 
+@pytest.mark.slow
 class TestSwinV2(TestSwin):
     """Cosines, a network of positions, norms behind the branches."""
 

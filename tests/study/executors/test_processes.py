@@ -32,6 +32,7 @@ def plain(result: StudyResult) -> StudyResult:
     return dataclasses.replace(result, created="", command="", notes=[])
 
 
+@pytest.mark.slow
 def test_a_death_and_a_failure_leave_the_others_going(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     alone = compare(study(tmp_path / "a"), tools=tools(Laborer({"cb_s": 0.1}, fails={("horizontal", 1)})))
     trainer = Laborer({"cb_s": 0.1}, dies={("cb_s", 0): 1}, fails={("horizontal", 1)})
