@@ -62,6 +62,7 @@ def test_drift_does_not_move_the_ratio():
     assert measured.low <= 1.1 <= measured.high
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_under_noise():
     trials, covered = 60, 0
     machine = FakeMachine(noise=0.05)

@@ -75,6 +75,7 @@ def test_a_missing_or_surplus_weight_fails(shared: Path, tmp_path: Path) -> None
     assert "shift" in problem
 
 
+@pytest.mark.slow
 def test_the_command(shared: Path) -> None:
     command = [sys.executable, run.__file__, str(shared / "conformance/vectors/cb/cb_mean.json")]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")

@@ -97,7 +97,7 @@ def test_every_host_compiles_with_three_grafts(contract: type[HostContract]) -> 
     check_compile(grafted(contract, "bisa@first:1 + horizontal + cb_s(init=0.5)"))
 
 
-@pytest.mark.parametrize("contract", slow_but(HOSTS, vit.TestViT, swin.TestSwin))
+@pytest.mark.parametrize("contract", slow_but(HOSTS, vit.TestViT))
 def test_every_host_exports_with_three_grafts(contract: type[HostContract]) -> None:
     check_export(grafted(contract, f"bisa@{contract.where.get('bisa', 'all')} + vertical + cb(at=both)"))
 

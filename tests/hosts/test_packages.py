@@ -29,6 +29,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_model_of_timm_does_not_import_transformers() -> None:
     run(TIMM.format(blocked=False) + "assert not [name for name in sys.modules if name.startswith('transformers')]")
 
@@ -92,6 +93,7 @@ except attngraft.HostError as error:
 """
 
 
+@pytest.mark.slow
 def test_what_one_release_renames_takes_only_its_own_adapter() -> None:
     found = run(RENAMED)
     listed, _, refused = found.partition("refused:")

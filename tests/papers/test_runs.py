@@ -33,6 +33,7 @@ def a_run(
         (folder / "finished.json").write_text("{}")
 
 
+@pytest.mark.slow
 def test_a_studys_folder_fills_its_table(tmp_path: Path):
     a_run(tmp_path / "runs" / "none" / "seed0", graft=None, top1=[0.5, 0.87])
     a_run(tmp_path / "runs" / "vertical" / "seed0", graft="vertical", top1=[0.89])

@@ -24,7 +24,14 @@ def test_the_report_is_written_and_stale_plots_go(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["one_seed", "with_failed_runs", "without_costs", "with_hostile_names", "with_sections"]
+    "name",
+    [
+        "with_hostile_names",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("one_seed", "with_failed_runs", "without_costs", "with_sections")
+        ),
+    ],
 )
 def test_a_result_read_back_gives_the_same_page(tmp_path: Path, name: str):
     study = studies.ALL[name]()

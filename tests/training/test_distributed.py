@@ -37,6 +37,7 @@ def run_one_and_two(recipe: dict[str, Any], folder: Path) -> tuple[Path, Path]:
     return one, two
 
 
+@pytest.mark.slow
 def test_float64_parameters_agree(tmp_path: Path) -> None:
     one, two = run_one_and_two(exact_recipe(double=True), tmp_path)
     for section in ("model", "ema"):

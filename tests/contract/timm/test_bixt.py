@@ -75,6 +75,7 @@ class TestSequential(TestBixt):
     extras: ClassVar = {"depth": 2}
 
 
+@pytest.mark.slow
 class TestIterative(TestBixt):
     """The second cross-attention runs twice."""
 
