@@ -16,7 +16,7 @@ from attngraft.dispatch.formula import differentiable
 from attngraft.mechanisms.local import reference, shifted
 from attngraft.mechanisms.local.banded import Band, Mirrored, Padded, Products
 from attngraft.mechanisms.local.offsets import Neighborhood, Strip
-from attngraft.mechanisms.local.shifted import Shifted
+from attngraft.mechanisms.local.shifted import Shifted, Sums
 
 #: places that are multiplied at a time: more make larger products, of which more is zero
 BLOCK = 16
@@ -44,13 +44,12 @@ def weigh(
                 padded.fill(values[image], start)
                 band.sums(by_rows(weights, near), padded, out[image, rows])
         return out
-    by, seen = _by_offset(multiplier, heads), Shifted(values[0], heads, near, sizes=filters.shape[1:3])
-    sums, room = (_of_one_image(out, heads) for _ in range(2))
+    by = values.new_ones(values.shape[3], near.offsets) if multiplier is None else multiplier.flatten(1)
+    seen = Shifted(values[0], heads, near, sizes=filters.shape[1:3])
+    sums = Sums(seen, by)
     for image in range(len(values)):
-        weights = _weights(_maps(filters[image], heads), softmax, 1)
         seen.inside.copy_(values[image])
-        shifted.sums(seen, weights, by, sums, room)
-        out[image].copy_(sums.flatten(0, 1).permute(1, 2, 0))
+        sums.fill(_weights(_maps(filters[image], heads), softmax, 1), out[image])
     return out
 
 

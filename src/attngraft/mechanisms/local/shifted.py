@@ -1,7 +1,8 @@
-"""Local attention one offset after another: for multipliers by channel, which no product of matrices knows, and for strides.
+"""Local attention for multipliers by channel, of which no one product of matrices is made, and for strides.
 
-Of an image there are, channels first: its values with zeros around them, its weights, what it gets, and a few buffers of the
-size of what it gets. Nothing is k * k times as large.
+Of an image there are, channels first: its values with zeros around them, its weights, and what it gets. Outputs are made a
+few channels of a few rows at a time, of all their neighbors in one room; gradients one offset after another, in rooms of the
+size of what an image gets. Nothing is k * k times as large as an image.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from torch import Tensor
 
 from attngraft.mechanisms.local.offsets import Neighborhood
 
+#: channels whose outputs are made at a time; numbers in the room for their neighbors, about, and at most this part of all of
+#: an image's: what lies in a cache between two operations, which are few enough for their own cost to be small
+CHANNELS, NUMBERS, PART = 32, 2**21, 1 / 8
+
 
 class Shifted:
     """Room for an image (Y, X, C) with zeros around it, seen as (H, D, Y', X') at any offset.
@@ -23,7 +28,7 @@ class Shifted:
     """
 
     def __init__(self, like: Tensor, heads: int, neighborhood: Neighborhood, *, sizes: Sequence[int]) -> None:
-        self._near, self._heads, self._sizes = neighborhood, heads, sizes
+        self._near, self.heads, self.sizes = neighborhood, heads, sizes
         (height, width, channels), radius = like.shape, neighborhood.radius
         self._padded = like.new_zeros(channels, height + 2 * radius, width + 2 * radius)
         inside = self._padded[:, radius : radius + height, radius : radius + width]
@@ -33,9 +38,16 @@ class Shifted:
         """Zeros everywhere."""
         self._padded.zero_()
 
+    def neighbors(self, channels: slice, top: int, rows: int) -> Tensor:
+        """(c, k, k, rows, X'), a view: what the pixels of some rows see in every direction, in some channels."""
+        near, of = self._near, self._padded.stride()
+        between = of[0], *(near.dilation * step for step in of[1:]), *(near.stride * step for step in of[1:])
+        shape = channels.stop - channels.start, near.size, near.size, rows, self.sizes[1]
+        return self._padded.as_strided(shape, between, channels.start * of[0] + top * near.stride * of[1])
+
     def at_every_offset(self) -> Iterator[Tensor]:
         """(H, D, Y', X'), views: what every pixel sees in that direction."""
-        near, rows, columns = self._near, *self._sizes
+        near, rows, columns = self._near, *self.sizes
         for i in range(near.size):
             for j in range(near.size):
                 top, left = i * near.dilation, j * near.dilation
@@ -44,19 +56,43 @@ class Shifted:
                     top : top + (rows - 1) * near.stride + 1 : near.stride,
                     left : left + (columns - 1) * near.stride + 1 : near.stride,
                 ]
-                yield seen.unflatten(0, (self._heads, -1))
+                yield seen.unflatten(0, (self.heads, -1))
 
 
-def sums(values: Shifted, weights: Tensor, multiplier: Tensor | None, out: Tensor, room: Tensor) -> None:
-    """To `out` (H, D, Y', X'): by weights (H, K, Y', X') and multiplier (K, H, D, 1, 1). `room` is like `out`.
+class Sums:
+    """What images of one shape get: their neighbors times weights, then summed by a product with the multiplier.
 
-    Rooms are the caller's, to serve all images: fresh memory of this size costs about as much as a few offsets.
+    Args:
+        values: room for the values of an image.
+        multiplier: (C, K).
     """
-    out.zero_()
-    for offset, seen in enumerate(values.at_every_offset()):
-        if multiplier is not None:
-            seen = torch.mul(seen, multiplier[offset], out=room)
-        out.addcmul_(seen, weights[:, offset].unsqueeze(1))
+
+    def __init__(self, values: Shifted, multiplier: Tensor) -> None:
+        self._values, self._multiplier = values, multiplier.unsqueeze(1)
+        rows, columns = values.sizes
+        channels, offsets = multiplier.shape
+        self._width = channels // values.heads
+        self._group = min(CHANNELS, self._width)
+        numbers = min(NUMBERS, int(PART * channels * offsets * rows * columns))
+        self._strip = min(max(numbers // (self._group * offsets * columns), 1), rows)
+        self._room = multiplier.new_empty(self._group * offsets * self._strip * columns)
+        self._sums = multiplier.new_empty(channels * self._strip * columns)
+
+    def fill(self, weights: Tensor, out: Tensor) -> None:
+        """`out` (Y', X', C) of the image that is in the values' room, by weights (H, K, Y', X')."""
+        height, columns, channels = out.shape
+        for top in range(0, height, self._strip):
+            rows = min(self._strip, height - top)
+            sums = self._sums[: channels * rows * columns].view(channels, 1, -1)
+            for first in range(0, channels, self._width):
+                of_head = weights[first // self._width, :, top : top + rows]
+                for start in range(first, first + self._width, self._group):
+                    some = slice(start, min(start + self._group, first + self._width))
+                    neighbors = self._values.neighbors(some, top, rows)
+                    room = self._room[: neighbors.numel()].view(neighbors.shape)
+                    weighed = torch.mul(neighbors, of_head.view(neighbors.shape[1:]), out=room)
+                    torch.bmm(self._multiplier[some], weighed.flatten(1, 2).flatten(2), out=sums[some])
+            out[top : top + rows].copy_(sums.view(channels, rows, columns).permute(1, 2, 0))
 
 
 def gradients(
