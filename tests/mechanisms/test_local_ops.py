@@ -212,6 +212,28 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("ghost", [False, True])
+def test_images_of_a_batch_know_nothing_of_each_other(monkeypatch: pytest.MonkeyPatch, ghost: bool) -> None:
+    """Small ones are computed as one tall image: not even infinities go from one to the next."""
+    monkeypatch.setattr(lean, "BLOCK", 16)
+    values, filters = torch.randn(5, 4, 3, 2), torch.randn(5, 2 * 9, 3, 2)
+    values[2] = torch.inf
+    mul, add = torch.randn(2, 4, 3, 3)
+    given = [values.requires_grad_(), filters.requires_grad_()]
+    others = [0, 1, 3, 4]
+
+    def results(some: list[int]) -> list[Tensor]:
+        found = local_filter(values[some], filters[some], mul if ghost else None, add, kernel_size=3, backend="eager")
+        gradients = torch.autograd.grad(found[[i for i, image in enumerate(some) if image != 2]].sum(), given)
+        return [found, *gradients]
+
+    together, apart = results([0, 1, 2, 3, 4]), results(others)
+    assert not together[0][2].isfinite().any()
+    torch.testing.assert_close(together[0][others], apart[0])
+    for ours, theirs in zip(together[1:], apart[1:], strict=True):
+        torch.testing.assert_close(ours[others], theirs[others])
+
+
+@pytest.mark.parametrize("ghost", [False, True])
 def test_nothing_is_k_times_k_times_as_large_as_the_values(monkeypatch: pytest.MonkeyPatch, ghost: bool) -> None:
     monkeypatch.setattr(shifted, "CHANNELS", 32)
     values, filters = torch.randn(1, 32, 40, 40), torch.randn(1, 25, 40, 40)

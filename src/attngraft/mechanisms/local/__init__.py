@@ -13,7 +13,8 @@ Source: "ELSA: Enhanced Local Self-Attention for Vision Transformer", Eq. 5 and 
 | offsets.py | the geometry: sizes, and where a neighborhood lies in memory |
 | banded.py | lean PyTorch: weights as the bands of matrices, products with them |
 | shifted.py | lean PyTorch: for multipliers by channel and for strides, a few channels and rows or one offset at a time |
-| lean.py | the custom operation over both, forward and backward |
+| stack.py | small images one under another, as one |
+| lean.py | the custom operation over these, forward and backward |
 | scores.py | the custom operation of queries and keys, forward and backward |
 | eager.py | which way a call goes; the addend as a depthwise convolution |
 | triton.py, triton_kernels.py | the GPU: one sweep over the offsets closes the softmax, forward and backward |

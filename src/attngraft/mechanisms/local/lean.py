@@ -1,4 +1,5 @@
-"""Local attention as a custom operation with a written-out backward: image by image, a strip of rows at a time.
+"""Local attention as a custom operation with a written-out backward: image by image, several small ones as one, a strip of
+rows at a time.
 
 Tensors here have their channels last, (B, Y, X, C) and (B, Y', X', H K), are contiguous, and of one dtype, float32 or
 float64.
@@ -17,6 +18,7 @@ from attngraft.mechanisms.local import reference, shifted
 from attngraft.mechanisms.local.banded import Band, Mirrored, Padded, Products
 from attngraft.mechanisms.local.offsets import Neighborhood, Strip
 from attngraft.mechanisms.local.shifted import Shifted, Sums
+from attngraft.mechanisms.local.stack import Stack
 
 #: places that are multiplied at a time: more make larger products, of which more is zero
 BLOCK = 16
@@ -30,10 +32,14 @@ def weigh(
 ) -> Tensor:
     """(B, Y', X', C)."""
     near = Neighborhood(size, dilation, stride)
-    out = _room(values, filters)
-    if not out.numel():
-        return out
-    heads = filters.shape[3] // near.offsets
+    if not values.numel():
+        return _room(values, filters)
+    stack = Stack.of(values, filters.shape[3] // near.offsets, near, apart=BLOCK)
+    return stack.down(_weigh(stack.up(values), stack.up(filters), multiplier, near, softmax))
+
+
+def _weigh(values: Tensor, filters: Tensor, multiplier: Tensor | None, near: Neighborhood, softmax: bool) -> Tensor:
+    out, heads = _room(values, filters), filters.shape[3] // near.offsets
     if banded(near, multiplier):
         strip = strip_of(values, heads, near)
         padded, band = Padded(strip, values), Band(strip, values)
@@ -66,11 +72,19 @@ def weigh_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of values, filters and multiplier; where there is no multiplier, of no numbers."""
     near = Neighborhood(size, dilation, stride)
+    if not values.numel():
+        to_values, to_filters, to_multiplier = _gradients(values, filters, multiplier)
+        return to_values.zero_(), to_filters.zero_(), to_multiplier.zero_()
+    stack = Stack.of(values, filters.shape[3] // near.offsets, near, apart=BLOCK)
+    operands = stack.up(values), stack.up(filters), multiplier
+    to_values, to_filters, to_multiplier = _weigh_backward(stack.up(to_out), *operands, near, softmax)
+    return stack.down(to_values), stack.down(to_filters), to_multiplier
+
+
+def _weigh_backward(
+    to_out: Tensor, values: Tensor, filters: Tensor, multiplier: Tensor | None, near: Neighborhood, softmax: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     found = to_values, to_filters, to_multiplier = _gradients(values, filters, multiplier)
-    if not to_out.numel():
-        for gradient in found:
-            gradient.zero_()
-        return found
     heads = filters.shape[3] // near.offsets
     if banded(near, multiplier):
         strip = strip_of(values, heads, near)

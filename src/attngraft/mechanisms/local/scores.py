@@ -17,17 +17,23 @@ from attngraft.dispatch.flops import register_flops
 from attngraft.dispatch.formula import differentiable
 from attngraft.mechanisms.local import reference
 from attngraft.mechanisms.local.banded import Band, Mirrored, Padded, Products
-from attngraft.mechanisms.local.lean import by_rows, strip_of
+from attngraft.mechanisms.local.lean import BLOCK, by_rows, strip_of
 from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local.stack import Stack
 
 
 @torch.library.custom_op("attngraft::local_scores_lean", mutates_args=())
 def score(queries: Tensor, keys: Tensor, heads: int, size: int, dilation: int) -> Tensor:
     """(B, Y, X, H K)."""
     near = Neighborhood(size, dilation)
-    out = _room(queries, heads, near)
     if not queries.numel():
-        return out.zero_()
+        return _room(queries, heads, near).zero_()
+    stack = Stack.of(queries, heads, near, apart=BLOCK)
+    return stack.down(_score(stack.up(queries), stack.up(keys), heads, near))
+
+
+def _score(queries: Tensor, keys: Tensor, heads: int, near: Neighborhood) -> Tensor:
+    out = _room(queries, heads, near)
     strip = strip_of(queries, heads, near)
     own, padded, products = Padded(strip, queries), Padded(strip, keys), Products(strip, keys)
     for image in range(len(queries)):
@@ -45,9 +51,17 @@ def score_backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of queries and keys."""
     near = Neighborhood(size, dilation)
-    to_queries, to_keys = torch.empty_like(queries), torch.empty_like(keys)
     if not queries.numel():
-        return to_queries, to_keys
+        return torch.empty_like(queries), torch.empty_like(keys)
+    stack = Stack.of(queries, heads, near, apart=BLOCK)
+    to_queries, to_keys = _score_backward(stack.up(to_scores), stack.up(queries), stack.up(keys), heads, near)
+    return stack.down(to_queries), stack.down(to_keys)
+
+
+def _score_backward(
+    to_scores: Tensor, queries: Tensor, keys: Tensor, heads: int, near: Neighborhood
+) -> tuple[Tensor, Tensor]:
+    to_queries, to_keys = torch.empty_like(queries), torch.empty_like(keys)
     strip = strip_of(queries, heads, near)
     own, padded, band = Padded(strip, queries), Padded(strip, keys), Band(strip, keys)
     mirrored = Mirrored(strip, keys, keys.shape[1])
