@@ -34,6 +34,7 @@ def test_the_same_on_both_devices(device: str):
     assert count_macs(model, torch.empty(1, 3, 32, 32, device=device)) == layers + attention
 
 
+@pytest.mark.slow
 def test_reference_counts(shared: Path):
     for name, expected in json.loads((shared / "facts" / "cb_counts.json").read_text())["models"].items():
         with torch.device("meta"):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +13,7 @@ from tests.contract.timm import test_levit as levit
 from tests.contract.timm import test_sam as sam
 from tests.contract.timm import test_swin as swin
 from tests.contract.timm import test_vit as vit
+from tests.slow import slow_but
 
 # named through their modules, so that pytest does not collect the contract a second time here
 HOSTS = [
@@ -33,11 +31,6 @@ COMPILED = [host for host in HOSTS if host not in (levit.TestLevitConv, sam.Test
 
 #: grafts that are exported at every change: one for each stage
 QUICK = ("bisa(learned=true, norm=true)", "ghost", "horizontal", "vertical", "cb_s(init=1, position=mid)")
-
-
-def slow_but(all_of: Sequence[Any], *quick: Any) -> list[Any]:
-    """Parameters: `quick` at every change, the others in the slow tests."""
-    return [pytest.param(one, marks=[pytest.mark.slow] * (one not in quick)) for one in all_of]
 
 
 def grafted(contract: type[HostContract], spec: str) -> nn.Module:

@@ -6,12 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.docs.pages import DOCS, ROOT, blocks, written_pages
+from tests.slow import slow_but
 
+#: what is run at every change
+TEACHING = [DOCS / name for name in ("extend/graft.md", "extend/host.md", "extend/task.md", "start.md")]
 PAGES = [page for page in written_pages() if page.is_relative_to(DOCS) and any(b.runs for b in blocks(page, "python"))]
 
 #: runs programs in one process, each as a main module in a folder of its own; a page's lines stand in its tracebacks
@@ -38,11 +43,15 @@ def name(page: Path) -> str:
     return page.relative_to(DOCS).as_posix()
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    """The traceback, or None, of every page. In a process of its own: pages register grafts and hosts."""
-    folder = tmp_path_factory.mktemp("pages")
-    programs = {name(page): [(b.line, b.code) for b in blocks(page, "python") if b.runs] for page in PAGES}
+@cache
+def outcomes(*pages: Path) -> dict[str, str | None]:
+    """The traceback, or None, of each page. In a process of their own: pages register grafts and hosts."""
+    programs = {name(page): [(b.line, b.code) for b in blocks(page, "python") if b.runs] for page in pages}
+    with TemporaryDirectory() as kept:
+        return run(programs, Path(kept))
+
+
+def run(programs: dict[str, list[tuple[int, str]]], folder: Path) -> dict[str, str | None]:
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, str(folder), str(folder / "outcomes.json")],
         input=json.dumps(programs),
@@ -58,11 +67,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_page_runs(page: Path, outcomes: dict[str, str | None]) -> None:
-    failure = outcomes[name(page)]
+@pytest.mark.parametrize("page", slow_but(PAGES, *TEACHING), ids=name)
+def test_page_runs(page: Path) -> None:
+    others = [one for one in PAGES if one not in TEACHING]
+    failure = outcomes(*(TEACHING if page in TEACHING else others))[name(page)]
     assert failure is None, failure
 
 
 def test_the_pages_that_teach_are_among_them() -> None:
-    assert {"extend/graft.md", "extend/host.md", "extend/task.md", "start.md"} <= {name(page) for page in PAGES}
+    assert set(TEACHING) <= set(PAGES)

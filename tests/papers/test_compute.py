@@ -44,6 +44,9 @@ EXPECTED = {
 }
 #: many large models; each counter is at work in a smaller table too
 HEAVY = {
+    ("bisa", "text"),
+    ("cb", "table1"),
+    ("cb", "table4"),
     ("bisa", "table1"),
     ("bisa", "table4"),
     ("bisa", "table4_maps"),

@@ -24,6 +24,7 @@ from attngraft.papers.counters import (
     count_hv,
 )
 from attngraft.papers.skeletons import SKELETONS
+from tests.slow import slow_but
 
 IMAGE = (torch.empty(1, 3, 224, 224, device="meta"),)
 HV_SPECS = {"baseline": None, "hor": "horizontal", "ver": "vertical", "hor+ver": "horizontal + vertical"}
@@ -65,7 +66,7 @@ def test_elementwise_multiplications(spec: str, times: float):
     assert counted["multiplications"] == pytest.approx(times * 197 * 384 * 12 / 1e6)
 
 
-@pytest.mark.parametrize("variant", list(HV_SPECS))
+@pytest.mark.parametrize("variant", slow_but(HV_SPECS, "hor+ver"))
 def test_hv_swin(shared: Path, variant: str):
     expected = hv_row(shared, "swin_t_in100", variant)
     counted = count_hv(on_meta("swin_tiny_patch4_window7_224", HV_SPECS[variant], num_classes=100), IMAGE)
@@ -73,7 +74,7 @@ def test_hv_swin(shared: Path, variant: str):
     assert counted["macs"] * GI == expected["macs_linear_only"]
 
 
-@pytest.mark.parametrize("variant", list(HV_SPECS))
+@pytest.mark.parametrize("variant", slow_but(HV_SPECS, "hor+ver"))
 def test_hv_t2t(shared: Path, variant: str):
     expected = hv_row(shared, "t2t_vit_14_in100", variant)
     model = on_meta("t2t_vit_14", HV_SPECS[variant], num_classes=100)
@@ -83,7 +84,7 @@ def test_hv_t2t(shared: Path, variant: str):
     assert counted["macs"] * GI == expected["macs_linear_only"]
 
 
-@pytest.mark.parametrize("variant", list(HV_SPECS))
+@pytest.mark.parametrize("variant", slow_but(HV_SPECS, "hor+ver"))
 @pytest.mark.parametrize(("model", "vocabulary"), [("transformer_wmt16", 9521), ("transformer_wmt17", 28138)])
 def test_hv_translation(shared: Path, model: str, vocabulary: int, variant: str):
     expected = hv_row(shared, model, variant)
@@ -96,7 +97,7 @@ def test_hv_translation(shared: Path, model: str, vocabulary: int, variant: str)
 BISA_LEVIT = {None: 0, "misa@first:1": 1, "bisa@first:1": 2, "misa@first:2": 3, "bisa@first:2": 4}  # row of Table 4
 
 
-@pytest.mark.parametrize("spec", list(BISA_LEVIT))
+@pytest.mark.parametrize("spec", slow_but(BISA_LEVIT, "bisa@first:2"))
 def test_bisa_levit(shared: Path, spec: str | None):
     expected = bisa_counts(shared)["table4"][BISA_LEVIT[spec]]
     model = on_meta("levit_128s", spec)

@@ -13,6 +13,7 @@ from attngraft.report.figures import FILES, panel_svg, plot_files, study_figures
 from attngraft.report.inline import inline_svg
 from attngraft.report.theme import LIGHT, THEMES
 from tests.report import studies
+from tests.slow import slow_but
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -63,7 +64,7 @@ def test_only_what_there_is_data_for(study, names):
     assert [figure.name for figure in study_figures(study)] == names
 
 
-@pytest.mark.parametrize("name", ["with_hostile_names", "with_failed_runs"])
+@pytest.mark.parametrize("name", slow_but(["with_hostile_names", "with_failed_runs"], "with_hostile_names"))
 def test_odd_studies_are_drawn(name):
     assert all(len(content) > 4000 for content in plot_files(studies.ALL[name]()).values())
 

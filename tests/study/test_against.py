@@ -316,6 +316,7 @@ def test_inputs_that_differ_are_noted(tmp_path: Path) -> None:
 # --- costs and paces, really measured -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_host_has_counts_of_its_own(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=["cb_s", {"host": DEIT}, {"host": MIXER}], set=["train.batch_size=8"])
     material = load_material(config.recipe_of(config.baseline, 0))
@@ -350,6 +351,7 @@ def test_tables_and_page_say_which_host(tmp_path: Path) -> None:
     assert "those on one host start from the same weights" in page
 
 
+@pytest.mark.slow
 def test_a_page_says_what_kind_of_comparison_it_is(tmp_path: Path) -> None:
     for grafts, said in (
         (["cb_s"], "Comparison of attention grafts<"),

@@ -88,6 +88,7 @@ def test_recipes_train_what_they_say_and_all_variants_start_alike(
         assert not torch.equal(plain, cb)
 
 
+@pytest.mark.slow
 def test_the_result_says_what_the_runs_start_from_and_what_that_scores(tmp_path: Path, weights: Path) -> None:
     compared(tmp_path / "first", weights, "linear-probe")
     own = next((tmp_path / "first" / "runs").glob("cb/seed0"))

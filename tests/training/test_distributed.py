@@ -48,6 +48,7 @@ def test_float64_parameters_agree(tmp_path: Path) -> None:
             torch.testing.assert_close(left[name], right[name], rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_float32_losses_and_logits_agree_and_every_example_is_evaluated_once(tmp_path: Path) -> None:
     one, two = run_one_and_two(exact_recipe(double=False, accumulate=2), tmp_path)
     for left, right in zip(metric_rows(one), metric_rows(two), strict=True):

@@ -77,7 +77,6 @@ CASES = (
         kept="the checkpoint before",
         remedy=LIMIT,
         run=_limit("last.pt", time=4, size=50_000, saved=11),
-        quick=True,
     ),
     Case(
         name="limit-metrics",

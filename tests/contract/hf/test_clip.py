@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import nn
 
 from tests.contract.hf.hosts import TINY, TransformersContract
@@ -16,6 +17,7 @@ class TestClip(TransformersContract):
         return CLIPVisionModel(CLIPVisionConfig(**TINY))
 
 
+@pytest.mark.slow
 class TestSiglip(TransformersContract):
     """No class token; a head that attends, which is no site."""
 

@@ -12,8 +12,9 @@ from tests.contract.hf import test_marian as marian
 from tests.contract.hf import test_swin as swin
 from tests.contract.hf import test_t5 as t5
 from tests.contract.hf import test_vit as vit
-from tests.contract.test_compile_export import check_compile, check_export, grafted, slow_but
+from tests.contract.test_compile_export import check_compile, check_export, grafted
 from tests.contract.tester import HostContract
+from tests.slow import slow_but
 
 # named through their modules, so that pytest does not collect the contract a second time here
 HOSTS = [vit.TestViT, dino.TestDinov3, clip.TestClip, swin.TestSwin, bert.TestBert]

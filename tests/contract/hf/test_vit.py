@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import nn
 
 from tests.contract.hf.hosts import TINY, TransformersContract
@@ -16,6 +17,7 @@ class TestViT(TransformersContract):
         return ViTModel(ViTConfig(**TINY), add_pooling_layer=False)
 
 
+@pytest.mark.slow
 class TestDeiT(TransformersContract):
     """Class and distillation token."""
 

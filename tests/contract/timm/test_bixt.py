@@ -67,6 +67,7 @@ class TestBixtDynamicPositions(TestBixt):
     extras: ClassVar = {"depth": 2, "positions": "dynamic", "tokenizer": "conv", "local": True, "sa_heads": 2}
 
 
+@pytest.mark.slow
 class TestSequential(TestBixt):
     """Tokens ask the latents, too."""
 

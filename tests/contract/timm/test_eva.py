@@ -54,6 +54,7 @@ class TestEvaSeparate(TestEva):
     extras: ClassVar = {"qkv_fused": False, "scale_attn_inner": True}
 
 
+@pytest.mark.slow
 class TestDinoV3(TestEva):
     """q, k and v in a projection without bias; four registers; layer scale."""
 

@@ -53,6 +53,7 @@ class TestLevit(HostContract):
         return unlike_at_first(timm.create_model(self.name, **TINY))
 
 
+@pytest.mark.slow
 class TestLevitConv(TestLevit):
     """Maps; with every graft in the slow tests."""
 

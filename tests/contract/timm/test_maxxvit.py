@@ -39,6 +39,7 @@ class TestCoAtNetByRole(TestCoAtNet):
     attention: ClassVar = {"rel_pos_type": "mlp", "rel_pos_dim": 8, "head_first": False, "init_values": 0.5}
 
 
+@pytest.mark.slow
 class TestMaxVit(TestCoAtNet):
     """Windows, then grids, of 2 x 2, in three blocks; tables as in TensorFlow."""
 

@@ -43,6 +43,7 @@ class TestMixer(HostContract):
         return model
 
 
+@pytest.mark.slow
 class TestResMlp(TestMixer):
     """Affine norms, layer scale, one linear map over tokens."""
 

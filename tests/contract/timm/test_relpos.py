@@ -42,6 +42,7 @@ class TestRelPosTable(TestRelPos):
     extras: ClassVar = {"shared_rel_pos": False, "rel_pos_type": "bias", "rel_pos_dim": None}
 
 
+@pytest.mark.slow
 class TestSharedRelPos(TestRelPos):
     """One network for all blocks."""
 

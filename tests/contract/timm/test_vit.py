@@ -30,6 +30,7 @@ class TestViT(HostContract):
         return timm.create_model("vit_tiny_patch16_224", **TINY)
 
 
+@pytest.mark.slow
 class TestViTWithRegisters(HostContract):
     """No class token, registers, qk-norm, output norm, layer scale, average pooling; every graft in the slow tests."""
 
