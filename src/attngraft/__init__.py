@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from attngraft._version import __version__
 
 if TYPE_CHECKING:
+    from attngraft.analysis.record import record
     from attngraft.anatomy import Graft, GraftType
-    from attngraft.errors import AttngraftError, GraftFileError, GraftSpecError, HostError
+    from attngraft.errors import AttngraftError, GraftFileError, GraftSpecError, HostError, RecordError
     from attngraft.export.folder import load
     from attngraft.export.hf import from_pretrained, save_pretrained
     from attngraft.export.hf_trainer import GraftCheckpoints
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from attngraft.grafting.catalog import list_grafts, list_hosts
     from attngraft.grafting.io import load_grafts, save_grafts
     from attngraft.grafting.plan import plan
-    from attngraft.grafting.record import record
     from attngraft.grafting.report import GraftReport
     from attngraft.grafting.unused import pin_unused
     from attngraft.hosts.adapter import HostAdapter
@@ -44,6 +44,7 @@ _HOMES = {
     "GraftType": "anatomy",
     "HostAdapter": "hosts.adapter",
     "HostError": "errors",
+    "RecordError": "errors",
     "create_model": "models.create",
     "from_pretrained": "export.hf",
     "graft": "grafting.apply",
@@ -54,7 +55,7 @@ _HOMES = {
     "pin_unused": "grafting.unused",
     "plan": "grafting.plan",
     "push_to_hub": "export.hub",
-    "record": "grafting.record",
+    "record": "analysis.record",
     "register_graft": "mechanisms.registry",
     "register_host": "hosts.registry",
     "save_grafts": "grafting.io",
@@ -72,6 +73,7 @@ __all__ = [
     "GraftType",
     "HostAdapter",
     "HostError",
+    "RecordError",
     "__version__",
     "create_model",
     "from_pretrained",

@@ -23,6 +23,12 @@ class HostError(AttngraftError):
     """A model, or one of its sites, cannot take the graft. Nothing was changed."""
 
 
+class RecordError(AttngraftError, KeyError):
+    """A model offers nothing of what a recording asks for; the message says what it offers."""
+
+    __str__ = Exception.__str__  # not KeyError's, which quotes the message
+
+
 class GraftFileError(AttngraftError):
     """A graft file is damaged, of a newer format, or made for another host. The model was left as it was."""
 

@@ -9,8 +9,8 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 import attngraft
+from attngraft.analysis import measures as measured
 from attngraft.mechanisms import context_broadcast as package
-from attngraft.mechanisms.context_broadcast import analysis
 from attngraft.mechanisms.horizontal_vertical import Attention
 from tests.conformance import hosts
 from tests.conformance.vector import Builder, Built, Slot, Vector
@@ -159,12 +159,12 @@ def measures(vector: Vector) -> Built:
 
     def outputs(scores: Tensor, lam: Tensor) -> dict[str, Tensor]:
         weights = torch.softmax(temperature * scores, dim=-1)
-        ratio, mean = analysis.scale_statistics(lam)
+        ratio, mean = measured.scale_statistics(lam)
         return {
-            "entropy": analysis.entropy(weights),
-            "distance_pair_mean": analysis.relative_distance(weights, grid, normalize="pair_mean"),
-            "distance_per_query": analysis.relative_distance(weights, grid),
-            "steepness": analysis.steepness(scores[0, 0], temperature=temperature),
+            "entropy": measured.entropy(weights).mean(),
+            "distance_pair_mean": measured.relative_distance(weights, grid, normalize="pair_mean").mean(),
+            "distance_per_query": measured.relative_distance(weights, grid).mean(),
+            "steepness": measured.steepness(scores[0, 0], temperature=temperature),
             "scale_ratio": ratio,
             "scale_mean": mean,
         }

@@ -206,6 +206,8 @@ class HostContract:
                 shape = site.geometry.shape("weights")
                 assert shape is None or weights.shape[1:] == shape[1:]
                 torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+                assert recording[site.path]["scores"].shape == weights.shape
+                assert recording[site.path]["values"].shape[-2] == weights.shape[-1]
             else:
                 assert recording[site.path]["mlp.end"].shape[-1] == site.geometry.dim
 

@@ -101,7 +101,7 @@ def test_the_guide_of_grafts_calls_better_or_worse_what_the_studies_do() -> None
     assert f"{inside} of {len(verdicts)} differences are inside the noise" in page
 
 
-#: data as the guide of BiXT calls it, and the beginning of its study's name
+#: data as the guides of BiXT and ELSA call it, and the beginning of its study's name
 DATA = {"digits": "digits", "CIFAR-10": "cifar10", "Tiny ImageNet": "tiny_imagenet20"}
 
 
@@ -112,6 +112,15 @@ def test_the_guide_of_bixt_prints_the_studies(data: str) -> None:
     others = [f"{cells(row)[1]}, {row['verdict']}" for row in found.values() if row["baseline"] != "True"]
     assert f"| {data} | {cells(found['BiXT'])[0]} | {' | '.join(others)} |" in page
     assert all(row["seeds_finished"] == "3" and 0.97 < float(row["macs_ratio"]) < 1.03 for row in found.values())
+
+
+@pytest.mark.parametrize("data", ["CIFAR-10", "Tiny ImageNet"])
+def test_the_guide_of_elsa_prints_the_studies(data: str) -> None:
+    page = (ROOT / "docs/guide/elsa.md").read_text(encoding="utf-8")
+    base, *others = results(f"{DATA[data]}-elsa").values()
+    shown = [f"{cells(row)[1]}, {row['verdict']}" for row in others]
+    assert f"| {data} | {cells(base)[0]} | {' | '.join(shown)} |" in page
+    assert all(row["seeds_finished"] == "3" for row in (base, *others))
 
 
 def test_the_guide_of_bixt_prints_how_layers_grow() -> None:

@@ -227,7 +227,7 @@ def test_recording_hears_both_branches_and_changes_nothing(spec: str) -> None:
     model = tiny_vit()
     attngraft.graft(model, spec)
     expected = model(IMAGES)
-    with attngraft.record(model, where="blocks.0") as recording:
+    with attngraft.record(model, sites="blocks.0") as recording:
         assert torch.equal(model(IMAGES), expected)
     heard, name = recording["blocks.0.attn"], spec.partition("(")[0]
     assert ("weights" in heard) == (f"{name}.self" in heard) == (spec != "misa")
@@ -314,12 +314,12 @@ def test_a_weights_graft_acts_on_self_attention_alone() -> None:
     attngraft.graft(model, "bisa@first:1")
     expected = model(IMAGES)
     attngraft.graft(model, "uniform_heads@first:1")
-    with attngraft.record(model, where="blocks.0") as recording:
+    with attngraft.record(model, sites="blocks.0") as recording:
         assert not torch.allclose(model(IMAGES), expected)
     branches = recording["blocks.0.attn"]
     torch.manual_seed(3)
     attngraft.graft(other, "bisa@first:1")
-    with attngraft.record(other, where="blocks.0") as recording:
+    with attngraft.record(other, sites="blocks.0") as recording:
         other(IMAGES)
     torch.testing.assert_close(branches["bisa.inverse"], recording["blocks.0.attn"]["bisa.inverse"])
     assert not torch.allclose(branches["bisa.self"], recording["blocks.0.attn"]["bisa.self"])

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from timm.layers import Attention
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor, nn
+from torch import nn
 
 import attngraft
 from attngraft.anatomy import AttentionGeometry, MlpGeometry
 from attngraft.bench.macs import activation_bytes
 from attngraft.errors import UsageError
 from attngraft.mechanisms import context_broadcast as package
-from attngraft.mechanisms.context_broadcast import analysis
 from attngraft.mechanisms.registry import graft_types
 
 MLP = MlpGeometry(dim=32, hidden=128, tokens=17, prefix_tokens=1, class_token=True, grid=(4, 4))
@@ -236,55 +232,6 @@ def test_the_layer_takes_timms_arguments() -> None:
         package.UniformHeadAttention(32, 4, uniform_heads=5)
     with pytest.raises(UsageError, match="3 heads do not divide"):
         package.UniformHeadAttention(32, 3)
-
-
-# -- measures ------------------------------------------------------------------------------------------------------------
-
-
-def test_uniform_attention_has_the_largest_entropy_and_steepness() -> None:
-    uniform = torch.full((2, 3, 196, 196), 1 / 196, dtype=torch.float64)
-    assert math.isclose(analysis.entropy(uniform).item(), math.log(196))
-    scores = torch.zeros(5, 196, dtype=torch.float64)
-    expected = torch.full((5,), 2 * (1 - 1 / 196), dtype=torch.float64)
-    torch.testing.assert_close(analysis.steepness(scores, temperature=2.0), expected)
-    assert analysis.steepness(torch.randn(196), temperature=1.0) < 1 - 1 / 196
-
-
-def test_steepness_is_the_nuclear_norm_of_the_jacobian() -> None:
-    scores = torch.randn(7, dtype=torch.float64)
-    jacobian = torch.autograd.functional.jacobian(lambda s: torch.softmax(1.5 * s, -1), scores)
-    expected = torch.linalg.matrix_norm(jacobian, ord="nuc")
-    torch.testing.assert_close(analysis.steepness(scores, temperature=1.5), expected)
-
-
-@settings(max_examples=20, deadline=None)
-@given(rows=st.integers(1, 4), columns=st.integers(2, 4), seed=st.integers(0, 99))
-def test_distance_by_the_definition(rows: int, columns: int, seed: int) -> None:
-    tokens = rows * columns
-    torch.manual_seed(seed)
-    weights = torch.rand(2, tokens, tokens, dtype=torch.float64).softmax(-1)
-    total = 0.0
-    for i in range(tokens):
-        for j in range(tokens):
-            far = abs(i // columns - j // columns) / rows + abs(i % columns - j % columns) / columns
-            total += weights[:, i, j].mean().item() * far
-    pair = analysis.relative_distance(weights, (rows, columns), normalize="pair_mean").item()
-    assert math.isclose(pair, total / (tokens * (tokens - 1)))
-    assert math.isclose(analysis.relative_distance(weights, (rows, columns)).item(), total / tokens)
-
-
-def test_distance_refuses_a_map_with_prefix_tokens() -> None:
-    weights = torch.rand(2, 17, 17).softmax(-1)
-    with pytest.raises(UsageError, match="does not fit a grid of 4 x 4"):
-        analysis.relative_distance(weights, (4, 4))
-    spatial: Tensor = analysis.without_prefix(weights)
-    torch.testing.assert_close(spatial.sum(-1), torch.ones(2, 16))
-    assert analysis.relative_distance(spatial, (4, 4)) > 0
-
-
-def test_scale_statistics() -> None:
-    ratio, mean = analysis.scale_statistics(torch.arange(-5.0, 6.0))
-    assert (round(ratio.item(), 5), mean.item()) == (1.0, 0.0)
 
 
 # -- memory ---------------------------------------------------------------------------------------------------------------

@@ -8,9 +8,18 @@ and every MLP is `front -> hidden -> mid -> out -> end`. A host adapter reads it
 names the stage at which it stands. Neither knows the other: what a graft may know of a site is its `Geometry`.
 """
 
-from attngraft.anatomy.geometry import AttentionGeometry, Geometry, HeadRows, MlpGeometry, Projection
+from attngraft.anatomy.geometry import (
+    CLASS,
+    AttentionGeometry,
+    Geometry,
+    HeadRows,
+    MlpGeometry,
+    Projection,
+    prefix_names,
+)
 from attngraft.anatomy.graft import CIRCUMSTANCES, Circumstance, Graft, GraftType, LinearLayer, NoOptions, Unused
 from attngraft.anatomy.mixing import MixContext, Mixed, Projected
+from attngraft.anatomy.places import offer_places
 from attngraft.anatomy.sentence import AttentionSite, GraftedModule, MlpEnds, MlpSite, is_graft, plain_class
 from attngraft.anatomy.space import SpaceSite, load_parked_state, parked, parked_state, unparked
 from attngraft.anatomy.stages import STAGES, Stage
@@ -18,6 +27,7 @@ from attngraft.anatomy.tap import Listener, TapPoint
 
 __all__ = [
     "CIRCUMSTANCES",
+    "CLASS",
     "STAGES",
     "AttentionGeometry",
     "AttentionSite",
@@ -43,8 +53,10 @@ __all__ = [
     "Unused",
     "is_graft",
     "load_parked_state",
+    "offer_places",
     "parked",
     "parked_state",
     "plain_class",
+    "prefix_names",
     "unparked",
 ]

@@ -8,6 +8,15 @@ from typing import Literal
 
 from attngraft.anatomy.stages import Stage
 
+#: of a host whose only leading token is a class token
+CLASS = ("class",)
+
+
+def prefix_names(*, class_token: bool = True, distillation: bool = False, registers: int = 0) -> tuple[str, ...]:
+    """Names of a host's leading tokens, in the order in which every host of ours has them."""
+    special = (*CLASS * class_token, *("distillation",) * distillation)
+    return (*special, *(f"register {number}" for number in range(1, registers + 1)))
+
 
 @dataclass(frozen=True)
 class HeadRows:
@@ -51,13 +60,22 @@ class Geometry:
     dim: int  #: C, width of the tokens that enter; they leave with the same, where a site does not say otherwise
     tokens: int | None = None  #: N, tokens of one sequence, prefix tokens included
     sequences: int = 1  #: sequences (windows) per input
-    prefix_tokens: int = 0  #: leading tokens that stand on no grid (class, distillation, registers)
-    class_token: bool = False  #: whether token 0 is a class token
+    prefix: tuple[str, ...] = ()  #: names of the leading tokens that stand on no grid; see `prefix_names`
     grid: tuple[int, int] | None = None  #: (rows, columns) of the whole map of spatial tokens
     causal: bool = False  #: tokens must not see later ones
     padded: bool = False  #: a batch may hold padding tokens
     #: the host's rule for weight matrices; `torch` is that of `torch.nn.Linear`
     init: Literal["trunc_normal", "xavier_uniform", "torch"] = "trunc_normal"
+
+    @property
+    def prefix_tokens(self) -> int:
+        """How many leading tokens stand on no grid (class, distillation, registers)."""
+        return len(self.prefix)
+
+    @property
+    def class_token(self) -> bool:
+        """Whether token 0 is a class token."""
+        return self.prefix[:1] == CLASS
 
     def width(self, stage: Stage) -> int:
         """Width of the last axis of what stands at `stage`."""

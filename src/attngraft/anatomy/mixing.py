@@ -72,8 +72,8 @@ class MixContext:
 
     @property
     def listened(self) -> bool:
-        """Whether somebody listens to the place: then `attend` offers its map."""
-        return self._site.listened()
+        """Whether somebody wants the map that `attend` offers."""
+        return self._site.listened("scores", "weights")
 
     @property
     def dropout(self) -> float:

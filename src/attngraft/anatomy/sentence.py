@@ -117,6 +117,7 @@ class AttentionSite(GraftedModule):
         drop: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """What follows `project`; `again` projects other tokens in the same way, `drop` is the block's where it has it."""
+        self.offer("values", projected.v)
         mixed = self.mix(projected, again)
         tokens = self.merge(self.run("heads", mixed.heads, projected.queries), projected)
         return self.finish(tokens, mixed, projected=projected, drop=drop)
@@ -152,11 +153,21 @@ class AttentionSite(GraftedModule):
     def attend(self, projected: Projected) -> Tensor:
         """The host's own heads (B, H, Nq, dv): fused where nobody needs the weights, else explicit."""
         if self.fused_attn and not self.grafts_at("weights"):
-            if self.listened():  # the output stays the fused kernel's, bit for bit; the map is computed beside it
-                self.offer("weights", self.normalize(self.scores(projected)))
+            self.show_map(projected)
             return self.kernel(projected)
         visible = self.visible(projected) if self.grafts_at("weights") else None
-        return self.spread_parts(self.run("weights", self.normalize(self.scores(projected)), visible), projected)
+        return self.spread_parts(self.run("weights", self.map_of(projected), visible), projected)
+
+    def show_map(self, projected: Projected) -> None:
+        """Offer the map that a fused kernel makes and never holds; what that puts out stays, bit for bit."""
+        if self.listened("scores", "weights"):
+            self.offer("weights", self.map_of(projected))
+
+    def map_of(self, projected: Projected) -> Tensor:
+        """The host's own map (B, H, Nq, Nk); offers its scores."""
+        scores = self.scores(projected)
+        self.offer("scores", scores)
+        return self.normalize(scores)
 
     def kernel(self, projected: Projected) -> Tensor:
         """What the host's fused kernel makes of it (B, H, Nq, dv)."""

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
-Listener = Callable[[str, Tensor], None]
+
+class Listener(Protocol):
+    """Who hears what a module offers."""
+
+    def wants(self, name: str) -> bool:
+        """Whether a tensor of this name would be kept; to be asked tells the listener that there is one."""
+        ...
+
+    def __call__(self, name: str, tensor: Tensor) -> None:
+        """Take a tensor, or leave it."""
+        ...
 
 
 class TapPoint:
@@ -19,6 +29,13 @@ class TapPoint:
         if self.listener is not None:
             self.listener(name, tensor)
 
-    def listened(self) -> bool:
-        """Whether an offer would reach somebody; ask before computing something only to offer it."""
-        return self.listener is not None
+    def listened(self, *names: str) -> bool:
+        """Whether an offer of one of these names (of any, without names) would reach somebody.
+
+        Ask before computing something only to offer it.
+        """
+        listener = self.listener
+        if listener is None:
+            return False
+        wanted = [listener.wants(name) for name in names]  # all of them: the listener learns what there is
+        return not names or any(wanted)

@@ -138,7 +138,7 @@ def test_the_maps_act_as_they_are_recorded() -> None:
     module = model.blocks[0].cross_attention_latents_token.attn
     seen: list[Any] = []
     hook = module.register_forward_hook(lambda _, arguments, output: seen.extend((arguments, output)))
-    with attngraft.record(model, MAPS, where="blocks.0") as recording:
+    with attngraft.record(model, MAPS, sites="blocks.0") as recording:
         model(images)
     hook.remove()
     (latents, tokens), (for_latents, for_tokens) = seen
@@ -173,7 +173,7 @@ def test_the_baselines_offer_their_maps_under_the_same_names() -> None:
 def test_gradients_flow_through_recorded_maps() -> None:
     """Of the maps beside the operation, so from them to what made them."""
     model, images = made(TestBixt)
-    with attngraft.record(model, MAPS, where="blocks.0", detach=False) as recording:
+    with attngraft.record(model, MAPS, sites="blocks.0", detach=False) as recording:
         model(images)
     entropy = torch.special.entr(recording[f"blocks.0.{CROSS}.attn"][MAPS[1]]).sum()
     (gradient,) = torch.autograd.grad(entropy, model.latents)

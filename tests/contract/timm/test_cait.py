@@ -43,7 +43,7 @@ def test_the_map_is_recorded_between_the_two_mixings() -> None:
     found = []
     for mixing in (torch.eye(2), torch.tensor([[0.0, 2.0], [1.0, 0.0]])):
         model.blocks[0].attn.proj_w.weight.copy_(mixing)
-        with attngraft.record(model, where="blocks.0") as recording:
+        with attngraft.record(model, sites="blocks.0") as recording:
             model(images)
         found.append(recording["blocks.0.attn"])
     assert torch.equal(found[0]["weights"], found[1]["weights"])
@@ -57,7 +57,7 @@ def test_a_uniform_head_is_mixed_into_the_others_as_the_host_does() -> None:
     images = torch.randn(1, 3, 32, 32)
     attngraft.graft(model, "uniform_heads(count=2)@blocks.0")
     module = model.blocks[0].attn
-    with attngraft.record(model, ["heads"], where="blocks.0") as recording:
+    with attngraft.record(model, ["heads"], sites="blocks.0") as recording:
         model(images)
     tokens = model.blocks[0].norm1(model.patch_embed(images) + model.pos_embed)
     values = module.qkv(tokens).unflatten(-1, (3, 2, -1))[:, :, 2].transpose(1, 2)

@@ -79,7 +79,7 @@ def test_heads_are_what_is_projected() -> None:
     images = torch.randn(1, 3, 16, 16)
     attention, seen = host.stages[1].blocks[1].attn, []
     attention.proj.register_forward_hook(lambda module, given, output: seen.append(given[0]))
-    with attngraft.record(host, where="stages.1.blocks.1") as recording:
+    with attngraft.record(host, sites="stages.1.blocks.1") as recording:
         host(images)
     heads = recording["stages.1.blocks.1.attn"]["heads"]
     assert torch.equal(seen[0], heads.transpose(1, 2).flatten(2))

@@ -54,10 +54,10 @@ def test_horizontal_in_an_outlook_weighs_the_sums_over_neighbourhoods() -> None:
     torch.manual_seed(0)
     model = TestVolo().make().eval()
     images = torch.randn(1, 3, 48, 48)
-    with attngraft.record(model, where="network.0") as plain:
+    with attngraft.record(model, sites="network.0") as plain:
         model(images)
     attngraft.graft(model, "horizontal@network.0")
-    with attngraft.record(model, where="network.0") as grafted:
+    with attngraft.record(model, sites="network.0") as grafted:
         model(images)
     site = "network.0.0.attn"
     alpha = grafted[site]["horizontal.alpha"].transpose(1, 2).unsqueeze(-1)  # (B, N, H), a weight of each head

@@ -79,7 +79,7 @@ def test_hidden_states_follow_the_grafts() -> None:
 def test_the_ends_stand_behind_the_layers_dropout() -> None:
     model = vit(hidden_dropout_prob=0.5).train()
     attngraft.graft(model, "cb(at=both)@layers.0")
-    with attngraft.record(model, ["attn.end", "mlp.end"], where="layers.0-1") as recording:
+    with attngraft.record(model, ["attn.end", "mlp.end"], sites="layers.0-1") as recording:
         model(IMAGES)
     for site, stage in (("attention", "attn.end"), ("mlp", "mlp.end")):
         plain, mixed = recording[f"layers.1.{site}"], recording[f"layers.0.{site}"]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from transformers.models.clip import modeling_clip as clip
 from transformers.models.siglip import modeling_siglip as siglip
 
+from attngraft.anatomy import CLASS
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ProjectedSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, image_tokens
@@ -57,8 +58,8 @@ class TransformersClip(ImageFamily):
     inner = ("vision_model",)
 
     def read(self, layer: Any, path: str) -> Iterable[Site]:
-        prefix = 1 if isinstance(layer, clip.CLIPEncoderLayer) else 0
-        known = image_tokens(layer.self_attn.config, prefix=prefix, class_token=bool(prefix))
+        prefix = CLASS if isinstance(layer, clip.CLIPEncoderLayer) else ()
+        known = image_tokens(layer.self_attn.config, prefix=prefix)
         if not prefix:
             known["init"] = "xavier_uniform"
         attention = f"{path}.self_attn"

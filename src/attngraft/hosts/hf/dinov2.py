@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from transformers.models.dinov2 import modeling_dinov2 as dinov2
 from transformers.models.dinov2_with_registers import modeling_dinov2_with_registers as registers
 
+from attngraft.anatomy import prefix_names
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
@@ -85,8 +86,7 @@ class TransformersDinov2(ImageFamily):
                 "5.20 on: pip install 'transformers>=5.20'"
             )
         config = layer.attention.config
-        prefix = 1 + getattr(config, "num_register_tokens", 0)
-        known = image_tokens(config, prefix=prefix, class_token=True)
+        known = image_tokens(config, prefix=prefix_names(registers=getattr(config, "num_register_tokens", 0)))
         yield attention_site(layer.attention, f"{path}.attention", end=f"{path}.attention", **known)
         yield mlp_site(layer.mlp, f"{path}.mlp", end=f"{path}.mlp", layer=path, **known)
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 
+from attngraft.anatomy import prefix_names
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, image_tokens
@@ -47,7 +48,7 @@ class TransformersDinov3(ImageFamily):
 
     def read(self, layer: Any, path: str) -> Iterable[Site]:
         config = layer.attention.config
-        known = image_tokens(config, prefix=1 + config.num_register_tokens, class_token=True)
+        known = image_tokens(config, prefix=prefix_names(registers=config.num_register_tokens))
         attention = f"{path}.attention"
         yield attention_site(layer.attention, attention, end=attention, arguments=("position_embeddings",), **known)
         yield mlp_site(layer.mlp, f"{path}.mlp", end=f"{path}.mlp", **known)

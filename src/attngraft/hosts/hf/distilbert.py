@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers.models.distilbert import modeling_distilbert as distilbert
 
-from attngraft.anatomy import MlpGeometry
+from attngraft.anatomy import CLASS, MlpGeometry
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.chunks import in_chunks
@@ -83,7 +83,7 @@ class TransformersDistilbert(TextFamily):
             arguments=("hidden_states", "attention_mask", "kwargs"),
             children=("attention", "sa_layer_norm", "ffn", "output_layer_norm"),
         )
-        known = {"dim": layer.ffn.lin1.in_features, "class_token": True, "prefix_tokens": 1}
+        known = {"dim": layer.ffn.lin1.in_features, "prefix": CLASS}
         attention, ffn = f"{path}.attention", f"{path}.ffn"
         yield attention_site(
             layer.attention,

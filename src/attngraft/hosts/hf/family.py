@@ -101,15 +101,14 @@ def pair(size: Any) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def image_tokens(config: Any, *, prefix: int, class_token: bool) -> dict[str, Any]:
+def image_tokens(config: Any, *, prefix: tuple[str, ...]) -> dict[str, Any]:
     """The part of the geometry that all sites of a model with one sequence of patches share."""
     rows, columns = (
         side // patch for side, patch in zip(pair(config.image_size), pair(config.patch_size), strict=True)
     )
     return {
         "dim": config.hidden_size,
-        "tokens": prefix + rows * columns,
-        "prefix_tokens": prefix,
-        "class_token": class_token,
+        "tokens": len(prefix) + rows * columns,
+        "prefix": prefix,
         "grid": (rows, columns),
     }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.modernbert import modeling_modernbert as modernbert
 
-from attngraft.anatomy import AttentionGeometry, Graft, GraftedModule, LinearLayer, MlpGeometry, Stage
+from attngraft.anatomy import CLASS, AttentionGeometry, Graft, GraftedModule, LinearLayer, MlpGeometry, Stage
 from attngraft.hosts.adapter import Site, check_known, fused_rows
 from attngraft.hosts.hf.attention import shown, unspelled
 from attngraft.hosts.hf.family import TextFamily
@@ -114,7 +114,7 @@ class TransformersModernbert(TextFamily):
         check_known(layer, path, arguments=arguments, children=("attn_norm", "attn", "mlp_norm", "mlp"))
         check_known(attn, f"{path}.attn", arguments=arguments, children=("Wqkv", "Wo", "out_drop"))
         check_known(mlp, f"{path}.mlp", arguments=("hidden_states",), children=("Wi", "act", "drop", "Wo"))
-        known: dict[str, Any] = {"dim": attn.Wqkv.in_features, "class_token": True, "prefix_tokens": 1}
+        known: dict[str, Any] = {"dim": attn.Wqkv.in_features, "prefix": CLASS}
         yield _attention_site(attn, f"{path}.attn", known)
         yield mlp_site(f"{path}.mlp", MlpGeometry(**known, hidden=mlp.Wo.in_features), NO_MIDDLE, layer=path)
 

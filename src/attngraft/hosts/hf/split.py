@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 
-from attngraft.anatomy import GraftedModule, LinearLayer, Mixed, MlpGeometry, Projected, Stage
+from attngraft.anatomy import CLASS, GraftedModule, LinearLayer, Mixed, MlpGeometry, Projected, Stage
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
@@ -192,8 +192,7 @@ class SplitFamily(TextFamily):
         known = {
             "dim": layer.output.dense.out_features,
             "causal": causal,
-            "class_token": not causal,
-            "prefix_tokens": 0 if causal else 1,
+            "prefix": () if causal else CLASS,
         }
         yield _attention_site(layer.attention, f"{path}.attention", arguments=shared, **known)
         if layer.add_cross_attention:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.swin import modeling_swin as swin
 
-from attngraft.anatomy import GraftedModule, Projected
+from attngraft.anatomy import GraftedModule, Projected, offer_places
 from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, pair
@@ -74,8 +74,9 @@ class GraftedSwinLayer(GraftedModule, swin.SwinLayer):
         height, width = input_dimensions
         batch, _, channels = hidden_states.shape
         maps = self.layernorm_before(hidden_states).view(batch, height, width, channels)
-        maps, padding = self.maybe_pad(maps, height, width)
+        own, (maps, padding) = maps, self.maybe_pad(maps, height, width)
         padded = maps.shape[1:3]
+        offer_places(self, own, lambda maps: self._partition(self.cyclic_shift(F.pad(maps, padding))))
         filled = {"present": self._present(height, width, padding, maps)} if self._mixes() and any(padding) else {}
         windows = self._partition(self.cyclic_shift(maps))
         mask = self.get_attn_mask(*padded, dtype=maps.dtype, device=maps.device)

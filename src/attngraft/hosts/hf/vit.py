@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.models.deit import modeling_deit as deit
 from transformers.models.vit import modeling_vit as vit
 
+from attngraft.anatomy import prefix_names
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, image_tokens
@@ -90,8 +91,8 @@ class TransformersViT(ImageFamily):
             arguments=("hidden_states", "attention_mask", "kwargs"),
             children=("attention", "layernorm_before", "layernorm_after", "mlp", "dropout"),
         )
-        distilled = isinstance(layer, deit.DeiTLayer)
-        known = image_tokens(layer.attention.config, prefix=2 if distilled else 1, class_token=True)
+        prefix = prefix_names(distillation=isinstance(layer, deit.DeiTLayer))
+        known = image_tokens(layer.attention.config, prefix=prefix)
         yield attention_site(layer.attention, f"{path}.attention", end=path, **known)
         yield mlp_site(layer.mlp, f"{path}.mlp", end=path, layer=path, **known)
 

@@ -17,7 +17,9 @@ from attngraft.anatomy import (
     LinearLayer,
     MlpGeometry,
     Projected,
+    prefix_names,
 )
+from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.linear_ends import linear
@@ -142,6 +144,20 @@ def block_sites(block: Any, path: str, **tokens: Any) -> Iterator[Site]:
     yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
 
 
+def _prefix(model: Any) -> tuple[str, ...]:
+    names = prefix_names(
+        class_token=getattr(model, "cls_token", None) is not None,
+        distillation=getattr(model, "dist_token", None) is not None,
+        registers=getattr(model, "num_reg_tokens", 0),
+    )
+    if len(names) != model.num_prefix_tokens:
+        raise HostError(
+            f"{type(model).__name__} has {model.num_prefix_tokens} leading tokens, and this version of attngraft knows "
+            f"{len(names)} of them ({', '.join(names)})"
+        )
+    return names
+
+
 def prefixed_grid(model: Any, *, dim: int) -> dict[str, Any]:
     """The part of the geometry that all sites of a model, or of the encoder in it, with one sequence of tokens share."""
     model = getattr(model, "encoder", model)
@@ -149,7 +165,6 @@ def prefixed_grid(model: Any, *, dim: int) -> dict[str, Any]:
     return {
         "dim": dim,
         "tokens": None if cells is None else prefix + cells[0] * cells[1],
-        "prefix_tokens": prefix,
-        "class_token": getattr(model, "cls_token", None) is not None,
+        "prefix": _prefix(model),
         "grid": None if cells is None else tuple(cells),
     }

@@ -56,6 +56,9 @@ class GraftedOneSidedCrossAttention(AttentionSite, OneSidedCrossAttention):
         if name == "weights":
             super().offer(self.offers, tensor)
 
+    def listened(self, *names: str) -> bool:
+        return super().listened(*names, *((self.offers,) if "weights" in names else ()))
+
     def dropped(self) -> float:
         return float(self.attn_drop) if self.training else 0.0
 

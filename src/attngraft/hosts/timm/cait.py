@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from timm.models.cait import Cait, ClassAttn, LayerScaleBlock, LayerScaleBlockClassAttn, TalkingHeadAttn
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected, plain_class
+from attngraft.anatomy import CLASS, AttentionGeometry, Projected, plain_class
 from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, global_site
@@ -75,7 +75,7 @@ class TimmCait(TimmFamily):
             yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=patches, grid=grid)
         else:
             yield class_attn_site(block.attn, f"{path}.attn", dim=dim, tokens=1 + patches, grid=grid)
-            yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix_tokens=1, class_token=True)
+            yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix=CLASS)
 
 
 def _talking_site(module: Any, path: str, **tokens: Any) -> Site:

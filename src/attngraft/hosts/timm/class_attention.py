@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, HeadRows, Projected
+from attngraft.anatomy import CLASS, AttentionGeometry, HeadRows, Projected
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.sites import global_site
 from attngraft.hosts.timm.attention import SelfAttention
@@ -34,8 +34,7 @@ def class_site(
     geometry = AttentionGeometry(
         **tokens,
         query_tokens=1,
-        prefix_tokens=1,
-        class_token=True,
+        prefix=CLASS,
         heads=module.num_heads,
         key_width=width,
         value_width=width,

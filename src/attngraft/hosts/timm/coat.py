@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from timm.models.coat import CoaT, ParallelBlock, SerialBlock
 
-from attngraft.anatomy import plain_class
+from attngraft.anatomy import CLASS, plain_class
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
@@ -34,7 +34,7 @@ class TimmCoat(TimmFamily):
     blocks = (SerialBlock, ParallelBlock)
 
     def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
-        shared: dict[str, Any] = {"prefix_tokens": 1, "class_token": True}
+        shared: dict[str, Any] = {"prefix": CLASS}
         if plain_class(block) is SerialBlock:
             check_known(block, path, arguments=("x", "size"), children=_SERIAL)
             stage = int(path.partition(".")[0].removeprefix("serial_blocks"))

@@ -9,7 +9,7 @@ import torch
 from timm.models.convit import GPSA, MHSA, Block, ConVit
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected, plain_class
+from attngraft.anatomy import CLASS, AttentionGeometry, Projected, plain_class
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import global_site
@@ -64,12 +64,10 @@ class TimmConVit(TimmFamily):
     def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
         _, count, dim = look.entering(path)
         grid = tuple(look.model.patch_embed.grid_size)
-        prefix = count - grid[0] * grid[1]
         tokens: dict[str, Any] = {
             "dim": dim,
             "tokens": count,
-            "prefix_tokens": prefix,
-            "class_token": bool(prefix),
+            "prefix": CLASS * (count - grid[0] * grid[1]),
             "grid": grid,
         }
         yield self._attention_site(block.attn, f"{path}.attn", **tokens)

@@ -9,7 +9,7 @@ from timm.models.crossvit import CrossAttention, CrossAttentionBlock, CrossVit
 from timm.models.vision_transformer import Block
 from torch import Tensor
 
-from attngraft.anatomy import Projected, plain_class
+from attngraft.anatomy import CLASS, Projected, plain_class
 from attngraft.hosts.adapter import Site, head_rows
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm.attention import RICHER, block_sites, by_heads
@@ -64,7 +64,7 @@ class TimmCrossVit(TimmFamily):
                 )
             ]
         grid = _grid(look.model, branch)
-        return block_sites(block, path, dim=dim, tokens=tokens, prefix_tokens=1, class_token=True, grid=grid)
+        return block_sites(block, path, dim=dim, tokens=tokens, prefix=CLASS, grid=grid)
 
 
 def _grid(model: Any, branch: int) -> tuple[int, int]:

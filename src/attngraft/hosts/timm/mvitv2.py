@@ -16,7 +16,7 @@ from timm.models.mvitv2 import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Mixed, MlpGeometry, Projected, Stage, plain_class
+from attngraft.anatomy import CLASS, AttentionGeometry, Mixed, MlpGeometry, Projected, Stage, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, own_parameters, random_images
 from attngraft.hosts.registry import register_host
@@ -123,7 +123,7 @@ class TimmMViTv2(TimmFamily):
     def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
         children = (*_BLOCK, "norm2", "shortcut_proj_mlp", "mlp", "drop_path2")
         check_known(block, path, arguments=("x", "feat_size"), children=children)
-        prefix: dict[str, Any] = {"prefix_tokens": int(block.has_cls_token), "class_token": block.has_cls_token}
+        prefix: dict[str, Any] = {"prefix": CLASS * bool(block.has_cls_token)}
         _, tokens, dim = look.entering(f"{path}.norm1")
         yield _attention_site(block.attn, f"{path}.attn", look, dim=dim, tokens=tokens, **prefix)
         _, tokens, dim = look.entering(f"{path}.mlp")
@@ -152,8 +152,8 @@ def _attention_site(module: Any, path: str, look: Look, **tokens: Any) -> Site:
         scored += ["pool_q", "norm_q"]
     geometry = AttentionGeometry(
         **tokens,
-        query_tokens=_fewer(module.pool_q, f"{path}.pool_q", look, tokens["prefix_tokens"]),
-        key_tokens=_fewer(module.pool_k, f"{path}.pool_k", look, tokens["prefix_tokens"]),
+        query_tokens=_fewer(module.pool_q, f"{path}.pool_q", look, len(tokens["prefix"])),
+        key_tokens=_fewer(module.pool_k, f"{path}.pool_k", look, len(tokens["prefix"])),
         out_dim=None if module.dim_out == tokens["dim"] else module.dim_out,
         **heads,
         query_key_parameters=own_parameters(module, *scored),

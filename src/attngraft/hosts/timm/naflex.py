@@ -10,7 +10,7 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block
 from torch import Tensor
 
-from attngraft.anatomy import plain_class
+from attngraft.anatomy import plain_class, prefix_names
 from attngraft.hosts.adapter import Site, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import attention, rope
@@ -54,12 +54,12 @@ class TimmNaFlex(TimmFamily):
 
     def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
         model = look.model
-        grid, prefix = model.embeds.dynamic_feat_size(_size(model)), model.num_prefix_tokens
+        grid = model.embeds.dynamic_feat_size(_size(model))
+        prefix = prefix_names(class_token=model.has_class_token, registers=model.num_reg_tokens)
         tokens: dict[str, Any] = {
             "dim": model.embed_dim,
-            "tokens": prefix + grid[0] * grid[1],
-            "prefix_tokens": prefix,
-            "class_token": model.has_class_token,
+            "tokens": len(prefix) + grid[0] * grid[1],
+            "prefix": prefix,
             "grid": tuple(grid),
         }
         rotates = plain_class(block) is EvaBlock

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from timm.models.pit import PoolingVisionTransformer
 
+from attngraft.anatomy import prefix_names
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm.attention import BLOCKS, RICHER, block_sites
@@ -24,11 +25,9 @@ class TimmPit(TimmFamily):
 
     def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
         _, tokens, dim = look.entering(path)
-        prefix = look.model.cls_token.shape[1]
-        side = round((tokens - prefix) ** 0.5)
-        return block_sites(
-            block, path, dim=dim, tokens=tokens, prefix_tokens=prefix, class_token=True, grid=(side, side)
-        )
+        prefix = prefix_names(distillation=look.model.cls_token.shape[1] == 2)
+        side = round((tokens - len(prefix)) ** 0.5)
+        return block_sites(block, path, dim=dim, tokens=tokens, prefix=prefix, grid=(side, side))
 
 
 register_host(TimmPit())

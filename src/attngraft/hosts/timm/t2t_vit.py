@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from attngraft.anatomy import STAGES, AttentionGeometry
+from attngraft.anatomy import CLASS, STAGES, AttentionGeometry
 from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import NO_WINDOWS
@@ -44,15 +44,14 @@ class T2T(HostAdapter):
             yield Site(
                 path=f"tokens_to_token.{name}", kind="attention", geometry=geometry, carriers={}, missing=missing
             )
-        prefix, (rows, columns) = model.num_prefix_tokens, module.grid_size
+        rows, columns = module.grid_size
         for name, block in model.blocks.named_children():
             yield from block_sites(
                 block,
                 f"blocks.{name}",
                 dim=model.embed_dim,
-                tokens=prefix + rows * columns,
-                prefix_tokens=prefix,
-                class_token=True,
+                tokens=len(CLASS) + rows * columns,
+                prefix=CLASS,
                 grid=(rows, columns),
             )
 

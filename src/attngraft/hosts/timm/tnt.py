@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from timm.models.tnt import TNT, Attention, Block
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected
+from attngraft.anatomy import CLASS, AttentionGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, head_rows
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import global_site
@@ -44,7 +44,7 @@ class TimmTnt(TimmFamily):
         yield from mlp_sites(block.mlp_in, f"{path}.mlp_in", **within)
         _, tokens, dim = look.entering(f"{path}.attn_out")
         grid = tuple(look.model.pixel_embed.grid_size)
-        outside = {"dim": dim, "tokens": tokens, "prefix_tokens": 1, "class_token": True, "grid": grid}
+        outside = {"dim": dim, "tokens": tokens, "prefix": CLASS, "grid": grid}
         yield self._attention_site(block.attn_out, f"{path}.attn_out", **outside)
         yield from mlp_sites(block.mlp, f"{path}.mlp", **outside)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from timm.models.volo import VOLO, Attention, ClassAttention, ClassBlock, OutlookAttention, Outlooker, Transformer
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected, SpaceSite, Stage, plain_class
+from attngraft.anatomy import CLASS, AttentionGeometry, Projected, SpaceSite, Stage, plain_class
 from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, global_site
@@ -125,7 +125,7 @@ class TimmVolo(TimmFamily):
         if plain_class(block) is ClassBlock:
             _, tokens, dim = look.entering(path)
             yield _class_site(block.attn, f"{path}.attn", dim=dim, tokens=tokens, grid=self._last_grid(look))
-            yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix_tokens=1, class_token=True)
+            yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix=CLASS)
             return
         _, rows, columns, dim = look.entering(path)
         site = _attention_site if plain_class(block) is Transformer else _outlook_site

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, LinearLayer, Projected, SpaceSite, Stage
+from attngraft.anatomy import GraftedModule, LinearLayer, Projected, SpaceSite, Stage, offer_places
 from attngraft.hosts.timm.attention import SelfAttention, by_role
 
 
@@ -172,17 +172,21 @@ class WindowBlock(SpaceSite, FilledWindows):
         """(B, H, W, C) through the attention of windows; `plain` is the host's own method that does it."""
         found = self.stand_in(x)
         if found is None:
+            offer_places(self, x, lambda maps: cut(self._shifted(maps), self.window_size))
             seen = present_tokens(x, self.window_size, x.shape[1:3]) if self.mixes else None
             found = plain(x) if seen is None else self._filled(x, seen)
         return self.run("attn.end", found)
 
     def _filled(self, x: Tensor, seen: Tensor) -> Tensor:
         """The host's own way, with one argument more to its attention."""
-        grid = x.shape[1:3]
-        x = fill(torch.roll(x, [-shift for shift in self.shift_size], (1, 2)), self.window_size)
+        grid, x = x.shape[1:3], self._shifted(x)
         mask = self.get_attn_mask(x) if getattr(self, "dynamic_mask", False) else self.attn_mask
         windows = self.attn(cut(x, self.window_size), mask=mask, present=seen)
         return torch.roll(put_back(windows, self.window_size, grid), list(self.shift_size), (1, 2))
+
+    def _shifted(self, maps: Tensor) -> Tensor:
+        """The maps as they are cut: shifted, then filled up."""
+        return fill(torch.roll(maps, [-shift for shift in self.shift_size], (1, 2)), self.window_size)
 
     def get_attn_mask(self, x: Tensor) -> Tensor | None:
         return cast("Tensor | None", super().get_attn_mask(x))  # type: ignore[misc]

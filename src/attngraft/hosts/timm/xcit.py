@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from timm.models.cait import ClassAttn
 from timm.models.xcit import ClassAttentionBlock, XCABlock, Xcit
 
-from attngraft.anatomy import plain_class
+from attngraft.anatomy import CLASS, plain_class
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
@@ -42,7 +42,7 @@ class TimmXcit(TimmFamily):
         else:
             tokens["tokens"] = 1 + rows * columns
             yield class_attn_site(block.attn, f"{path}.attn", **tokens)
-            yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix_tokens=1, class_token=True)
+            yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix=CLASS)
 
 
 register_host(TimmXcit())

@@ -18,7 +18,7 @@ from torchvision.models.swin_transformer import (
     SwinTransformerBlockV2,
 )
 
-from attngraft.anatomy import AttentionGeometry, Projected, Projection, plain_class
+from attngraft.anatomy import AttentionGeometry, Projected, Projection, offer_places, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import (
     HostAdapter,
@@ -48,7 +48,7 @@ class _Windows(OwnEnd, WindowSite):
 
     def forward(self, x: Tensor) -> Tensor:
         """The host's own way, with the sentence for each window."""
-        (height, width), window = x.shape[1:3], self.window
+        own, (height, width), window = x, x.shape[1:3], self.window
         x = fill(x, window)
         sides = x.shape[1:3]
         shift = [0 if high >= side else by for high, side, by in zip(window, sides, self.shift_size, strict=True)]
@@ -56,6 +56,7 @@ class _Windows(OwnEnd, WindowSite):
         def windows_of(maps: Tensor) -> Tensor:
             return cut(torch.roll(maps, (-shift[0], -shift[1]), (1, 2)) if any(shift) else maps, window)
 
+        offer_places(self, own, lambda maps: windows_of(fill(maps, window)))
         mask = self._mask(x, shift) if any(shift) else None
         seen = None
         if sides != (height, width) and self.grafts_at("mix"):

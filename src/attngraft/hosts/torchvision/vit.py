@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from attngraft.anatomy import GraftedModule, plain_class
+from attngraft.anatomy import CLASS, GraftedModule, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_state, own_state, random_images
 from attngraft.hosts.registry import register_host
@@ -55,8 +55,7 @@ class TorchvisionViT(HostAdapter):
         side = model.image_size // model.patch_size
         known = {
             "tokens": 1 + side**2,
-            "prefix_tokens": 1,
-            "class_token": True,
+            "prefix": CLASS,
             "grid": (side, side),
             "init": "xavier_uniform",
         }

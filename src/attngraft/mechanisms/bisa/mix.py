@@ -136,7 +136,7 @@ class BidirectionalMix(TapPoint, nn.Module):
                 scale=context.scale,
             )
             inverse = ops.hyper_transform(u, self.inverse.queries(projected.queries), transform.weight)
-            if self.listened():
+            if self.listened("inverse_weights"):
                 self.offer("inverse_weights", _share(context, projected.q, projected.k))
         if attended is not None:
             self.offer("self", attended)
@@ -150,7 +150,7 @@ class BidirectionalMix(TapPoint, nn.Module):
         if self.own is not None:
             q, k = self.own.scored(queries, keys)
         q_hat, v_hat = self.inverse.queries(queries), self.inverse.values(keys)
-        if self.listened():
+        if self.listened("inverse_weights"):
             self.offer("inverse_weights", _share(context, q, k))
         if context.dropout:  # a draw of its own
             share = F.dropout(_share(context, q, k), context.dropout)
@@ -182,7 +182,7 @@ class BidirectionalMix(TapPoint, nn.Module):
                 return attended + torch.exp(-self.logit) * inverse
             return weight * attended + (1 - weight) * inverse
         fixed = self.variant.weight
-        if self.listened():
+        if self.listened("lambda"):
             self.offer("lambda", attended.new_tensor([fixed]))
         if self.variant.identity:
             return torch.add(attended, inverse, alpha=(1 - fixed) / fixed)

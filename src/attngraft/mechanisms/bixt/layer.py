@@ -99,8 +99,9 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         """What each gets by head, (B, H, M, d) and (B, H, N, d), before the output projections."""
         r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
         r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
-        if self.listened():
+        if self.listened("scores", "latents_to_tokens", "tokens_to_latents"):
             scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
+            self.offer("scores", scores)
             self.offer("latents_to_tokens", scores.softmax(dim=-1))
             self.offer("tokens_to_latents", scores.transpose(-2, -1).softmax(dim=-1))
         found: tuple[Tensor, Tensor] = BIDIRECTIONAL_ATTENTION(  # not its public form: the shapes fit by themselves
@@ -152,8 +153,9 @@ class OneSidedCrossAttention(TapPoint, nn.Module):
         """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what the latents get, (B, M, dim_latents)."""
         (r_latents,) = split_parts(self.r_latents(latents), 1, self.heads)
         r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
-        if self.listened():
+        if self.listened("scores", self.offers):
             scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
+            self.offer("scores", scores)
             self.offer(self.offers, scores.softmax(dim=-1))
         found = F.scaled_dot_product_attention(
             r_latents.expand(tokens.shape[0], -1, -1, -1),

@@ -18,7 +18,6 @@ Source: "Scratching Visual Transformer's Back with Uniform Attention" (ICCV 2023
 | ops.py | the public operations and their backends |
 | layer.py, attention.py | modules for any network |
 | graft.py | the grafts cb, cb_s, cb_gate, cb_hybrid, se, uniform_heads |
-| analysis.py | the paper's measures of attention maps |
 """
 
 from attngraft.mechanisms.context_broadcast.attention import UniformHeadAttention

@@ -32,7 +32,7 @@ class ContextBroadcast(TapPoint, nn.Module):
         self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.listened():
+        if self.listened("context"):
             self.offer("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
         return ops.context_broadcast(x, context=self.context, prefix=self.prefix_tokens)
 
@@ -66,8 +66,9 @@ class ScaledContextBroadcast(TapPoint, nn.Module):
         self.scale = nn.Parameter(torch.full((dim,), init, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.listened():
+        if self.listened("context"):
             self.offer("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
+        self.offer("scale", self.scale)
         return ops.scaled_context_broadcast(x, self.scale, context=self.context, prefix=self.prefix_tokens)
 
     def extra_repr(self) -> str:
@@ -85,7 +86,7 @@ class ContextGate(TapPoint, nn.Module):
         self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.listened():
+        if self.listened("gate"):
             self.offer("gate", x[:, :1] + 1)
         return ops.context_gate(x, prefix=self.prefix_tokens)
 
@@ -101,8 +102,9 @@ class ContextHybrid(TapPoint, nn.Module):
         self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.listened():
+        if self.listened("gate"):
             self.offer("gate", x[:, :1])
+        if self.listened("context"):
             self.offer("context", context_of(x, prefix=self.prefix_tokens))
         return ops.context_hybrid(x, prefix=self.prefix_tokens)
 
@@ -139,7 +141,7 @@ class SqueezeExcitation(TapPoint, nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         squeeze, excite = self.squeeze, self.excite
-        if self.listened():
+        if self.listened("gate"):
             self.offer("gate", excitation(x, squeeze.weight, excite.weight, squeeze.bias, excite.bias))
         return ops.squeeze_excitation(
             x, squeeze.weight, excite.weight, squeeze_bias=squeeze.bias, excite_bias=excite.bias

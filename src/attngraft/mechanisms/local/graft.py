@@ -49,7 +49,7 @@ class OutlookGraft(OutlookAttention, Graft):
     """timm's `OutlookAttention` at a site. A listener is offered its `weights` (B, H, places, cells, cells)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.listened():
+        if self.listened("weights"):
             self.offer("weights", _outlooks(self, x))
         found: Tensor = super().forward(x)
         return found

@@ -106,12 +106,12 @@ class HadamardAttention(TapPoint, nn.Module):
         q, k, v = self.pre_proj(x.permute(0, 3, 1, 2)).split(self.widths, 1)
         product = q * k if self.scale == 1 else q * k * self.scale
         filters, (mul, add) = self.attn(product), self.ghosts()
-        if self.listened():  # the softmax is in the operation, and what that gives stays, bit for bit
+        if self.listened("local_filters"):  # the softmax is in the operation, and what that gives stays, bit for bit
             self.offer("local_filters", self._softmax(filters))
-            if mul is not None:
-                self.offer("ghost_mul", mul**self.lam)
-            if add is not None:
-                self.offer("ghost_add", self.gamma * add)
+        if mul is not None and self.listened("ghost_mul"):
+            self.offer("ghost_mul", mul**self.lam)
+        if add is not None and self.listened("ghost_add"):
+            self.offer("ghost_add", self.gamma * add)
         apart = self.training and self.attn_drop > 0
         if apart:
             filters = F.dropout(self._softmax(filters), self.attn_drop).flatten(1, 2)

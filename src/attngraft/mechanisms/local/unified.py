@@ -127,7 +127,7 @@ class LocalAttention(TapPoint, nn.Module):
             scores = scores + self.rb[..., None, None]
         if self.norm == "filter":
             scores = normalized(scores.movedim(2, -1), self.norm).movedim(-1, 2)
-        if self.listened():  # the softmax is in the operation
+        if self.listened("local_filters"):  # the softmax is in the operation
             self.offer("local_filters", scores.softmax(2) if self.norm == "softmax" else scores)
         out = local_filter(v, scores.flatten(1, 2), kernel_size=self.size, softmax=self.norm == "softmax")
         return out.permute(0, 2, 3, 1)

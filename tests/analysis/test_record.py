@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import timm
 import torch
 
 import attngraft
@@ -18,19 +19,21 @@ IMAGES = torch.linspace(-1, 1, 2 * 3 * 16 * 16).reshape(2, 3, 16, 16)
 
 def test_the_map_is_the_one_that_the_host_uses() -> None:
     model = tiny_vit()
-    with attngraft.record(model, ["weights", "heads"], where="blocks.1") as recording:
+    with attngraft.record(model, ["weights", "heads"], sites="blocks.1") as recording:
         model(IMAGES)
     assert list(recording) == ["blocks.1.attn"]
     attention = model.blocks[1].attn
-    with attngraft.record(model, where="blocks.1") as whole:
+    with attngraft.record(model, sites="blocks.1") as whole:
         model(IMAGES)
-    assert set(whole["blocks.1.attn"]) == {"weights", "heads", "tokens", "attn.end"}
+    assert set(whole["blocks.1.attn"]) == {"scores", "weights", "values", "heads", "tokens", "attn.end"}
     seen: dict[str, torch.Tensor] = {}
     hook = attention.register_forward_pre_hook(lambda module, args: seen.update(x=args[0]))
     model(IMAGES)
     hook.remove()
     value = attention.qkv(seen["x"])[..., 48:].unflatten(-1, (3, 8)).transpose(1, 2)
     torch.testing.assert_close(recording["blocks.1.attn"]["weights"] @ value, recording["blocks.1.attn"]["heads"])
+    assert torch.equal(whole["blocks.1.attn"]["values"], value)
+    assert torch.equal(whole["blocks.1.attn"]["scores"].softmax(-1), whole["blocks.1.attn"]["weights"])
 
 
 def test_a_graft_offers_its_own_tensors() -> None:
@@ -131,7 +134,7 @@ def test_wrong_places_and_names_are_said() -> None:
     model = tiny_vit()
     with (
         pytest.raises(attngraft.GraftSpecError, match="'blocks.7' matches no site; near are"),
-        attngraft.record(model, where="blocks.7"),
+        attngraft.record(model, sites="blocks.7"),
     ):
         pass
     with attngraft.record(model) as recording:
@@ -140,10 +143,123 @@ def test_wrong_places_and_names_are_said() -> None:
         recording["blocks.0.attn"]
 
 
+def test_what_nobody_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_vit()
+
+    def never(self: object, projected: object) -> torch.Tensor:
+        raise AssertionError("a map is made")
+
+    monkeypatch.setattr("attngraft.anatomy.AttentionSite.scores", never)
+    monkeypatch.setattr("attngraft.hosts.timm.attention.SelfAttention.scores", never)
+    with attngraft.record(model, {"heads"}) as recording:
+        model(IMAGES)
+    assert set(recording["blocks.0.attn"]) == {"heads"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "names"),
+    [
+        ("horizontal + vertical", {"horizontal.alpha", "vertical.beta"}),
+        ("bisa(learned=true)", {"bisa.lambda"}),
+        ("cb_gate", {"cb_gate.gate"}),
+        ("cb_s", {"cb_s.scale"}),
+    ],
+)
+def test_gates_are_what_grafts_weigh_by(spec: str, names: set[str]) -> None:
+    model = tiny_vit()
+    attngraft.graft(model, f"{spec}@blocks.1")
+    with attngraft.record(model, {"gates"}) as recording:
+        model(IMAGES)
+    assert {name for site in recording for name in recording[site]} == names
+
+
+def test_a_grafts_name_stands_for_all_that_it_offers() -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "bisa@blocks.1")
+    with attngraft.record(model, {"bisa"}) as recording:
+        model(IMAGES)
+    assert set(recording["blocks.1.attn"]) == {"bisa.inverse_weights", "bisa.self", "bisa.inverse", "bisa.lambda"}
+
+
+def test_who_asks_for_what_is_not_there_is_told_what_is() -> None:
+    model = tiny_vit()
+    with attngraft.record(model, {"heads"}) as recording:
+        model(IMAGES)
+    with pytest.raises(attngraft.RecordError, match="offers no 'alpha'; it offers values, scores, weights, heads"):
+        recording["blocks.0.attn"]["alpha"]
+    with pytest.raises(attngraft.RecordError, match="'weights' of 'blocks.0.attn' was not asked for"):
+        recording["blocks.0.attn"]["weights"]
+    with pytest.raises(
+        attngraft.RecordError, match=r"nothing that was asked for .* 'blocks.0.mlp'; it offers mlp.front"
+    ):
+        recording["blocks.0.mlp"]
+    with pytest.raises(attngraft.RecordError, match="offers no 'wieghts'"):
+        recording.calls("blocks.0.attn", "wieghts")
+
+
+def test_a_recording_of_what_no_site_has_is_refused() -> None:
+    model = tiny_vit()
+    with (
+        pytest.raises(attngraft.RecordError, match="none of the chosen sites offers 'gates'; they offer values"),
+        attngraft.record(model, {"weights", "gates"}),
+    ):
+        model(IMAGES)
+    with (
+        pytest.raises(attngraft.RecordError, match="none of the chosen sites offers 'weights'; they offer mlp.front"),
+        attngraft.record(model, {"weights"}, sites="blocks.0.mlp"),
+    ):
+        model(IMAGES)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["wrapped", "in place"])
+@pytest.mark.parametrize("spec", [None, "horizontal"])
+def test_a_compiled_model_is_recorded_and_not_compiled_again(whole: bool, spec: str | None) -> None:
+    torch._dynamo.reset()
+    made: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        made.append(graph)
+        return graph.forward
+
+    model = tiny_vit()
+    if spec:
+        attngraft.graft(model, spec)
+    expected = model(IMAGES)
+    compiled: Any = model
+    if whole:
+        compiled = torch.compile(model, backend=backend)
+    else:
+        model.compile(backend=backend)
+    with torch.no_grad():
+        compiled(IMAGES)
+        before = len(made)
+        assert before
+        with attngraft.record(compiled, {"weights"}) as recording:
+            assert torch.equal(compiled(IMAGES), expected)
+        compiled(IMAGES)
+    assert recording["blocks.2.attn"]["weights"].shape == (2, 3, 5, 5)
+    assert len(made) == before
+
+
+def test_leading_tokens_have_names() -> None:
+    with attngraft.record(tiny_vit(reg_tokens=2)) as recording:
+        pass
+    assert recording.prefix("blocks.0.attn") == ("class", "register 1", "register 2")
+    with attngraft.record(tiny_vit(class_token=False, global_pool="avg")) as recording:
+        pass
+    assert recording.prefix("blocks.0.mlp") == ()
+    distilled = timm.create_model("deit_tiny_distilled_patch16_224", img_size=16, patch_size=8, embed_dim=24, depth=1)
+    with attngraft.record(distilled, sites="blocks.0.attn") as recording:
+        pass
+    assert recording.prefix("blocks.0.attn") == ("class", "distillation")
+    with pytest.raises(attngraft.RecordError, match="'blocks.0.mlp' is none of the chosen sites: blocks.0.attn"):
+        recording.prefix("blocks.0.mlp")
+
+
 def test_recordings_can_be_nested() -> None:
     model = tiny_vit()
     with attngraft.record(model, "weights") as outer:
-        with attngraft.record(model, "heads", where="blocks.0") as inner:
+        with attngraft.record(model, "heads", sites="blocks.0") as inner:
             model(IMAGES)
         model(IMAGES)
     assert len(outer.calls("blocks.0.attn", "weights")) == 2

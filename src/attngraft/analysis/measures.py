@@ -1,4 +1,4 @@
-"""The paper's measures of attention maps and of learned scales (Sec. 2.1, Figs. 3, 5, 6), as plain functions."""
+"""Measures of attention maps and of learned scales, as plain functions (CB, Sec. 2.1, Figs. 3, 5, 6)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,30 @@ def without_prefix(weights: Tensor, prefix: int = 1) -> Tensor:
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """Mean over all rows of -sum_j a_ij ln a_ij, in nats; at most ln N (Figs. 3a, 5a). `weights` is (..., Nq, Nk)."""
-    return torch.special.entr(weights).sum(-1).mean()
+    """-sum_j a_ij ln a_ij of each row i, in nats; at most ln Nk. (..., Nq, Nk) to (..., Nq).
+
+    The paper's curves are its mean over images, heads and rows (Fig. 3a), or over the class token's rows (Fig. 5a).
+    """
+    return torch.special.entr(weights).sum(-1)
 
 
 def relative_distance(
-    weights: Tensor, grid: tuple[int, int], *, normalize: Literal["pair_mean", "per_query"] = "per_query"
+    weights: Tensor,
+    grid: tuple[int, int],
+    *,
+    whole: tuple[int, int] | None = None,
+    normalize: Literal["pair_mean", "per_query"] = "per_query",
 ) -> Tensor:
-    """How far attention looks: a_ij |p_i - p_j|_1 over pairs i != j, with p = (row / rows, column / columns) (Fig. 5b).
+    """How far each query looks: sum_j a_ij |p_i - p_j|_1, with p = (row / rows, column / columns) (Fig. 5b).
+
+    (..., N, N) to (..., N). The paper's curve is its mean over images, heads and queries.
 
     Args:
         weights: (..., N, N), spatial tokens only, row by row.
-        grid: (rows, columns), N = rows * columns.
-        normalize: "pair_mean" is the mean over the N (N - 1) ordered pairs, "per_query" is N - 1 times that: the expected
-            distance of one query.
+        grid: (rows, columns), N = rows * columns: of the map, or of the window that the tokens stand in.
+        whole: (rows, columns) of the map in whose parts distances count; None: the grid's own.
+        normalize: "per_query" is the expected distance of a query; "pair_mean" is that over N - 1, so that the mean is the
+            mean over the N (N - 1) ordered pairs.
 
     Raises:
         UsageError: the map is not that of the grid (drop class and distillation tokens first), or has a single token.
@@ -42,14 +52,15 @@ def relative_distance(
             f"an attention map of {weights.shape[-2]} x {weights.shape[-1]} does not fit a grid of {rows} x {columns} "
             f"tokens; drop prefix tokens first (without_prefix)"
         )
+    high, wide = whole or grid
     row, column = torch.meshgrid(
-        torch.arange(rows, device=weights.device, dtype=weights.dtype) / rows,
-        torch.arange(columns, device=weights.device, dtype=weights.dtype) / columns,
+        torch.arange(rows, device=weights.device, dtype=weights.dtype) / high,
+        torch.arange(columns, device=weights.device, dtype=weights.dtype) / wide,
         indexing="ij",
     )
     place = torch.stack([row.flatten(), column.flatten()], dim=-1)
-    per_query = (weights * torch.cdist(place, place, p=1)).sum(-1).mean()
-    return per_query if normalize == "per_query" else per_query / (tokens - 1)
+    by_query = torch.einsum("...ij,ij->...i", weights, torch.cdist(place, place, p=1))  # no second map is made
+    return by_query if normalize == "per_query" else by_query / (tokens - 1)
 
 
 def steepness(scores: Tensor, *, temperature: float = 1.0) -> Tensor:

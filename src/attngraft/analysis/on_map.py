@@ -1,0 +1,68 @@
+"""Tokens and attention maps, of windows or of one sequence, put back onto the map of the image.
+
+`places` (rows, columns) says which token stands at each place, counted over the W windows of N tokens of one image, one
+after another (W = 1: one sequence, in which prefix tokens come first). Tokens that stand nowhere (prefix, filling) are
+left out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attngraft.errors import UsageError
+
+
+def put_back(tokens: Tensor, places: Tensor) -> Tensor:
+    """Tokens (B * W, N, ...) to the map (B, rows, columns, ...)."""
+    windows = _windows(places, tokens.shape[1], tokens.shape[0])
+    return tokens.unflatten(0, (-1, windows)).flatten(1, 2)[:, places]
+
+
+def looks_of(weights: Tensor, places: Tensor, query: tuple[int, int]) -> Tensor:
+    """Where the token at `query` (row, column) looks: maps (B * W, H, N, N) to (B, H, rows, columns), 0 outside its window.
+
+    Raises:
+        UsageError: the map has no such place, or its queries are not its keys.
+    """
+    rows, columns = places.shape
+    row, column = query
+    if not (0 <= row < rows and 0 <= column < columns):
+        raise UsageError(f"the map is {rows} x {columns}; it has no place ({row}, {column})")
+    windows, tokens = _square(weights, places)
+    window, slot = divmod(int(places[row, column]), tokens)
+    by_image = weights.unflatten(0, (-1, windows))
+    seen = by_image.new_zeros(*by_image.shape[:1], by_image.shape[2], windows, tokens)
+    seen[:, :, window] = by_image[:, window, :, slot]
+    return seen.flatten(2)[..., places]
+
+
+def whole_map(weights: Tensor, places: Tensor) -> Tensor:
+    """Maps (B * W, H, N, N) to one map of the image (B, H, rows * columns, rows * columns), 0 between windows.
+
+    It holds rows^2 * columns^2 numbers a head: for maps of 56 x 56 that is 39 MB in float32.
+    """
+    windows, tokens = _square(weights, places)
+    window, slot = places.flatten() // tokens, places.flatten() % tokens
+    by_image = weights.unflatten(0, (-1, windows)).transpose(1, 2)
+    rows = by_image[:, :, window, slot]  # (B, H, places, N): the row of each place, in its own window
+    dense = rows[..., slot]
+    return dense.mul_(window[:, None] == window[None, :]) if windows > 1 else dense
+
+
+def _square(weights: Tensor, places: Tensor) -> tuple[int, int]:
+    """(W, N) of maps whose queries are their keys."""
+    if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
+        raise UsageError(
+            f"a tensor of shape {tuple(weights.shape)} is no map (B, H, N, N) whose queries are its keys; such a map alone "
+            "can be put back on the image"
+        )
+    return _windows(places, weights.shape[-1], weights.shape[0]), weights.shape[-1]
+
+
+def _windows(places: Tensor, tokens: int, sequences: int) -> int:
+    """How many windows one image has."""
+    windows = int(torch.div(places.max(), tokens, rounding_mode="floor")) + 1
+    if sequences % windows:
+        raise UsageError(f"{sequences} sequences of {tokens} tokens are no windows of a map of {tuple(places.shape)}")
+    return windows

@@ -1,0 +1,136 @@
+"""Recording named tensors while a model runs: attention maps, heads, gates. The model's outputs stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.analysis.recording import Recording
+from attngraft.anatomy import STAGES, Graft, GraftedModule, Listener
+from attngraft.errors import GraftSpecError
+from attngraft.grafting.apply import enrich, restore
+from attngraft.grafting.where import near_paths, parse_where
+from attngraft.hosts import Host, find_host
+
+
+@contextmanager
+def record(
+    model: nn.Module, what: Iterable[str] | None = None, *, sites: str = "all", detach: bool = True
+) -> Iterator[Recording]:
+    """Record named tensors of `model`, grafted or not, while the block runs.
+
+        with attngraft.record(model, {"weights"}, sites="blocks.10-11") as recording:
+            model(images)
+        recording["blocks.11.attn"]["weights"]  # (B, H, N, N), also where the host uses a fused kernel
+
+    Outputs do not change: a fused host computes its map beside the fused kernel, so that a map is held in memory that the
+    model itself never holds. A compiled model (`torch.compile`) runs without its compiled code inside the block, and with
+    the same compiled code as before afterwards. On leaving, listeners are removed and modules without grafts get their own
+    class back.
+
+    Args:
+        what: what to keep (see `Recording`): names, a graft's name for all that it offers, or `gates` for everything by
+            which grafts weigh (HV's alpha and beta, gates, BiSA's lambda, CB_S's scale); all offered tensors by default.
+        sites: which sites, as in a graft specification.
+        detach: keep tensors without their graph; with False gradients can be taken through them.
+
+    Raises:
+        HostError: no adapter knows the model, or it is wrapped.
+        GraftSpecError: `sites` matches no site.
+        RecordError: on leaving, if the model ran and no chosen site has something that was asked for.
+    """
+    host = find_host(getattr(model, "_orig_mod", model))  # torch.compile's wrapper holds the model itself
+    places = list(_places(host, sites))
+    recording = Recording(
+        None if what is None else frozenset([what] if isinstance(what, str) else what),
+        {site.path: site.geometry for site in host.sites if any(site.path == place.site for place in places)},
+    )
+    enriched = [place.module for place in places if place.carries and not isinstance(place.module, GraftedModule)]
+    heard: list[tuple[Any, Listener | None]] = []
+    try:
+        for module in enriched:
+            enrich(module, host.adapter)
+        for point, site, prefix, elsewhere in _tap_points(places):
+            before = point.listener
+            heard.append((point, before))
+            point.listener = _Ear(recording, site, prefix, elsewhere, detach, before)
+        with _eager(model):
+            yield recording
+    finally:
+        for point, before in reversed(heard):
+            point.__dict__.pop("listener", None)
+            if before is not None:
+                point.listener = before
+        for module in enriched:
+            if isinstance(module, GraftedModule) and not module.in_use:  # unless somebody grafted in the meantime
+                restore(module)
+    recording.check()
+
+
+def _eager(model: nn.Module) -> AbstractContextManager[Any]:
+    """Without the compiled code of a model that has some: no listener gets into it, and none of it is made again."""
+    compiled = hasattr(model, "_orig_mod") or any(each._compiled_call_impl is not None for each in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+@dataclass(frozen=True)
+class _Ear:
+    """Keeps what was asked for, and hands it on to a recording that was under way already."""
+
+    recording: Recording
+    site: str
+    prefix: str  #: of the names: the graft's, with a dot
+    elsewhere: frozenset[str]  #: names that this module says and another one means
+    detach: bool
+    before: Listener | None
+
+    def wants(self, name: str) -> bool:
+        wanted = name not in self.elsewhere and self.recording.asks(self.site, self.prefix + name)
+        return (self.before is not None and self.before.wants(name)) or wanted
+
+    def __call__(self, name: str, tensor: Tensor) -> None:
+        if name not in self.elsewhere and self.recording.asks(self.site, self.prefix + name):
+            self.recording.add(self.site, self.prefix + name, tensor.detach() if self.detach else tensor)
+        if self.before is not None:
+            self.before(name, tensor)
+
+
+class _Place(NamedTuple):
+    """A module that offers tensors of a chosen site."""
+
+    module: Any
+    site: str  #: its path
+    elsewhere: frozenset[str]  #: stages that the site's other modules carry, or none
+    carries: bool  #: whether grafts can stand in it; otherwise it offers what it offers as it is
+
+
+def _places(host: Host, sites: str) -> Iterator[_Place]:
+    """Every module that carries a stage of a chosen site, or is a tap of it."""
+    try:
+        choice = parse_where(sites)
+    except ValueError as error:
+        raise GraftSpecError(f"sites: {error}") from None
+    paths = [site.path for site in host.sites]
+    for pattern in choice.unmatched(paths):
+        raise GraftSpecError(f"{pattern!r} matches no site; near are {', '.join(near_paths(pattern, paths))}")
+    for index in choice.select(paths):
+        site = host.sites[index]
+        carriers = set(site.carriers.values())
+        for path in dict.fromkeys((*site.carriers.values(), *site.taps.values())):
+            elsewhere = frozenset(stage for stage in STAGES if site.carriers.get(stage) != path)
+            yield _Place(host.module(path), site.path, elsewhere, path in carriers)
+
+
+def _tap_points(places: list[_Place]) -> Iterator[tuple[Any, str, str, frozenset[str]]]:
+    """(what offers tensors, site's path, prefix of their names, names not to listen to): the modules, which speak for the
+    stages that they carry, and the grafts that stand in them at these."""
+    for place in places:
+        yield place.module, place.site, "", place.elsewhere
+        for name, graft in place.module.grafts.items() if place.carries else ():
+            if isinstance(graft, Graft) and graft.stage not in place.elsewhere:
+                yield graft, place.site, f"{name}.", frozenset()

@@ -1,0 +1,243 @@
+"""What was recorded: tensors by site and name, what they were reduced to, and where their tokens stand on the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from attngraft.analysis.on_map import looks_of, put_back, whole_map
+from attngraft.analysis.reductions import REDUCTIONS, Around, RunningMean
+from attngraft.anatomy import AttentionGeometry, Geometry
+from attngraft.errors import RecordError, UsageError
+from attngraft.suggest import did_you_mean
+
+#: what `gates` stands for: everything by which a graft weighs something of the host's
+GATES = frozenset({"alpha", "beta", "gate", "lambda", "scale"})
+
+#: the name under which hosts with windows offer where their tokens stand (`Recording.places`)
+PLACES = "places"
+
+_T = TypeVar("_T")
+
+
+class Recording(Mapping[str, Mapping[str, Tensor]]):
+    """What was recorded: `recording["blocks.3.attn"]["weights"]` is the tensor of the last call.
+
+    | name | shape | what |
+    |---|---|---|
+    | `scores` | (B, H, Nq, Nk) | what the softmax gets: scaled products, bias and mask |
+    | `weights` | (B, H, Nq, Nk) | the attention map after softmax and weights grafts, before dropout |
+    | `values` | (B, H, Nk, dv) | what the map averages |
+    | `heads` | (B, H, Nq, dv) | what enters the output projection |
+    | `tokens` | (B, Nq, C) | after the output projection and token grafts |
+    | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, H, W, C) | what leaves that stage |
+    | `<instance>.<name>` | | what a graft offers: `horizontal.alpha`, `vertical.beta`, `cb.context`, `se.gate` ... |
+    | `latents_to_tokens` | (B, H, M, N) | BiXT's cross-attention: where each latent looks among the tokens (rows sum to 1) |
+    | `tokens_to_latents` | (B, H, N, M) | the same for tokens, over the latents |
+
+    B counts windows where the host has them; `on_map`, `looks` and `whole` put them back onto the image. A site's leading
+    tokens have names (`prefix`). Where maps are too many to be kept, `reduce` keeps means of them.
+    """
+
+    def __init__(
+        self, what: frozenset[str] | None = None, geometries: Mapping[str, Geometry] = MappingProxyType({})
+    ) -> None:
+        self._what, self._geometries = what, geometries
+        self._offered: dict[str, dict[str, None]] = {}  # site -> names, in their order
+        self._calls: dict[str, dict[str, list[Tensor]]] = {}
+        self._places: dict[str, Tensor] = {}
+        self._reduced: dict[str, tuple[str, ...]] = {}  # name of maps -> what becomes of them
+        self._means: dict[str, dict[str, RunningMean]] = {}
+
+    def asks(self, site: str, name: str) -> bool:
+        """Whether a tensor of this name is to be kept; that the site has one is remembered."""
+        if name == PLACES:
+            return True
+        self._offered.setdefault(site, {})[name] = None
+        return name in self._reduced or self._what is None or any(_means(asked, name) for asked in self._what)
+
+    def add(self, site: str, name: str, tensor: Tensor) -> None:
+        """Keep one tensor, or what it is reduced to."""
+        if name == PLACES:
+            self._places[site] = tensor
+        elif name in self._reduced:
+            for reduction in self._reduced[name]:
+                mean = self._means.setdefault(site, {}).setdefault(_reduced(name, reduction), RunningMean())
+                try:
+                    mean.add(REDUCTIONS[reduction](tensor, self._around(site)))
+                except RecordError as error:
+                    raise RecordError(f"{site}: {error}") from None
+        else:
+            self._calls.setdefault(site, {}).setdefault(name, []).append(tensor)
+
+    def reduce(self, *reductions: str, of: str = "weights") -> None:
+        """From now on keep means over all images instead of the maps, so that one block's maps are alive at a time.
+
+            with torch.no_grad(), attngraft.record(model, "weights") as recording:
+                recording.reduce("entropy", "distance")
+                for images in loader:
+                    model(images)
+            recording["blocks.3.attn"]["entropy"]  # (H, Nq), nats; .mean() is the layer's
+
+        | name | shape | mean over images (windows) of |
+        |---|---|---|
+        | `mean` | (H, Nq, Nk) | the map |
+        | `entropy` | (H, Nq) | each row's entropy, in nats (CB Fig. 5a takes the class token's rows) |
+        | `patch_entropy` | (H, N) | the same among spatial tokens alone, rows summing to 1 again (CB Fig. 3a) |
+        | `distance` | (H, N) | how far each spatial token looks, in parts of the map's sides (CB Fig. 5b) |
+
+        Args:
+            reductions: which of these.
+            of: which maps (`bisa.inverse_weights`, `latents_to_tokens`); of others than `weights` results are named
+                `<of>.<reduction>`.
+
+        Raises:
+            UsageError: there is no such reduction.
+        """
+        for name in reductions:
+            if name not in REDUCTIONS:
+                near = did_you_mean(name, REDUCTIONS)
+                raise UsageError(f"{name!r} is no reduction{near}; there are {', '.join(REDUCTIONS)}")
+        self._reduced[of] = tuple(dict.fromkeys((*self._reduced.get(of, ()), *reductions)))
+
+    def prefix(self, site: str) -> tuple[str, ...]:
+        """Names of the leading tokens of this site (`class`, `distillation`, `register 1` ...); `()`: it has none.
+
+        Raises:
+            RecordError: the site was not among the chosen ones.
+        """
+        return self._geometry(site).prefix
+
+    def places(self, site: str) -> Tensor:
+        """(rows, columns): which token stands at each place of the map, counted over the windows of one image.
+
+        Raises:
+            RecordError: the host does not say where the tokens of this site stand.
+        """
+        if site in self._places:
+            return self._places[site]
+        geometry = self._geometry(site)
+        rows, columns = geometry.grid or (0, 0)
+        if not rows or (isinstance(geometry, AttentionGeometry) and geometry.window is not None):
+            why = "hosts of its family do not say how they cut windows" if rows else "they stand on no grid"
+            raise RecordError(f"where the tokens of {site!r} stand on the map is not known: {why}")
+        return geometry.prefix_tokens + torch.arange(rows * columns).view(rows, columns)
+
+    def on_map(self, site: str, name: str) -> Tensor:
+        """A tensor of tokens (B, N, C) or (B, H, N, d) on the map: (B, rows, columns, C) or (B, H, rows, columns, d).
+
+        Prefix tokens, and zeros that fill up windows, are left out.
+        """
+        tokens = self[site][name]
+        if tokens.ndim == 3:
+            return put_back(tokens, self._places_for(site, tokens.shape[1]))
+        by_token = tokens.transpose(1, 2)
+        return put_back(by_token, self._places_for(site, by_token.shape[1])).movedim(3, 1)
+
+    def looks(self, site: str, query: tuple[int, int], name: str = "weights") -> Tensor:
+        """Where the token at `query` (row, column) looks, (B, H, rows, columns): its row of the map, on the image.
+
+        With windows it is 0 outside the token's own. What prefix tokens get is left out.
+        """
+        weights = self[site][name]
+        return looks_of(weights, self._places_for(site, weights.shape[-1]), query)
+
+    def whole(self, site: str, name: str = "weights") -> Tensor:
+        """The map of the image, (B, H, rows * columns, rows * columns), windows in their places and 0 between them."""
+        weights = self[site][name]
+        return whole_map(weights, self._places_for(site, weights.shape[-1]))
+
+    def _places_for(self, site: str, tokens: int) -> Tensor:
+        places, geometry = self.places(site), self._geometry(site)
+        if site not in self._places and tokens != geometry.prefix_tokens + places.numel():
+            raise RecordError(
+                f"{site!r} saw {tokens} tokens, and the host's own size is {geometry.prefix_tokens} and a map of "
+                f"{places.shape[0]} x {places.shape[1]}: give it images of that size to see them on the map"
+            )
+        return places
+
+    def _geometry(self, site: str) -> Geometry:
+        if site not in self._geometries:
+            raise RecordError(f"{site!r} is none of the chosen sites: {', '.join(self._geometries)}")
+        return self._geometries[site]
+
+    def _around(self, site: str) -> Around:
+        geometry = self._geometry(site)
+        window = geometry.window if isinstance(geometry, AttentionGeometry) else None
+        return Around(geometry.prefix_tokens, window or geometry.grid, geometry.grid)
+
+    def offered(self, site: str) -> tuple[str, ...]:
+        """Names of all that the site has offered so far, asked for or not."""
+        return tuple(self._offered.get(site, ()))
+
+    def calls(self, site: str, name: str) -> list[Tensor]:
+        """The tensors of every call, oldest first (a shared module is called several times in one forward).
+
+        Raises:
+            RecordError: nothing of this name was recorded there.
+        """
+        return list(self._of(site)[name])
+
+    def clear(self) -> None:
+        """Forget everything recorded so far."""
+        self._calls.clear()
+        self._means.clear()
+
+    def check(self) -> None:
+        """
+        Raises:
+            RecordError: sites have run, and something that was asked for none of them offers.
+        """
+        names = dict.fromkeys(name for offered in self._offered.values() for name in offered)
+        for asked in sorted(self._what or ()) if names else ():
+            if not any(_means(asked, name) for name in names):
+                raise RecordError(f"none of the chosen sites offers {asked!r}; they offer {', '.join(names)}")
+
+    def _of(self, site: str) -> _Named[list[Tensor]]:
+        if site in self._calls or site in self._means:
+            means = {name: [mean.mean] for name, mean in self._means.get(site, {}).items() if mean.mean is not None}
+            return _Named(site, {**self._calls.get(site, {}), **means}, self.offered(site))
+        if site in self._offered:
+            raise RecordError(
+                f"nothing that was asked for was offered at {site!r}; it offers {', '.join(self.offered(site))}"
+            )
+        recorded = ", ".join(self) or "nothing; run the model inside the with-block"
+        raise RecordError(f"nothing was recorded at {site!r}; recorded: {recorded}")
+
+    def __getitem__(self, site: str) -> Mapping[str, Tensor]:
+        tensors = {name: calls[-1] for name, calls in self._of(site).items()}
+        return _Named(site, tensors, self.offered(site))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._calls, *self._means)))
+
+    def __len__(self) -> int:
+        return len(self._calls.keys() | self._means.keys())
+
+
+class _Named(dict[str, _T]):
+    """What one site gave by name; who asks it for something else is told what there is."""
+
+    def __init__(self, site: str, kept: Mapping[str, _T], offered: tuple[str, ...]) -> None:
+        super().__init__(kept)
+        self._site, self._offered = site, offered
+
+    def __missing__(self, name: str) -> _T:
+        if name in self._offered:
+            raise RecordError(
+                f"{name!r} of {self._site!r} was not asked for; record(model, {{{name!r}, ...}}) keeps it"
+            )
+        raise RecordError(f"{self._site!r} offers no {name!r}; it offers {', '.join(self._offered)}")
+
+
+def _reduced(of: str, reduction: str) -> str:
+    return reduction if of == "weights" else f"{of}.{reduction}"
+
+
+def _means(asked: str, name: str) -> bool:
+    """Whether who asks for `asked` wants the tensor `name`: by its name, its graft's, or as one of its gates."""
+    return name == asked or name.startswith(f"{asked}.") or (asked == "gates" and name.rpartition(".")[2] in GATES)

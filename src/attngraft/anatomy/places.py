@@ -1,0 +1,29 @@
+"""Where the tokens of windows stand on the map that a host cuts into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attngraft.anatomy.tap import TapPoint
+
+
+def offer_places(point: TapPoint, maps: Tensor, cut: Callable[[Tensor], Tensor]) -> None:
+    """Offer `places` (rows, columns): which token of all windows, one window after another, stands at each place.
+
+    Args:
+        point: what offers.
+        maps: (B, rows, columns, C), what the host cuts.
+        cut: the host's own way from maps to their windows (B * windows, N, C), zeros that fill up included.
+    """
+    if not point.listened("places"):
+        return
+    rows, columns = maps.shape[1:3]
+    numbers = torch.arange(1, rows * columns + 1, device=maps.device)  # 0 is left for what fills up
+    tokens = cut(numbers.view(1, rows, columns, 1)).flatten()
+    here = tokens.nonzero().squeeze(1)
+    places = torch.empty_like(numbers)
+    places[tokens[here] - 1] = here
+    point.offer("places", places.view(rows, columns))

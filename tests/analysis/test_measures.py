@@ -1,0 +1,60 @@
+"""Measures of attention maps: by their definitions, at their bounds, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attngraft.analysis import measures
+from attngraft.errors import UsageError
+
+
+def test_uniform_attention_has_the_largest_entropy_and_steepness() -> None:
+    uniform = torch.full((2, 3, 196, 196), 1 / 196, dtype=torch.float64)
+    assert math.isclose(measures.entropy(uniform).mean().item(), math.log(196))
+    scores = torch.zeros(5, 196, dtype=torch.float64)
+    expected = torch.full((5,), 2 * (1 - 1 / 196), dtype=torch.float64)
+    torch.testing.assert_close(measures.steepness(scores, temperature=2.0), expected)
+    assert measures.steepness(torch.randn(196), temperature=1.0) < 1 - 1 / 196
+
+
+def test_steepness_is_the_nuclear_norm_of_the_jacobian() -> None:
+    scores = torch.randn(7, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(lambda s: torch.softmax(1.5 * s, -1), scores)
+    expected = torch.linalg.matrix_norm(jacobian, ord="nuc")
+    torch.testing.assert_close(measures.steepness(scores, temperature=1.5), expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 4), columns=st.integers(2, 4), seed=st.integers(0, 99))
+def test_distance_by_the_definition(rows: int, columns: int, seed: int) -> None:
+    tokens = rows * columns
+    torch.manual_seed(seed)
+    weights = torch.rand(2, tokens, tokens, dtype=torch.float64).softmax(-1)
+    total = 0.0
+    for i in range(tokens):
+        for j in range(tokens):
+            far = abs(i // columns - j // columns) / rows + abs(i % columns - j % columns) / columns
+            total += weights[:, i, j].mean().item() * far
+    pair = measures.relative_distance(weights, (rows, columns), normalize="pair_mean").mean().item()
+    assert math.isclose(pair, total / (tokens * (tokens - 1)))
+    assert math.isclose(measures.relative_distance(weights, (rows, columns)).mean().item(), total / tokens)
+
+
+def test_distance_refuses_a_map_with_prefix_tokens() -> None:
+    weights = torch.rand(2, 17, 17).softmax(-1)
+    with pytest.raises(UsageError, match="does not fit a grid of 4 x 4"):
+        measures.relative_distance(weights, (4, 4))
+    spatial: Tensor = measures.without_prefix(weights)
+    torch.testing.assert_close(spatial.sum(-1), torch.ones(2, 16))
+    assert (measures.relative_distance(spatial, (4, 4)) > 0).all()
+
+
+def test_scale_statistics() -> None:
+    ratio, mean = measures.scale_statistics(torch.arange(-5.0, 6.0))
+    assert (round(ratio.item(), 5), mean.item()) == (1.0, 0.0)
