@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import attngraft
-from attngraft.analysis.on_map import looks_of
+from attngraft.analysis.on_map import looks_of, scattered
 from attngraft.errors import UsageError
+from attngraft.mechanisms.local import local_filter
 from tests.grafting.test_apply import tiny_vit
 
 SIZES = {"window_size": 4, "depths": (2, 1), "embed_dim": 12, "num_heads": (2, 3)}
@@ -102,3 +103,23 @@ def test_maps_whose_queries_are_no_keys_are_refused() -> None:
         looks_of(torch.zeros(1, 2, 3, 4), torch.arange(4).view(2, 2), (0, 0))
     with pytest.raises(UsageError, match="3 sequences of 4 tokens are no windows"):
         looks_of(torch.zeros(3, 2, 4, 4), torch.arange(8).view(2, 4), (0, 0))
+
+
+def test_filters_of_neighborhoods_are_scattered() -> None:
+    """The scattered map times the values is what the local operation gives."""
+    torch.manual_seed(0)
+    model = timm_swin("swin_tiny_patch4_window7_224").eval()
+    attngraft.graft(model, "elsa(kernel=5, add=0)@layers.0.blocks.0")
+    with torch.no_grad(), attngraft.record(model, {"elsa"}) as recording:
+        model(torch.randn(2, 3, 28, 28))
+    site, name = "layers.0.blocks.0.attn", "elsa.local_filters"
+    filters, whole = recording[site][name], recording.whole(site, name)
+    heads, rows, columns = filters.shape[1], *filters.shape[-2:]
+    values = torch.randn(2, heads * 3, rows, columns)
+    expected = local_filter(values, filters.flatten(1, 2), kernel_size=5, softmax=False)
+    found = whole @ values.unflatten(1, (heads, 3)).flatten(3).transpose(2, 3)
+    torch.testing.assert_close(found.transpose(2, 3).reshape(expected.shape), expected)
+    for query in ((0, 0), (3, 6)):
+        assert torch.equal(recording.looks(site, query, name).flatten(2), whole[:, :, query[0] * columns + query[1]])
+    with pytest.raises(UsageError, match="16 offsets are no neighborhood"):
+        scattered(torch.zeros(1, 1, 16, 4, 4))

@@ -34,6 +34,7 @@ COMMANDS = {
     "jobs": ["--epochs", "1", "--depth", "1", "--size", "8"],
     "local_filter": ["--ghosts", "add", "--threads", "1"],
     "elsa_models": ["--batch", "1", "--threads", "1"],
+    "recording": ["--batch", "1", "--large-batch", "2", "--large", "vit_tiny_patch16_224", "--threads", "1"],
     "bixt_op": ["--sizes", "1x196", "--parts", "forward", "--threads", "1"],
 }
 PARTS = {"products", "steps"}  #: modules that commands share

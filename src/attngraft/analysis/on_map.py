@@ -7,6 +7,8 @@ left out.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -25,10 +27,7 @@ def looks_of(weights: Tensor, places: Tensor, query: tuple[int, int]) -> Tensor:
     Raises:
         UsageError: the map has no such place, or its queries are not its keys.
     """
-    rows, columns = places.shape
-    row, column = query
-    if not (0 <= row < rows and 0 <= column < columns):
-        raise UsageError(f"the map is {rows} x {columns}; it has no place ({row}, {column})")
+    row, column = _inside(query, *places.shape)
     windows, tokens = _square(weights, places)
     window, slot = divmod(int(places[row, column]), tokens)
     by_image = weights.unflatten(0, (-1, windows))
@@ -48,6 +47,48 @@ def whole_map(weights: Tensor, places: Tensor) -> Tensor:
     rows = by_image[:, :, window, slot]  # (B, H, places, N): the row of each place, in its own window
     dense = rows[..., slot]
     return dense.mul_(window[:, None] == window[None, :]) if windows > 1 else dense
+
+
+def looks_of_filters(filters: Tensor, query: tuple[int, int]) -> Tensor:
+    """Where the place `query` looks: filters (B, H, K, rows, columns) of k x k neighborhoods to (B, H, rows, columns).
+
+    Offsets are row-major, as the local operation has them. What a filter gives to places outside the map is left out.
+    """
+    rows, columns = filters.shape[-2:]
+    row, column = _inside(query, rows, columns)
+    size = _side(filters)
+    around = filters.new_zeros(*filters.shape[:2], rows + size - 1, columns + size - 1)
+    around[..., row : row + size, column : column + size] = filters[..., row, column].unflatten(-1, (size, size))
+    reach = size // 2
+    return around[..., reach : reach + rows, reach : reach + columns]
+
+
+def scattered(filters: Tensor) -> Tensor:
+    """Filters (B, H, K, rows, columns) of neighborhoods to one map (B, H, rows * columns, rows * columns), 0 elsewhere."""
+    rows, columns = filters.shape[-2:]
+    size = _side(filters)
+    row, column = (axis.flatten() for axis in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
+    dense = filters.new_zeros(*filters.shape[:2], rows * columns, rows * columns)
+    for offset in range(size**2):
+        down, across = row + offset // size - size // 2, column + offset % size - size // 2
+        here = ((down >= 0) & (down < rows) & (across >= 0) & (across < columns)).nonzero().squeeze(1)
+        dense[..., here, (down * columns + across)[here]] = filters[:, :, offset].flatten(2)[..., here]
+    return dense
+
+
+def _side(filters: Tensor) -> int:
+    """k of filters with K = k * k offsets."""
+    size = math.isqrt(filters.shape[2])
+    if size**2 != filters.shape[2] or size % 2 == 0:
+        raise UsageError(f"{filters.shape[2]} offsets are no neighborhood of k x k places, k odd")
+    return size
+
+
+def _inside(query: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
+    row, column = query
+    if not (0 <= row < rows and 0 <= column < columns):
+        raise UsageError(f"the map is {rows} x {columns}; it has no place ({row}, {column})")
+    return row, column
 
 
 def _square(weights: Tensor, places: Tensor) -> tuple[int, int]:

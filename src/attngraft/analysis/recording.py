@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from attngraft.analysis.on_map import looks_of, put_back, whole_map
+from attngraft.analysis.on_map import looks_of, looks_of_filters, put_back, scattered, whole_map
 from attngraft.analysis.reductions import REDUCTIONS, Around, RunningMean
 from attngraft.anatomy import AttentionGeometry, Geometry
 from attngraft.errors import RecordError, UsageError
@@ -20,6 +20,9 @@ GATES = frozenset({"alpha", "beta", "gate", "lambda", "scale"})
 
 #: the name under which hosts with windows offer where their tokens stand (`Recording.places`)
 PLACES = "places"
+
+#: axes of filters (B, H, K, rows, columns), where maps (B, H, Nq, Nk) have one less
+FILTERS = 5
 
 _T = TypeVar("_T")
 
@@ -35,7 +38,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     | `heads` | (B, H, Nq, dv) | what enters the output projection |
     | `tokens` | (B, Nq, C) | after the output projection and token grafts |
     | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, H, W, C) | what leaves that stage |
-    | `<instance>.<name>` | | what a graft offers: `horizontal.alpha`, `vertical.beta`, `cb.context`, `se.gate` ... |
+    | `<instance>.<name>` | | what a graft offers: `horizontal.alpha`, `vertical.beta`, `cb.context`, `cb_s.scale` ... |
     | `latents_to_tokens` | (B, H, M, N) | BiXT's cross-attention: where each latent looks among the tokens (rows sum to 1) |
     | `tokens_to_latents` | (B, H, N, M) | the same for tokens, over the latents |
 
@@ -141,14 +144,22 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     def looks(self, site: str, query: tuple[int, int], name: str = "weights") -> Tensor:
         """Where the token at `query` (row, column) looks, (B, H, rows, columns): its row of the map, on the image.
 
-        With windows it is 0 outside the token's own. What prefix tokens get is left out.
+        With windows it is 0 outside the token's own. What prefix tokens get is left out. `name` may be filters of
+        neighborhoods too (`elsa.local_filters`).
         """
         weights = self[site][name]
+        if weights.ndim == FILTERS:
+            return looks_of_filters(weights, query)
         return looks_of(weights, self._places_for(site, weights.shape[-1]), query)
 
     def whole(self, site: str, name: str = "weights") -> Tensor:
-        """The map of the image, (B, H, rows * columns, rows * columns), windows in their places and 0 between them."""
+        """The map of the image, (B, H, rows * columns, rows * columns), windows in their places and 0 between them.
+
+        It holds (rows * columns)^2 numbers a head. `name` may be filters of neighborhoods too, which are scattered.
+        """
         weights = self[site][name]
+        if weights.ndim == FILTERS:
+            return scattered(weights)
         return whole_map(weights, self._places_for(site, weights.shape[-1]))
 
     def _places_for(self, site: str, tokens: int) -> Tensor:

@@ -1,0 +1,146 @@
+"""What it costs to look: a recorded forward pass over the plain one, side by side, and the memory of reduced maps.
+
+    python bench/recording.py --threads 2 --pairs 40 --out benchmarks/recording.json
+
+ViT-S at 224, without gradients, fused attention. Bars: the weights of all blocks, kept, batch 8: 1.8; entropy and distance
+of all blocks, batches of 25, so that 40 pairs see 1,000 images: 2.0; a model that was recorded once, over one that never
+was: 1.03. Memory, ViT-B at 384: weights of the model and what a pass adds to them at its peak, with entropy and distance of
+all blocks over without, in a process of its own each: 1.5. Before timing, outputs under recording must be the model's own,
+bit for bit.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import timm
+import torch
+from torch import Tensor, nn
+
+import attngraft
+from attngraft.bench import paired_ratio
+from attngraft.bench.command import finish, options
+from attngraft.bench.gate import check_outputs
+from attngraft.bench.memory import growth
+from attngraft.bench.result import BenchResult, Measurement, here, measurement
+
+SMALL, BASE = "vit_small_patch16_224", "vit_base_patch16_384"
+KEPT, REDUCED, AFTERWARDS, MEMORY = 1.8, 2.0, 1.03, 1.5
+LARGE_BATCH, LARGE_PASSES = 8, 2  #: of the measurement of memory
+
+Work = Callable[[], Tensor]
+
+
+def plain(model: nn.Module, images: Tensor) -> Work:
+    def work() -> Tensor:
+        with torch.no_grad():
+            found: Tensor = model(images)
+        return found
+
+    return work
+
+
+def recorded(model: nn.Module, images: Tensor, *reductions: str) -> Work:
+    """A pass under recording of all weights: kept, or reduced."""
+
+    def work() -> Tensor:
+        with torch.no_grad(), attngraft.record(model, "weights") as recording:
+            if reductions:
+                recording.reduce(*reductions)
+            found: Tensor = model(images)
+        if len(recording) != len(model.blocks):  # type: ignore[arg-type]
+            raise SystemExit("a block was not recorded")
+        return found
+
+    return work
+
+
+def memory_line(threads: int, model: str) -> Measurement:
+    reduced, without = (in_fresh_process(kind, model, threads) for kind in ("reduced", "plain"))
+    value = reduced / without
+    return Measurement(
+        name=f"{model}, entropy and distance: memory over plain inference's",
+        unit="ratio",
+        value=value,
+        low=value,
+        high=value,
+        bar=MEMORY,
+        passed=value <= MEMORY,
+        samples=1,
+    )
+
+
+def in_fresh_process(kind: str, model: str, threads: int) -> int:
+    """Bytes that `bytes_here` finds in a process of its own, whose allocator gives back what is freed."""
+    command = [sys.executable, __file__, "--threads", str(threads), "--bytes-here", kind, "--large", model]
+    environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+
+
+def bytes_here(kind: str, name: str) -> int:
+    """The model's weights, and what a pass over several batches adds to them at its peak."""
+    model = timm.create_model(name).eval()
+    side = model.patch_embed.img_size[0]
+
+    def work() -> None:
+        for _ in range(LARGE_PASSES):
+            images = torch.randn(LARGE_BATCH, 3, side, side)
+            model(images)
+
+    def reduced() -> None:
+        with attngraft.record(model, "weights") as recording:
+            recording.reduce("entropy", "distance")
+            work()
+
+    with torch.no_grad():
+        model(torch.randn(1, 3, side, side))  # what libraries set up at their first call
+        used, _ = growth(reduced if kind == "reduced" else work)
+    if used is None:
+        raise SystemExit("this system does not say how much memory a process has")
+    return used + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def main() -> int:
+    parser = options("A recorded forward pass over the plain one: time and memory.", pairs=40)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--large-batch", type=int, default=25, help="images of a pass whose maps are reduced")
+    parser.add_argument("--large", default=BASE, help="the model whose memory is measured")
+    parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
+    parser.add_argument("--bytes-here", default=None, help="measure memory in this process and print it")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    if arguments.bytes_here:
+        print(bytes_here(arguments.bytes_here, arguments.large))
+        return 0
+    setting = here()
+    torch.manual_seed(0)
+    few, many = (torch.randn(batch, 3, 224, 224) for batch in (arguments.batch, arguments.large_batch))
+    lines = [memory_line(torch.get_num_threads(), arguments.large)]
+    never, model = timm.create_model(SMALL).eval(), timm.create_model(SMALL).eval()
+    check_outputs([recorded(model, few)()], [plain(model, few)()], what="a recorded pass", rtol=0, atol=0)
+    pairs = arguments.pairs
+    after = paired_ratio(plain(never, few), plain(model, few), pairs=pairs)
+    kept = paired_ratio(plain(model, few), recorded(model, few), pairs=pairs)
+    reduced = paired_ratio(plain(model, many), recorded(model, many, "entropy", "distance"), pairs=pairs)
+    lines += [
+        measurement(f"{SMALL}, weights of all blocks kept, batch {len(few)}", kept, bar=KEPT),
+        measurement(f"{SMALL}, entropy and distance of all blocks, batch {len(many)}", reduced, bar=REDUCED),
+        measurement(f"{SMALL}, recorded once before, over never", after, bar=AFTERWARDS),
+    ]
+    result = BenchResult(
+        title="Recording, over a plain forward pass",
+        command=setting.command,
+        environment=setting.environment,
+        load=setting.load,
+        settings={"batch": len(few), "large_batch": len(many), "pairs": pairs},
+        measurements=tuple(lines),
+    )
+    return finish(result, out=arguments.out, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
