@@ -85,7 +85,7 @@ def test_a_sequence_stands_behind_its_leading_tokens() -> None:
 
 
 def test_what_is_not_known_is_said() -> None:
-    other = timm.create_model("maxvit_tiny_rw_224", img_size=64, stem_width=8, depths=(1,), embed_dim=(32,)).eval()
+    other = timm.create_model("maxvit_tiny_pm_256", img_size=64, stem_width=8, depths=(1,), embed_dim=(32,)).eval()
     with torch.no_grad(), attngraft.record(other, {"weights"}) as recording:
         other(torch.randn(1, 3, 64, 64))
     site = next(iter(recording))

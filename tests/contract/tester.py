@@ -110,6 +110,8 @@ class HostContract:
     masks_programs: ClassVar[bool] = False
     #: which axis of its inputs counts the samples
     batch_axis: ClassVar[int] = 0
+    #: whether windows are put back where a branch ends; elsewhere the host cuts its map once for many blocks
+    puts_back: ClassVar[bool] = True
 
     def make(self) -> nn.Module:
         """The host at tiny size, always with the same values, in eval mode, without randomness in training mode."""
@@ -208,8 +210,20 @@ class HostContract:
                 torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
                 assert recording[site.path]["scores"].shape == weights.shape
                 assert recording[site.path]["values"].shape[-2] == weights.shape[-1]
+                if site.geometry.window is not None:
+                    self.check_windows(recording, site)
             else:
                 assert recording[site.path]["mlp.end"].shape[-1] == site.geometry.dim
+
+    def check_windows(self, recording, site) -> None:
+        """The host says where its windows' tokens stand, and puts them there itself."""
+        places, ends = recording.places(site.path), recording[site.path]["attn.end"]
+        assert site.geometry.grid in (None, tuple(places.shape))
+        assert len(places.flatten().unique()) == places.numel()
+        if site.geometry.own_keys and self.puts_back:
+            back = recording.on_map(site.path, "tokens")
+            torch.testing.assert_close(back, ends.view(back.shape))
+            assert recording.whole(site.path).sum(-1).max() < 1 + 1e-5
 
     # -- every graft on the host ---------------------------------------------------------------------------------------
 

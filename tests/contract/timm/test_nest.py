@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from timm.models.nest import Nest
+from timm.models.nest import Nest, deblockify
 from torch import nn
 
 import attngraft
@@ -18,6 +18,7 @@ class TestNest(HostContract):
     """A map of 8 x 8 in four blocks, then one of 4 x 4 in one."""
 
     layers = 3
+    puts_back = False
     refused: ClassVar = NO_CLASS_TOKEN
     specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads", "cb(at=attention, scope=window)"]
 
@@ -45,3 +46,14 @@ def test_context_of_an_image_and_of_a_block() -> None:
         attngraft.graft(model, f"cb(at=attention, scope={scope})@levels.0")
         torch.testing.assert_close(attn(tokens), (plain + plain.mean(axes, keepdim=True)) / 2)
         attngraft.ungraft(model)
+
+
+@torch.no_grad()
+def test_blocks_stand_on_the_map_where_the_host_cut_them() -> None:
+    model = TestNest().make().eval()
+    with attngraft.record(model, {"attn.end"}, sites="levels.0") as recording:
+        model(torch.randn(2, 3, 16, 16))
+    (site,) = recording
+    blocks = recording[site]["attn.end"]
+    places = recording.places(site)
+    assert torch.equal(blocks.flatten(1, 2)[:, places], deblockify(blocks, 4))

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
-from timm.models.gcvit import GlobalContextVit, GlobalContextVitBlock, GlobalContextVitStage, WindowAttentionGlobal
+from timm.models.gcvit import (
+    GlobalContextVit,
+    GlobalContextVitBlock,
+    GlobalContextVitStage,
+    WindowAttentionGlobal,
+    window_partition,
+)
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage
+from attngraft.anatomy import AttentionGeometry, Projected, Stage, offer_places
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import window_site, windowed
@@ -43,6 +49,7 @@ class GraftedGlobalContextVitBlock(WindowEnd, GlobalContextVitBlock):
     """`timm.models.gcvit.GlobalContextVitBlock`."""
 
     def _window_attn(self, x: Tensor, q_global: Tensor | None = None) -> Tensor:
+        offer_places(self, x, lambda maps: window_partition(maps, self.window_size))
         return self.run("attn.end", cast(Tensor, super()._window_attn(x, q_global)))
 
 

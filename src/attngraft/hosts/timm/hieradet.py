@@ -15,7 +15,7 @@ from timm.models.hieradet_sam2 import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage
+from attngraft.anatomy import AttentionGeometry, Projected, Stage, offer_places
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, global_site, window_site, windowed
@@ -75,6 +75,7 @@ class GraftedMultiScaleBlock(FilledWindows, MultiScaleBlock):
         window = self.window_size
         short = [-side % each for side, each in zip(grid, window, strict=True)]
         fill = (0, 0, 0, short[1], 0, short[0])
+        offer_places(self, x, lambda maps: window_partition(F.pad(maps, fill), window))
         windows = window_partition(F.pad(x, fill), window)
         if any(short) and self.mixes:
             shown = window_partition(F.pad(x.new_ones(1, *grid, 1), fill), window)

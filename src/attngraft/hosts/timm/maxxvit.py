@@ -14,10 +14,12 @@ from timm.models.maxxvit import (
     PartitionAttention2d,
     PartitionAttentionCl,
     TransformerBlock2d,
+    grid_partition,
+    window_partition,
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, HeadRows, Projected, Stage, plain_class
+from attngraft.anatomy import AttentionGeometry, HeadRows, Projected, Stage, offer_places, plain_class
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import global_site, window_site, windowed
@@ -77,10 +79,16 @@ class GraftedAttention2d(ConvAttention, RelativeAttention, Attention2d):
         return (projected.v.transpose(-1, -2) @ dropped.transpose(-2, -1)).transpose(-1, -2)
 
 
+def _parts(block: Any, maps: Tensor) -> Tensor:
+    """Maps (B, rows, columns, C) to the block's windows, or to its grids of tokens that lie apart."""
+    return cast(Tensor, (window_partition if block.partition_block else grid_partition)(maps, block.partition_size))
+
+
 class GraftedPartitionAttentionCl(WindowEnd, PartitionAttentionCl):
     """`timm.models.maxxvit.PartitionAttentionCl`, windows or grids of maps (B, rows, columns, C)."""
 
     def _partition_attn(self, x: Tensor) -> Tensor:
+        offer_places(self, x, lambda maps: _parts(self, maps))
         return self.run("attn.end", super()._partition_attn(x))
 
 
@@ -88,6 +96,7 @@ class GraftedPartitionAttention2d(WindowEnd, PartitionAttention2d):
     """`timm.models.maxxvit.PartitionAttention2d`, on maps (B, C, rows, columns)."""
 
     def _partition_attn(self, x: Tensor) -> Tensor:
+        offer_places(self, x.permute(0, 2, 3, 1), lambda maps: _parts(self, maps))
         return self.run("attn.end", super()._partition_attn(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 

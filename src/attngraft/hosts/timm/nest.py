@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
-from timm.models.nest import Attention, Nest, TransformerLayer
+from timm.models.nest import Attention, Nest, TransformerLayer, blockify
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected
+from attngraft.anatomy import AttentionGeometry, Projected, offer_places
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, window_site, windowed
@@ -23,7 +23,9 @@ class GraftedAttention(OwnWindows, Attention):
     """`timm.models.nest.Attention`: (B, blocks of an image, tokens of a block, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        blocks = x.shape[1]
+        blocks, side = x.shape[1], math.isqrt(x.shape[2])
+        rows = math.isqrt(blocks) * side
+        offer_places(self, x.new_empty(1, rows, rows, 1), lambda maps: blockify(maps, side))
         return self.run("attn.end", super().forward(x.flatten(0, 1), blocks).unflatten(0, (-1, blocks)))
 
     def project(self, x: Tensor, blocks: int) -> Projected:

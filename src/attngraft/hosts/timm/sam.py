@@ -16,7 +16,7 @@ from timm.models.vision_transformer_sam import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage
+from attngraft.anatomy import AttentionGeometry, Projected, Stage, offer_places
 from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, global_site, window_site, windowed
@@ -61,6 +61,8 @@ class GraftedBlock(FilledWindows, Block):
 
     def forward(self, x: Tensor) -> Tensor:
         grid = (x.shape[1], x.shape[2])
+        if self.window_size:
+            offer_places(self, x, lambda maps: window_partition(maps, self.window_size)[0])
         windows, padded = window_partition(self.norm1(x), self.window_size)
         if padded != grid and self.mixes:
             # of every image, as the bias, which asks the queries; fewer entries would fix an exported program's batch size

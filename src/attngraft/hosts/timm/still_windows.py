@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, HeadRows, Projected, Stage
+from attngraft.anatomy import AttentionGeometry, HeadRows, Projected, Stage, offer_places
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm.attention import SelfAttention
@@ -17,6 +17,7 @@ class StillWindows(FilledWindows):
     def branch(self, x: Tensor, window: tuple[int, int]) -> Tensor:
         """A map through the attention of its windows."""
         grid = x.shape[1:3]
+        offer_places(self, x, lambda maps: cut(fill(maps, window), window))
         seen = present_tokens(x, window, grid) if self.mixes else None
         windows = cut(fill(x, window), window)
         windows = self.attn(windows) if seen is None else self.attn(windows, seen)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from timm.models.twins import Block, GlobalSubSampleAttn, LocallyGroupedAttn, Twins
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected, plain_class
+from attngraft.anatomy import AttentionGeometry, Projected, offer_places, plain_class
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, window_site, windowed
@@ -32,6 +32,7 @@ class GraftedLocallyGroupedAttn(OwnWindows, LocallyGroupedAttn):
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         windows = self.cut(x, size)
+        offer_places(self, x.unflatten(1, size), lambda maps: self.cut(maps.flatten(1, 2), size))
         seen = present_tokens(x, self.window, size) if self.grafts_at("mix") else None
         tokens = self.sentence(
             self.project(windows, size, seen),
