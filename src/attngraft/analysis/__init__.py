@@ -6,5 +6,8 @@
 | recording.py | what was heard, by site and name |
 | reductions.py | what is kept of maps where the maps themselves are too many |
 | measures.py | entropy, distance, steepness |
+| similarity.py | CKA between the layers of two models |
+| rollout.py | attention through all layers |
+| symmetry.py | whether latents and tokens look at each other |
 | on_map.py | windows and sequences, put back onto the map |
 """

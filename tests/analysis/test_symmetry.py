@@ -1,0 +1,56 @@
+"""Both directions of a layer, compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import attngraft
+from attngraft.analysis.symmetry import symmetry
+from attngraft.errors import UsageError
+
+
+def test_unrelated_maps_agree_by_chance() -> None:
+    torch.manual_seed(0)
+    found = symmetry(torch.randn(8, 2, 16, 100).softmax(-1), torch.randn(8, 2, 100, 16).softmax(-1), k=20)
+    assert found.chance == 0.2
+    assert (found.agreement - 0.2).abs().max() < 0.03
+    assert found.correlation.abs().max() < 0.03
+
+
+def test_one_map_read_both_ways_agrees() -> None:
+    torch.manual_seed(0)
+    ours = torch.randn(2, 3, 4, 30).softmax(-1)
+    found = symmetry(ours, ours.transpose(-2, -1))
+    torch.testing.assert_close(found.correlation, torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(found.agreement, torch.ones(3, dtype=torch.float64))
+    assert found.chance == 0.1
+
+
+def test_correlation_is_pearsons() -> None:
+    torch.manual_seed(0)
+    ours, theirs = torch.rand(1, 1, 3, 9), torch.rand(1, 1, 9, 3)
+    rows = [np.corrcoef(ours[0, 0, m], theirs[0, 0, :, m])[0, 1] for m in range(3)]
+    assert symmetry(ours, theirs).correlation.item() == pytest.approx(np.mean(rows))
+
+
+def test_bi_directional_attention_is_more_symmetric_than_chance() -> None:
+    """From one matrix of scores, on a model as it starts."""
+    torch.manual_seed(0)
+    model = attngraft.create_model("bixt_ti_l64_p16", img_size=64).eval()
+    with torch.no_grad(), attngraft.record(model, {"latents_to_tokens", "tokens_to_latents"}) as recording:
+        model(torch.randn(2, 3, 64, 64))
+    layers = [recording[site] for site in recording if len(recording[site]) == 2]
+    assert layers
+    for layer in layers:
+        found = symmetry(layer["latents_to_tokens"], layer["tokens_to_latents"], k=4)
+        assert (found.agreement > found.chance).all()
+        assert (found.correlation > 0.05).all()
+
+
+def test_maps_that_do_not_belong_together_are_refused() -> None:
+    with pytest.raises(UsageError, match="not both directions of one layer"):
+        symmetry(torch.rand(1, 1, 3, 9), torch.rand(1, 1, 3, 9))
+    with pytest.raises(UsageError, match="k = 10 is not between 1 and the 9"):
+        symmetry(torch.rand(1, 1, 3, 9), torch.rand(1, 1, 9, 3), k=10)
