@@ -17,7 +17,7 @@ class CentredKernelAlignment:
 
         CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)),
 
-    between 0 and 1 but for the estimate's error; 1 for features that differ by a rotation, a shift and one scale. HSIC is the
+    between 0 and 1 but for the estimate's error; 1 for features that differ by a rotation, a shift and a scale. HSIC is the
     unbiased estimate of Song et al. (2012), whose mean over batches does not depend on how large they are (Nguyen, Raghu
     and Kornblith 2021, equations 3 to 5):
 
