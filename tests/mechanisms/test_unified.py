@@ -112,7 +112,7 @@ def test_maps_of_any_size_keep_it(area: str, shape: tuple[int, int]) -> None:
 
 def test_a_depthwise_convolution() -> None:
     """Only rb, no norm, a head for every channel."""
-    module = layer(heads=8, terms=("rb",), norm="none", **AREAS["neighborhood"])
+    module = layer(heads=8, terms=("rb",), norm="identity", **AREAS["neighborhood"])
     values = module.proj_in(maps()).permute(0, 3, 1, 2)
     convolved = F.conv2d(values, module.rb.view(8, 1, 3, 3), padding=1, groups=8)  # type: ignore[union-attr]
     torch.testing.assert_close(module(maps()), module.proj_out(convolved.permute(0, 2, 3, 1)))
@@ -120,7 +120,7 @@ def test_a_depthwise_convolution() -> None:
 
 def test_an_involution() -> None:
     """Only q . rk, no norm: the filters of a head are a linear map of the pixel."""
-    module = layer(terms=("qr",), norm="none", **AREAS["neighborhood"])
+    module = layer(terms=("qr",), norm="identity", **AREAS["neighborhood"])
     x = maps()
     queries, values = module.proj_in(x).chunk(2, -1)
     makes = torch.block_diag(*module.rk.transpose(1, 2)) * module.scale  # type: ignore[union-attr]  # (H K, dim)
@@ -190,7 +190,7 @@ def test_biases_go_by_key_minus_query() -> None:
         ({"terms": ()}, "at least one, not none"),
         ({"terms": ("qk", "kq")}, "some of qk, qr, rk, rb, at least one, not kq"),
         ({"area": "row"}, "area is window or neighborhood"),
-        ({"norm": "relu"}, "norm is one of softmax, filter, none"),
+        ({"norm": "relu"}, "norm is one of softmax, filter, identity"),
         ({"size": 4}, "the size of a neighborhood is an odd number, not 4"),
         ({"area": "window", "shift": 7}, "windows shift by less than their size 7"),
         ({"shift": 1}, "neighborhoods not at all; not by 1"),
