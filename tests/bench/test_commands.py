@@ -177,9 +177,7 @@ class Large(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("ghost", "made"), [("add", 3), ("mul and add", 4)])
-def test_the_plain_form_of_local_filter_copies_no_weights(
-    monkeypatch: pytest.MonkeyPatch, ghost: str, made: int
-):
+def test_the_plain_form_of_local_filter_copies_no_weights(monkeypatch: pytest.MonkeyPatch, ghost: str, made: int):
     """Windows, filters (two steps with both matrices) and the product."""
     local_filter = command("local_filter")
     monkeypatch.setattr(local_filter, "PIXELS", 12)
