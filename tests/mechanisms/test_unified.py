@@ -12,7 +12,7 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.local.unified import NETWORKS, NORMS, LocalAttention, normalized
+from attngraft.mechanisms.local.unified import NETWORKS, NORMS, TERMS, LocalAttention, normalized
 from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows
 
 AREAS: dict[str, dict[str, Any]] = {
@@ -87,6 +87,35 @@ def test_every_network_is_the_equation(area: str, network: str, norm: Any) -> No
     module = layer(dim=4, terms=NETWORKS[network], norm=norm, **AREAS[area])
     x = maps(rows=3, columns=6, dim=4)
     torch.testing.assert_close(module(x), by_the_equation(module, x))
+
+
+#: the sums of terms that are no network of the paper's
+OTHERS = [
+    terms
+    for count in range(1, len(TERMS) + 1)
+    for terms in itertools.combinations(TERMS, count)
+    if terms not in NETWORKS.values()
+]
+
+
+@pytest.mark.parametrize("terms", OTHERS, ids="+".join)
+@pytest.mark.parametrize("area", AREAS)
+def test_every_other_sum_is_the_equation(area: str, terms: Any) -> None:
+    """Of the 16 choices of four terms the paper names 8; without any there are no scores, which is refused below."""
+    assert len(OTHERS) + len(NETWORKS) + 1 == 2 ** len(TERMS)
+    module = layer(dim=4, terms=terms, **AREAS[area])
+    x = maps(rows=3, columns=6, dim=4)
+    torch.testing.assert_close(module(x), by_the_equation(module, x))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("area", ["window", "shifted"])
+def test_a_map_that_windows_do_not_divide_is_the_equation_filled_up(area: str, norm: Any) -> None:
+    """Zeros below and to the right take part as what the projection makes of them, and are cut off."""
+    module = layer(dim=4, norm=norm, **AREAS[area])
+    x = maps(rows=4, columns=5, dim=4)
+    filled = F.pad(x, (0, 0, 0, 1, 0, 2))
+    torch.testing.assert_close(module(x), by_the_equation(module, filled)[:, :4, :5])
 
 
 @pytest.mark.parametrize("area", AREAS)
