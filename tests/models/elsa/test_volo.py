@@ -10,7 +10,9 @@ import torch
 from timm.models.volo import VOLO
 from torch import nn
 
-import attngraft.models  # noqa: F401 - registers the models
+import attngraft
+import attngraft.models  # registers the models
+from attngraft.errors import HostError
 from attngraft.mechanisms.local.hadamard import HadamardAttention
 from attngraft.models.elsa.registration import FINE_TUNED, VOLO_VARIANTS
 from attngraft.models.elsa.volo import ElsaVolo
@@ -118,6 +120,14 @@ def test_drop_paths_grow_behind_the_first_stage_which_has_none() -> None:
     assert drop_paths(model) == drop_paths(VOLO((2, 1, 2), **sizes, drop_path_rate=0.4))
     images = torch.randn(8, 3, 48, 48)
     assert not torch.equal(model.train()(images), model(images))
+
+
+def test_it_is_no_host() -> None:
+    """Though VOLO is one: its adapter knows no other first stage."""
+    with pytest.raises(HostError, match="ElsaVolo is no host"):
+        attngraft.plan(tiny(), "cb")
+    with pytest.raises(HostError, match="ElsaVolo is no host"), attngraft.record(tiny()):
+        pass
 
 
 def test_features_only() -> None:
