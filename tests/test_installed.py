@@ -120,6 +120,13 @@ def test_its_hosts_are_there(installed: Installed) -> None:
     assert found["sites"]
 
 
+def test_local_attention_is_planned(installed: Installed) -> None:
+    command = ("attngraft", "plan", "swin_tiny_patch4_window7_224", "elsa@layers.0", "--json")
+    found = json.loads(installed.run(*command))
+    assert [entry["site"] for entry in found["entries"]] == ["layers.0.blocks.0.attn", "layers.0.blocks.1.attn"]
+    assert {entry["stage"] for entry in found["entries"]} == {"space"}
+
+
 def test_a_comparison_to_its_report(installed: Installed) -> None:
     sizes = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 24, "num_heads": 3, "in_chans": 1}
     host = [part for name, value in sizes.items() for part in ("--host-arg", f"{name}={value}")]

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import timm
 import torch
 from products import products_only
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraft.anatomy import GraftedModule
 from attngraft.bench.gate import GateError, check_outputs
@@ -157,6 +159,33 @@ def test_the_gate_of_local_filter_passes_ours_and_catches_a_shift(monkeypatch: p
     monkeypatch.setitem(local_filter.FORMS, "plain", lambda values, *rest: plain(values.roll(1, 2), *rest))
     with pytest.raises(GateError, match=ghost):
         local_filter.check(ghost)
+
+
+class Large(TorchDispatchMode):
+    """Holds the storage of every tensor with so many numbers or more, so that no two are the same by chance."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.numbers = numbers
+        self.storages: dict[int, torch.UntypedStorage] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and found.numel() >= self.numbers:
+            storage = found.untyped_storage()
+            self.storages[storage.data_ptr()] = storage
+        return found
+
+
+@pytest.mark.parametrize(("ghost", "made"), [("add", 3), ("mul and add", 4)])
+def test_the_plain_form_of_local_filter_copies_no_weights(monkeypatch: pytest.MonkeyPatch, ghost: str, made: int):
+    """Windows, filters (two steps with both matrices) and the product."""
+    local_filter = command("local_filter")
+    monkeypatch.setattr(local_filter, "PIXELS", 12)
+    given = local_filter.operands(ghost, "channels first", images=1)
+    with Large(given[0].numel() * local_filter.KERNEL**2) as seen:
+        local_filter.plain(*given)
+    assert len(seen.storages) == made
 
 
 def test_the_peak_of_memory_is_what_is_held_at_a_time():

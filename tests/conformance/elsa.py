@@ -1,4 +1,4 @@
-"""Vectors of local attention: the operation, Hadamard attention, ELSA-Swin, and VOLO, which is timm's."""
+"""Vectors of local attention: the operation, Hadamard attention, ELSA-Swin, ELSA-VOLO, and VOLO, which is timm's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from attngraft.mechanisms.local.hadamard import HadamardAttention, StrictFilters
 from attngraft.mechanisms.local.offsets import Neighborhood
 from attngraft.models.elsa.blocks import PatchMerging, Residual, WindowAttention, elsa_block
 from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, Stage
+from attngraft.models.elsa.volo import ElsaVolo
 from attngraft.tasks.token_labeling.losses import TokenLabelLoss
 from tests.conformance.vector import Builder, Built, Vector
 
@@ -260,7 +261,7 @@ def volo(vector: Vector) -> Built:
 
 def elsa_volo(vector: Vector) -> Built:
     config = vector.config
-    module = VOLO(
+    module = ElsaVolo(
         config["layers"],
         img_size=config["img_size"],
         embed_dims=config["embed_dims"],
@@ -268,21 +269,10 @@ def elsa_volo(vector: Vector) -> Built:
         mlp_ratio=config["mlp_ratio"],
         qkv_bias=config["qkv_bias"],
         stem_hidden_dim=config["stem_hidden_dim"],
-    )
-    module.network[0] = nn.Sequential(
-        *(
-            elsa_block(
-                config["embed_dims"][0],
-                config["num_heads"][0],
-                kernel_size=config["kernel_size"],
-                group_width=config["group_width"],
-                lam=config["lam"],
-                gamma=config["gamma"],
-                qkv_bias=config["qkv_bias"],
-                mlp_ratio=config["mlp_ratio"],
-            )
-            for _ in range(config["layers"][0])
-        )
+        kernel_size=config["kernel_size"],
+        group_width=config["group_width"],
+        lam=config["lam"],
+        gamma=config["gamma"],
     )
     return Built(module, volo_outputs(module, "elsa_stage"))
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import attngraft
 from attngraft.hosts import find_host
-from tests.contract.tester import GRAFTS, SPACE, HostContract
+from tests.contract.tester import GRAFTS, SPACE, SPACE_FORMS, HostContract
 from tests.contract.timm import test_levit as levit
 from tests.contract.timm import test_sam as sam
 from tests.contract.timm import test_swin as swin
@@ -74,12 +74,12 @@ def test_every_graft_exports_on_a_vit(spec: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", SPACE)
+@pytest.mark.parametrize("spec", [*SPACE, *SPACE_FORMS])
 def test_what_stands_in_for_an_attention_compiles_on_a_swin(spec: str) -> None:
     check_compile(grafted(swin.TestSwin, spec))
 
 
-@pytest.mark.parametrize("spec", slow_but(SPACE, SPACE[0]))
+@pytest.mark.parametrize("spec", slow_but([*SPACE, *SPACE_FORMS], SPACE[0]))
 def test_what_stands_in_for_an_attention_exports_on_a_swin(spec: str) -> None:
     check_export(grafted(swin.TestSwin, spec))
 

@@ -81,6 +81,9 @@ SPACE = [
     "outlooker",
 ]
 
+#: further forms of them, for the slow tests
+SPACE_FORMS = ["lsa(network=net7, area=neighborhood, size=3, norm=identity)"]
+
 #: a graft for each stage: enough for a host whose sites are read as those of another are
 ONE_PER_STAGE = [
     "bisa(learned=true, norm=true)",

@@ -185,3 +185,11 @@ def test_pages_print_the_ratios_that_were_measured(page: str, file: str, name: s
     found = measured(file, name)
     value, low, high = (f"{found[what]:.{digits}f}" for what in ("value", "low", "high"))
     assert f"{value} ({low} to {high})" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_guide_of_local_attention_says_which_bar_is_missed() -> None:
+    found = json.loads((ROOT / "benchmarks/local_filter.json").read_text(encoding="utf-8"))["measurements"]
+    (missed,) = (each for each in found if not each["passed"])
+    assert missed["name"] == "ghost add, channels first, forward: over the plain form"
+    said = f"misses its bar, 1/{1 / missed['bar']:.0f} of the time: it is {1 / missed['value']:.1f} times faster"
+    assert said in " ".join((ROOT / ELSA).read_text(encoding="utf-8").split())

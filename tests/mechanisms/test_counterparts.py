@@ -82,7 +82,7 @@ def test_they_are_what_the_table_says(layer: Callable[..., Any], batch: int, row
 
 def test_a_depthwise_convolution_is_net4_without_a_norm_and_with_a_head_for_each_channel() -> None:
     made = of(DepthwiseConvolution)
-    family = LocalAttention(6, 6, terms=("rb",), size=3, norm="none").double()
+    family = LocalAttention(6, 6, terms=("rb",), size=3, norm="identity").double()
     family.load_state_dict(
         {
             "proj_in.weight": made.proj_in.weight,

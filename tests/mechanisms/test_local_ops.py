@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local import lean, local_filter, local_scores, ops, shifted
@@ -117,6 +118,35 @@ class TestLocalScores(OpTester):
         shape = s["batch"], s["heads"] * s["width"], s["rows"], s["columns"]
         options = {"heads": s["heads"], "neighborhood": Neighborhood(s["size"], s["dilation"])}
         return Call((double(*shape), double(*shape)), options)
+
+
+#: multiply-adds of the backward for an offset of a channel of a pixel, whose output is (mul weight) value
+BACKWARD = {
+    "": ("to output * value: to the weight", "to output * weight: to the value"),
+    "mul": (
+        "to output * value: to the product with the multiplier",
+        "that * mul: to the weight",
+        "that * weight: to the multiplier",
+        "to output * product with the multiplier: to the value",
+    ),
+}
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("ghost", BACKWARD)
+def test_what_the_backward_costs(ghost: str, stride: int) -> None:
+    """Counted by hand: 2 images of 4 channels, 9 offsets, 5 x 3 pixels or the 3 x 2 of them that get something."""
+    rows, columns = {1: (5, 3), 2: (3, 2)}[stride]
+    given = [double(2, 4, 5, 3), double(2, 2 * 9, rows, columns), *([double(4, 3, 3)] if ghost else [])]
+    leaves = [tensor.requires_grad_() for tensor in given]
+    with FlopCounterMode(display=False) as counter:
+        found = local_filter(*leaves, kernel_size=3, stride=stride, backend="eager")
+        torch.autograd.grad(found.sum(), leaves)
+    counts, places = counter.get_flop_counts()["Global"], 2 * 4 * 9 * rows * columns
+    assert counts == {
+        torch.ops.attngraft.local_filter_lean: 2 * places * (2 if ghost else 1),
+        torch.ops.attngraft.local_filter_lean_backward: 2 * places * len(BACKWARD[ghost]),
+    }
 
 
 def operands(
@@ -298,6 +328,7 @@ def vectors(shared: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("backend", ["eager", "reference"])
 def test_the_published_operator(shared: Path, backend: str) -> None:
     """Outputs and gradients of the conformance vectors."""
+    assert {vector["config"]["stride"] for vector in vectors(shared)} == {1}, "docstring and guide say so"
     for vector in vectors(shared):
         config = vector["config"]
         given = {name: torch.from_numpy(input_value(name, shape)) for name, shape in vector["inputs"].items()}

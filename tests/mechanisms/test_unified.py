@@ -12,7 +12,7 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.local.unified import NETWORKS, NORMS, LocalAttention, normalized
+from attngraft.mechanisms.local.unified import NETWORKS, NORMS, TERMS, LocalAttention, normalized
 from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows
 
 AREAS: dict[str, dict[str, Any]] = {
@@ -89,6 +89,35 @@ def test_every_network_is_the_equation(area: str, network: str, norm: Any) -> No
     torch.testing.assert_close(module(x), by_the_equation(module, x))
 
 
+#: the sums of terms that are no network of the paper's
+OTHERS = [
+    terms
+    for count in range(1, len(TERMS) + 1)
+    for terms in itertools.combinations(TERMS, count)
+    if terms not in NETWORKS.values()
+]
+
+
+@pytest.mark.parametrize("terms", OTHERS, ids="+".join)
+@pytest.mark.parametrize("area", AREAS)
+def test_every_other_sum_is_the_equation(area: str, terms: Any) -> None:
+    """Of the 16 choices of four terms the paper names 8; without any there are no scores, which is refused below."""
+    assert len(OTHERS) + len(NETWORKS) + 1 == 2 ** len(TERMS)
+    module = layer(dim=4, terms=terms, **AREAS[area])
+    x = maps(rows=3, columns=6, dim=4)
+    torch.testing.assert_close(module(x), by_the_equation(module, x))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("area", ["window", "shifted"])
+def test_a_map_that_windows_do_not_divide_is_the_equation_filled_up(area: str, norm: Any) -> None:
+    """Zeros below and to the right take part as what the projection makes of them, and are cut off."""
+    module = layer(dim=4, norm=norm, **AREAS[area])
+    x = maps(rows=4, columns=5, dim=4)
+    filled = F.pad(x, (0, 0, 0, 1, 0, 2))
+    torch.testing.assert_close(module(x), by_the_equation(module, filled)[:, :4, :5])
+
+
 @pytest.mark.parametrize("area", AREAS)
 def test_gradients(area: str) -> None:
     module = layer(dim=2, heads=1, **AREAS[area])
@@ -112,7 +141,7 @@ def test_maps_of_any_size_keep_it(area: str, shape: tuple[int, int]) -> None:
 
 def test_a_depthwise_convolution() -> None:
     """Only rb, no norm, a head for every channel."""
-    module = layer(heads=8, terms=("rb",), norm="none", **AREAS["neighborhood"])
+    module = layer(heads=8, terms=("rb",), norm="identity", **AREAS["neighborhood"])
     values = module.proj_in(maps()).permute(0, 3, 1, 2)
     convolved = F.conv2d(values, module.rb.view(8, 1, 3, 3), padding=1, groups=8)  # type: ignore[union-attr]
     torch.testing.assert_close(module(maps()), module.proj_out(convolved.permute(0, 2, 3, 1)))
@@ -120,7 +149,7 @@ def test_a_depthwise_convolution() -> None:
 
 def test_an_involution() -> None:
     """Only q . rk, no norm: the filters of a head are a linear map of the pixel."""
-    module = layer(terms=("qr",), norm="none", **AREAS["neighborhood"])
+    module = layer(terms=("qr",), norm="identity", **AREAS["neighborhood"])
     x = maps()
     queries, values = module.proj_in(x).chunk(2, -1)
     makes = torch.block_diag(*module.rk.transpose(1, 2)) * module.scale  # type: ignore[union-attr]  # (H K, dim)
@@ -190,7 +219,7 @@ def test_biases_go_by_key_minus_query() -> None:
         ({"terms": ()}, "at least one, not none"),
         ({"terms": ("qk", "kq")}, "some of qk, qr, rk, rb, at least one, not kq"),
         ({"area": "row"}, "area is window or neighborhood"),
-        ({"norm": "relu"}, "norm is one of softmax, filter, none"),
+        ({"norm": "relu"}, "norm is one of softmax, filter, identity"),
         ({"size": 4}, "the size of a neighborhood is an odd number, not 4"),
         ({"area": "window", "shift": 7}, "windows shift by less than their size 7"),
         ({"shift": 1}, "neighborhoods not at all; not by 1"),

@@ -64,3 +64,19 @@ def test_nothing_finished(tmp_path: Path):
     a_run(tmp_path / "run", graft=None, top1=[0.1], finished=False)
     with pytest.raises(UsageError, match="no finished run"):
         find_runs(tmp_path)
+
+
+def test_a_run_of_the_plain_host_leaves_no_row_unread(tmp_path: Path):
+    """ELSA's table of norms: a run of its host is compared with every row's graft."""
+    paper = load_paper("elsa")
+    table = paper.table("table2")
+    identity = next(row.graft for row in table.rows if row.variant == "identity")
+    a_run(tmp_path / "plain", graft=None, top1=[0.5])
+    a_run(tmp_path / "identity", graft=identity, top1=[0.001])
+    result = compute_table(paper, table, runs=find_runs(tmp_path))
+    assert {row.label: row.cells["top1"].verdict for row in result.rows} == {
+        "identity": "from runs",
+        "filter norm": "printed",
+        "softmax": "printed",
+    }
+    assert list(result.unmatched) == [str(tmp_path / "plain")]

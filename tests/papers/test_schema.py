@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from attngraft.errors import ConfigError, UsageError
+from attngraft.grafting.spec import parse
 from attngraft.papers import list_papers, load_paper, read_paper
 
 MINIMAL = {
@@ -94,9 +95,16 @@ def test_a_file_in_the_folder_is_a_paper(tmp_path: Path, monkeypatch: pytest.Mon
     assert load_paper("X").title == "A paper"
 
 
-@pytest.mark.parametrize("name", ["cb", "hv", "bisa", "bixt"])
+@pytest.mark.parametrize("name", ["cb", "hv", "bisa", "bixt", "elsa"])
 def test_the_packaged_papers_can_be_read(name: str):
     assert name in list_papers()
     paper = load_paper(name)
     assert paper.id == name
     assert all(row.printed for table in paper.tables for row in table.rows)
+
+
+@pytest.mark.parametrize("name", list_papers())
+def test_every_graft_of_a_row_is_a_specification(name: str):
+    """Of grafts and options that there are: a table beside runs reads those of every row."""
+    grafts = [row.graft for table in load_paper(name).tables for row in table.rows if row.graft is not None]
+    assert all(parse(graft).terms for graft in grafts)

@@ -7,7 +7,9 @@ import re
 import pytest
 
 from attngraft.errors import ConfigError
+from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.task import load_task
+from attngraft.training.build import model_data_config
 from attngraft.training.recipe import load_recipe
 from tests.training.test_bixt_recipes import task_config
 
@@ -40,6 +42,22 @@ def test_elsa_volo_on_larger_images() -> None:
     assert (recipe.host.name, recipe.lr, recipe.optimizer.weight_decay) == ("elsa_volo_d1_384", 8e-6, 1e-8)
     assert (schedule.epochs, schedule.cooldown_epochs, schedule.warmup, schedule.min_lr) == (30, 0, 5, 4e-6)
     assert task_config(recipe).token_labels.with_ground_truth
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "crop"),
+    [
+        ("elsa_volo_d1_384", 384, 1.0),
+        ("elsa_volo_d3_448", 448, 1.0),
+        ("elsa_volo_d5_448", 448, 1.15),
+        ("elsa_volo_d5_512", 512, 1.15),
+    ],
+)
+def test_the_host_says_how_large_the_images_are(name: str, size: int, crop: float) -> None:
+    """Fine-tuning of the other sizes is the same recipe with another host."""
+    recipe = load_recipe("elsa-volo-384", [f"host.name={name}"])
+    host = HostInput.from_model(model_data_config(recipe))
+    assert (host.height, host.width, host.crop_pct) == (size, size, crop)
 
 
 def test_fine_tuning_needs_maps() -> None:

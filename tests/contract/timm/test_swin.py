@@ -9,7 +9,7 @@ import timm
 from packaging.version import Version
 from torch import nn
 
-from tests.contract.tester import GRAFTS, ONE_PER_STAGE, SPACE, HostContract
+from tests.contract.tester import GRAFTS, ONE_PER_STAGE, SPACE, SPACE_FORMS, HostContract
 from tests.contract.timm.test_eva import off_zero
 from tests.contract.timm.test_relpos import without_chance
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN
@@ -41,6 +41,7 @@ class TestSwinWithEveryGraft(TestSwin):
     """Windows again."""
 
     specs: ClassVar = GRAFTS
+    space: ClassVar = [*SPACE, *SPACE_FORMS]
 
 
 class TestSwinV2(HostContract):

@@ -10,7 +10,7 @@ from timm.models.volo import VOLO
 from torch import nn
 
 import attngraft
-from tests.contract.tester import ONE_PER_STAGE, SPACE, HostContract
+from tests.contract.tester import GRAFTS, ONE_PER_STAGE, SPACE, SPACE_FORMS, HostContract
 from tests.contract.timm.test_eva import off_zero
 from tests.contract.timm.test_levit import unlike_at_first
 
@@ -35,6 +35,21 @@ class TestVolo(HostContract):
 
     def make(self) -> nn.Module:
         return off_zero(unlike_at_first(VOLO(**TINY)))
+
+
+@pytest.mark.slow
+class TestVoloWithEveryGraft(TestVolo):
+    """VOLO again: the class token comes to the last two blocks alone, and asks keys there that are not its own."""
+
+    specs: ClassVar = GRAFTS
+    # in the last two blocks, to which it comes alone, a class token broadcast is itself
+    refused: ClassVar = {**TestVolo.refused, "cb(context=class)": "no class token to broadcast"}
+    space: ClassVar = [f"{spec}@network" for spec in (*SPACE, *SPACE_FORMS)]
+    where: ClassVar = {
+        **dict.fromkeys(("bisa", "misa", "ghost", "uniform_heads(value=cb)"), "network.2-3"),
+        **dict.fromkeys(("cb_gate", "cb_hybrid"), "post_network"),
+        "cb(tokens=patches)": "network",
+    }
 
 
 @pytest.mark.parametrize(

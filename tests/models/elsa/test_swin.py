@@ -16,6 +16,7 @@ from timm.models import group_parameters
 from torch import Tensor
 
 import attngraft
+from attngraft.errors import HostError
 from attngraft.models.elsa.blocks import WindowAttention
 from attngraft.models.elsa.registration import VARIANTS
 from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, checkpoint_filter_fn
@@ -156,6 +157,14 @@ def test_every_parameter_has_a_layer() -> None:
     assert set(groups) == {name for name, _ in model.named_parameters()}
     assert groups["patch_embed.proj.weight"] == 0 < groups["layers.0.blocks.0.mlp.fc1.weight"]
     assert groups["layers.3.blocks.1.mlp.fc1.weight"] > groups["layers.3.blocks.0.mlp.fc1.weight"]
+
+
+def test_it_is_no_host() -> None:
+    """As the guide says: who wants to look inside grafts Swin."""
+    with pytest.raises(HostError, match="ElsaSwin is no host"):
+        attngraft.plan(tiny(), "cb")
+    with pytest.raises(HostError, match="ElsaSwin is no host"), attngraft.record(tiny()):
+        pass
 
 
 def test_copies_and_dtypes() -> None:

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import timm
 import torch
+from timm.models.volo import VOLO
 from torch import nn
 
-import attngraft.models  # noqa: F401 - registers the models
+import attngraft
+import attngraft.models  # registers the models
+from attngraft.errors import HostError
 from attngraft.mechanisms.local.hadamard import HadamardAttention
 from attngraft.models.elsa.registration import FINE_TUNED, VOLO_VARIANTS
 from attngraft.models.elsa.volo import ElsaVolo
@@ -90,6 +93,41 @@ def test_the_options_are_timms() -> None:
     assert tiny(num_classes=0)(images).shape == (2, 24)
     assert tiny(in_chans=1)(torch.randn(2, 1, 48, 48)).shape == (2, 5)
     assert tiny(img_size=64)(torch.randn(2, 3, 64, 64)).shape == (2, 5)
+
+
+def test_checkpointing_gives_the_same_gradients() -> None:
+    model, images, results = tiny().train(), torch.randn(2, 3, 48, 48), []
+    for checkpointed in (False, True):
+        model.set_grad_checkpointing(checkpointed)
+        results.append(torch.autograd.grad(model(images).square().sum(), list(model.parameters())))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def drop_paths(model: Any) -> list[list[float]]:
+    """Of the blocks of every stage."""
+    stages = (stage for stage in model.network if isinstance(stage, nn.Sequential))
+    return [[getattr(block.drop_path1, "drop_prob", 0.0) for block in stage] for stage in stages]
+
+
+def test_drop_paths_grow_behind_the_first_stage_which_has_none() -> None:
+    """As in VOLO, which counts its blocks from the first outlooker and gives these none."""
+    model = tiny(layers=(2, 1, 2), drop_path_rate=0.4)
+    first, *others = drop_paths(model)
+    assert first == [0, 0]
+    assert [rate for stage in others for rate in stage] == pytest.approx([0.2, 0.3, 0.4])
+    sizes = {name: value for name, value in TINY.items() if name not in ("layers", "kernel_size")}
+    assert drop_paths(model) == drop_paths(VOLO((2, 1, 2), **sizes, drop_path_rate=0.4))
+    images = torch.randn(8, 3, 48, 48)
+    assert not torch.equal(model.train()(images), model(images))
+
+
+def test_it_is_no_host() -> None:
+    """Though VOLO is one: its adapter knows no other first stage."""
+    with pytest.raises(HostError, match="ElsaVolo is no host"):
+        attngraft.plan(tiny(), "cb")
+    with pytest.raises(HostError, match="ElsaVolo is no host"), attngraft.record(tiny()):
+        pass
 
 
 def test_features_only() -> None:

@@ -218,7 +218,7 @@ class InvolutionType(SpaceType[InvolutionOptions]):
     Options = InvolutionOptions
 
     def layer(self, dim: int, heads: int, options: InvolutionOptions) -> Graft:
-        return LocalGraft(dim, options.heads or heads, terms=NETWORKS["net2"], size=options.kernel, norm="none")
+        return LocalGraft(dim, options.heads or heads, terms=NETWORKS["net2"], size=options.kernel, norm="identity")
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ weigh.register_fake(lambda values, filters, *_: _room(values, filters))
 weigh_backward.register_fake(lambda to_out, values, filters, multiplier, *_: _gradients(values, filters, multiplier))
 weigh.register_autograd(_backward, setup_context=_setup)
 register_flops(torch.ops.attngraft.local_filter_lean, _flops)
-register_flops(  # one for the weights' gradient, one for the values'
+register_flops(  # one for the weights' gradient, one for the values'; a multiplier's product with weights has two of its own
     torch.ops.attngraft.local_filter_lean_backward,
     lambda to_out, *operands, **options: 2 * _flops(*operands, **options),
 )

@@ -73,6 +73,7 @@ def local_filter(
         values: (B, C, Y, X).
         filters: (B, H K, Y', X'), the K = kernel_size^2 offsets of a head row by row. Y' and X' are Y and X over `stride`,
             rounded up or down.
+        stride: 1 in all that was published, so another one is held to the equation (`reference`) alone.
         mul, add: (C, kernel_size, kernel_size), the ghost head; without one, or with its exponent `lam` or factor `gamma`
             0, that part is left out. A `lam` that is no whole number makes NaN of negative entries of `mul`.
         softmax: False takes the filters as they are.

@@ -4,8 +4,8 @@
     out_i = sum over j of norm(scores_i)_j v_j
 
 j runs over the windows of Swin, or over the k x k neighborhood of i; the norm is a softmax, a filter norm (mean 0 and
-standard deviation 1 over j), or none. In a neighborhood keys and values outside of the map are zero and take part; shifted
-windows leave out pixels that the shift alone has brought together.
+standard deviation 1 over j), or the identity. In a neighborhood keys and values outside of the map are zero and take part;
+shifted windows leave out pixels that the shift alone has brought together.
 
 Source: ELSA, Eq. 4 and 6, Tables 1 to 3. The printed Eq. 4 has rb multiply the value inside of the norm; the paper's other
 equations show that a sum is meant.
@@ -28,7 +28,7 @@ from attngraft.mechanisms.local.shifted import read_at_neighbors
 from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows
 
 Term = Literal["qk", "qr", "rk", "rb"]  #: q.k, q.r^k, r^q.k, r^b
-Norm = Literal["softmax", "filter", "none"]
+Norm = Literal["softmax", "filter", "identity"]
 TERMS: tuple[Term, ...] = get_args(Term)
 NORMS: tuple[Norm, ...] = get_args(Norm)
 
@@ -49,12 +49,13 @@ class LocalAttention(TapPoint, nn.Module):
     """One layer of the family on a map (B, Y, X, dim).
 
     Args:
-        heads: H. With H = dim, `terms=("rb",)`, a neighborhood and no norm it is a depthwise convolution between two linear
-            layers; with `terms=("qr",)` there, an involution; with ("qk", "rb") in windows with a softmax, Swin's attention.
+        heads: H. With H = dim, `terms=("rb",)`, a neighborhood and the identity it is a depthwise convolution between two
+            linear layers; with `terms=("qr",)` there, an involution; with ("qk", "rb") in windows with a softmax, Swin's
+            attention.
         terms: which of "qk", "qr", "rk", "rb" are summed; `NETWORKS` has the paper's.
         area: "window" or "neighborhood". size: rows, and columns, of it; odd for a neighborhood.
         shift: of the windows, less than `size`; maps that windows do not divide are filled up with zeros, which take part.
-        norm: "softmax", "filter" or "none".
+        norm: "softmax", "filter" or "identity".
         scale: of the queries; (dim / H)^-0.5 by default.
 
     `proj_in` has the rows of queries, keys and values, one after another, of which those that no term needs are left out.
