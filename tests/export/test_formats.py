@@ -13,7 +13,7 @@ import torch
 import attngraft
 from attngraft.errors import ExportError, UsageError
 from attngraft.export import onnx, torch_export
-from attngraft.export.run import Target, export_run
+from attngraft.export.run import ROUNDING, Target, export_run
 from attngraft.mechanisms.registry import graft_types
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
@@ -122,16 +122,29 @@ def test_what_stands_in_for_the_hosts_attention_is_refused_for_plain_timm(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_half_the_size_in_bf16(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "cb + vertical", host=ONE_BLOCK["vit"])
+@pytest.mark.parametrize(
+    ("graft", "host", "to"),
+    [
+        ("cb + vertical", "vit", ["pt2", "hf"]),
+        ("horizontal", "vit", ["pt2"]),
+        pytest.param("bisa", "vit", ["pt2"], marks=pytest.mark.slow),
+        pytest.param("misa", "vit", ["pt2"], marks=pytest.mark.slow),
+        pytest.param("elsa", "swin", ["pt2"], marks=pytest.mark.slow),
+    ],
+)
+def test_half_the_size_in_bf16(tmp_path: Path, graft: str, host: str, to: list[Target]) -> None:
+    """Of all but the first the program calculates in another order than the model, and so rounds otherwise."""
+    run = make_run(tmp_path / "run", graft, host=ONE_BLOCK[host])
     export_run(run, tmp_path / "fp32")
-    made = export_run(run, tmp_path / "bf16", to=["pt2", "hf"], dtype="bfloat16")
+    made = export_run(run, tmp_path / "bf16", to=to, dtype="bfloat16")
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("fp32", "bf16")]
     assert sizes[1] < 0.6 * sizes[0]
     model = attngraft.load(tmp_path / "bf16")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    rounding = next(check for check in made.manifest.checks if check.file == "rounding to bfloat16")
-    assert 0 < rounding.difference < 0.1
+    checks = {check.file: check for check in made.manifest.checks}
+    assert 0 < checks["rounding to bfloat16"].difference < 0.1
+    assert checks["model.pt2"].difference < 0.05
+    assert 1e-5 < checks["model.pt2"].tolerance < ROUNDING
 
 
 def test_what_does_not_go_together_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
