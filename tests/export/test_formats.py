@@ -147,6 +147,20 @@ def test_half_the_size_in_bf16(tmp_path: Path, graft: str, host: str, to: list[T
     assert 1e-5 < checks["model.pt2"].tolerance < ROUNDING
 
 
+def test_a_model_of_transformers_is_refused_for_timm(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    sizes = {"img_size": 16, "patch_size": 8, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3}
+    run = make_run(tmp_path / "run", "cb_s", host={"name": "transformers_classifier", "args": sizes})
+    with pytest.raises(ExportError, match=r"transformers_classifier is a model of transformers.*use --to torch"):
+        export_run(run, tmp_path / "out", to=["hf"])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    export_run(run, tmp_path / "out")
+    model, images = attngraft.load(tmp_path / "out"), torch.randn(2, 3, 16, 16)
+    attngraft.save_pretrained(model.model, tmp_path / "folder")  # as the message says
+    with torch.no_grad():
+        assert torch.equal(attngraft.from_pretrained(tmp_path / "folder")(images).logits, model(images))
+
+
 def test_what_does_not_go_together_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = tmp_path / "no-run"
     with pytest.raises(UsageError, match="bf16"):
