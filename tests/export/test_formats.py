@@ -17,7 +17,7 @@ from attngraft.export.run import ROUNDING, Target, export_run
 from attngraft.mechanisms.registry import graft_types
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
-from tests.export.runs import CLASSES, SWIN, VIT, make_run
+from tests.export.runs import CLASSES, ELSA_SWIN, SWIN, VIT, make_run
 
 ALL: tuple[Target, ...] = ("torch", "pt2", "onnx", "hf")
 ONE_BLOCK = {
@@ -159,6 +159,13 @@ def test_a_model_of_transformers_is_refused_for_timm(tmp_path: Path) -> None:
     attngraft.save_pretrained(model.model, tmp_path / "folder")  # as the message says
     with torch.no_grad():
         assert torch.equal(attngraft.from_pretrained(tmp_path / "folder")(images).logits, model(images))
+
+
+@pytest.mark.slow
+def test_elsa_swin_is_translated_with_its_windows(tmp_path: Path) -> None:
+    """Those of the last stage stand still and shifted, each on a map of four."""
+    made = export_run(make_run(tmp_path / "run", host=ELSA_SWIN), tmp_path / "out", to=["pt2", "onnx"])
+    assert {check.file for check in made.manifest.checks} == {"model.safetensors", "model.pt2", "model.onnx"}
 
 
 def test_what_does_not_go_together_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
