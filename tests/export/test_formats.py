@@ -14,6 +14,7 @@ import attngraft
 from attngraft.errors import ExportError, UsageError
 from attngraft.export import onnx, torch_export
 from attngraft.export.run import ROUNDING, Target, export_run
+from attngraft.grafting.spec import parse
 from attngraft.mechanisms.registry import graft_types
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
@@ -26,6 +27,10 @@ ONE_BLOCK = {
 }
 
 
+#: numbers of the ghost heads that are not those which they have by themselves
+GHOSTS = ["elsa(kernel=3, mul=2, add=0.5) + cb", "ghost(mul=3, add=0.5)"]
+
+
 def registered() -> list[str]:
     """Every graft that comes with the package."""
     return sorted(name for name, kind in graft_types().items() if type(kind).__module__.startswith("attngraft."))
@@ -33,15 +38,15 @@ def registered() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("host", ONE_BLOCK)
-@pytest.mark.parametrize("graft", registered())
+@pytest.mark.parametrize("graft", [*registered(), *GHOSTS])
 def test_every_graft_goes_through_every_format(tmp_path: Path, graft: str, host: str) -> None:
     """`export_run` itself compares each file with the model, and raises where they differ."""
     try:
         run = make_run(tmp_path / "run", graft, host=ONE_BLOCK[host])
     except attngraft.HostError as refusal:
         pytest.skip(f"refused by this host: {refusal}")
-    kind = graft_types()[graft]
-    replaces = "space" in kind.stages(kind.Options())  # the host's own attention: plain timm could not do without
+    stages = {stage for term in parse(graft).terms for stage in graft_types()[term.name].stages(term.options)}
+    replaces = "space" in stages  # the host's own attention: plain timm could not do without
     made = export_run(run, tmp_path / "out", to=[to for to in ALL if not (replaces and to == "hf")], fold=True)
     checks = {check.file: check for check in made.manifest.checks}
     assert checks.keys() == {"folding", "model.safetensors", "model.pt2", "model.onnx"}
