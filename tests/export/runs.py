@@ -27,6 +27,18 @@ LEVIT = {
     "args": {"img_size": 32, "embed_dim": [16, 24], "key_dim": 4, "depth": [1, 1], "num_heads": [2, 3]},
 }
 LEVIT_CONV = LEVIT | {"name": "levit_conv_256d"}
+ELSA_SWIN = {
+    "name": "elsa_swin_tiny",
+    "args": {
+        "img_size": 16,
+        "patch_size": 2,
+        "embed_dim": 8,
+        "depths": [1, 2],
+        "num_heads": [1, 2],
+        "kernel_size": 3,
+        "window_size": 2,
+    },
+}
 CLASSES = ["ant", "bee", "café | crème", "`x`", "<b>bold</b>"]
 
 

@@ -15,7 +15,7 @@ import attngraft
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.export.fold import fold, summary
 from attngraft.export.run import export_run
-from tests.export.runs import LEVIT, LEVIT_CONV, SWIN, VIT, make_run, move_batch_norms
+from tests.export.runs import ELSA_SWIN, LEVIT, LEVIT_CONV, SWIN, VIT, make_run, move_batch_norms
 
 
 def grafted_model(spec: str | None, host: dict[str, Any] = VIT, **arguments: Any) -> nn.Module:
@@ -78,6 +78,17 @@ def test_of_two_only_the_one_beside_the_layer_moves_and_the_other_says_why() -> 
     found = fold(grafted_model("cb + cb", SWIN)).entries
     assert [bool(entry.folded) for entry in found[:2]] == [True, False]
     assert "another graft of the same stage stands between" in str(found[1].stayed)
+
+
+def test_a_host_that_no_adapter_reads_stays_as_it_is_and_says_so(tmp_path: Path) -> None:
+    host = {**ELSA_SWIN, "args": {**ELSA_SWIN["args"], "lam": 2}}
+    (entry,) = export_run(make_run(tmp_path / "run", host=host), tmp_path / "out", fold=True).manifest.folds
+    assert (entry.module, entry.graft, entry.folded) == ("", None, None)
+    (line,) = summary([entry])
+    assert line.what == "the host"
+    assert line.happened.startswith("stays as it is: no adapter reads it")
+    assert line.happened in (tmp_path / "out" / "README.md").read_text()
+    assert not attngraft.load(tmp_path / "out").training
 
 
 def test_prefix_tokens_cannot_be_left_out_by_a_linear_layer() -> None:

@@ -13,17 +13,22 @@ import torch
 import attngraft
 from attngraft.errors import ExportError, UsageError
 from attngraft.export import onnx, torch_export
-from attngraft.export.run import Target, export_run
+from attngraft.export.run import ROUNDING, Target, export_run
+from attngraft.grafting.spec import parse
 from attngraft.mechanisms.registry import graft_types
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
-from tests.export.runs import CLASSES, SWIN, VIT, make_run
+from tests.export.runs import CLASSES, ELSA_SWIN, SWIN, VIT, make_run
 
 ALL: tuple[Target, ...] = ("torch", "pt2", "onnx", "hf")
 ONE_BLOCK = {
     "vit": {**VIT, "args": {**VIT["args"], "depth": 1}},
     "swin": {**SWIN, "args": {**SWIN["args"], "depths": [2], "num_heads": [2]}},  # plain and shifted windows
 }
+
+
+#: numbers of the ghost heads that are not those which they have by themselves
+GHOSTS = ["elsa(kernel=3, mul=2, add=0.5) + cb", "ghost(mul=3, add=0.5)"]
 
 
 def registered() -> list[str]:
@@ -33,15 +38,15 @@ def registered() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("host", ONE_BLOCK)
-@pytest.mark.parametrize("graft", registered())
+@pytest.mark.parametrize("graft", [*registered(), *GHOSTS])
 def test_every_graft_goes_through_every_format(tmp_path: Path, graft: str, host: str) -> None:
     """`export_run` itself compares each file with the model, and raises where they differ."""
     try:
         run = make_run(tmp_path / "run", graft, host=ONE_BLOCK[host])
     except attngraft.HostError as refusal:
         pytest.skip(f"refused by this host: {refusal}")
-    kind = graft_types()[graft]
-    replaces = "space" in kind.stages(kind.Options())  # the host's own attention: plain timm could not do without
+    stages = {stage for term in parse(graft).terms for stage in graft_types()[term.name].stages(term.options)}
+    replaces = "space" in stages  # the host's own attention: plain timm could not do without
     made = export_run(run, tmp_path / "out", to=[to for to in ALL if not (replaces and to == "hf")], fold=True)
     checks = {check.file: check for check in made.manifest.checks}
     assert checks.keys() == {"folding", "model.safetensors", "model.pt2", "model.onnx"}
@@ -122,16 +127,50 @@ def test_what_stands_in_for_the_hosts_attention_is_refused_for_plain_timm(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_half_the_size_in_bf16(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", "cb + vertical", host=ONE_BLOCK["vit"])
+@pytest.mark.parametrize(
+    ("graft", "host", "to"),
+    [
+        ("cb + vertical", "vit", ["pt2", "hf"]),
+        ("horizontal", "vit", ["pt2"]),
+        pytest.param("bisa", "vit", ["pt2"], marks=pytest.mark.slow),
+        pytest.param("misa", "vit", ["pt2"], marks=pytest.mark.slow),
+        pytest.param("elsa", "swin", ["pt2"], marks=pytest.mark.slow),
+    ],
+)
+def test_half_the_size_in_bf16(tmp_path: Path, graft: str, host: str, to: list[Target]) -> None:
+    """Of all but the first the program calculates in another order than the model, and so rounds otherwise."""
+    run = make_run(tmp_path / "run", graft, host=ONE_BLOCK[host])
     export_run(run, tmp_path / "fp32")
-    made = export_run(run, tmp_path / "bf16", to=["pt2", "hf"], dtype="bfloat16")
+    made = export_run(run, tmp_path / "bf16", to=to, dtype="bfloat16")
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("fp32", "bf16")]
     assert sizes[1] < 0.6 * sizes[0]
     model = attngraft.load(tmp_path / "bf16")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    rounding = next(check for check in made.manifest.checks if check.file == "rounding to bfloat16")
-    assert 0 < rounding.difference < 0.1
+    checks = {check.file: check for check in made.manifest.checks}
+    assert 0 < checks["rounding to bfloat16"].difference < 0.1
+    assert checks["model.pt2"].difference < 0.05
+    assert 1e-5 < checks["model.pt2"].tolerance < ROUNDING
+
+
+def test_a_model_of_transformers_is_refused_for_timm(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    sizes = {"img_size": 16, "patch_size": 8, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3}
+    run = make_run(tmp_path / "run", "cb_s", host={"name": "transformers_classifier", "args": sizes})
+    with pytest.raises(ExportError, match=r"transformers_classifier is a model of transformers.*use --to torch"):
+        export_run(run, tmp_path / "out", to=["hf"])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    export_run(run, tmp_path / "out")
+    model, images = attngraft.load(tmp_path / "out"), torch.randn(2, 3, 16, 16)
+    attngraft.save_pretrained(model.model, tmp_path / "folder")  # as the message says
+    with torch.no_grad():
+        assert torch.equal(attngraft.from_pretrained(tmp_path / "folder")(images).logits, model(images))
+
+
+@pytest.mark.slow
+def test_elsa_swin_is_translated_with_its_windows(tmp_path: Path) -> None:
+    """Those of the last stage stand still and shifted, each on a map of four."""
+    made = export_run(make_run(tmp_path / "run", host=ELSA_SWIN), tmp_path / "out", to=["pt2", "onnx"])
+    assert {check.file for check in made.manifest.checks} == {"model.safetensors", "model.pt2", "model.onnx"}
 
 
 def test_what_does_not_go_together_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,13 @@ from attngraft.export.manifest import FoldEntry
 from attngraft.grafting.apply import grafted, restore
 from attngraft.hosts import find_host
 
+_UNREAD = "no adapter reads it, so what of it could move where is not known"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Folded:
-    """What was done, one entry per graft and one for each step of the host that had something, and what makes it now."""
+    """What was done, and what makes the model now: one entry per graft and one for each step of the host that had something,
+    or a single one for a host that no adapter reads."""
 
     entries: tuple[FoldEntry, ...]
     arguments: Mapping[str, Any]  #: of the host's factory, where folding changed them
@@ -54,13 +57,13 @@ def fold(model: nn.Module) -> Folded:
     """Fold what is exact to rounding, in place, and say of every graft what was done.
 
     Outputs stay what they were to 1e-5. What was folded cannot be taken out again (`ungraft` refuses), and a folded model
-    is not for training: what was one factor is now spread over the host's weights. A host that no adapter knows has no
-    grafts, and is left as it is.
+    is not for training: what was one factor is now spread over the host's weights. A host that no adapter reads has no
+    grafts, and stays as it is, which its one entry says.
     """
     try:
         host = find_host(model)
     except HostError:
-        return Folded(entries=(), arguments={})
+        return Folded(entries=(FoldEntry(module="", stayed=_UNREAD),), arguments={})
     fused = host.adapter.fuse(host.core)
     entries = [FoldEntry(module="", folded=fused)] if fused else []
     for path, module, name, made in list(grafted(host.core)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,10 @@ TOLERANCE = 1e-4
 QUANTIZING = 0.5  #: how far outputs of quantized weights may lie from the model's; more than this is another model
 ENTRY = "attngraft"  #: of the file's metadata: the manifest
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+_SUMMARY = "## Exception summary"  #: of torch's exporter: what happened, innermost first, below general advice
+_CLASS = re.compile(r"^<class '(?:\w+\.)*(\w+)'>")
 
 
 def require_packages() -> None:
@@ -64,9 +69,8 @@ def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest
     except ExportError:
         raise
     except Exception as error:  # an operation without a translation, whichever package finds it
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         raise ExportError(
-            f"the model cannot be translated to ONNX ({reason}); export it --to pt2 or --to torch"
+            f"the model cannot be translated to ONNX ({_reason(error)}); export it --to pt2 or --to torch"
         ) from error
     return check_outputs(open_onnx(path)[0], model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE)
 
@@ -96,8 +100,9 @@ def write_quantized(model: nn.Module, manifest: Manifest, folder: Path) -> Check
                 per_channel=False,
             )
     except Exception as error:  # the quantizer raises whatever a graph leads it to
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        raise ExportError(f"onnxruntime cannot quantize the model ({reason}); leave --dtype int8 out") from error
+        raise ExportError(
+            f"onnxruntime cannot quantize the model ({_reason(error)}); leave --dtype int8 out"
+        ) from error
     return check_outputs(
         open_onnx(folder / QUANTIZED)[0], model, manifest, file=QUANTIZED, batches=(1, EXAMPLE, 5), tolerance=QUANTIZING
     )
@@ -120,14 +125,23 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
     try:
         session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own classes, one per status code
-        reason = str(error).strip().splitlines()[0][:300]
-        raise ExportError(f"{path}: onnxruntime cannot read it ({reason}); export the model again") from None
+        raise ExportError(f"{path}: onnxruntime cannot read it ({_reason(error)}); export the model again") from None
     name = session.get_inputs()[0].name
 
     def forward(images: Tensor) -> Tensor:
         return torch.from_numpy(session.run(None, {name: images.contiguous().numpy()})[0])
 
     return forward, session.get_modelmeta().custom_metadata_map.get(ENTRY)
+
+
+def _reason(error: Exception) -> str:
+    """A line of what went wrong: under torch's summary its cause and the operation that it is about, else the first line."""
+    text = _COLORS.sub("", str(error))
+    summary = text.partition(_SUMMARY)[2].strip()
+    line = (summary or text.strip() or type(error).__name__).splitlines()[0]
+    reason = _CLASS.sub(r"\1", line)[:300]
+    operation = re.search(r"target=torch\.ops\.([\w.]+)", summary)
+    return f"{reason}, at {operation[1]}" if operation else reason
 
 
 @contextmanager

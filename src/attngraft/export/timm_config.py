@@ -12,6 +12,7 @@ from torch import nn
 from attngraft.errors import ExportError
 from attngraft.export.check import example_images
 from attngraft.export.manifest import Manifest
+from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 
 FILE = "config.json"
 
@@ -20,8 +21,14 @@ def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:
     """Write config.json: architecture, its arguments, classes, and what evaluation feeds it.
 
     Raises:
-        ExportError: the host is none of timm's registered models.
+        ExportError: the host is none of timm's registered models, or one of transformers behind timm's interface.
     """
+    if manifest.host.name == TRANSFORMERS:
+        raise ExportError(
+            f"{TRANSFORMERS} is a model of transformers, whose weights timm does not load; use --to torch. Of the model "
+            "that attngraft.load reads from there, attngraft.save_pretrained(model.model, FOLDER) makes a folder for "
+            "transformers"
+        )
     if not getattr(model, "pretrained_cfg", None):
         raise ExportError(
             f"{manifest.host.name} has no timm configuration, so plain timm cannot load it; use --to torch"

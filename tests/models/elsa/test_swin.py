@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+import torch.nn.functional as F
 from timm.models import group_parameters
 from torch import Tensor
 
@@ -95,6 +96,27 @@ def test_the_windows_shift_in_every_second_block_where_the_map_is_larger() -> No
     assert torch.equal(shifted(x), expected), "a map of one window is not shifted"
     shifted.shift, shifted.shift_small = 1, True
     assert not torch.allclose(shifted(x), expected)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_windows_attend_as_if_each_had_an_axis_of_its_own(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, gradients too."""
+
+    def on_five_axes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+    attention = WindowAttention(16, 2, window=3, shift=shift)
+    torch.nn.init.normal_(attention.rb)
+    x, weight = torch.randn(2, 8, 6, 16, requires_grad=True), torch.randn(2, 8, 6, 16)
+    found = attention(x)
+    gradients = torch.autograd.grad((found * weight).sum(), [x, *attention.parameters()])
+    monkeypatch.setattr(attention, "_attended", on_five_axes)
+    expected = attention(x)
+    assert torch.equal(found, expected)
+    for ours, theirs in zip(
+        gradients, torch.autograd.grad((expected * weight).sum(), [x, *attention.parameters()]), strict=True
+    ):
+        assert torch.equal(ours, theirs)
 
 
 # -- as one of timm's models -------------------------------------------------------------------------------------------

@@ -88,14 +88,27 @@ class WindowAttention(nn.Module):
         if shift:
             visible = neighbors_before(padded, self.window, shift, x.device).unsqueeze(1)
             bias = torch.where(visible, bias, bias - 100)  # as published: less by so much, not without it
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=bias.to(q.dtype), dropout_p=self.attn_drop if self.training else 0.0
-        )
+        out = self._attended(q, k, v, bias.to(q.dtype))
         x = join_windows(self.post_proj(out.transpose(2, 3).flatten(3)), padded)
         if shift:
             x = x.roll((shift, shift), (1, 2))
         found: Tensor = self.proj_drop(x[:, :rows, :columns])
         return found
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """What each window's queries read, (B, nW, heads, w * w, D) as all three are, with a bias of (heads, w * w, w * w),
+        or a window's own of (nW, heads, w * w, w * w).
+
+        Torch's translation to ONNX takes four axes, no more, and so do its fused kernels. Windows go to the images if they
+        share the bias and to the heads if they do not: it is broadcast over what is left, and never copied.
+        """
+        axis = bias.ndim - 3
+        sizes = q.shape[axis : axis + 2]
+        q, k, v = (each.flatten(axis, axis + 1) for each in (q, k, v))
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=bias.flatten(0, axis), dropout_p=self.attn_drop if self.training else 0.0
+        )
+        return out.unflatten(axis, sizes)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, window={self.window}, shift={self.shift}"
