@@ -75,7 +75,9 @@ def test_a_model_without_attention_has_no_such_reason() -> None:
 def test_the_refusal_lists_the_adapters_for_models_of_the_same_package_alone() -> None:
     with torch.device("meta"):
         model = timm.create_model("resnet18")
-    with pytest.raises(attngraft.HostError, match=r"Supported: timm \(vit, swin, .*\), t2t_vit, bixt \(see: ") as raised:
+    with pytest.raises(
+        attngraft.HostError, match=r"Supported: timm \(vit, swin, .*\), t2t_vit, bixt \(see: "
+    ) as raised:
         attngraft.graft(model, "cb")
     assert "torchvision" not in str(raised.value)
     assert len(str(raised.value)) < 1000
