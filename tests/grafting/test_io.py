@@ -5,22 +5,35 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from packaging.version import Version
 from safetensors.torch import load_file, safe_open, save_file
 
 import attngraft
-from attngraft.grafting.io import FORMAT, read_graft_file
+from attngraft.grafting.io import read_graft_file
+from attngraft.grafting.manifest import FORMAT
 from tests.contract.tester import assert_same_host, snapshot
 from tests.grafting.test_apply import tiny_swin, tiny_vit
 
 SPEC = "cb_s(init=0.5)@blocks.1-2 + horizontal@blocks.0 + vertical(reduction=2)@last:1"
 DATA = Path(__file__).parent / "data"
+
+#: words that mean something in a manifest, and others
+WORDS = ["cb", "cb_s", "cb_s_2", "bisa", "identity", "elsa", "mix", "space", "heads", "tokens", "mlp.end"]
+WORDS += ["blocks.0.attn", "blocks.1.mlp", "options", "sites", "a.b", "keys", "", "\ud800"]
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.sampled_from(WORDS),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=2),
+    max_leaves=4,
+)
 
 
 @pytest.fixture
@@ -41,6 +54,21 @@ def rewrite(file: Path, change_manifest=None, change_tensors=None) -> None:
     save_file(tensors, file, metadata={"attngraft": json.dumps(manifest)})
 
 
+def changed(value: Any, draw: Callable[[st.SearchStrategy], Any]) -> Any:
+    """JSON like `value`, but for one part, however deep: it is gone, there twice, or anything."""
+    names = list(range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ())
+    if not names or draw(st.integers(0, 9)) == 0:
+        return draw(ANYTHING)
+    name, what = draw(st.sampled_from(names)), draw(st.sampled_from(["gone", "twice", *["changed"] * 6]))
+    if what == "gone":
+        del value[name]
+    elif what == "twice" and isinstance(value, list):
+        value.append(json.loads(json.dumps(value[name])))
+    else:
+        value[name] = changed(value[name], draw)
+    return value
+
+
 def refused(file: Path, message: str, model=None) -> None:
     model = model or tiny_vit()
     before = snapshot(model)
@@ -52,10 +80,10 @@ def refused(file: Path, message: str, model=None) -> None:
 
 def test_the_manifest_says_what_is_inside(file: Path) -> None:
     manifest, tensors = read_graft_file(file)
-    assert manifest["format"] == FORMAT
-    assert manifest["version"] == attngraft.__version__
-    assert manifest["host"]["adapter"] == "timm.vit"
-    assert attngraft.plan(tiny_vit(), manifest["spec"]).parameters == sum(t.numel() for t in tensors.values())
+    assert manifest.format == FORMAT
+    assert manifest.version == attngraft.__version__
+    assert manifest.host.adapter == "timm.vit"
+    assert attngraft.plan(tiny_vit(), manifest.spec).parameters == sum(t.numel() for t in tensors.values())
     assert "blocks.1.mlp.grafts.cb_s.scale" in tensors
     assert not any("qkv" in name for name in tensors)
 
@@ -130,7 +158,7 @@ def test_a_file_of_this_release_loads_forever(name: str, make: Any, spec: str) -
             lambda file: rewrite(file, lambda m: m.update(format=FORMAT + 1, version="9.0")),
             "format 2, written by attngraft 9.0",
         ),
-        (lambda file: rewrite(file, lambda m: m.pop("entries") and None), "lacks 'entries'"),
+        (lambda file: rewrite(file, lambda m: m.pop("entries") and None), "manifest.entries: missing"),
         (lambda file: rewrite(file, None, lambda t: t.pop("blocks.1.mlp.grafts.cb_s.scale")), "lacks blocks.1.mlp"),
         (lambda file: rewrite(file, None, lambda t: t.update(extra=torch.zeros(1))), "has extra, which nothing takes"),
         (
@@ -149,6 +177,62 @@ def test_a_file_of_this_release_loads_forever(name: str, make: Any, spec: str) -
 def test_damaged_files_are_refused(file: Path, damage, message: str) -> None:
     damage(file)
     refused(file, message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["entries"].append(dict(m["entries"][0])), "holds the graft 'horizontal' at blocks.0.attn twice"),
+        (
+            lambda m: m["entries"][0].update(stage="tokens"),
+            "horizontal has at blocks.0.attn, .* not stand at stage 'tokens'",
+        ),
+        (lambda m: m["entries"][0].update(stage="mlp"), "no site 'blocks.0.attn' with stage 'mlp'"),
+        (lambda m: m["entries"][1]["options"].update(init=1e300), r"'cb_s' at 'blocks.1.mlp': init is a finite number"),
+    ],
+)
+def test_manifests_that_no_model_has_are_refused(file: Path, change, message: str) -> None:
+    rewrite(file, change)
+    refused(file, message)
+
+
+def test_two_grafts_of_a_file_do_not_get_in_each_others_way(tmp_path: Path) -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "bisa@blocks.1")
+    path = attngraft.save_grafts(model, tmp_path / "g.safetensors")
+    rewrite(
+        path, lambda m: m["entries"].append({**m["entries"][0], "graft": "misa", "instance": "misa", "options": {}})
+    )
+    refused(path, "blocks.1.attn has a graft at stage mix already")
+
+
+def test_of_any_manifest_only_a_refusal_escapes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One whose parts were taken out, doubled or replaced by anything that JSON can say."""
+    file = tmp_path_factory.mktemp("any") / "g.safetensors"
+    model = tiny_vit()
+    attngraft.graft(model, SPEC)
+    attngraft.save_grafts(model, file)
+    with safe_open(file, framework="pt") as opened:
+        written = opened.metadata()["attngraft"]
+    tensors = load_file(file)
+    attngraft.ungraft(model)
+    before = snapshot(model)
+
+    @given(st.data())
+    def load(data: st.DataObject) -> None:
+        manifest = json.loads(written)
+        for _ in range(data.draw(st.integers(1, 3))):
+            manifest = changed(manifest, data.draw)
+        save_file(tensors, file, metadata={"attngraft": json.dumps(manifest)})
+        try:
+            attngraft.load_grafts(model, file)
+        except attngraft.GraftFileError as error:
+            assert str(file) in str(error)
+        else:
+            attngraft.ungraft(model)
+
+    load()
+    assert_same_host(model, before)
 
 
 def test_another_host_is_refused(file: Path) -> None:

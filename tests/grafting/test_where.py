@@ -23,6 +23,8 @@ BLOCKS = [f"blocks.{index}.mlp" for index in range(12)]
         ("blocks.6-11", "blocks.11.attn", True),
         ("blocks.6-11", "blocks.12.attn", False),
         ("layers.2.blocks.1-3", "layers.2.blocks.3.mlp", True),
+        ("blocks.000000-999999", "blocks.12.attn", True),
+        (f"blocks.0-{'9' * 5000}", "blocks.12.attn", False),
         ("*.*.attn", "blocks.3.attn", True),
         ("blocks.?", "blocks.10.attn", False),
         ("attn", "blocks.3.attn", False),

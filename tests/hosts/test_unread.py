@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import attngraft
+from attngraft.hosts import host_adapters, registry
 from attngraft.hosts.unread import UNREAD, why_unread
 
 
@@ -73,7 +75,47 @@ def test_a_model_without_attention_has_no_such_reason() -> None:
 def test_the_refusal_lists_the_adapters_for_models_of_the_same_package_alone() -> None:
     with torch.device("meta"):
         model = timm.create_model("resnet18")
-    with pytest.raises(attngraft.HostError, match=r"Supported: timm\.vit, timm\.swin, .* \(see: ") as raised:
+    with pytest.raises(
+        attngraft.HostError, match=r"Supported: timm \(vit, swin, .*\), t2t_vit, bixt \(see: "
+    ) as raised:
         attngraft.graft(model, "cb")
     assert "torchvision" not in str(raised.value)
     assert len(str(raised.value)) < 1000
+
+
+class Own(nn.Module):
+    """A model that attends, of a package that attngraft knows nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        return (q @ k.mT).softmax(dim=-1) @ v
+
+
+def test_the_refusal_of_a_model_of_ones_own_lists_every_adapter() -> None:
+    with pytest.raises(attngraft.HostError) as raised:
+        attngraft.graft(Own(), "cb")
+    said = str(raised.value)
+    assert "Own is no host that attngraft knows" in said
+    assert "write an adapter and call attngraft.register_host(adapter)" in said
+    listed = said.partition("Supported: ")[2].removesuffix(" (see: attngraft list hosts).")
+    found = []
+    for family, members, alone in re.findall(r"([\w]+) \(([^)]*)\)|([\w.]+)", listed):
+        found += [alone] if alone else [f"{family}.{member}" for member in members.split(", ")]
+    assert sorted(found) == sorted(host_adapters())
+    assert {"timm.vit", "torch.nn", "torchvision.swin", "bixt"} <= set(found)
+    assert len(said) < 1000
+
+
+def test_the_refusal_of_a_layer_of_torch_lists_what_reads_torch() -> None:
+    with pytest.raises(attngraft.HostError, match=r"register_host\(adapter\)\. Supported: torch\.nn \(see: "):
+        attngraft.graft(nn.Linear(2, 2), "cb")
+
+
+def test_the_adapter_of_another_package_is_listed_by_its_whole_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_adapters", host_adapters() | {"mine.tiny": host_adapters()["torch.nn"]})
+    with pytest.raises(attngraft.HostError, match=r"Supported: timm \(vit, .*, mine\.tiny \(see: "):
+        attngraft.graft(Own(), "cb")

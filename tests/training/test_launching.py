@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -23,28 +24,45 @@ train: {batch_size: 512, drop_path: null}
 """
 
 
-@pytest.mark.slow
-def test_the_command_under_torchrun_is_one_process(tmp_path: Path) -> None:
-    """Of the same global batch: metrics and weights."""
-    recipe = tmp_path / "tiny.yaml"
+#: what starts two processes. On CPUs `--multi_gpu` does, over gloo; with `--cpu` accelerate starts one, unless it is
+#: given MPI
+LAUNCHERS = {
+    "torchrun": ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
+    "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"],
+}
+
+
+def train(folder: Path, *launcher: str) -> Path:
+    """The command, which must succeed; returns the run's folder."""
+    recipe, out = folder / "tiny.yaml", folder / "run"
     recipe.write_text(TINY)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    launchers = {
-        "one": [sys.executable],
-        "two": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
-    }
-    for name, launcher in launchers.items():
-        train = ["-m", "attngraft", "train", "--recipe", str(recipe), "--graft", "cb_s", "--out", str(tmp_path / name)]
-        done = subprocess.run([*launcher, *train], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    for left, right in zip(metric_rows(tmp_path / "one"), metric_rows(tmp_path / "two"), strict=True):
+    environment |= {"HF_HOME": str(folder / "hf")}  # no configuration of accelerate's of whoever runs the tests
+    command = ["-m", "attngraft", "train", "--recipe", str(recipe), "--graft", "cb_s", "--out", str(out)]
+    done = subprocess.run([sys.executable, *launcher, *command], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    return train(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_command_under_a_launcher_is_one_process(launcher: str, alone: Path, tmp_path: Path) -> None:
+    """Of the same global batch: metrics and weights."""
+    together = train(tmp_path, "-m", *LAUNCHERS[launcher])
+    for left, right in zip(metric_rows(alone), metric_rows(together), strict=True):
         assert left == pytest.approx(right, rel=0, abs=1e-4)
-    one, two = (final_state(tmp_path / name)["model"] for name in ("one", "two"))
+    one, two = (final_state(folder)["model"] for folder in (alone, together))
     assert list(one) == list(two)
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-5)
-    environments = [(tmp_path / name / "environment.json").read_text() for name in ("one", "two")]
-    assert ['"processes": 1' in environments[0], '"processes": 2' in environments[1]] == [True, True]
+    environments = [json.loads((folder / "environment.json").read_text()) for folder in (alone, together)]
+    assert [each["processes"] for each in environments] == [1, 2]
 
 
 @pytest.mark.parametrize(

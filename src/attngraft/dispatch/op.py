@@ -33,7 +33,7 @@ class Op:
     Python on devices, dtypes and shapes, so it disappears under `torch.compile(fullgraph=True)` and `torch.export`.
 
     Args:
-        name: as users see it in messages and in `attngraft list ops`.
+        name: as users see it in messages and in `attngraft doctor`, which names the backends of each.
         summary: one line: the formula.
         backends: by name; `reference` must be among them and serve every call.
     """

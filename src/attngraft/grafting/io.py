@@ -1,23 +1,17 @@
-"""Graft files: only what grafting added, as safetensors, with a manifest that says what fits it.
+"""Graft files: only what grafting added, as safetensors, with a manifest that says what fits it (see manifest.py).
 
-The manifest is JSON under the metadata key `attngraft`:
-
-    {"format": 1, "version": "0.1.0", "host": {"adapter", "architecture", "fingerprint"}, "spec": "...",
-     "entries": [{"site", "stage", "instance", "graft", "options"}], "include": ["head"]}
-
-Tensors are named by the host's own paths (`blocks.3.mlp.grafts.cb_s.scale`); included host parameters by `host.<name>`.
-Files of every past release must load: a new format is a new number, and readers of the old ones stay.
+The manifest stands under the metadata key `attngraft`. Tensors are named by the host's own paths
+(`blocks.3.mlp.grafts.cb_s.scale`); included host parameters by `host.<name>`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,11 +19,12 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from attngraft._version import __version__
-from attngraft.anatomy import is_graft, unparked
+from attngraft.anatomy import Stage, is_graft, unparked
 from attngraft.errors import GraftFileError, GraftSpecError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted, install
 from attngraft.grafting.describe import describe
+from attngraft.grafting.manifest import FORMAT, GraftManifest, StoredGraft, StoredHost, manifest_text, parse_manifest
 from attngraft.grafting.options import build_options
 from attngraft.grafting.placement import Placement, build, in_the_way
 from attngraft.grafting.report import GraftReport
@@ -38,7 +33,6 @@ from attngraft.grafting.where import Where
 from attngraft.hosts import Host, find_host
 from attngraft.mechanisms.registry import graft_types
 
-FORMAT = 1
 KEY = "attngraft"
 _HOST = "host."
 
@@ -78,20 +72,20 @@ def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = 
         )
     chosen = list(include)
     tensors.update(_included(host, chosen))
-    manifest = {
-        "format": FORMAT,
-        "version": __version__,
-        "host": {
-            "adapter": host.adapter.name,
-            "architecture": host.architecture(),
-            "fingerprint": weights_fingerprint(host) if fingerprint else None,
-        },
-        "spec": _spec(entries),
-        "entries": entries,
-        "include": chosen,
-    }
+    manifest = GraftManifest(
+        format=FORMAT,
+        version=__version__,
+        host=StoredHost(
+            adapter=host.adapter.name,
+            architecture=host.architecture(),
+            fingerprint=weights_fingerprint(host) if fingerprint else None,
+        ),
+        spec=_spec(entries),
+        entries=tuple(entries),
+        include=tuple(chosen),
+    )
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in _unshared(tensors).items()}
-    return save(contiguous, metadata={KEY: json.dumps(manifest)})
+    return save(contiguous, metadata={KEY: manifest_text(manifest)})
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -105,31 +99,33 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _entries(host: Host) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+def _entries(host: Host) -> tuple[list[StoredGraft], dict[str, Tensor]]:
     """The manifest's entries and the tensors of every graft in the host."""
     entries, tensors = [], {}
     sites = {(carrier, stage): site for site in host.sites for stage, carrier in site.carriers.items()}
     for path, _, instance, graft in grafted(host.core):
         site = sites[path, graft.stage]
-        options = dict(graft.options)
-        entry = {"site": site.path, "stage": graft.stage, "instance": instance, "graft": graft.kind, "options": options}
-        entries.append(entry)
+        entries.append(
+            StoredGraft(
+                site=site.path, stage=graft.stage, instance=instance, graft=graft.kind, options=dict(graft.options)
+            )
+        )
         for name, tensor in graft.state_dict().items():
             tensors[f"{_tensor_prefix(host, path, instance)}{name}"] = tensor
     return entries, tensors
 
 
-def _spec(entries: list[dict[str, Any]]) -> str:
+def _spec(entries: Iterable[StoredGraft]) -> str:
     """The entries as one specification: what a reader would type to graft a host the same way."""
     sites: dict[str, tuple[Term, list[str]]] = {}
     placed: dict[str, int] = {}
     for entry in entries:
-        term = Term(entry["graft"], build_options(graft_types()[entry["graft"]], entry["options"]))
-        here = f"{entry['site']} {entry['stage']} {term}"
+        term = Term(entry.graft, build_options(graft_types()[entry.graft], dict(entry.options)))
+        here = f"{entry.site} {entry.stage} {term}"
         placed[here] = placed.get(here, 0) + 1  # the same graft, twice at one place
         _, paths = sites.setdefault(f"{placed[here]} {term}", (term, []))
-        if entry["site"] not in paths:
-            paths.append(entry["site"])
+        if entry.site not in paths:
+            paths.append(entry.site)
     terms = (replace(term, where=Where("patterns", patterns=tuple(paths))) for term, paths in sites.values())
     return str(GraftSpec(tuple(terms)))
 
@@ -174,8 +170,10 @@ def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerp
     manifest, tensors = read_graft_file(file)
     host = find_host(model)
     _check_host(file, manifest, host, check_fingerprint)
-    placements = [_placement(file, host, entry) for entry in manifest["entries"]]
-    report = describe(host, placements, parse(_spec(manifest["entries"])))
+    placements: list[Placement] = []
+    for entry in manifest.entries:
+        placements.append(_placement(file, host, entry, placements))
+    report = describe(host, placements, parse(_spec(manifest.entries)))
     included = _host_state(file, host, tensors)
     _check_tensors(file, host, placements, tensors)
     for placement, graft in zip(placements, install(host, placements), strict=True):
@@ -187,7 +185,7 @@ def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerp
     return report
 
 
-def read_graft_file(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_graft_file(file: Path) -> tuple[GraftManifest, dict[str, Tensor]]:
     """The manifest and the tensors of a graft file.
 
     Raises:
@@ -203,59 +201,54 @@ def read_graft_file(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise GraftFileError(f"{file} is damaged or no safetensors file ({error}); save the grafts again") from None
     if KEY not in metadata:
         raise GraftFileError(f"{file} is a safetensors file without grafts (attngraft.save_grafts writes graft files)")
-    try:
-        manifest = json.loads(metadata[KEY])
-        number = manifest["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise GraftFileError(f"{file}: its manifest cannot be read ({error}); save the grafts again") from None
-    if not isinstance(number, int) or number > FORMAT:
-        raise GraftFileError(
-            f"{file} has format {number}, written by attngraft {manifest.get('version', 'unknown')}; this is {__version__}, "
-            f"which reads formats up to {FORMAT}. Update attngraft: pip install -U attngraft"
-        )
-    missing = [key for key in ("host", "entries") if key not in manifest]
-    if missing:
-        raise GraftFileError(f"{file}: its manifest lacks {missing[0]!r}; save the grafts again")
-    return manifest, tensors
+    return parse_manifest(metadata[KEY], file=file), tensors
 
 
-def _check_host(file: Path, manifest: Mapping[str, Any], host: Host, check_fingerprint: bool) -> None:
-    wanted, found = manifest["host"].get("architecture", {}), host.architecture()
-    if manifest["host"].get("adapter") != host.adapter.name:
+def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerprint: bool) -> None:
+    if manifest.host.adapter != host.adapter.name:
         raise GraftFileError(
-            f"{file} was made for a host of {manifest['host'].get('adapter')}, and this model is one of {host.adapter.name}"
+            f"{file} was made for a host of {manifest.host.adapter}, and this model is one of {host.adapter.name}"
         )
-    sites, here = wanted.get("sites", []), found["sites"]
+    sites, here = manifest.host.architecture["sites"], host.architecture()["sites"]
     if len(sites) != len(here):
         raise GraftFileError(f"{file} was made for a host with {len(sites)} sites, and this model has {len(here)}")
     for theirs, ours in zip(sites, here, strict=True):
         if list(theirs) != list(ours):
             raise GraftFileError(f"{file} was made for another size of host: site {theirs} there is {ours} here")
-    fingerprint = manifest["host"].get("fingerprint")
+    fingerprint = manifest.host.fingerprint
     if check_fingerprint and fingerprint and fingerprint != weights_fingerprint(host):
         raise GraftFileError(
             f"{file} was trained with other weights of this host; load those first, or pass check_fingerprint=False"
         )
 
 
-def _placement(file: Path, host: Host, entry: Mapping[str, Any]) -> Placement:
+def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Placement]) -> Placement:
+    """Where a graft of the file goes, beside those that are placed already."""
+    name, stage, instance = entry.graft, cast(Stage, entry.stage), entry.instance
+    graft_type = graft_types().get(name)
+    if graft_type is None:
+        raise GraftFileError(
+            f"{file} holds a graft {name!r}, which is not registered; import the package that registers it, then load"
+        )
     try:
-        name, stage, instance = entry["graft"], entry["stage"], entry["instance"]
-        site = next((site for site in host.sites if site.path == entry["site"]), None)
-        graft_type = graft_types().get(name)
-        if graft_type is None:
-            raise GraftFileError(
-                f"{file} holds a graft {name!r}, which is not registered; import the package that registers it, then load"
-            )
-        options = build_options(graft_type, dict(entry["options"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise GraftFileError(f"{file}: an entry of its manifest cannot be used ({error}): {dict(entry)}") from None
+        options = build_options(graft_type, dict(entry.options))
+    except (TypeError, ValueError) as error:
+        raise GraftFileError(
+            f"{file}: an entry of its manifest cannot be used, {instance!r} at {entry.site!r}: {error}"
+        ) from None
+    site = next((site for site in host.sites if site.path == entry.site), None)
     if site is None or stage not in site.carriers:
-        raise GraftFileError(f"{file}: this host has no site {entry['site']!r} with stage {stage!r}")
+        raise GraftFileError(f"{file}: this host has no site {entry.site!r} with stage {stage!r}")
+    if stage not in graft_type.stages(options):
+        raise GraftFileError(
+            f"{file}: with the options that {instance} has at {site.path}, it does not stand at stage {stage!r}"
+        )
     refusal = graft_type.refusal(site.geometry, stage, options)
     if refusal:
         raise GraftFileError(f"{file}: {name} cannot stand at {site.path}: {refusal}")
-    if conflict := in_the_way(host, site, stage, []):
+    if any(instance == other.instance and site.carriers[stage] == other.carrier for other in placements):
+        raise GraftFileError(f"{file} holds the graft {instance!r} at {site.path} twice; save the grafts again")
+    if conflict := in_the_way(host, site, stage, placements):
         raise GraftFileError(f"{file}: {conflict}")
     module = host.module(site.carriers[stage])
     if instance in getattr(module, "grafts", {}):

@@ -11,6 +11,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from attngraft.anatomy import GraftType
 from attngraft.suggest import did_you_mean
 
+_LARGEST = 3.4028234663852886e38  #: that float32 holds; options become values of parameters
+
 
 class OptionError(ValueError):
     """A wrong option; `option` is its name, where one is to blame."""
@@ -67,8 +69,8 @@ def _convert(value: Any, hint: Any) -> Any:
             number = float(value)
         except OverflowError:
             number = math.inf
-        if not math.isfinite(number):
-            raise ValueError(f"is a finite number, not {value!r}")
+        if not math.isfinite(number) or abs(number) > _LARGEST:
+            raise ValueError(f"is a finite number (of float32), not {value!r}")
         return number
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value

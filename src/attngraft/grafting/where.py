@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-_RANGE = re.compile(r"(\d+)-(\d+)")
+_MOST_DIGITS = 6  #: of a number: no host has as many sites, and Python refuses to read thousands
+_RANGE = re.compile(rf"(\d{{1,{_MOST_DIGITS}}})-(\d{{1,{_MOST_DIGITS}}})")
 _SEGMENT = re.compile(r"[A-Za-z0-9_*?]+|\d+-\d+")
 
 
@@ -73,7 +74,7 @@ def parse_where(text: str) -> Where:
 def _counted(kind: str, amount: str) -> Where:
     if kind not in ("first", "last"):
         raise ValueError(f"before the colon stands 'first' or 'last', not {kind!r}")
-    number = re.fullmatch(r"([0-9]{1,6})\s*(%?)", amount)
+    number = re.fullmatch(rf"([0-9]{{1,{_MOST_DIGITS}}})\s*(%?)", amount)
     if number is None:
         raise ValueError(f"after '{kind}:' stands a number of sites or a percentage (2, 50%), not {amount!r}")
     count, percent = int(number[1]), bool(number[2])
@@ -91,6 +92,8 @@ def _check_pattern(pattern: str) -> None:
                 f"{segment!r} is no part of a path pattern (names, numbers, * and ?, or a range such as 6-11)"
             )
         span = _RANGE.fullmatch(segment)
+        if "-" in segment and not span:
+            raise ValueError(f"the numbers of a range (blocks.6-11) have at most {_MOST_DIGITS} digits")
         if span and int(span[1]) > int(span[2]):
             raise ValueError(f"the range {segment} runs backwards; write {span[2]}-{span[1]}")
 

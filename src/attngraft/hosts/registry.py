@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -117,18 +117,33 @@ def find_host(model: nn.Module) -> Host:
 
 
 def _unknown(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
-    """What to say of a model that no adapter reads: why, what to do, and the adapters for models of its own package."""
+    """What to say of a model that no adapter reads: why, what to do, and the adapters for models of its own package.
+
+    All adapters, where it is of no package that has some: of a class of the user's own, for one.
+    """
     unread = why_unread(model)
     package = packages.PACKAGES.get(type(model).__module__.partition(".")[0])
-    names = [name for name in host_adapters() if package is not None and name in package.adapters]
+    known = list(host_adapters())
+    names = [name for name in known if package is not None and name in package.adapters] or known
     said = (
         f"{type(model).__name__} is no host that attngraft knows, {why}.",
         f"What attends in it is not read: {unread}." if unread else "",
         "For a model of your own write an adapter and call attngraft.register_host(adapter).",
-        f"Supported: {', '.join(names) or 'other models'} (see: attngraft list hosts).",
+        f"Supported: {_by_family(names)} (see: attngraft list hosts).",
         packages.in_words(missing),
     )
     return " ".join(each for each in said if each)
+
+
+def _by_family(names: Iterable[str]) -> str:
+    """Names of adapters on little room: `timm (vit, swin), torch.nn, bixt`."""
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(name.partition(".")[0], []).append(name)
+    return ", ".join(
+        each[0] if len(each) == 1 else f"{family} ({', '.join(name.partition('.')[2] or name for name in each)})"
+        for family, each in families.items()
+    )
 
 
 def forget(model: nn.Module) -> None:
