@@ -187,7 +187,7 @@ def test_who_asks_for_what_is_not_there_is_told_what_is() -> None:
         model(IMAGES)
     with pytest.raises(attngraft.RecordError, match="offers no 'alpha'; it offers values, scores, weights, heads"):
         recording["blocks.0.attn"]["alpha"]
-    with pytest.raises(attngraft.RecordError, match="'weights' of 'blocks.0.attn' was not asked for"):
+    with pytest.raises(attngraft.RecordError, match="'weights' of 'blocks.0.attn' was not kept"):
         recording["blocks.0.attn"]["weights"]
     with pytest.raises(
         attngraft.RecordError, match=r"nothing that was asked for .* 'blocks.0.mlp'; it offers mlp.front"

@@ -34,7 +34,7 @@ def test_means_over_images_are_those_of_all_maps() -> None:
     torch.testing.assert_close(reduced[SITE]["patch_entropy"], measures.entropy(spatial).mean(0))
     torch.testing.assert_close(reduced[SITE]["distance"], measures.relative_distance(spatial, (2, 2)).mean(0))
     assert list(reduced) == [f"blocks.{i}.attn" for i in range(3)]
-    with pytest.raises(attngraft.RecordError, match="'weights' of 'blocks.1.attn' was not asked for"):
+    with pytest.raises(attngraft.RecordError, match="'weights' of 'blocks.1.attn' was not kept"):
         reduced[SITE]["weights"]
 
 

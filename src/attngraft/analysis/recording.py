@@ -240,7 +240,7 @@ class _Named(dict[str, _T]):
     def __missing__(self, name: str) -> _T:
         if name in self._offered:
             raise RecordError(
-                f"{name!r} of {self._site!r} was not asked for; record(model, {{{name!r}, ...}}) keeps it"
+                f"{name!r} of {self._site!r} was not kept: record(model, {{{name!r}, ...}}) keeps it where it is not reduced"
             )
         raise RecordError(f"{self._site!r} offers no {name!r}; it offers {', '.join(self._offered)}")
 
