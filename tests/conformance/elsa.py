@@ -18,6 +18,7 @@ from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, Stage
 from attngraft.models.elsa.volo import ElsaVolo
 from attngraft.tasks.token_labeling.losses import TokenLabelLoss
 from tests.conformance.vector import Builder, Built, Vector
+from tests.listening import Heard
 
 
 def operation(vector: Vector) -> Built:
@@ -78,9 +79,9 @@ def attention_of(config: Mapping[str, Any]) -> HadamardAttention:
 
 def maps_of(attention: HadamardAttention, run: Callable[[], Tensor]) -> dict[str, Tensor]:
     """The output, and the maps as the published code has them; a first run without a listener must give the same."""
-    seen: dict[str, Tensor] = {}
+    seen = Heard()
     alone = run()
-    attention.listener = seen.__setitem__
+    attention.listener = seen
     out = run()
     attention.listener = None
     torch.testing.assert_close(alone, out)

@@ -17,6 +17,7 @@ from attngraft.mechanisms.horizontal_vertical import (
 )
 from tests.conformance import hosts
 from tests.conformance.vector import Builder, Built, Slot, Vector
+from tests.listening import Heard
 
 
 def mechanisms(vector: Vector, prefix: str = "") -> dict[str, nn.Module | None]:
@@ -72,8 +73,8 @@ def attention(vector: Vector) -> Built:
 
 def listening(module: nn.Module, offered: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """The module's output, and what it offers beside it."""
-    heard: dict[str, Tensor] = {}
-    module.listener = heard.__setitem__
+    heard = Heard()
+    module.listener = heard
 
     def call(*inputs: Tensor) -> tuple[Tensor, Tensor]:
         out = module(*inputs)

@@ -23,6 +23,7 @@ from attngraft.mechanisms.bisa import BidirectionalAttention, Variant
 from attngraft.mechanisms.registry import graft_types
 from tests.conformance.weights import input_value, weight
 from tests.contract.timm.test_levit import TINY as TINY_LEVIT
+from tests.listening import Heard
 
 SHARED = Path(os.environ.get("ATTNGRAFT_SHARED", "../shared"))
 LEVIT = Projection(bias=False, norm="batch", activation="hard_swish")
@@ -293,8 +294,8 @@ def test_both_directions_drop_a_half_and_draw_it_by_themselves(transform: str) -
     module.value.forward = lambda x: values.expand(len(x), -1, -1)  # type: ignore[method-assign]
     offered: dict[str, list[Tensor]] = {"self": [], "inverse": []}
     for _ in range(2):
-        heard: dict[str, Tensor] = {}
-        module.both.listener = heard.__setitem__
+        heard = Heard()
+        module.both.listener = heard
         with torch.no_grad():
             module.train()(x)
         for name, found in offered.items():

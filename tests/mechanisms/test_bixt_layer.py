@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention
+from tests.listening import Heard
 
 WIDTHS = {"dim_latents": 10, "dim_tokens": 14, "dim_attention": 12, "heads": 3}
 RV = {"rv_patches.weight": (24, 14), "rv_patches.bias": (24,), "proj_lat.weight": (10, 12), "proj_lat.bias": (10,)}
@@ -86,10 +87,11 @@ def test_a_listener_hears_the_maps(shared: bool) -> None:
     given = inputs(shared=shared)
     for layer, names in ((two_way(), ["latents_to_tokens", "tokens_to_latents"]), (one_sided(), ["latents_to_tokens"])):
         before = layer(*given)
-        heard: dict[str, Tensor] = {}
-        layer.listener = heard.__setitem__
+        heard = Heard()
+        layer.listener = heard
         torch.testing.assert_close(layer(*given), before, rtol=0, atol=0)
-        assert list(heard) == names
+        assert list(heard) == ["scores", *names]
+        assert torch.equal(heard.pop("scores").softmax(-1), heard["latents_to_tokens"])
         assert heard["latents_to_tokens"].shape == (2, 3, 5, 7)
         for weights in heard.values():
             torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))

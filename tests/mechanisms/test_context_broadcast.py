@@ -11,13 +11,13 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import attngraft
-from attngraft.anatomy import AttentionGeometry, MlpGeometry
+from attngraft.anatomy import CLASS, AttentionGeometry, MlpGeometry
 from attngraft.bench.macs import activation_bytes
 from attngraft.errors import UsageError
 from attngraft.mechanisms import context_broadcast as package
 from attngraft.mechanisms.registry import graft_types
 
-MLP = MlpGeometry(dim=32, hidden=128, tokens=17, prefix_tokens=1, class_token=True, grid=(4, 4))
+MLP = MlpGeometry(dim=32, hidden=128, tokens=17, prefix=CLASS, grid=(4, 4))
 MAP = MlpGeometry(dim=32, hidden=128, tokens=16, grid=(4, 4))
 
 
@@ -80,17 +80,15 @@ def test_a_class_token_is_needed(name: str, options: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", ["cb", "cb_s", "cb_gate", "cb_hybrid", "se"])
 @pytest.mark.parametrize("kind", ["causal", "padded"])
 def test_causal_and_padded_hosts_are_refused(name: str, kind: str) -> None:
-    site = MlpGeometry(dim=32, hidden=128, class_token=True, **{kind: True})
+    site = MlpGeometry(dim=32, hidden=128, prefix=CLASS, **{kind: True})
     graft_type = graft_types()[name]
     assert "horizontal and vertical mix no tokens" in graft_type.refusal(site, "mlp.end", graft_type.Options())
 
 
 def test_a_class_token_alone_is_its_own_context() -> None:
     """As in CaiT's last blocks."""
-    alone = MlpGeometry(dim=32, hidden=128, tokens=1, prefix_tokens=1, class_token=True)
-    asking = AttentionGeometry(
-        dim=32, heads=2, key_width=16, value_width=16, tokens=17, query_tokens=1, prefix_tokens=1, class_token=True
-    )
+    alone = MlpGeometry(dim=32, hidden=128, tokens=1, prefix=CLASS)
+    asking = AttentionGeometry(dim=32, heads=2, key_width=16, value_width=16, tokens=17, query_tokens=1, prefix=CLASS)
     for name in ("cb", "cb_s"):
         graft_type = graft_types()[name]
         for geometry, stage in ((alone, "mlp.end"), (asking, "attn.end")):

@@ -13,6 +13,7 @@ from torch import Tensor
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.hadamard import HadamardAttention, StrictFilters
 from attngraft.mechanisms.local.offsets import Neighborhood
+from tests.listening import Heard
 
 
 def layer(**changes: Any) -> HadamardAttention:
@@ -65,9 +66,9 @@ def test_a_pixel_is_reached_by_its_neighborhood_alone(changes: dict[str, Any]) -
 
 @forms
 def test_who_listens_changes_nothing(changes: dict[str, Any]) -> None:
-    module, seen = layer(**changes).double(), {}
+    module, seen = layer(**changes).double(), Heard()
     expected = module(maps().double())
-    module.listener = seen.__setitem__
+    module.listener = seen
     torch.testing.assert_close(module(maps().double()), expected)
     offsets = module.neighborhood.offsets
     assert seen["local_filters"].shape == (2, 2, offsets, 6, 5)

@@ -18,6 +18,7 @@ from attngraft.mechanisms.horizontal_vertical import (
     key_padding,
 )
 from attngraft.mechanisms.registry import graft_types
+from tests.listening import Heard
 
 
 def site(dim: int, heads: int, **changes: object) -> AttentionGeometry:
@@ -109,10 +110,10 @@ def test_alpha_and_beta_are_offered_to_a_recorder() -> None:
     model = attngraft.create_model(
         "vit_tiny_patch16_224", graft="horizontal + vertical", img_size=32, embed_dim=24, depth=1, num_heads=3
     ).eval()
-    heard = {}
+    heard = Heard()
     for module in model.modules():
         if isinstance(module, (HorizontalAttention, VerticalAttention)):
-            module.listener = heard.__setitem__
+            module.listener = heard
     model(torch.randn(2, 3, 32, 32))
     assert heard["alpha"].shape == (2, 5, 3)
     assert heard["beta"].shape == (2, 5, 24)
