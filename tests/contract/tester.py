@@ -113,7 +113,9 @@ class HostContract:
     masks_programs: ClassVar[bool] = False
     #: which axis of its inputs counts the samples
     batch_axis: ClassVar[int] = 0
-    #: whether windows are put back where a branch ends; elsewhere the host cuts its map once for many blocks
+    #: whether it says where the tokens of its windows stand
+    places_known: ClassVar[bool] = True
+    #: whether its tokens are put back as they are where a branch ends; others scale them, or cut once for many blocks
     puts_back: ClassVar[bool] = True
 
     def make(self) -> nn.Module:
@@ -220,6 +222,10 @@ class HostContract:
 
     def check_windows(self, recording, site) -> None:
         """The host says where its windows' tokens stand, and puts them there itself."""
+        if not self.places_known:
+            with pytest.raises(attngraft.RecordError, match="do not say how they cut windows"):
+                recording.places(site.path)
+            return
         places, ends = recording.places(site.path), recording[site.path]["attn.end"]
         assert site.geometry.grid in (None, tuple(places.shape))
         assert len(places.flatten().unique()) == places.numel()

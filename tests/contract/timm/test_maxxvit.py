@@ -61,6 +61,7 @@ class TestMaxVitMaps(TestMaxVit):
 class TestParallelMaxVit(TestMaxVit):
     """Windows and grids side by side, each with half of the width."""
 
+    places_known = False
     mlps = 3
     refused: ClassVar = NO_CLASS_TOKEN
     specs: ClassVar = [spec.replace("cb(at=both)", "cb") for spec in TestMaxVit.specs]

@@ -45,6 +45,7 @@ class TestSam(HostContract):
 class TestSamScaled(TestSam):
     """No relative positions, layer scale, norms of queries and keys."""
 
+    puts_back = False
     specs: ClassVar = ONE_PER_STAGE[:2]
     extras: ClassVar = {"use_rel_pos": False, "init_values": 0.5, "qk_norm": True}
 

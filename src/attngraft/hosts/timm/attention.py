@@ -145,10 +145,11 @@ def block_sites(block: Any, path: str, **tokens: Any) -> Iterator[Site]:
 
 
 def _prefix(model: Any) -> tuple[str, ...]:
+    registers = getattr(model, "reg_token", None)
     names = prefix_names(
         class_token=getattr(model, "cls_token", None) is not None,
         distillation=getattr(model, "dist_token", None) is not None,
-        registers=getattr(model, "num_reg_tokens", 0),
+        registers=0 if registers is None else registers.shape[1],
     )
     if len(names) != model.num_prefix_tokens:
         raise HostError(
