@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
 
 import attngraft
 from attngraft.analysis import measures
 from attngraft.errors import UsageError
-from tests.grafting.test_apply import tiny_swin, tiny_vit
+from tests.grafting.test_apply import tiny_vit
 
 IMAGES = torch.linspace(-1, 1, 5 * 3 * 16 * 16).reshape(5, 3, 16, 16).sin()
 SITE = "blocks.1.attn"
@@ -46,13 +47,16 @@ def test_maps_of_grafts_are_reduced_by_their_name() -> None:
 
 
 def test_distances_in_windows_count_in_parts_of_the_whole_map() -> None:
-    images = torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(0))
-    site = "layers.1.blocks.0.attn"  # a window that fills the map of 4 x 4
-    kept, reduced = both(tiny_swin(), "distance", images=images)
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    model = timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=32, window_size=4, depths=(2, 1), embed_dim=12, num_heads=(2, 3)
+    )
+    site = "layers.1.blocks.0.attn"  # a window that is the map of 4 x 4
+    kept, reduced = both(model.eval(), "distance", images=images)
     weights = kept[site]["weights"]
     torch.testing.assert_close(reduced[site]["distance"], measures.relative_distance(weights, (4, 4)).mean(0))
-    site = "layers.0.blocks.0.attn"
-    by_hand = measures.relative_distance(kept[site]["weights"], (4, 4)).mean(0) * 4 / 7
+    site = "layers.0.blocks.0.attn"  # four of them on a map of 8 x 8
+    by_hand = measures.relative_distance(kept[site]["weights"], (4, 4)).mean(0) / 2
     torch.testing.assert_close(reduced[site]["distance"], by_hand)
 
 
