@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from attngraft.bench import count_macs, paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, Measurement, here, measurement
+from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
 from attngraft.mechanisms.bisa import reference
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 
@@ -119,13 +119,6 @@ def peak_bytes(work: Callable[[], object]) -> int:
         held += event.nbytes()
         most = max(most, held)
     return most
-
-
-def measured_once(name: str, value: float, *, bar: float) -> Measurement:
-    """A line for what is the same every time."""
-    return Measurement(
-        name=name, unit="ratio", value=value, low=value, high=value, bar=bar, passed=value <= bar, samples=1
-    )
 
 
 def lines_of(name: str, shape: Shape, pairs: int) -> list[Measurement]:

@@ -14,9 +14,7 @@ Bars:
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -26,8 +24,8 @@ from torch import Tensor, nn
 from attngraft.bench import paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import check_outputs
-from attngraft.bench.memory import growth
-from attngraft.bench.result import BenchResult, Measurement, here, measurement
+from attngraft.bench.memory import growth, in_fresh_process
+from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention
 
 WIDTH, HEADS, LATENTS = 192, 3, 64
@@ -128,7 +126,7 @@ def time_line(size: str, name: str, pairs: int) -> Measurement:
 
 def memory_line(size: str, name: str, threads: int) -> Measurement:
     """Our memory over the explicit form's."""
-    ours, theirs = (in_fresh_process("memory", form, size, name, threads=threads) for form in FORMS)
+    ours, theirs = (in_fresh_process(__file__, "memory", form, size, name, threads=threads) for form in FORMS)
     return measured_once(
         f"{size} tokens, {name}: memory over explicit maps'", ours / theirs, bar=MEMORY_OVER_EXPLICIT[name]
     )
@@ -136,23 +134,8 @@ def memory_line(size: str, name: str, threads: int) -> Measurement:
 
 def long_line(threads: int) -> Measurement:
     """The memory of a process with a million tokens."""
-    used = in_fresh_process("long", threads=threads) / LONG_BYTES
+    used = in_fresh_process(__file__, "long", threads=threads) / LONG_BYTES
     return measured_once(f"{LONG_TOKENS:,} tokens, {FORWARD}: memory of the whole process over 3 GB", used, bar=1)
-
-
-def measured_once(name: str, value: float, *, bar: float) -> Measurement:
-    """A line for what is the same every time."""
-    return Measurement(
-        name=name, unit="ratio", value=value, low=value, high=value, bar=bar, passed=value <= bar, samples=1
-    )
-
-
-def in_fresh_process(*what: str, threads: int) -> int:
-    """Bytes that `bytes_here` finds in a process of its own, whose allocator gives back what is freed."""
-    command = [sys.executable, __file__, "--threads", str(threads), "--bytes-here", *what]
-    environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return int(done.stdout)
 
 
 def bytes_here(what: str, *arguments: str) -> int:

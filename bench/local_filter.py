@@ -15,8 +15,6 @@ head's channels, a product, a sum. Outputs and gradients must be equal before an
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -27,8 +25,8 @@ from torch import Tensor
 from attngraft.bench import paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import check_outputs
-from attngraft.bench.memory import growth
-from attngraft.bench.result import BenchResult, Measurement, here, measurement
+from attngraft.bench.memory import growth, in_fresh_process
+from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
 from attngraft.mechanisms.local import local_filter
 
 IMAGES, CHANNELS, HEADS, PIXELS, KERNEL = 4, 96, 3, 56, 7
@@ -118,26 +116,8 @@ def time_line(ghost: str, layout: str, name: str, pairs: int) -> Measurement:
 
 def memory_line(name: str, threads: int) -> Measurement:
     """Our memory over the plain form's."""
-    ours, theirs = (in_fresh_process(form, name, threads=threads) for form in FORMS)
-    value = ours / theirs
-    return Measurement(
-        name=f"ghost add, {name}: memory over the plain form's",
-        unit="ratio",
-        value=value,
-        low=value,
-        high=value,
-        bar=MEMORY[name],
-        passed=value <= MEMORY[name],
-        samples=1,
-    )
-
-
-def in_fresh_process(*what: str, threads: int) -> int:
-    """Bytes that `bytes_here` finds in a process of its own, whose allocator gives back what is freed."""
-    command = [sys.executable, __file__, "--threads", str(threads), "--bytes-here", *what]
-    environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return int(done.stdout)
+    ours, theirs = (in_fresh_process(__file__, form, name, threads=threads) for form in FORMS)
+    return measured_once(f"ghost add, {name}: memory over the plain form's", ours / theirs, bar=MEMORY[name])
 
 
 def bytes_here(form: str, name: str) -> int:

@@ -11,8 +11,6 @@ bit for bit.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -24,8 +22,8 @@ import attngraft
 from attngraft.bench import paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import check_outputs
-from attngraft.bench.memory import growth
-from attngraft.bench.result import BenchResult, Measurement, here, measurement
+from attngraft.bench.memory import growth, in_fresh_process
+from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
 
 SMALL, BASE = "vit_small_patch16_224", "vit_base_patch16_384"
 KEPT, REDUCED, AFTERWARDS, MEMORY = 1.8, 2.0, 1.03, 1.5
@@ -59,25 +57,11 @@ def recorded(model: nn.Module, images: Tensor, *reductions: str) -> Work:
 
 
 def memory_line(threads: int, model: str) -> Measurement:
-    reduced, without = (in_fresh_process(kind, model, threads) for kind in ("reduced", "plain"))
-    value = reduced / without
-    return Measurement(
-        name=f"{model}, entropy and distance: memory over plain inference's",
-        unit="ratio",
-        value=value,
-        low=value,
-        high=value,
-        bar=MEMORY,
-        passed=value <= MEMORY,
-        samples=1,
+    reduced, without = (
+        in_fresh_process(__file__, kind, "--large", model, threads=threads) for kind in ("reduced", "plain")
     )
-
-
-def in_fresh_process(kind: str, model: str, threads: int) -> int:
-    """Bytes that `bytes_here` finds in a process of its own, whose allocator gives back what is freed."""
-    command = [sys.executable, __file__, "--threads", str(threads), "--bytes-here", kind, "--large", model]
-    environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    return int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+    name = f"{model}, entropy and distance: memory over plain inference's"
+    return measured_once(name, reduced / without, bar=MEMORY)
 
 
 def bytes_here(kind: str, name: str) -> int:

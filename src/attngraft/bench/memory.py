@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,15 @@ def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf
     work()
     seconds, after = clock() - start, _peak()
     return (None if before is None or after is None else after - before), seconds
+
+
+def in_fresh_process(script: str, *what: str, threads: int) -> int:
+    """The number of bytes that `script --threads N --bytes-here WHAT` prints, in a process whose allocator gives back what
+    is freed."""
+    command = [sys.executable, script, "--threads", str(threads), "--bytes-here", *what]
+    environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return int(done.stdout)
 
 
 @contextmanager

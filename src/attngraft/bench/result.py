@@ -90,6 +90,13 @@ class Setting:
     command: str
 
 
+def measured_once(name: str, value: float, *, bar: float) -> Measurement:
+    """A line for a ratio that is the same every time."""
+    return Measurement(
+        name=name, unit="ratio", value=value, low=value, high=value, bar=bar, passed=value <= bar, samples=1
+    )
+
+
 def here(device: str = "cpu") -> Setting:
     """This machine, now."""
     import torch
