@@ -525,6 +525,11 @@ def test_a_mask_that_is_not_one_of_these_scores_is_refused(visible: Tensor, said
         run(two_way(bias="none"), visible=visible)
 
 
+def test_a_boolean_bias_is_not_added_as_ones() -> None:
+    with pytest.raises(UsageError, match="this one is boolean; give it as visible"):
+        run(two_way(bias="none"), bias=torch.ones(1, 1, 40, 30, dtype=torch.bool))
+
+
 @pytest.mark.parametrize(
     ("tester", "place", "shape", "said"),
     [

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
+import torch
+from torch import Tensor
+
 from attngraft.anatomy import Circumstance, Graft, GraftedModule, Stage
 from attngraft.errors import UsageError
 
 _GIVEN: Mapping[Circumstance, str] = {
-    "causal": "a mask over pairs of tokens",
+    "causal": "a mask over pairs of tokens, taken for a causal one",
     "padded": "a mask of padding",
     "cross": "keys or values of other tokens than the queries",
 }
@@ -42,3 +45,20 @@ def check_call(
                     f"the graft {name!r} ({cast(Graft, graft).stage}) cannot work in this call, which gives "
                     f"{_GIVEN[circumstance]}: {reason}"
                 )
+
+
+def one_sided(seen: Tensor) -> bool:
+    """Whether of two tokens, both of which somebody sees, one sees the other and is not seen by it, as under a causal mask.
+
+    Read from the values, which a compiler and the meta device do not have: there nothing is called one-sided.
+
+    Args:
+        seen: boolean, (Nq or 1, N) or with axes in front.
+    """
+    if seen.is_meta or torch.compiler.is_compiling() or seen.shape[-2] != seen.shape[-1]:
+        return False
+    seen = seen.view(*(1,) * (3 - seen.ndim), *seen.shape)
+    anyone = seen.flatten(1, -2).any(dim=1)
+    present = anyone.view(-1, *(1,) * (seen.ndim - 2), seen.shape[-1])
+    among = seen & present & present.mT
+    return not torch.equal(among, among.mT)

@@ -117,6 +117,23 @@ def test_a_call_that_asks_for_a_causal_mask_gets_it_or_a_refusal(family: str) ->
         attngraft.ungraft(model, spec.partition("(")[0])
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mask_over_pairs_that_hides_later_tokens_is_refused_for_what_sees_them(
+    family: str, implementation: str
+) -> None:
+    model = classifier(family, implementation)
+    causal = torch.ones(1, 1, 7, 7, dtype=torch.bool).tril()
+    near = causal & causal.triu(-2)
+    for spec in ("bisa", "misa"):
+        attngraft.graft(model, f"{spec}@first:1")
+        for mask in (causal, near, causal.expand(2, -1, -1, -1) & HIDES.bool()[:, None, None]):
+            with pytest.raises(UsageError, match="taken for a causal one: its tokens must not see later ones"):
+                model(IDS, attention_mask=mask)
+        assert model(IDS, attention_mask=near | near.mT).logits.isfinite().all()
+        attngraft.ungraft(model)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_precisions_round_where_the_host_does(family: str, dtype: torch.dtype) -> None:

@@ -64,3 +64,18 @@ def test_hidden_tokens_take_no_part_in_the_others(spec: str) -> None:
     with torch.no_grad():
         model.pos_embed[:, 3] += 1
     torch.testing.assert_close(features(model, **hidden)[:, SEEN], found[:, SEEN])
+
+
+@pytest.mark.parametrize("way", ["boolean", "float", "given by name"])
+@pytest.mark.parametrize("block", [Block, EvaBlock])
+def test_what_hides_later_tokens_is_refused_for_the_softmax_over_queries(block: type[nn.Module], way: str) -> None:
+    seen = torch.ones(5, 5, dtype=torch.bool).tril()
+    added = torch.zeros(5, 5).masked_fill(~seen, float("-inf"))
+    given: dict[str, Any] = {"boolean": {"attn_mask": seen}, "float": {"attn_mask": added}}.get(way, MASKS["causal"])
+    model = make(block)
+    attngraft.graft(model, "bisa@first:1")
+    with pytest.raises(UsageError, match="softmax over queries"):
+        features(model, **given)
+    attngraft.ungraft(model)
+    attngraft.graft(model, "horizontal")
+    assert features(model, **given).isfinite().all()

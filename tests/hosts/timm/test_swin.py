@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +187,20 @@ def test_another_size_of_image_is_filled_up_by_its_own_map() -> None:
     x = torch.randn(1, 6, 7, 16, dtype=torch.float64)
     block = model.layers[0].blocks[0]
     torch.testing.assert_close(block._attn(x), spelled_out(block, "bisa", x))
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "swinv2_cr_tiny_224"])
+@pytest.mark.parametrize("spec", ["bisa", "cb(at=attention)", "elsa", "horizontal"])
+def test_timms_own_way_to_another_size_of_image_goes_on_working(name: str, spec: str, tmp_path: Path) -> None:
+    small = {"window_size": 4, "depths": (2, 2), "embed_dim": 16, "num_heads": (2, 4), "num_classes": 5}
+    torch.manual_seed(1)
+    plain = timm.create_model(name, img_size=32, **small).eval()
+    model = copy.deepcopy(plain)
+    attngraft.graft(model, spec)
+    attngraft.save_grafts(model, tmp_path / "grafts.safetensors")
+    for each in (model, plain):
+        each.set_input_size(img_size=(48, 48), window_size=(6, 6))
+    attngraft.load_grafts(plain, tmp_path / "grafts.safetensors")
+    images = torch.randn(2, 3, 48, 48)
+    with torch.no_grad():
+        assert torch.equal(model(images), plain(images))

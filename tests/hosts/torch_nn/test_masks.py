@@ -111,7 +111,10 @@ def test_what_mixes_tokens_refuses_masks_when_called(spec: str) -> None:
     host = _attention().eval()
     attngraft.graft(host, spec)
     host(X, X, X)
-    with pytest.raises(UsageError, match="gives a mask over pairs of tokens: its tokens must not see later ones"):
+    with pytest.raises(
+        UsageError,
+        match="gives a mask over pairs of tokens, taken for a causal one: its tokens must not",
+    ):
         host(X, X, X, attn_mask=CAUSAL)
     with pytest.raises(UsageError, match="gives a mask of padding: its batches hold padding"):
         host(X, X, X, key_padding_mask=PADDING)

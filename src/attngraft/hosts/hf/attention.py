@@ -13,7 +13,7 @@ from torch import Tensor
 from attngraft.anatomy import STAGES, AttentionGeometry, AttentionSite, LinearLayer, Projected, Stage
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, head_rows
-from attngraft.hosts.calls import check_call
+from attngraft.hosts.calls import check_call, one_sided
 from attngraft.hosts.hf.exported import follows_input
 from attngraft.hosts.linear_ends import linear
 from attngraft.hosts.sites import global_site, window_site
@@ -99,13 +99,15 @@ class ProjectedSite(AttentionSite):
         return tokens, seen[-1] if seen else None, projected
 
     def check(self, mask: Tensor | None) -> None:
-        """Refuse a mask for grafts that average over all tokens; mix grafts are told of it by `present`.
+        """Refuse a mask for grafts that average over all tokens; mix grafts are told of padding by `present`.
 
         Raises:
-            UsageError: such a graft stands here.
+            UsageError: such a graft stands here, or a mix graft, and of two tokens only one sees the other.
         """
         if hides(mask):
             check_call(self, padded=True, told=("mix",))
+        if mask is not None and self.grafts_at("mix") and one_sided(shown(mask)):
+            check_call(self, causal=True)
 
     def project(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
         q, k, v = self.split(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+import torch
 from timm.layers import Attention
 from timm.models.vision_transformer import Block, ResPostBlock
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from attngraft.anatomy import (
 )
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, own_parameters
-from attngraft.hosts.calls import check_call
+from attngraft.hosts.calls import check_call, one_sided
 from attngraft.hosts.linear_ends import linear
 from attngraft.hosts.sites import fused_heads, global_site
 from attngraft.hosts.timm import mlp as timm_mlp
@@ -64,12 +65,19 @@ def masked(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tensor | N
 
     Raises:
         ValueError: both are given to a fused attention.
-        UsageError: a graft here cannot stand a mask; mix grafts are told of it.
+        UsageError: a graft here cannot stand a mask; mix grafts are told of it, and refuse one that is causal.
     """
     check_call(module, causal=attn_mask is not None or is_causal, told=("mix",))
+    if attn_mask is not None and module.grafts_at("mix") and one_sided(shown(attn_mask)):
+        check_call(module, causal=True)
     if is_causal and module.fused_attn and attn_mask is not None:
         raise ValueError("attn_mask and is_causal exclude each other")
     return None if is_causal else attn_mask
+
+
+def shown(mask: Tensor) -> Tensor:
+    """What may be seen under a mask of timm: boolean, or added, with the least number of its type or less as a wall."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
 
 
 def by_role(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

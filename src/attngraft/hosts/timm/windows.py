@@ -180,13 +180,10 @@ class WindowBlock(SpaceSite, FilledWindows):
     def _filled(self, x: Tensor, seen: Tensor) -> Tensor:
         """The host's own way, with one argument more to its attention."""
         grid, x = x.shape[1:3], self._shifted(x)
-        mask = self.get_attn_mask(x) if getattr(self, "dynamic_mask", False) else self.attn_mask
+        mask = super().get_attn_mask(x) if getattr(self, "dynamic_mask", False) else self.attn_mask  # type: ignore[misc]
         windows = self.attn(cut(x, self.window_size), mask=mask, present=seen)
         return torch.roll(put_back(windows, self.window_size, grid), list(self.shift_size), (1, 2))
 
     def _shifted(self, maps: Tensor) -> Tensor:
         """The maps as they are cut: shifted, then filled up."""
         return fill(torch.roll(maps, [-shift for shift in self.shift_size], (1, 2)), self.window_size)
-
-    def get_attn_mask(self, x: Tensor) -> Tensor | None:
-        return cast("Tensor | None", super().get_attn_mask(x))  # type: ignore[misc]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attngraft.dispatch import Backend, Op, operands_obstacle, triton_obstacle
@@ -118,6 +119,8 @@ def _check_pairs(
     sizes.fit("v_hat", v_hat, "B H Nk s")
     scores = (*q.shape[:3], k.shape[2])
     if bias is not None:
+        if bias.dtype == torch.bool:
+            raise UsageError("bias is added to the scores, and this one is boolean; give it as visible")
         check_bias(bias, scores)
     if visible is not None:
         check_visible(visible, scores)

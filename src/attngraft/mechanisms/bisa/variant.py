@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Transform = Literal["hyper", "mlp"]
 Order = Literal["parallel", "inverse_then_self", "self_then_inverse"]
@@ -14,7 +14,7 @@ class Variant:
     """How the two branches are made and joined; the default is the paper's.
 
     Raises:
-        ValueError: a lambda outside 0 to 1, or choices that do not go together, with the reason.
+        ValueError: a lambda outside 0 to 1, an unknown name, or choices that do not go together, with the reason.
     """
 
     weight: float = 0.5  #: lambda, the share of self-attention; 0 is MISA
@@ -28,6 +28,9 @@ class Variant:
     )
 
     def __post_init__(self) -> None:
+        for name, choices in (("transform", get_args(Transform)), ("order", get_args(Order))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
         if not 0 <= self.weight <= 1:
             raise ValueError(f"weight is lambda, from 0 (the inverse branch alone) to 1, not {self.weight}")
         if self.learned and self.weight in (0, 1):
