@@ -198,8 +198,11 @@ def test_timms_own_way_to_another_size_of_image_goes_on_working(name: str, spec:
     model = copy.deepcopy(plain)
     attngraft.graft(model, spec)
     attngraft.save_grafts(model, tmp_path / "grafts.safetensors")
-    for each in (model, plain):
-        each.set_input_size(img_size=(48, 48), window_size=(6, 6))
+    try:
+        plain.set_input_size(img_size=(48, 48), window_size=(6, 6))
+    except RuntimeError as error:  # 1.0.26 keeps V2-CR's buffer of the old size
+        pytest.skip(f"timm {timm.__version__} does not do it with its own {name}: {error}")
+    model.set_input_size(img_size=(48, 48), window_size=(6, 6))
     attngraft.load_grafts(plain, tmp_path / "grafts.safetensors")
     images = torch.randn(2, 3, 48, 48)
     with torch.no_grad():
