@@ -101,6 +101,43 @@ def test_the_guide_of_grafts_calls_better_or_worse_what_the_studies_do() -> None
     assert f"{inside} of {len(verdicts)} differences are inside the noise" in page
 
 
+def readme_lines(variant: str, page: str) -> str:
+    """What the table in the README says of a variant."""
+    (block,) = (each for each in page.split("\n\n") if each.lstrip("` \n").startswith(f"{variant}   "))
+    return block
+
+
+def test_the_readme_shows_the_table_of_its_study() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8").split("<picture>")[0].replace("─\n", "─\n\n")
+    base, *others = (row for row in results("cifar10-vit").values())
+    assert cells(base)[0] in readme_lines("baseline", page)
+    for row in others:
+        found = readme_lines(row["variant"], page)
+        assert cells(row)[0] in found
+        assert f"{points(row['difference'])} {row['verdict']}" in found
+        for kind in ("bootstrap", "t"):
+            assert f"[{points(row[f'{kind}_low'])}, {points(row[f'{kind}_high'])}] {kind}" in found
+        assert f"p {float(row['p_holm']):.2f}" in found
+        for cost, column in {"train": "train_time", "infer": "inference_time", "memory": "memory"}.items():
+            assert f"{float(row[f'{column}_ratio']):.2f}×" in found.split(cost)[1].splitlines()[0]
+        for cost in ("parameters", "macs"):
+            shown = found.split({"parameters": "params", "macs": "MACs"}[cost])[1].split()[0].removesuffix("×")
+            assert float(shown) == pytest.approx(float(row[f"{cost}_ratio"]), abs=0.005)
+
+
+def test_the_guide_of_grafts_prints_the_studies_of_a_vit_and_a_swin() -> None:
+    page = " ".join((ROOT / "docs/guide/which-graft.md").read_text(encoding="utf-8").split())
+    base, *others = results("cifar10-vit").values()
+    assert f"| baseline | {cells(base)[0]} | | |" in page
+    for row in others:
+        top1, difference, verdict, _ = cells(row)
+        assert f"| `{row['variant']}` | {top1} | {difference} | {verdict} |" in page
+    base, *others = results("cifar10-swin").values()
+    shown = "; ".join(f"`{row['variant']}` {cells(row)[1]}" for row in others)
+    assert f"baseline {cells(base)[0]}; {shown}: all inside the noise." in page
+    assert {row["verdict"] for row in others} == {"inside the noise"}
+
+
 #: data as the guides of BiXT and ELSA call it, and the beginning of its study's name
 DATA = {"digits": "digits", "CIFAR-10": "cifar10", "Tiny ImageNet": "tiny_imagenet20"}
 
@@ -140,6 +177,7 @@ def test_the_guide_of_bixt_prints_how_layers_grow() -> None:
 
 
 BISA, BIXT, ELSA, README = "docs/guide/bisa.md", "docs/guide/bixt.md", "docs/guide/elsa.md", "README.md"
+WHICH = "docs/guide/which-graft.md"
 #: page, file of measurements, beginning of the measurement's name, digits
 RATIOS = [
     *(
@@ -149,6 +187,7 @@ RATIOS = [
     ),
     *((page, "bisa_models", host, 3) for host in ("swin_tiny", "levit_128s") for page in (BISA, README)),
     *((README, "graft_cost", graft, 3) for graft in ("richer", "cb", "cb_s", "horizontal", "vertical", "horizontal +")),
+    *((WHICH, "graft_cost", graft, 3) for graft in ("cb", "cb_s", "horizontal", "vertical", "horizontal +")),
     *((README, "graft_cost", f"{graft}, matrix products", 3) for graft in ("horizontal", "vertical")),
     (README, "data_loading", "time per image over timm's loader's", 3),
     (README, "data_loading", "time per image over timm's loader without", 3),
