@@ -1,0 +1,92 @@
+"""Attacks by the gradient on pixels between 0 and 1, before any normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attngraft.errors import UsageError
+
+#: pixels (B, ...) between 0 and 1 to the loss that the attack makes large, summed over the images
+Loss = Callable[[Tensor], Tensor]
+
+
+def fgsm(loss: Loss, pixels: Tensor, *, epsilon: float) -> Tensor:
+    """One step of the fast gradient sign method: clamp(x + epsilon sign(dL/dx), 0, 1) (Goodfellow et al. 2015).
+
+        normalize = torchvision.transforms.v2.Normalize(mean, std)
+        attacked = fgsm(
+            lambda x: F.cross_entropy(model(normalize(x)), labels, reduction="sum"), pixels, epsilon=1 / 255
+        )
+
+    The model should be in eval mode. A sum, not a mean: with a mean the gradient of half precision may vanish. Gradients of
+    parameters stay as they are.
+
+    Args:
+        loss: of the images; what it is, is the task's affair (one label, several, one per pixel).
+        pixels: images between 0 and 1.
+        epsilon: largest change of a pixel, on the same scale: CB's Table 8 does not say which; 1/255 to 8/255 are usual.
+
+    Raises:
+        UsageError: pixels lie outside of 0 to 1, or epsilon is negative.
+    """
+    _check(pixels, epsilon)
+    return (pixels + epsilon * _uphill(loss, pixels)).clamp(0, 1)
+
+
+def pgd(
+    loss: Loss,
+    pixels: Tensor,
+    *,
+    epsilon: float,
+    step: float | None = None,
+    steps: int = 10,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Projected gradient descent, in the largest norm (Madry et al. 2018):
+
+        x_0 = clamp(x + u, 0, 1);  x_t+1 = clamp(x + clamp(x_t + step sign(dL/dx_t) - x, -epsilon, epsilon), 0, 1)
+
+    Args:
+        loss, pixels, epsilon: as in `fgsm`.
+        step: of a pixel; 2.5 epsilon / steps by default, so that every corner can be reached.
+        steps: how many.
+        generator: of the random start u, uniform between -epsilon and epsilon; None: u = 0.
+
+    Raises:
+        UsageError: as `fgsm`; no steps.
+    """
+    _check(pixels, epsilon)
+    if steps < 1:
+        raise UsageError(f"steps={steps}: give one or more")
+    step = 2.5 * epsilon / steps if step is None else step
+    moved = pixels
+    if generator is not None:
+        noise = torch.rand(pixels.shape, dtype=pixels.dtype, device=generator.device, generator=generator)
+        moved = (pixels + epsilon * (2 * noise.to(pixels.device) - 1)).clamp(0, 1)
+    for _ in range(steps):
+        ahead = moved + step * _uphill(loss, moved)
+        moved = (pixels + (ahead - pixels).clamp(-epsilon, epsilon)).clamp(0, 1)
+    return moved
+
+
+def _uphill(loss: Loss, pixels: Tensor) -> Tensor:
+    """Signs of the loss's gradient."""
+    with torch.enable_grad():
+        moved = pixels.detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(moved).sum(), moved)
+    return gradient.sign()
+
+
+def _check(pixels: Tensor, epsilon: float) -> None:
+    if epsilon < 0:
+        raise UsageError(
+            f"epsilon={epsilon}: give a number of 0 or more, on pixels between 0 and 1 (1/255, for example)"
+        )
+    low, high = pixels.aminmax()
+    if not (low >= 0 and high <= 1):
+        raise UsageError(
+            f"pixels lie between {float(low):g} and {float(high):g}; attacks take images between 0 and 1, not yet normalized"
+        )

@@ -1,0 +1,194 @@
+"""Corruptions in five severities, with the settings of ImageNet-C (Hendrycks and Dietterich 2019, "Benchmarking neural
+network robustness to common corruptions and perturbations").
+
+Those are made for images of about 224 pixels: a blur of 6 pixels says little on images of 32. `apply` takes any level (CB's
+Table 12: Gaussian noise of 5/255 and 10/255, blurs of 1 and 2 pixels). ImageNet-C's own files were saved as JPEG; here
+nothing is rounded but where a corruption itself does it, so that scores are close to those on its files, not equal.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy import ndimage
+from torch import Tensor
+
+from attngraft.errors import UsageError
+from attngraft.suggest import did_you_mean
+
+SEVERITIES = 5
+
+#: image (channels, H, W) between 0 and 1, level, random numbers, to the corrupted image before it is clamped
+Change = Callable[[Tensor, float, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corruption:
+    """One kind of corruption."""
+
+    name: str
+    levels: tuple[float, ...]  #: by severity, from 1 to 5
+    unit: str  #: what a level is
+    random: bool  #: whether it draws numbers, so that seeds differ
+    change: Change
+
+    def __call__(self, image: Tensor, severity: int, generator: torch.Generator) -> Tensor:
+        """The image (channels, H, W), between 0 and 1, corrupted.
+
+        The generator should be a function of a seed and the image's index, so that neither the order of images nor the
+        number of processes changes anything.
+
+        Raises:
+            UsageError: there is no such severity.
+        """
+        if not 1 <= severity <= len(self.levels):
+            raise UsageError(f"severity {severity}: {self.name} has severities 1 to {len(self.levels)}")
+        return self.apply(image, self.levels[severity - 1], generator)
+
+    def apply(self, image: Tensor, level: float, generator: torch.Generator) -> Tensor:
+        """The same at any level, in `unit`."""
+        return self.change(image, level, generator).clamp(0, 1)
+
+
+def corruption(name: str) -> Corruption:
+    """
+    Raises:
+        UsageError: there is none of this name.
+    """
+    if name not in CORRUPTIONS:
+        raise UsageError(
+            f"{name!r} is no corruption{did_you_mean(name, CORRUPTIONS)}; there are {', '.join(CORRUPTIONS)}"
+        )
+    return CORRUPTIONS[name]
+
+
+def _gaussian_noise(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
+    return image + level * torch.randn(image.shape, generator=generator)
+
+
+def _shot_noise(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
+    return torch.poisson(image * level, generator=generator) / level
+
+
+def _impulse_noise(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
+    hit = torch.rand(image.shape, generator=generator) < level
+    salt = torch.rand(image.shape, generator=generator) < 0.5
+    return torch.where(hit, salt.to(image.dtype), image)
+
+
+def _speckle_noise(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
+    return image + image * level * torch.randn(image.shape, generator=generator)
+
+
+def _gaussian_blur(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
+    """Cut at 4 sigma, continued by the border's pixels."""
+    return torch.from_numpy(ndimage.gaussian_filter(image.numpy(), level, mode="nearest", truncate=4.0, axes=(1, 2)))
+
+
+def _brightness(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
+    """V of HSV is raised; hue and saturation stay."""
+    value = image.amax(0)
+    raised = (value + level).clamp(max=1)
+    return torch.where(value > 0, image * (raised / torch.where(value > 0, value, 1)), raised)
+
+
+def _contrast(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
+    mean = image.mean((1, 2), keepdim=True)
+    return (image - mean) * level + mean
+
+
+def _pixelate(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
+    whole = _to_pil(image)
+    small = [max(1, int(side * level)) for side in whole.size]
+    return _from_pil(
+        whole.resize((small[0], small[1]), Image.Resampling.BOX).resize(whole.size, Image.Resampling.BOX), image
+    )
+
+
+def _jpeg(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
+    file = io.BytesIO()
+    _to_pil(image).save(file, "JPEG", quality=int(level))
+    with Image.open(file) as opened:
+        return _from_pil(opened, image)
+
+
+def _to_pil(image: Tensor) -> Image.Image:
+    """In whole levels of 255; one channel or three."""
+    pixels = (image * 255).round().byte().movedim(0, -1).numpy()
+    if pixels.shape[-1] not in (1, 3):
+        raise UsageError(f"an image of {pixels.shape[-1]} channels cannot be a JPEG or be resized; give 1 or 3")
+    return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
+
+
+def _from_pil(image: Image.Image, like: Tensor) -> Tensor:
+    pixels = torch.from_numpy(np.array(image)).to(like.dtype) / 255
+    return pixels.reshape(*like.shape[1:], like.shape[0]).movedim(-1, 0)
+
+
+CORRUPTIONS: Mapping[str, Corruption] = {
+    each.name: each
+    for each in (
+        Corruption(
+            name="gaussian_noise",
+            levels=(0.08, 0.12, 0.18, 0.26, 0.38),
+            unit="deviation, of pixels between 0 and 1",
+            random=True,
+            change=_gaussian_noise,
+        ),
+        Corruption(
+            name="shot_noise",
+            levels=(60, 25, 12, 5, 3),
+            unit="photons that white sends",
+            random=True,
+            change=_shot_noise,
+        ),
+        Corruption(
+            name="impulse_noise",
+            levels=(0.03, 0.06, 0.09, 0.17, 0.27),
+            unit="share of values that become 0 or 1",
+            random=True,
+            change=_impulse_noise,
+        ),
+        Corruption(
+            name="speckle_noise",
+            levels=(0.15, 0.2, 0.35, 0.45, 0.6),
+            unit="deviation, in parts of each value",
+            random=True,
+            change=_speckle_noise,
+        ),
+        Corruption(
+            name="gaussian_blur",
+            levels=(1, 2, 3, 4, 6),
+            unit="deviation, in pixels",
+            random=False,
+            change=_gaussian_blur,
+        ),
+        Corruption(
+            name="brightness",
+            levels=(0.1, 0.2, 0.3, 0.4, 0.5),
+            unit="added to V of HSV",
+            random=False,
+            change=_brightness,
+        ),
+        Corruption(
+            name="contrast",
+            levels=(0.4, 0.3, 0.2, 0.1, 0.05),
+            unit="what is left of each value's distance to the mean",
+            random=False,
+            change=_contrast,
+        ),
+        Corruption(
+            name="pixelate",
+            levels=(0.6, 0.5, 0.4, 0.3, 0.25),
+            unit="side of the small image, in parts of the whole one's",
+            random=False,
+            change=_pixelate,
+        ),
+        Corruption(name="jpeg", levels=(25, 18, 15, 10, 7), unit="quality of JPEG", random=False, change=_jpeg),
+    )
+}
