@@ -9,5 +9,11 @@
 | similarity.py | CKA between the layers of two models |
 | rollout.py | attention through all layers |
 | symmetry.py | whether latents and tokens look at each other |
+| class_token.py | where the class token looks, layer by layer |
+| importance.py | what BiSA's inverse branch attends to |
+| structure.py | feature maps as pictures, structural similarity, sharpness |
+| receptive_field.py | which pixels move what a model says of one place |
+| distribution.py | head weights and gates over a data set |
+| sides.py | which images two models judge differently |
 | on_map.py | windows and sequences, put back onto the map |
 """
