@@ -50,7 +50,9 @@ def pgd(
         x_0 = clamp(x + u, 0, 1);  x_t+1 = clamp(x + clamp(x_t + step sign(dL/dx_t) - x, -epsilon, epsilon), 0, 1)
 
     Args:
-        loss, pixels, epsilon: as in `fgsm`.
+        loss: as in `fgsm`.
+        pixels: images between 0 and 1.
+        epsilon: largest change of a pixel.
         step: of a pixel; 2.5 epsilon / steps by default, so that every corner can be reached.
         steps: how many.
         generator: of the random start u, uniform between -epsilon and epsilon; None: u = 0.
