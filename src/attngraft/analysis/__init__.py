@@ -14,6 +14,7 @@
 | structure.py | feature maps as pictures, structural similarity, sharpness |
 | receptive_field.py | which pixels move what a model says of one place |
 | distribution.py | head weights and gates over a data set |
+| exploring.py | where every place of an image looks, small enough for a page |
 | sides.py | which images two models judge differently |
 | on_map.py | windows and sequences, put back onto the map |
 """

@@ -1,0 +1,168 @@
+"""A page on which one sees where models look: one self-contained file, nothing from a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm.data
+import torch
+from PIL import Image
+from torch import nn
+
+from attngraft._version import __version__
+from attngraft.analysis.exploring import Explored, Layer, explored
+from attngraft.errors import DataError, UsageError
+from attngraft.files import write_atomically
+from attngraft.hosts import find_host
+from attngraft.report.theme import THEMES
+from attngraft.report.wording import shown
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.views import fixed_view
+
+MOST_BYTES = 48_000_000  #: of a page; browsers become slow beyond
+
+_ALIKE = 2  #: models beside each other
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A model, and what it does with an image."""
+
+    name: str
+    picture: Image.Image  #: what it sees, before normalization
+    explored: Explored
+
+
+def explore(
+    models: Mapping[str, nn.Module],
+    image: Path | str,
+    *,
+    out: Path | str,
+    sites: str = "all",
+    title: str | None = None,
+    expects: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a page that shows where each model looks in an image.
+
+        explore({"ViT": host, "with cb_s": grafted}, "dog.jpg", out="dog.html")
+
+    A patch is chosen with the mouse, a finger or the arrow keys; then the page shows where it looks in a layer and a head,
+    or who looks at it, in all layers and heads at once, and entropy and distance by layer. Two models stand beside each
+    other. Numbers are kept as bytes, so that a page of a ViT-S at 224 pixels has about 4 MB.
+
+    Args:
+        models: one or two, by name; each sees the image as timm evaluates it, in the size that the model was built for.
+        image: a file.
+        out: the page, written whole or not at all.
+        sites: which of their sites, as in a graft specification.
+        title: of the page; the image's name by default.
+        expects: what the models expect of an image, as in timm's configuration (`mean`, `std`, `crop_pct`, `interpolation`);
+            by default what their own says, or timm's defaults.
+
+    Raises:
+        UsageError: no models, or more than two, or one that takes no images; a page of more than 48 MB (choose fewer
+            `sites`).
+        DataError: the file is no image.
+        RecordError: no chosen site looks at places of the image.
+    """
+    if not 1 <= len(models) <= _ALIKE:
+        raise UsageError(f"{len(models)} models: a page shows one, or two beside each other")
+    views = [_view(name, model, _opened(Path(image)), sites, expects or {}) for name, model in models.items()]
+    size = sum(
+        len(numbers.bytes.flatten()) for each in views for layer in each.explored.layers for numbers in layer.numbers
+    )
+    if size * 4 / 3 > MOST_BYTES:
+        raise UsageError(f"the page would have {size * 4 / 3e6:.0f} MB; choose fewer sites, as in sites='last:4'")
+    write_atomically(Path(out), explorer_html(views, title=title or Path(image).name))
+    return Path(out)
+
+
+def explorer_html(views: Sequence[View], *, title: str) -> str:
+    """The whole page. What comes from users is escaped; the page may run its own script and no other."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("attngraft.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    loader = environment.loader
+    script = loader.get_source(environment, "explorer.js")[0] if loader else ""
+    return environment.get_template("explorer.html.j2").render(
+        title=shown(title),
+        version=__version__,
+        views=views,
+        data={"models": [_plain(view) for view in views]},
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        themes={
+            theme.name: " ".join(f"--{role}: {color};" for role, color in theme.colors.items()) for theme in THEMES
+        },
+    )
+
+
+def _opened(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path}: this is no image that can be read ({error})") from None
+
+
+def _view(name: str, model: nn.Module, image: Image.Image, sites: str, expects: Mapping[str, Any]) -> View:
+    """What the model sees of the image, and does with it."""
+    example = find_host(model).adapter.example_inputs(model, batch=1)[0]
+    if example.ndim != 4 or example.shape[1] not in (1, 3):
+        raise UsageError(f"{name}: it takes tensors of {tuple(example.shape)}, and no images of 1 or 3 channels")
+    config = timm.data.resolve_model_data_config(model) | dict(expects)
+    host = HostInput.from_model(config | {"input_size": tuple(example.shape[1:])})
+    pixels = fixed_view(host, crop_pct=1.0 if host.holds(image.size) else host.crop_pct)(image.convert(host.mode))
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return View(
+        name=name,
+        picture=Image.fromarray(pixels.movedim(0, -1).numpy().squeeze()),
+        explored=explored(model, host.normalize(pixels.unsqueeze(0)).to(device), sites=sites),
+    )
+
+
+def _plain(view: View) -> dict[str, Any]:
+    file = io.BytesIO()
+    view.picture.save(file, "PNG")
+    return {
+        "name": shown(view.name),
+        "image": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}",
+        "layers": [_plain_layer(layer) for layer in view.explored.layers],
+        "skipped": [[shown(site), shown(why)] for site, why in view.explored.skipped.items()],
+    }
+
+
+def _plain_layer(layer: Layer) -> dict[str, Any]:
+    return {
+        "site": shown(layer.site),
+        "kind": layer.kind,
+        "heads": layer.heads,
+        "rows": layer.places.shape[0],
+        "columns": layer.places.shape[1],
+        "places": layer.places.flatten().tolist() if layer.kind == "maps" else [],
+        "prefix": list(layer.prefix),
+        "numbers": [
+            {
+                "shape": list(each.bytes.shape),
+                "largest": each.largest,
+                "bytes": base64.b64encode(np.ascontiguousarray(each.bytes.numpy()).tobytes()).decode(),
+            }
+            for each in layer.numbers
+        ],
+        "entropy": [round(each, 4) for each in layer.entropy],
+        "ceiling": round(layer.ceiling, 4),
+        "distance": [round(each, 4) for each in layer.distance],
+    }

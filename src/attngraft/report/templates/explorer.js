@@ -1,0 +1,378 @@
+"use strict";
+
+// Numbers come as signed bytes b that stand for sign(b) (b / 127)^2 largest.
+function unsqueezed({ bytes, largest, shape }) {
+  const text = atob(bytes);
+  const numbers = new Float32Array(text.length);
+  for (let i = 0; i < text.length; i++) {
+    const share = ((text.charCodeAt(i) << 24) >> 24) / 127;
+    numbers[i] = Math.sign(share) * share * share * largest;
+  }
+  return { numbers, shape };
+}
+
+const ALL = -1; // of a layer's heads: their mean
+
+// A query is {down, across}, a place in parts of the image's sides, or {prefix} or {latent}, a token's index.
+// A look is {map, prefix, latents}: a number for each place, for each leading token, for each latent, where there are such.
+class Layer {
+  constructor(plain) {
+    Object.assign(this, plain);
+    this.unsqueezed = null; // made when first looked at: a page may hold millions of numbers
+  }
+
+  tensors() {
+    this.unsqueezed ??= this.numbers.map(unsqueezed);
+    return this.unsqueezed;
+  }
+
+  place({ down, across }) {
+    const row = Math.min(this.rows - 1, Math.floor(down * this.rows));
+    const column = Math.min(this.columns - 1, Math.floor(across * this.columns));
+    return row * this.columns + column;
+  }
+
+  // Whether this layer can say something about a query at all.
+  knows(query) {
+    if (query.prefix !== undefined) return query.prefix < this.prefix.length;
+    if (query.latent !== undefined) return this.kind === "latents" && query.latent < this.numbers[0].shape[1];
+    return true;
+  }
+
+  look(query, head, direction) {
+    const heads = head === ALL ? [...Array(this.heads).keys()] : [head];
+    const looks = heads.map((each) => this[this.kind](query, each, direction));
+    const mean = (parts) => parts[0]?.map((_, i) => parts.reduce((sum, part) => sum + part[i], 0) / parts.length) ?? [];
+    return {
+      map: mean(looks.map((look) => look.map)),
+      prefix: mean(looks.map((look) => look.prefix)),
+      latents: mean(looks.map((look) => look.latents)),
+    };
+  }
+
+  maps(query, head, direction) {
+    const [{ numbers, shape: [, heads, tokens] }] = this.tensors();
+    const own = query.prefix ?? this.places[this.place(query)];
+    const window = Math.floor(own / tokens), slot = own % tokens;
+    const start = (window * heads + head) * tokens * tokens;
+    const at = (other) => numbers[direction === "to" ? start + slot * tokens + other : start + other * tokens + slot];
+    const map = this.places.map((token) => (Math.floor(token / tokens) === window ? at(token % tokens) : 0));
+    return { map, prefix: this.prefix.map((_, index) => at(index)), latents: [] };
+  }
+
+  filters(query, head, direction) {
+    const [{ numbers, shape: [, offsets, rows, columns] }] = this.tensors();
+    const side = Math.round(Math.sqrt(offsets)), reach = (side - 1) / 2;
+    const own = this.place(query), row = Math.floor(own / columns), column = own % columns;
+    const map = new Array(rows * columns).fill(0);
+    for (let offset = 0; offset < offsets; offset++) {
+      const sign = direction === "to" ? 1 : -1;
+      const down = row + sign * (Math.floor(offset / side) - reach);
+      const across = column + sign * ((offset % side) - reach);
+      if (down < 0 || down >= rows || across < 0 || across >= columns) continue;
+      const other = down * columns + across;
+      map[other] = numbers[(head * offsets + offset) * rows * columns + (direction === "to" ? own : other)];
+    }
+    return { map, prefix: [], latents: [] };
+  }
+
+  // Tokens reach one another through the latents: what looks at a token through a latent that a token looks at.
+  latents(query, head, direction) {
+    const [theirs, ours] = this.tensors();
+    const [, count, tokens] = theirs.shape;
+    const toToken = (latent, token) => theirs.numbers[(head * count + latent) * tokens + token];
+    const toLatent = (token, latent) => (ours ? ours.numbers[(head * tokens + token) * count + latent] : 0);
+    const all = [...Array(count).keys()], places = [...Array(tokens).keys()];
+    if (query.latent !== undefined) {
+      const map = places.map((token) =>
+        direction === "to" ? toToken(query.latent, token) : toLatent(token, query.latent));
+      return { map, prefix: [], latents: [] };
+    }
+    const own = this.place(query);
+    const latents = all.map((latent) => (direction === "to" ? toLatent(own, latent) : toToken(latent, own)));
+    const map = places.map((token) =>
+      all.reduce((sum, latent) =>
+        sum + latents[latent] * (direction === "to" ? toToken(latent, token) : toLatent(token, latent)), 0));
+    return { map, prefix: [], latents };
+  }
+}
+
+// --- drawing ---------------------------------------------------------------------------------------------------------
+
+// Dark violet over green to yellow, even in lightness; readers of all kinds see the order.
+const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+
+function color(share) {
+  const place = Math.min(Math.max(share, 0), 1) * (RAMP.length - 1);
+  const index = Math.min(Math.floor(place), RAMP.length - 2);
+  return RAMP[index].map((low, i) => Math.round(low + (place - index) * (RAMP[index + 1][i] - low)));
+}
+
+function paint(canvas, map, rows, columns, opacity) {
+  const most = Math.max(...map.map(Math.abs), 0);
+  canvas.width = columns;
+  canvas.height = rows;
+  const image = new ImageData(columns, rows);
+  map.forEach((number, i) => {
+    const share = most ? Math.abs(number) / most : 0;
+    image.data.set([...color(share), Math.round(255 * opacity(share))], 4 * i);
+  });
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}
+
+const percent = (share) => `${(100 * share).toPrecision(2).replace(/\.0$/, "")}%`;
+
+// A site's path may be broken into lines at its dots.
+const breakable = (path) => path.replace(/[._]/g, "$&\u200b");
+
+function element(name, properties = {}, children = []) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+function drawn(name, attributes, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.textContent = text;
+  return made;
+}
+
+// --- the page --------------------------------------------------------------------------------------------------------
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const models = data.models.map((model) => ({ ...model, layers: model.layers.map((layer) => new Layer(layer)) }));
+const state = { query: { down: 0.5, across: 0.5 }, layer: 0, head: ALL, direction: "to", shade: 0.75 };
+const depth = Math.max(...models.map((model) => model.layers.length));
+const field = (id) => document.getElementById(id);
+
+class View {
+  constructor(model, root) {
+    this.model = model;
+    this.root = root;
+    this.cells = [];
+    this.part("h2").textContent = model.name;
+    this.part("img").src = model.image;
+    this.part(".ramp").style.background =
+      `linear-gradient(90deg, ${RAMP.map(([r, g, b]) => `rgb(${r}, ${g}, ${b})`).join(", ")})`;
+    this.others();
+    this.overview();
+    this.charts();
+    this.skipped();
+    const picture = this.part(".picture");
+    for (const event of ["pointerdown", "pointermove"]) picture.addEventListener(event, (moved) => this.point(moved));
+    picture.addEventListener("keydown", (pressed) => this.press(pressed));
+  }
+
+  part(selector) {
+    return this.root.querySelector(selector);
+  }
+
+  layer(index = state.layer) {
+    return this.model.layers[Math.min(index, this.model.layers.length - 1)];
+  }
+
+  point(event) {
+    const box = this.part(".picture").getBoundingClientRect();
+    const down = (event.clientY - box.top) / box.height, across = (event.clientX - box.left) / box.width;
+    if (down < 0 || down >= 1 || across < 0 || across >= 1) return;
+    choose({ query: { down, across } });
+  }
+
+  press(event) {
+    const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+    if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    const layer = this.layer(), [down, across] = moves[event.key];
+    const place = state.query.down === undefined ? layer.place({ down: 0.5, across: 0.5 }) : layer.place(state.query);
+    const row = Math.min(layer.rows - 1, Math.max(0, Math.floor(place / layer.columns) + down));
+    const column = Math.min(layer.columns - 1, Math.max(0, (place % layer.columns) + across));
+    choose({ query: { down: (row + 0.5) / layer.rows, across: (column + 0.5) / layer.columns } });
+  }
+
+  // Leading tokens and latents, which stand nowhere on the image.
+  others() {
+    const prefix = [...new Set(this.model.layers.flatMap((layer) => layer.prefix))];
+    const latents = Math.max(0, ...this.model.layers.map((l) => (l.kind === "latents" ? l.numbers[0].shape[1] : 0)));
+    const button = (text, query) =>
+      element("button", { type: "button", textContent: text, onclick: () => choose({ query }) });
+    this.buttons = [
+      ...prefix.map((name, index) => [button(name, { prefix: index }), { prefix: index }]),
+      ...[...Array(latents).keys()].map((index) => [button(`latent ${index}`, { latent: index }), { latent: index }]),
+    ];
+    this.part(".others").append(...this.buttons.map(([each]) => each));
+    this.part(".others").hidden = this.buttons.length === 0;
+  }
+
+  overview() {
+    const most = Math.max(...this.model.layers.map((layer) => layer.heads));
+    const head = element("tr", {}, [element("th"), ...[...Array(most).keys()].map((h) =>
+      element("th", { scope: "col", textContent: String(h) }))]);
+    const rows = this.model.layers.map((layer, index) => {
+      const cells = [...Array(layer.heads).keys()].map((h) => {
+        const canvas = element("canvas");
+        const cell = element("button", { type: "button", onclick: () => choose({ layer: index, head: h }) }, [canvas]);
+        cell.setAttribute("aria-label", `${layer.site}, head ${h}`);
+        this.cells.push({ layer, index, head: h, canvas, cell });
+        return element("td", {}, [cell]);
+      });
+      return element("tr", {}, [element("th", { scope: "row", textContent: breakable(layer.site) }), ...cells]);
+    });
+    this.part(".overview").append(
+      element("table", {}, [element("thead", {}, [head]), element("tbody", {}, rows)]));
+  }
+
+  charts() {
+    const layers = this.model.layers;
+    const parts = [
+      ["entropy", "entropy, nats", (layer) => layer.ceiling],
+      ["distance", "distance, parts of the image’s sides", () => null],
+    ];
+    this.marks = [];
+    for (const [name, title, ceiling] of parts) {
+      if (!layers.some((layer) => layer[name].length)) continue;
+      const width = 260, height = 120, left = 30, bottom = 16, top = 22;
+      const x = (i) => left + (layers.length > 1 ? (i * (width - left - 8)) / (layers.length - 1) : 0);
+      const most = Math.max(...layers.flatMap((layer) => [...layer[name], ceiling(layer) ?? 0])) || 1;
+      const y = (number) => top + (1 - number / most) * (height - top - bottom);
+      const means = layers.map((layer) =>
+        layer[name].length ? layer[name].reduce((a, b) => a + b, 0) / layer[name].length : null);
+      const line = (numbers) => numbers.map((number, i) => (number === null ? "" :
+        `${i && numbers[i - 1] !== null ? "L" : "M"}${x(i).toFixed(1)} ${y(number).toFixed(1)}`)).join("");
+      const mark = drawn("line", { class: "now", y1: top - 4, y2: height - bottom });
+      const said = means.map((mean, i) => (mean === null ? "" : `${layers[i].site} ${mean.toPrecision(3)}`));
+      const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
+        "aria-label": `${title}, mean over heads by layer: ${said.filter(Boolean).join("; ")}` });
+      svg.append(
+        drawn("text", { x: 0, y: 10 }, title),
+        drawn("text", { x: left - 5, y: y(most) + 3, "text-anchor": "end" }, most.toPrecision(2)),
+        drawn("text", { x: left - 5, y: y(0) + 3, "text-anchor": "end" }, "0"),
+        drawn("line", { class: "axis", x1: left, x2: width - 8, y1: y(0), y2: y(0) }),
+        drawn("text", { x: left, y: height - 3 }, "first layer"),
+        drawn("text", { x: width - 8, y: height - 3, "text-anchor": "end" }, "last"),
+        mark,
+        ...layers.flatMap((layer, i) => layer[name].map((number) =>
+          drawn("circle", { cx: x(i).toFixed(1), cy: y(number).toFixed(1), r: 2 }))),
+        drawn("path", { class: "mean", d: line(means) }),
+      );
+      if (name === "entropy") svg.append(drawn("path", { class: "ceiling", d: line(layers.map(ceiling)) }));
+      this.marks.push([mark, x]);
+      this.part(".charts").append(svg);
+    }
+  }
+
+  skipped() {
+    const { skipped } = this.model;
+    this.part(".skipped").hidden = skipped.length === 0;
+    if (skipped.length === 0) return;
+    const reasons = skipped.map(([site, why]) => element("li", { textContent: why.includes(site) ? why : `${site}: ${why}` }));
+    this.part(".skipped").append(element("details", {}, [
+      element("summary", { textContent: `${skipped.length} of the model’s sites cannot be shown` }),
+      element("ul", {}, reasons),
+    ]));
+  }
+
+  show() {
+    const layer = this.layer(), head = state.head < layer.heads ? state.head : ALL;
+    const known = layer.knows(state.query);
+    const look = known ? layer.look(state.query, head, state.direction) : { map: [], prefix: [], latents: [] };
+    const map = look.map.length ? look.map : new Array(layer.rows * layer.columns).fill(0);
+    paint(this.part(".heat"), map, layer.rows, layer.columns, (share) => state.shade * (0.35 + 0.65 * share));
+    this.box(layer);
+    const most = Math.max(...map.map(Math.abs));
+    this.part(".most").textContent = known ? `0 to ${percent(most)}` : "";
+    this.part(".said").textContent = this.sentence(layer, head, look, map, known);
+    for (const [button, query] of this.buttons) {
+      button.setAttribute("aria-pressed", String(JSON.stringify(query) === JSON.stringify(state.query)));
+    }
+    for (const [mark, x] of this.marks) {
+      const at = x(Math.min(state.layer, this.model.layers.length - 1));
+      mark.setAttribute("x1", at);
+      mark.setAttribute("x2", at);
+    }
+    this.paintOverview(layer, head);
+  }
+
+  paintOverview(shown, head) {
+    for (const { layer, canvas, cell, head: own } of this.cells) {
+      const look = layer.knows(state.query) ? layer.look(state.query, own, state.direction).map : [];
+      const map = look.length ? look : new Array(layer.rows * layer.columns).fill(0);
+      paint(canvas, map, layer.rows, layer.columns, () => 1);
+      cell.setAttribute("aria-pressed", String(layer === shown && (own === head || layer.heads === 1)));
+    }
+  }
+
+  box(layer) {
+    const box = this.part(".chosen");
+    box.hidden = state.query.down === undefined;
+    if (box.hidden) return;
+    const place = layer.place(state.query);
+    Object.assign(box.style, {
+      top: `${(100 * Math.floor(place / layer.columns)) / layer.rows}%`,
+      left: `${(100 * (place % layer.columns)) / layer.columns}%`,
+      height: `${100 / layer.rows}%`,
+      width: `${100 / layer.columns}%`,
+    });
+  }
+
+  sentence(layer, head, look, map, known) {
+    const where = `${layer.site}, ${head === ALL ? "mean of heads" : `head ${head}`}`;
+    if (!known) return `${where}: this layer has no such token.`;
+    const spot = (index) => `row ${Math.floor(index / layer.columns)}, column ${index % layer.columns}`;
+    const { prefix, latent } = state.query;
+    const who = prefix !== undefined ? `The ${layer.prefix[prefix]} token`
+      : latent !== undefined ? `Latent ${latent}` : `The patch in ${spot(layer.place(state.query))}`;
+    const best = map.reduce((top, number, i) => (Math.abs(number) > Math.abs(map[top]) ? i : top), 0);
+    const parts = map[best] === 0 ? [`${who} ${state.direction === "to" ? "looks at no patch" : "is looked at by no patch"}`]
+      : [`${who} ${state.direction === "to" ? "looks most at" : "is looked at most by"} ${spot(best)} (${percent(map[best])})`];
+    look.prefix.forEach((share, i) => parts.push(`${layer.prefix[i]} token ${percent(share)}`));
+    if (look.latents.length) {
+      const order = [...look.latents.keys()].sort((a, b) => look.latents[b] - look.latents[a]).slice(0, 3);
+      parts.push(`${state.direction === "to" ? "through" : "seen by"} latents ${order.map((i) => `${i} (${percent(look.latents[i])})`).join(", ")}`);
+    }
+    const numbers = head === ALL ? [layer.entropy.reduce((a, b) => a + b, 0) / layer.entropy.length] : [layer.entropy[head]];
+    if (layer.entropy.length) parts.push(`mean entropy of all rows here ${numbers[0].toPrecision(3)} of ${layer.ceiling.toPrecision(3)} nats`);
+    return `${where}: ${parts.join("; ")}.`;
+  }
+}
+
+const roots = [...document.querySelectorAll(".model")];
+const views = models.map((model, index) => new View(model, roots[index]));
+
+function choose(change) {
+  Object.assign(state, change);
+  state.layer = Math.min(Math.max(state.layer, 0), depth - 1);
+  const layer = views.map((view) => view.layer()).reduce((a, b) => (b.heads > a.heads ? b : a));
+  if (state.head >= layer.heads) state.head = ALL;
+  const heads = field("head");
+  if (heads.options.length !== layer.heads + 1) {
+    heads.replaceChildren(new Option("mean of all", ALL), ...[...Array(layer.heads).keys()].map((h) => new Option(String(h), h)));
+  }
+  heads.value = String(state.head);
+  field("layer").value = String(state.layer);
+  field("layer-name").textContent = [...new Set(views.map((view) => breakable(view.layer().site)))].join(" | ");
+  for (const radio of document.querySelectorAll("[name=direction]")) radio.checked = radio.value === state.direction;
+  views.forEach((view) => view.show());
+}
+
+field("layer").max = String(depth - 1);
+field("layer").addEventListener("input", (event) => choose({ layer: Number(event.target.value) }));
+field("head").addEventListener("change", (event) => choose({ head: Number(event.target.value) }));
+field("shade").addEventListener("input", (event) => choose({ shade: Number(event.target.value) / 100 }));
+field("direction").addEventListener("change", (event) => choose({ direction: event.target.value }));
+field("controls").addEventListener("submit", (event) => event.preventDefault());
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target instanceof HTMLSelectElement) return;
+  const heads = Number(field("head").options.length) - 1;
+  const keys = {
+    "[": () => choose({ layer: state.layer - 1 }),
+    "]": () => choose({ layer: state.layer + 1 }),
+    ",": () => choose({ head: Math.max(ALL, state.head - 1) }),
+    ".": () => choose({ head: Math.min(heads - 1, state.head + 1) }),
+    v: () => choose({ direction: state.direction === "to" ? "from" : "to" }),
+  };
+  keys[event.key]?.();
+});
+
+choose({});

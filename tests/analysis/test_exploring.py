@@ -1,0 +1,129 @@
+"""What a page of looks is made of, against what is recorded."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import attngraft
+import attngraft.models  # registers BiXT
+from attngraft.analysis.exploring import Squeezed, explored
+from attngraft.errors import RecordError, UsageError
+
+
+def vit(**changes: Any) -> nn.Module:
+    shape = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2}
+    return timm.create_model("vit_tiny_patch16_224", **shape | changes)
+
+
+def swin(size: int = 32) -> nn.Module:
+    return timm.create_model(
+        "swin_tiny_patch4_window7_224",
+        img_size=size,
+        window_size=4,
+        depths=(2, 2),
+        embed_dim=24,
+        num_heads=(1, 2),
+    )
+
+
+def image(size: int = 32) -> Tensor:
+    return torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("numbers", [torch.rand(3, 50), torch.randn(3, 50), torch.zeros(4), torch.empty(0)])
+def test_bytes_keep_numbers_to_a_part_of_the_root_of_the_largest(numbers: Tensor) -> None:
+    kept = Squeezed.of(numbers)
+    assert kept.bytes.dtype == torch.int8
+    largest = float(numbers.abs().max()) if len(numbers) else 0.0
+    assert kept.largest == largest
+    allowed = (largest * numbers.abs()).sqrt() / 127 + largest / 4 / 127**2
+    assert ((kept.numbers() - numbers).abs() <= allowed + 1e-7).all()
+
+
+def test_a_vit() -> None:
+    model = vit(class_token=True, reg_tokens=1)
+    with torch.no_grad(), attngraft.record(model.eval(), "weights") as recording:
+        recording.reduce("entropy", "distance")
+        model(image())
+    found = explored(model, image())
+    assert [layer.site for layer in found.layers] == ["blocks.0.attn", "blocks.1.attn"]
+    assert found.skipped == {}
+    for layer in found.layers:
+        assert (layer.kind, layer.heads, layer.places.shape) == ("maps", 2, (4, 4))
+        assert layer.prefix == recording.prefix(layer.site) == ("class", "register 1")
+        assert layer.numbers[0].bytes.shape == (1, 2, 18, 18)
+        assert layer.entropy == pytest.approx(recording[layer.site]["entropy"].mean(1).tolist(), rel=1e-5)
+        assert layer.distance == pytest.approx(recording[layer.site]["distance"].mean(1).tolist(), rel=1e-5)
+        assert layer.ceiling == math.log(18)
+
+
+def test_windows_that_are_shifted_and_filled_up() -> None:
+    model = swin(56).eval()  # maps of 14 and 7, windows of 4
+    found = explored(model, image(56)).layers
+    with torch.no_grad(), attngraft.record(model, "weights") as recording:
+        model(image(56))
+    for layer in found:
+        assert torch.equal(layer.places, recording.places(layer.site))
+        weights = recording[layer.site]["weights"]
+        assert (layer.numbers[0].numbers() - weights).abs().max() < 0.01 * weights.max()
+        whole = recording.whole(layer.site)
+        rows, columns = layer.places.shape
+        at = torch.stack(
+            [torch.arange(rows).repeat_interleave(columns) / rows, torch.arange(columns).repeat(rows) / columns], 1
+        )
+        among = whole[0] / whole[0].sum(-1, keepdim=True)
+        expected = (among * torch.cdist(at, at, p=1)).sum(2).mean(1)
+        assert layer.distance == pytest.approx(expected.tolist(), rel=1e-4)
+
+
+def test_what_grafts_put_in_its_place_or_beside() -> None:
+    model = swin()
+    attngraft.graft(model, "elsa(kernel=3)@layers.0.blocks.0 + bisa@layers.1.blocks.1")
+    found = {layer.site: layer for layer in explored(model, image()).layers}
+    assert list(found) == [
+        "layers.0.blocks.0.attn: elsa.local_filters",
+        "layers.0.blocks.1.attn",
+        "layers.1.blocks.0.attn",
+        "layers.1.blocks.1.attn",
+        "layers.1.blocks.1.attn: bisa.inverse_weights",
+    ]
+    filters = found["layers.0.blocks.0.attn: elsa.local_filters"]
+    assert (filters.kind, filters.numbers[0].bytes.shape) == ("filters", (1, 9, 8, 8))
+    assert filters.ceiling == math.log(9)
+    assert 0 < filters.distance[0] < 2 / 8
+    inverse = found["layers.1.blocks.1.attn: bisa.inverse_weights"]
+    assert (inverse.entropy, inverse.distance) == ((), ()), "its rows do not sum to 1"
+
+
+def test_latents() -> None:
+    model = timm.create_model("bixt_ti_l64_p16", img_size=64, depth=2)
+    found = explored(model, image(64))
+    assert [[tuple(each.bytes.shape) for each in layer.numbers] for layer in found.layers] == [
+        [(6, 64, 16), (6, 16, 64)],
+        [(6, 64, 16)],  # the last layer's tokens attend to nothing
+    ]
+    assert all((layer.kind, layer.places.shape) == ("latents", (4, 4)) for layer in found.layers)
+    assert set(found.skipped) == {f"blocks.{block}.self_attention_latents.attn" for block in (0, 1)}
+    assert all("stand on no grid" in why for why in found.skipped.values())
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = vit(drop_rate=0.5).train()
+    model.blocks[0].eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    explored(model, image(), sites="blocks.1")
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert type(model.blocks[1].attn).__module__.startswith("timm")
+
+
+def test_what_cannot_be_shown() -> None:
+    with pytest.raises(UsageError, match="give one image"):
+        explored(vit(), torch.randn(2, 3, 32, 32))
+    with pytest.raises(RecordError, match="no chosen site looks at places of the image: none of them attends"):
+        explored(timm.create_model("mixer_s32_224", img_size=64), image(64))

@@ -1,0 +1,268 @@
+"""The explorer's page: that it is whole and safe, and, in headless Chromium, that it shows what was recorded."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import attngraft
+import attngraft.models  # registers BiXT
+from attngraft.errors import DataError, UsageError
+from attngraft.hosts import find_host
+from attngraft.report import explorer
+from attngraft.report.explorer import explore
+from tests.analysis.test_exploring import swin, vit
+
+#: as an attacker would call a model
+NASTY = "</script><script>document.title = 'taken'</script><b>&amp;"
+
+
+def models(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "vit":
+        model = vit(reg_tokens=1)
+    elif kind == "bixt":
+        model = timm.create_model("bixt_ti_l64_p16", img_size=64, depth=2)
+    else:
+        model = swin(56)  # shifted, filled up
+        attngraft.graft(model, "elsa(kernel=3)@layers.0.blocks.0 + bisa@layers.1.blocks.1")
+    for parameter in model.parameters():
+        parameter.data.mul_(3 if parameter.ndim > 1 else 1)  # so that heads do not look everywhere alike
+    return model.eval()
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 255, (90, 70, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a <picture>.png")
+    return tmp_path / "a <picture>.png"
+
+
+def seen(model: nn.Module, picture: Path) -> Tensor:
+    """The image as the model takes it."""
+    (example,) = find_host(model).adapter.example_inputs(model, batch=1)
+    config = timm.data.resolve_model_data_config(model) | {"input_size": tuple(example.shape[1:])}
+    with Image.open(picture) as image:  # timm's own transform, where the page has ours
+        pixels: Tensor = timm.data.create_transform(**config, is_training=False)(image.convert("RGB"))
+    return pixels.unsqueeze(0)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_users_write_is_text_and_only_its_own_script_runs(picture: Path, tmp_path: Path) -> None:
+    page = explore({NASTY: vit()}, picture, out=tmp_path / "page.html", title=NASTY).read_text(encoding="utf-8")
+    assert NASTY not in page
+    assert page.count("<script") == 2
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.S)
+    expected = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{expected}'" in page
+    assert "default-src 'none'" in page
+    assert re.findall(r"https?://[\w./]+", page) == ["http://www.w3.org/2000/svg"], "nothing is fetched"
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert json.loads(data)["models"][0]["name"] == NASTY
+
+
+def test_a_page_of_a_vit_s_is_small(picture: Path, tmp_path: Path) -> None:
+    page = explore({"ViT-S": timm.create_model("vit_small_patch16_224")}, picture, out=tmp_path / "page.html")
+    assert page.stat().st_size < 10e6
+
+
+def test_gray_models_see_gray(picture: Path, tmp_path: Path) -> None:
+    page = explore({"gray": vit(in_chans=1)}, picture, out=tmp_path / "page.html")
+    assert page.is_file()
+
+
+def test_what_makes_no_page(picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "page.html"
+    with pytest.raises(UsageError, match="3 models"):
+        explore({name: vit() for name in "abc"}, picture, out=out)
+    with pytest.raises(DataError, match="this is no image"):
+        explore({"a": vit()}, Path(__file__), out=out)
+    with pytest.raises(DataError, match="nowhere.png"):
+        explore({"a": vit()}, tmp_path / "nowhere.png", out=out)
+    monkeypatch.setattr(explorer, "MOST_BYTES", 100)
+    with pytest.raises(UsageError, match="choose fewer sites"):
+        explore({"a": vit()}, picture, out=out)
+    assert not out.exists()
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    webdriver = pytest.importorskip(
+        "selenium.webdriver", reason="pip install selenium, and Chromium, to look at the page"
+    )
+    chromium, chromedriver = (shutil.which(name) for name in ("chromium", "chromedriver"))
+    if not (chromium and chromedriver):
+        pytest.skip("no Chromium with its driver here (Debian: apt install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,1400"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+    yield found
+    found.quit()
+
+
+@pytest.fixture
+def opened(driver: Any, picture: Path, tmp_path: Path) -> Iterator[Any]:
+    """Opens a page of models by kind; at the end nothing may stand in the browser's log."""
+
+    def open_page(*kinds: str, **names: str) -> Any:
+        page = explore({names.get(kind, kind): models(kind) for kind in kinds}, picture, out=tmp_path / "page.html")
+        driver.get(page.as_uri())
+        return driver
+
+    yield open_page
+    assert driver.get_log("browser") == []
+
+
+def looked(driver: Any, layer: int, query: dict[str, Any], head: int, direction: str) -> dict[str, Any]:
+    """What the page's own code finds."""
+    script = "return views[0].model.layers[arguments[0]].look(arguments[1], arguments[2], arguments[3])"
+    found: dict[str, Any] = driver.execute_script(script, layer, query, head, direction)
+    return found
+
+
+def close(found: Any, expected: Tensor, among: Tensor) -> bool:
+    """As close as bytes keep numbers `among` all of the layer."""
+    numbers = torch.as_tensor(found, dtype=torch.float32).reshape(expected.shape)
+    return bool((numbers - expected).abs().max() <= 0.01 * among.abs().max())
+
+
+def place(row: int, column: int, grid: tuple[int, int]) -> dict[str, float]:
+    return {"down": (row + 0.5) / grid[0], "across": (column + 0.5) / grid[1]}
+
+
+def test_a_vits_looks_are_the_recorded_ones(opened: Any, picture: Path) -> None:
+    driver, model = opened("vit"), models("vit")
+    with torch.no_grad(), attngraft.record(model, "weights") as recording:
+        model(seen(model, picture))
+    for layer in (0, 1):
+        weights = recording[f"blocks.{layer}.attn"]["weights"][0]
+        own = 2 + 4 * 1 + 3  # behind the class token and a register
+        for head, expected in ((0, weights[0]), (1, weights[1]), (-1, weights.mean(0))):
+            for direction, row in (("to", expected[own]), ("from", expected[:, own])):
+                found = looked(driver, layer, place(1, 3, (4, 4)), head, direction)
+                assert close(found["map"], row[2:], weights)
+                assert close(found["prefix"], row[:2], weights)
+            assert close(looked(driver, layer, {"prefix": 0}, head, "to")["map"], expected[0, 2:], weights)
+
+
+def test_a_swins_windows_and_filters_are_the_recorded_ones(opened: Any, picture: Path) -> None:
+    driver, model = opened("swin"), models("swin")
+    with torch.no_grad(), attngraft.record(model) as recording:
+        model(seen(model, picture))
+    layers = [
+        ("layers.0.blocks.0.attn", "elsa.local_filters"),
+        ("layers.0.blocks.1.attn", "weights"),
+        ("layers.1.blocks.0.attn", "weights"),
+        ("layers.1.blocks.1.attn", "weights"),
+        ("layers.1.blocks.1.attn", "bisa.inverse_weights"),
+    ]
+    for index, (site, name) in enumerate(layers):
+        whole = recording.whole(site, name)[0]
+        side = int(whole.shape[-1] ** 0.5)
+        for row, column in ((0, 0), (2, 5), (side - 1, side - 2)):
+            own = row * side + column
+            found = looked(driver, index, place(row, column, (side, side)), 0, "to")
+            assert close(found["map"], whole[0, own], whole)
+            assert close(
+                looked(driver, index, place(row, column, (side, side)), 0, "from")["map"], whole[0, :, own], whole
+            )
+            assert found["prefix"] == []
+
+
+def test_bixts_tokens_look_through_its_latents(opened: Any, picture: Path) -> None:
+    driver, model = opened("bixt"), models("bixt")
+    with torch.no_grad(), attngraft.record(model) as recording:
+        model(seen(model, picture))
+    site = "blocks.0.cross_attention_latents_token.attn"
+    theirs, ours = (recording[site][name][0] for name in ("latents_to_tokens", "tokens_to_latents"))
+    through = ours @ theirs
+    found = looked(driver, 0, place(2, 1, (4, 4)), 3, "to")
+    assert close(found["map"], through[3, 9], through)
+    assert close(found["latents"], ours[3, 9], ours)
+    assert close(looked(driver, 0, place(2, 1, (4, 4)), 3, "from")["map"], through[3, :, 9], through)
+    assert close(looked(driver, 0, {"latent": 7}, 3, "to")["map"], theirs[3, 7], theirs)
+    assert close(looked(driver, 0, {"latent": 7}, 3, "from")["map"], ours[3, :, 7], ours)
+    last = looked(driver, 1, place(2, 1, (4, 4)), 0, "to")
+    assert not any(last["map"]), "tokens of the last layer attend to nothing"
+
+
+def test_what_one_does_is_what_one_sees(opened: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    driver = opened("vit", "swin", vit="plain", swin=NASTY)
+    titles = [each.text for each in driver.find_elements(By.TAG_NAME, "h2")]
+    assert titles == ["plain", NASTY]
+    assert driver.title == "a <picture>.png: where it looks"
+
+    def said() -> list[str]:
+        return [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".said")]
+
+    def state(name: str) -> Any:
+        return driver.execute_script(f"return state.{name}")
+
+    picture_ = driver.find_element(By.CSS_SELECTOR, ".picture")
+    width = picture_.size["width"]
+    ActionChains(driver).move_to_element_with_offset(picture_, -width // 2 + 5, -width // 2 + 5).perform()
+    assert "The patch in row 0, column 0 looks most at" in said()[0]
+    assert "The patch in row 0, column 0 looks most at" in said()[1]
+    picture_.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+    assert "row 2, column 1 looks" in said()[0]
+    assert "row 8, column 5 looks" in said()[1], "the same place on a finer map"
+    picture_.send_keys("v", "]", ".")
+    assert (state("direction"), state("layer"), state("head")) == ("from", 1, 0)
+    assert "blocks.1.attn, head 0: The patch in row 2, column 1 is looked at most by" in said()[0]
+    picture_.send_keys("[", ",", "v")
+    assert (state("direction"), state("layer"), state("head")) == ("to", 0, -1)
+
+    cell = driver.find_element(By.CSS_SELECTOR, "[aria-label='blocks.1.attn, head 1']")
+    cell.click()
+    assert (state("layer"), state("head"), cell.get_attribute("aria-pressed")) == (1, 1, "true")
+    (button,) = (each for each in driver.find_elements(By.CSS_SELECTOR, ".others button") if each.text == "class")
+    button.click()
+    assert "The class token looks most at" in said()[0]
+    assert "this layer has no such token" in said()[1]
+    assert button.get_attribute("aria-pressed") == "true"
+    driver.find_element(By.CSS_SELECTOR, "[value=from]").click()
+    assert "The class token is looked at most by" in said()[0]
+
+    strongest = "const c = document.querySelector('.heat'); return [c.width, c.height]"
+    assert driver.execute_script(strongest) == [4, 4]
+
+
+def test_light_dark_and_a_phone(opened: Any) -> None:
+    driver = opened("swin")
+    background = "return getComputedStyle(document.documentElement).backgroundColor"
+    for scheme, expected in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(21, 23, 28)")):
+        features = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
+        assert driver.execute_script(background) == expected
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    phone = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 360
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
