@@ -101,16 +101,83 @@ def test_what_grafts_put_in_its_place_or_beside() -> None:
     assert (inverse.entropy, inverse.distance) == ((), ()), "its rows do not sum to 1"
 
 
+def shapes(model: nn.Module, size: int) -> list[list[tuple[int, ...] | None]]:
+    layers = explored(model, image(size)).layers
+    assert {layer.kind for layer in layers} == {"latents"}
+    return [[None if each is None else tuple(each.bytes.shape) for each in layer.numbers] for layer in layers]
+
+
 def test_latents() -> None:
     model = timm.create_model("bixt_ti_l64_p16", img_size=64, depth=2)
+    last = [(6, 64, 16), None]  # the last layer's tokens attend to nothing
+    assert shapes(model, 64) == [[(6, 64, 16), (6, 16, 64)], last]
     found = explored(model, image(64))
-    assert [[tuple(each.bytes.shape) for each in layer.numbers] for layer in found.layers] == [
-        [(6, 64, 16), (6, 16, 64)],
-        [(6, 64, 16)],  # the last layer's tokens attend to nothing
-    ]
-    assert all((layer.kind, layer.places.shape) == ("latents", (4, 4)) for layer in found.layers)
+    assert all(layer.places.shape == (4, 4) for layer in found.layers)
     assert set(found.skipped) == {f"blocks.{block}.self_attention_latents.attn" for block in (0, 1)}
     assert all("stand on no grid" in why for why in found.skipped.values())
+
+
+def test_latents_and_tokens_that_attend_one_after_the_other() -> None:
+    """As many latents as tokens, so that maps are square."""
+    model = timm.create_model("sequential_d11", img_size=128, depth=2)
+    assert shapes(model, 128) == [[(3, 64, 64), None], [None, (3, 64, 64)], [(3, 64, 64), None]]
+
+
+def test_neighbors_beyond_the_map_do_not_count() -> None:
+    model = swin()
+    attngraft.graft(model, "elsa(kernel=7)@layers.1")  # neighborhoods of 7 x 7 on a map of 4 x 4
+    with torch.no_grad(), attngraft.record(model.eval(), "elsa") as recording:
+        model(image())
+    for layer in explored(model, image(), sites="layers.1").layers:
+        site = layer.site.split(": ")[0]
+        whole = recording.whole(site, "elsa.local_filters")[0]
+        among = whole / whole.sum(-1, keepdim=True)
+        at = torch.tensor([[row / 4, column / 4] for row in range(4) for column in range(4)])
+        assert layer.ceiling == math.log(16)
+        assert layer.entropy == pytest.approx(torch.special.entr(among).sum(-1).mean(1).tolist(), rel=1e-4)
+        assert layer.distance == pytest.approx((among * torch.cdist(at, at, p=1)).sum(2).mean(1).tolist(), rel=1e-4)
+
+
+def test_filters_that_are_no_shares_have_no_entropy() -> None:
+    model = swin()
+    attngraft.graft(model, "involution(kernel=3)@layers.0")
+    (layer, *_) = explored(model, image(), sites="layers.0").layers
+    assert (layer.kind, layer.entropy, layer.distance) == ("filters", (), ())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    model = swin()
+    attngraft.graft(model, "elsa(kernel=3)@layers.0.blocks.0")
+    expected = explored(model, image()).layers
+    found = explored(model.to(dtype), image().to(dtype)).layers
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.entropy == pytest.approx(theirs.entropy, rel=0.02)
+
+
+def test_an_image_of_another_size_than_the_models_is_not_misread() -> None:
+    with pytest.raises(RecordError, match="saw 65 tokens"):
+        explored(vit(dynamic_img_size=True), image(64))
+
+
+def test_several_sequences_of_one_image_are_no_windows() -> None:
+    with pytest.raises(RecordError, match="are no windows of one map"):
+        explored(timm.create_model("mobilevit_xxs"), image(256), sites="stages.2.1.transformer.0.attn")
+
+
+def test_numbers_that_are_not_finite() -> None:
+    model = vit()
+    model.blocks[1].attn.qkv.weight.data.fill_(torch.nan)
+    found = explored(model, image())
+    assert [layer.site for layer in found.layers] == ["blocks.0.attn"]
+    assert "NaN or infinite" in found.skipped["blocks.1.attn"]
+
+
+def test_a_compiled_model() -> None:
+    model = vit()
+    expected = explored(model, image()).layers
+    found = explored(torch.compile(model, backend="eager"), image()).layers
+    assert torch.equal(found[0].numbers[0].bytes, expected[0].numbers[0].bytes)
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -63,6 +63,10 @@ def test_area_that_holds_a_share() -> None:
     assert area_holding(field, 1) == pytest.approx(9 / 81)
     assert area_holding(torch.ones(4, 8), 1) == 1
     assert area_holding(torch.ones(9, 9), 0.99) == 1
+    within = torch.zeros(101, 101)
+    within[35:66, 35:66] = torch.rand(31, 31)
+    assert area_holding(within, 1) == pytest.approx(31**2 / 101**2)
+    assert area_holding(torch.ones(300, 300, dtype=torch.float16), 0.5) == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize(

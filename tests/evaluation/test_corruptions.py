@@ -139,6 +139,25 @@ def test_levels_of_the_papers_table_12() -> None:
     assert float((255 * (found - image)).std()) == pytest.approx(5, rel=0.02)
 
 
+def test_half_precision_stays_half() -> None:
+    half = picture().half()
+    for name in CORRUPTIONS:
+        found = corrupted(name, half, 2)
+        assert torch.equal(found, corrupted(name, half.float(), 2).half())
+
+
+@pytest.mark.parametrize("image", [torch.randn(3, 8, 8), torch.full((3, 8, 8), torch.nan)])
+def test_normalized_images_are_refused(image: Tensor) -> None:
+    with pytest.raises(UsageError, match="not yet normalized"):
+        corrupted("contrast", image, 1)
+
+
+@pytest.mark.parametrize("image", [torch.zeros(3, 8, 8, dtype=torch.uint8), torch.rand(1, 3, 8, 8)])
+def test_bytes_and_batches_are_refused(image: Tensor) -> None:
+    with pytest.raises(UsageError, match=r"an image of floats \(channels, H, W\)"):
+        corrupted("contrast", image, 1)
+
+
 def test_what_there_is_not() -> None:
     with pytest.raises(UsageError, match="did you mean 'gaussian_noise'|did you mean gaussian_noise"):
         corruption("gausian_noise")

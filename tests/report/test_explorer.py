@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -86,6 +87,23 @@ def test_gray_models_see_gray(picture: Path, tmp_path: Path) -> None:
     assert page.is_file()
 
 
+@pytest.mark.parametrize("change", [lambda model: model.half(), lambda model: torch.compile(model, backend="eager")])
+def test_models_as_people_have_them(change: Any, picture: Path, tmp_path: Path) -> None:
+    assert explore({"a": change(vit())}, picture, out=tmp_path / "page.html").is_file()
+
+
+def test_a_small_picture_is_cropped_as_timm_does(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "small.png")
+    model = vit()
+    page = explore({"a": model}, tmp_path / "small.png", out=tmp_path / "page.html").read_text(encoding="utf-8")
+    (data,) = re.findall(r"data:image/png;base64,([^\"]+)", page)
+    with Image.open(io.BytesIO(base64.b64decode(data))) as shown:
+        ours = torch.from_numpy(np.array(shown)).movedim(-1, 0) / 255
+    mean, std = (torch.tensor(model.pretrained_cfg[each]).view(3, 1, 1) for each in ("mean", "std"))
+    torch.testing.assert_close((ours - mean) / std, seen(model, tmp_path / "small.png")[0], atol=1e-5, rtol=0)
+
+
 def test_what_makes_no_page(picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "page.html"
     with pytest.raises(UsageError, match="3 models"):
@@ -163,7 +181,7 @@ def test_a_vits_looks_are_the_recorded_ones(opened: Any, picture: Path) -> None:
                 found = looked(driver, layer, place(1, 3, (4, 4)), head, direction)
                 assert close(found["map"], row[2:], weights)
                 assert close(found["prefix"], row[:2], weights)
-            assert close(looked(driver, layer, {"prefix": 0}, head, "to")["map"], expected[0, 2:], weights)
+            assert close(looked(driver, layer, {"prefix": "class"}, head, "to")["map"], expected[0, 2:], weights)
 
 
 def test_a_swins_windows_and_filters_are_the_recorded_ones(opened: Any, picture: Path) -> None:
@@ -225,9 +243,21 @@ def test_what_one_does_is_what_one_sees(opened: Any) -> None:
 
     picture_ = driver.find_element(By.CSS_SELECTOR, ".picture")
     width = picture_.size["width"]
-    ActionChains(driver).move_to_element_with_offset(picture_, -width // 2 + 5, -width // 2 + 5).perform()
+    corner = (picture_, -width // 2 + 5, -width // 2 + 5)
+    ActionChains(driver).move_to_element_with_offset(*corner).perform()
     assert "The patch in row 0, column 0 looks most at" in said()[0]
     assert "The patch in row 0, column 0 looks most at" in said()[1]
+    ActionChains(driver).move_to_element_with_offset(picture_, 9, 9).perform()
+    assert "row 2, column 2 looks" in said()[0], "whatever one points at"
+    ActionChains(driver).move_to_element_with_offset(*corner).click().move_to_element_with_offset(
+        picture_, 9, 9
+    ).perform()
+    assert "row 0, column 0 looks" in said()[0], "a click keeps it"
+    ActionChains(driver).move_to_element_with_offset(*corner).click().move_to_element_with_offset(
+        picture_, 9, 9
+    ).perform()
+    assert "row 2, column 2 looks" in said()[0], "another one there lets it go"
+    ActionChains(driver).move_to_element_with_offset(*corner).perform()
     picture_.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
     assert "row 2, column 1 looks" in said()[0]
     assert "row 8, column 5 looks" in said()[1], "the same place on a finer map"
@@ -236,6 +266,9 @@ def test_what_one_does_is_what_one_sees(opened: Any) -> None:
     assert "blocks.1.attn, head 0: The patch in row 2, column 1 is looked at most by" in said()[0]
     picture_.send_keys("[", ",", "v")
     assert (state("direction"), state("layer"), state("head")) == ("to", 0, -1)
+
+    driver.find_element(By.CSS_SELECTOR, "#shade").send_keys("]v")
+    assert (state("direction"), state("layer")) == ("to", 0), "keys are the image's alone"
 
     cell = driver.find_element(By.CSS_SELECTOR, "[aria-label='blocks.1.attn, head 1']")
     cell.click()
@@ -250,6 +283,49 @@ def test_what_one_does_is_what_one_sees(opened: Any) -> None:
 
     strongest = "const c = document.querySelector('.heat'); return [c.width, c.height]"
     assert driver.execute_script(strongest) == [4, 4]
+
+
+def test_two_models_stand_side_by_side_layer_by_layer(picture: Path, tmp_path: Path, driver: Any) -> None:
+    from selenium.webdriver.common.by import By
+
+    grafted = vit()
+    attngraft.graft(grafted, "bisa@first:1")
+    page = explore({"host": vit(), "with bisa": grafted}, picture, out=tmp_path / "page.html")
+    driver.get(page.as_uri())
+    assert driver.execute_script("return titles") == [
+        "blocks.0.attn",
+        "blocks.0.attn: bisa.inverse_weights",
+        "blocks.1.attn",
+    ]
+    for layer, shown in enumerate(
+        [["blocks.0.attn"] * 2, ["blocks.0.attn", "blocks.0.attn: bisa.inverse_weights"], ["blocks.1.attn"] * 2]
+    ):
+        driver.execute_script("choose({ layer: arguments[0] })", layer)
+        said = [each.text.split(",")[0] for each in driver.find_elements(By.CSS_SELECTOR, ".said")]
+        assert said == shown
+    assert driver.get_log("browser") == []
+
+
+def test_tokens_of_one_name_belong_together(picture: Path, tmp_path: Path, driver: Any) -> None:
+    from selenium.webdriver.common.by import By
+
+    models_ = {"both": vit(reg_tokens=1), "register": vit(reg_tokens=1, class_token=False, global_pool="avg")}
+    driver.get(explore(models_, picture, out=tmp_path / "page.html").as_uri())
+    (button,) = (each for each in driver.find_elements(By.CSS_SELECTOR, ".others button") if each.text == "class")
+    button.click()
+    said = [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".said")]
+    assert "The class token looks most at" in said[0]
+    assert "this layer has no such token" in said[1]
+    pressed = driver.find_elements(By.CSS_SELECTOR, ".others [aria-pressed=true]")
+    assert [each.text for each in pressed] == ["class"]
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(1, "100%"), (0.997, "100%"), (0.5, "50%"), (0.0123, "1.2%"), (1e-6, "0.0001%"), (0, "0%")]
+)
+def test_shares_are_written_plainly(driver: Any, picture: Path, tmp_path: Path, share: float, text: str) -> None:
+    driver.get(explore({"a": vit()}, picture, out=tmp_path / "page.html").as_uri())
+    assert driver.execute_script("return percent(arguments[0])", share) == text
 
 
 def test_light_dark_and_a_phone(opened: Any) -> None:

@@ -19,10 +19,11 @@ class Distribution:
                 by_layer[site].add(recording[site]["horizontal.alpha"])
         by_layer[site].quantile(0.5)
 
-    The mean and the extremes are exact; quantiles are right to the width of a bin.
+    The mean and the extremes are exact; quantiles are right to the width of a bin, between `low` and `high`.
 
     Args:
-        low: where the bins begin. high: where they end. Numbers beyond them count in the outermost bins.
+        low: where the bins begin. high: where they end. Numbers beyond them count in the outermost bins, whose quantiles
+            then say less.
         bins: how many, equally wide.
 
     Raises:
@@ -49,7 +50,7 @@ class Distribution:
         if len(flat) == 0:
             return
         bins = len(self.counts)
-        place = ((flat - self.low) / (self.high - self.low) * bins).floor().long().clamp_(0, bins - 1)
+        place = ((flat - self.low) / (self.high - self.low) * bins).floor().clamp_(0, bins - 1).long()
         self.counts += torch.bincount(place, minlength=bins)
         self._sum += float(flat.sum())
         self.least, self.largest = min(self.least, float(flat.min())), max(self.largest, float(flat.max()))

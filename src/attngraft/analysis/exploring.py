@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from attngraft.analysis.measures import entropy
 from attngraft.analysis.record import record
 from attngraft.analysis.recording import FILTERS, Recording
+from attngraft.anatomy import AttentionGeometry
 from attngraft.errors import RecordError, UsageError
+from attngraft.hosts import find_host
 
 #: how the numbers of a layer are to be read: see `Layer.numbers`
 Kind = Literal["maps", "filters", "latents"]
@@ -23,6 +25,7 @@ _MAPS = frozenset({"weights", "inverse_weights"})
 _LATENTS = ("latents_to_tokens", "tokens_to_latents")
 
 STEPS = 127  #: of a signed byte
+_TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,13 @@ class Squeezed:
 
     @classmethod
     def of(cls, numbers: Tensor) -> Squeezed:
+        """
+        Raises:
+            RecordError: some are NaN or infinite.
+        """
         largest = float(numbers.abs().max()) if numbers.numel() else 0.0
+        if not math.isfinite(largest):
+            raise RecordError("some of its numbers are NaN or infinite")
         share = numbers.float() / (largest or 1.0)
         return cls(bytes=(share.sign() * share.abs().sqrt() * STEPS).round().to(torch.int8).cpu(), largest=largest)
 
@@ -52,18 +61,18 @@ class Layer:
     |---|---|---|
     | maps | (W, H, N, N) | of each window: its tokens' rows; W = 1 where there are no windows |
     | filters | (H, K, rows, columns) | of each place: its k x k neighborhood, offsets row by row |
-    | latents | (H, M, N), and (H, N, M) unless tokens do not attend | where latents look, where tokens look |
+    | latents | (H, M, N), (H, N, M) | where latents look among the tokens, tokens among the latents; None: they do not |
     """
 
     site: str  #: and, behind a colon, what it is where it is not the attention map itself
     kind: Kind
-    numbers: tuple[Squeezed, ...]
+    numbers: tuple[Squeezed | None, ...]
     heads: int
     places: Tensor  #: (rows, columns): which token stands at each place, counted over windows
     prefix: tuple[str, ...]  #: names of the leading tokens
     entropy: tuple[float, ...]  #: by head, mean over the rows, nats; none for what is no distribution over what is seen
     ceiling: float  #: largest entropy that there can be
-    distance: tuple[float, ...]  #: by head, mean over places, in parts of the map's sides; none for latents
+    distance: tuple[float, ...]  #: the same, in parts of the map's sides; none for latents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +90,13 @@ def explored(model: nn.Module, image: Tensor, *, sites: str = "all") -> Explored
 
     Raises:
         UsageError: not one image.
-        RecordError: no chosen site looks at places of the image.
+        RecordError: no chosen site looks at places of the image, or a site's numbers are not finite.
         HostError, GraftSpecError: as `attngraft.record`.
     """
     if image.ndim != 4 or len(image) != 1:
         raise UsageError(f"give one image (1, channels, H, W), not a tensor of {tuple(image.shape)}")
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper holds the model itself
+    geometries = {site.path: site.geometry for site in find_host(model).sites}
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -96,108 +107,132 @@ def explored(model: nn.Module, image: Tensor, *, sites: str = "all") -> Explored
             module.training = True
     layers, skipped = [], {}
     for site in recording:
-        found = 0
-        for name in recording[site]:
+        geometry = geometries[site]
+        own_keys = isinstance(geometry, AttentionGeometry) and geometry.own_keys
+        for kind, name in _looks(recording, site):
             try:
-                layer = _layer(recording, site, name)
+                layers.append(_LAYERS[kind](recording, site, name) if kind != "maps" or own_keys else _refused(site))
             except RecordError as error:
                 skipped[site] = str(error)
-                continue
-            if layer is not None:
-                layers.append(layer)
-                found += 1
-        if found:
-            skipped.pop(site, None)
     if not layers:
         why = "; ".join(skipped.values()) or "none of them attends"
         raise RecordError(f"no chosen site looks at places of the image: {why}")
     return Explored(layers=layers, skipped=skipped)
 
 
-def _layer(recording: Recording, site: str, name: str) -> Layer | None:
-    """What a site offers under `name`, or None where that is no look of places at places."""
-    tensor, part = recording[site][name], name.rpartition(".")[2]
-    title = site if name == part else f"{site}: {name}"
-    if name == _LATENTS[0]:
-        return _of_latents(recording, site)
-    if part == "local_filters" and tensor.ndim == FILTERS:
-        return _of_filters(tensor[0], title)
-    if part not in _MAPS or _LATENTS[0] in recording[site]:
-        return None
-    if tensor.shape[-1] != tensor.shape[-2]:
-        raise RecordError(f"{site}: its queries are not its keys")
-    return _of_maps(tensor, recording.places(site), recording.prefix(site), title, rows_sum_to_1=part == "weights")
+def _looks(recording: Recording, site: str) -> Iterator[tuple[Kind, str]]:
+    """Kind and name of all that a site offers that may be looks of places at places."""
+    names = list(recording[site])
+    through_latents = [name for name in _LATENTS if name in names]
+    if through_latents:
+        yield "latents", through_latents[0]
+        return
+    for name in names:
+        part = name.rpartition(".")[2]
+        if part == "local_filters" and recording[site][name].ndim == FILTERS:
+            yield "filters", name
+        elif part in _MAPS:
+            yield "maps", name
 
 
-def _of_maps(maps: Tensor, places: Tensor, prefix: tuple[str, ...], title: str, *, rows_sum_to_1: bool) -> Layer:
+def _refused(site: str) -> Layer:
+    raise RecordError(f"{site}: its queries are not its keys")
+
+
+def _title(site: str, name: str) -> str:
+    return f"{site}: {name}" if "." in name else site
+
+
+def _of_maps(recording: Recording, site: str, name: str) -> Layer:
+    recording.looks(site, (0, 0), name)  # says what is wrong if these are not the tokens of the map
+    maps, places = recording[site][name].float().cpu(), recording.places(site).cpu()
     windows, heads, tokens = maps.shape[:3]
-    if int(places.max()) >= windows * tokens:
-        raise RecordError(f"{title}: {windows} windows of {tokens} tokens do not cover a map of {tuple(places.shape)}")
-    spread = entropy(maps).flatten(2).mean((0, 2)) if rows_sum_to_1 else ()
+    if windows != int(places.max()) // tokens + 1:
+        raise RecordError(f"{site}: its {windows} sequences of {tokens} tokens are no windows of one map of the image")
+    are_shares = name == "weights"
     return Layer(
-        site=title,
+        site=_title(site, name),
         kind="maps",
-        numbers=(Squeezed.of(maps),),
+        numbers=(_squeezed(site, maps),),
         heads=heads,
         places=places,
-        prefix=prefix,
-        entropy=tuple(float(each) for each in spread),
+        prefix=recording.prefix(site),
+        entropy=_floats(entropy(maps).mean((0, 2))) if are_shares else (),
         ceiling=math.log(tokens),
-        distance=_distance(maps, places) if rows_sum_to_1 else (),
+        distance=_floats(_distance(maps, places)) if are_shares else (),
     )
 
 
-def _distance(maps: Tensor, places: Tensor) -> tuple[float, ...]:
-    """Mean over places of sum_j a_ij |p_i - p_j|_1 over the tokens of their window that stand somewhere, among which rows
-    sum to 1 again, in parts of the map's sides (CB, Fig. 5b)."""
+def _distance(maps: Tensor, places: Tensor) -> Tensor:
+    """(H,): mean over places of sum_j a_ij |p_i - p_j|_1 over the tokens of their window that stand somewhere, among which
+    rows sum to 1 again, in parts of the map's sides (CB, Fig. 5b)."""
     rows, columns = places.shape
     tokens = maps.shape[-1]
     window, slot = places.flatten() // tokens, places.flatten() % tokens
     down = torch.arange(rows).repeat_interleave(columns) / rows
     across = torch.arange(columns).repeat(rows) / columns
-    far = maps.new_zeros(maps.shape[1])
+    far = torch.zeros(maps.shape[1])
     for each in range(len(maps)):
         here = window == each
-        at = torch.stack([down[here], across[here]], 1).to(maps)
+        at = torch.stack([down[here], across[here]], 1)
         own = maps[each][:, slot[here]][:, :, slot[here]]
-        far += torch.einsum("hij,ij->h", own / own.sum(-1, keepdim=True), torch.cdist(at, at, p=1))
-    return tuple(float(each) / (rows * columns) for each in far)
+        own = own / own.sum(-1, keepdim=True).clamp_min(_TINY)  # a token may look at prefix tokens alone
+        far += torch.einsum("hij,ij->h", own, torch.cdist(at, at, p=1))
+    return far / (rows * columns)
 
 
-def _of_filters(filters: Tensor, title: str) -> Layer:
+def _of_filters(recording: Recording, site: str, name: str) -> Layer:
+    filters = recording[site][name][0].float().cpu()
     heads, offsets, rows, columns = filters.shape
-    side = math.isqrt(offsets)
-    reach = torch.arange(offsets, device=filters.device)
-    far = (reach // side - side // 2).abs() / rows + (reach % side - side // 2).abs() / columns
-    positive = filters.clamp_min(0)
-    shares = positive / positive.sum(1, keepdim=True).clamp_min(torch.finfo(filters.dtype).tiny)
+    spread, far = _of_shares(filters) if _are_shares(filters) else ((), ())
     return Layer(
-        site=title,
+        site=_title(site, name),
         kind="filters",
-        numbers=(Squeezed.of(filters),),
+        numbers=(_squeezed(site, filters),),
         heads=heads,
         places=torch.arange(rows * columns).view(rows, columns),
         prefix=(),
-        entropy=tuple(float(each) for each in torch.special.entr(shares).sum(1).mean((1, 2))),
-        ceiling=math.log(offsets),
-        distance=tuple(float(each) for each in (shares * far[:, None, None]).sum(1).mean((1, 2))),
+        entropy=spread,
+        ceiling=math.log(min(offsets, rows * columns)),
+        distance=far,
     )
 
 
-def _of_latents(recording: Recording, site: str) -> Layer:
-    found = [recording[site][name][0] for name in _LATENTS if name in recording[site]]
-    tokens = found[0].shape[-1]
+def _are_shares(filters: Tensor) -> bool:
+    """Whether each place's filter is a distribution over its neighborhood."""
+    sums = filters.sum(1)
+    return bool((filters >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
+
+
+def _of_shares(filters: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Entropy and distance by head of filters (H, K, rows, columns), among the neighbors that are on the map."""
+    _, offsets, rows, columns = filters.shape
+    side = math.isqrt(offsets)
+    down, across = (each.flatten() - side // 2 for each in torch.meshgrid(*[torch.arange(side)] * 2, indexing="ij"))
+    row, column = (down[:, None] + torch.arange(rows))[:, :, None], (across[:, None] + torch.arange(columns))[:, None]
+    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+    shares = filters * inside
+    shares = shares / shares.sum(1, keepdim=True).clamp_min(_TINY)
+    far = (down.abs() / rows + across.abs() / columns)[:, None, None]
+    spread = torch.special.entr(shares).sum(1)
+    return _floats(spread.mean((1, 2))), _floats((shares * far).sum(1).mean((1, 2)))
+
+
+def _of_latents(recording: Recording, site: str, first: str) -> Layer:
+    found = {name: recording[site][name][0].float().cpu() for name in _LATENTS if name in recording[site]}
+    tokens = found[first].shape[-1 if first == _LATENTS[0] else -2]
     places = next(_grids(recording, tokens), None)
     if places is None:
         raise RecordError(f"{site}: no site of the model says how its {tokens} tokens stand on the map")
+    ours = found.get(_LATENTS[0])
     return Layer(
         site=site,
         kind="latents",
-        numbers=tuple(Squeezed.of(each) for each in found),
-        heads=found[0].shape[0],
+        numbers=tuple(_squeezed(site, found[name]) if name in found else None for name in _LATENTS),
+        heads=len(found[first]),
         places=places,
         prefix=(),
-        entropy=tuple(float(each) for each in entropy(found[0]).mean(1)),
+        entropy=() if ours is None else _floats(entropy(ours).mean(1)),
         ceiling=math.log(tokens),
         distance=(),
     )
@@ -207,8 +242,26 @@ def _grids(recording: Recording, tokens: int) -> Iterator[Tensor]:
     """How so many tokens stand on the map, by any site that says it."""
     for site in recording:
         try:
-            places = recording.places(site)
+            places = recording.places(site).cpu()
         except RecordError:
             continue
         if places.numel() == tokens and int(places.min()) == 0:
             yield places
+
+
+def _squeezed(site: str, numbers: Tensor) -> Squeezed:
+    try:
+        return Squeezed.of(numbers)
+    except RecordError as error:
+        raise RecordError(f"{site}: {error}") from None
+
+
+def _floats(numbers: Tensor) -> tuple[float, ...]:
+    return tuple(float(each) for each in numbers)
+
+
+_LAYERS: Mapping[Kind, Callable[[Recording, str, str], Layer]] = {
+    "maps": _of_maps,
+    "filters": _of_filters,
+    "latents": _of_latents,
+}

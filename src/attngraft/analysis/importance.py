@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attngraft.analysis.on_map import put_back
-from attngraft.errors import UsageError
+from attngraft.analysis.recording import Recording
 
 
 def importance(inverse_weights: Tensor) -> Tensor:
@@ -17,32 +17,28 @@ def importance(inverse_weights: Tensor) -> Tensor:
     return inverse_weights.amax(-1)
 
 
-def importance_map(inverse_weights: Tensor, places: Tensor) -> Tensor:
+def importance_map(recording: Recording, site: str, name: str = "bisa.inverse_weights") -> Tensor:
     """The picture of Fig. 2: importance from 0 to 1 within each window, windows in their places, (B, H, rows, columns).
 
         with torch.no_grad(), attngraft.record(model, "bisa") as recording:
             model(images)
-        importance_map(recording[site]["bisa.inverse_weights"], recording.places(site))
+        importance_map(recording, "layers.0.blocks.1.attn")
 
     Prefix tokens and zeros that fill up windows stand nowhere on the map and set no scale. A window whose tokens are all
     equally important is 0.
 
     Args:
-        inverse_weights: (B * W, H, N, N) of the W windows of each image (one, where there are no windows).
-        places: (rows, columns), as `Recording.places` says.
+        name: of the recorded weights; `misa.inverse_weights` for `misa`.
 
     Raises:
-        UsageError: the maps are not those of the windows.
+        RecordError: nothing of this name was recorded there, or its tokens have no places on the map.
     """
-    if inverse_weights.ndim != 4 or inverse_weights.shape[-1] != inverse_weights.shape[-2]:
-        raise UsageError(
-            f"a tensor of {tuple(inverse_weights.shape)} is no map (B, H, N, N) whose queries are its keys"
-        )
-    found = importance(inverse_weights).movedim(1, 2)  # (B * W, N, H)
+    recording.looks(site, (0, 0), name)  # says what is wrong if these are not the tokens of the map
+    places, found = recording.places(site), importance(recording[site][name]).movedim(1, 2)  # (B * W, N, H)
     tokens = found.shape[1]
     windows = int(places.max()) // tokens + 1
     stands = torch.zeros(windows * tokens, dtype=torch.bool, device=found.device)
-    stands[places.flatten().to(found.device)] = True
+    stands[places.flatten()] = True
     stands = stands.view(windows, tokens).repeat(len(found) // windows, 1).unsqueeze(2)
     low = found.masked_fill(~stands, torch.inf).amin(1, keepdim=True)
     high = found.masked_fill(~stands, -torch.inf).amax(1, keepdim=True)

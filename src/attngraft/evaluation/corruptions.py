@@ -51,8 +51,22 @@ class Corruption:
         return self.apply(image, self.levels[severity - 1], generator)
 
     def apply(self, image: Tensor, level: float, generator: torch.Generator) -> Tensor:
-        """The same at any level, in `unit`."""
-        return self.change(image, level, generator).clamp(0, 1)
+        """The same at any level, in `unit`. It is worked on in float32 on the CPU, where `generator` is.
+
+        Raises:
+            UsageError: the image has values outside of 0 to 1, or is not of floats.
+        """
+        if not image.is_floating_point() or image.ndim != 3:
+            raise UsageError(
+                f"corruptions take an image of floats (channels, H, W), not {image.dtype} {tuple(image.shape)}"
+            )
+        low, high = image.aminmax()
+        if not (low >= 0 and high <= 1):
+            raise UsageError(
+                f"pixels lie between {float(low):g} and {float(high):g}; corruptions take images between 0 and 1, not yet "
+                "normalized"
+            )
+        return self.change(image.float().cpu(), level, generator).clamp(0, 1).to(image)
 
 
 def corruption(name: str) -> Corruption:

@@ -70,14 +70,14 @@ def explore(
         UsageError: no models, or more than two, or one that takes no images; a page of more than 48 MB (choose fewer
             `sites`).
         DataError: the file is no image.
-        RecordError: no chosen site looks at places of the image.
+        RecordError: no chosen site looks at places of the image, or its numbers are not finite.
+        HostError, GraftSpecError: as `attngraft.record`.
     """
     if not 1 <= len(models) <= _ALIKE:
         raise UsageError(f"{len(models)} models: a page shows one, or two beside each other")
     views = [_view(name, model, _opened(Path(image)), sites, expects or {}) for name, model in models.items()]
-    size = sum(
-        len(numbers.bytes.flatten()) for each in views for layer in each.explored.layers for numbers in layer.numbers
-    )
+    layers = [layer for each in views for layer in each.explored.layers]
+    size = sum(numbers.bytes.numel() for layer in layers for numbers in layer.numbers if numbers is not None)
     if size * 4 / 3 > MOST_BYTES:
         raise UsageError(f"the page would have {size * 4 / 3e6:.0f} MB; choose fewer sites, as in sites='last:4'")
     write_atomically(Path(out), explorer_html(views, title=title or Path(image).name))
@@ -120,17 +120,18 @@ def _opened(path: Path) -> Image.Image:
 
 def _view(name: str, model: nn.Module, image: Image.Image, sites: str, expects: Mapping[str, Any]) -> View:
     """What the model sees of the image, and does with it."""
-    example = find_host(model).adapter.example_inputs(model, batch=1)[0]
+    host = find_host(getattr(model, "_orig_mod", model))
+    example = host.adapter.example_inputs(host.core, batch=1)[0]
     if example.ndim != 4 or example.shape[1] not in (1, 3):
         raise UsageError(f"{name}: it takes tensors of {tuple(example.shape)}, and no images of 1 or 3 channels")
-    config = timm.data.resolve_model_data_config(model) | dict(expects)
-    host = HostInput.from_model(config | {"input_size": tuple(example.shape[1:])})
-    pixels = fixed_view(host, crop_pct=1.0 if host.holds(image.size) else host.crop_pct)(image.convert(host.mode))
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    config = timm.data.resolve_model_data_config(host.core) | dict(expects) | {"input_size": tuple(example.shape[1:])}
+    takes = HostInput.from_model(config)
+    pixels = fixed_view(takes, crop_pct=takes.crop_pct)(image.convert(takes.mode))
+    like = next(host.core.parameters(), torch.zeros(()))
     return View(
         name=name,
-        picture=Image.fromarray(pixels.movedim(0, -1).numpy().squeeze()),
-        explored=explored(model, host.normalize(pixels.unsqueeze(0)).to(device), sites=sites),
+        picture=Image.fromarray(pixels.movedim(0, -1).squeeze(-1).numpy()),
+        explored=explored(model, takes.normalize(pixels.unsqueeze(0)).to(like), sites=sites),
     )
 
 
@@ -160,6 +161,8 @@ def _plain_layer(layer: Layer) -> dict[str, Any]:
                 "largest": each.largest,
                 "bytes": base64.b64encode(np.ascontiguousarray(each.bytes.numpy()).tobytes()).decode(),
             }
+            if each is not None
+            else None
             for each in layer.numbers
         ],
         "entropy": [round(each, 4) for each in layer.entropy],

@@ -13,7 +13,7 @@ function unsqueezed({ bytes, largest, shape }) {
 
 const ALL = -1; // of a layer's heads: their mean
 
-// A query is {down, across}, a place in parts of the image's sides, or {prefix} or {latent}, a token's index.
+// A query is {down, across}, a place in parts of the image's sides, {prefix}, a leading token's name, or {latent}, an index.
 // A look is {map, prefix, latents}: a number for each place, for each leading token, for each latent, where there are such.
 class Layer {
   constructor(plain) {
@@ -22,7 +22,7 @@ class Layer {
   }
 
   tensors() {
-    this.unsqueezed ??= this.numbers.map(unsqueezed);
+    this.unsqueezed ??= this.numbers.map((numbers) => numbers && unsqueezed(numbers));
     return this.unsqueezed;
   }
 
@@ -32,11 +32,15 @@ class Layer {
     return row * this.columns + column;
   }
 
+  get count() {
+    const [theirs, ours] = this.numbers;
+    return this.kind !== "latents" ? 0 : theirs ? theirs.shape[1] : ours.shape[2];
+  }
+
   // Whether this layer can say something about a query at all.
   knows(query) {
-    if (query.prefix !== undefined) return query.prefix < this.prefix.length;
-    if (query.latent !== undefined) return this.kind === "latents" && query.latent < this.numbers[0].shape[1];
-    return true;
+    if (query.prefix !== undefined) return this.prefix.includes(query.prefix);
+    return query.latent === undefined || query.latent < this.count;
   }
 
   look(query, head, direction) {
@@ -52,7 +56,7 @@ class Layer {
 
   maps(query, head, direction) {
     const [{ numbers, shape: [, heads, tokens] }] = this.tensors();
-    const own = query.prefix ?? this.places[this.place(query)];
+    const own = query.prefix === undefined ? this.places[this.place(query)] : this.prefix.indexOf(query.prefix);
     const window = Math.floor(own / tokens), slot = own % tokens;
     const start = (window * heads + head) * tokens * tokens;
     const at = (other) => numbers[direction === "to" ? start + slot * tokens + other : start + other * tokens + slot];
@@ -78,9 +82,8 @@ class Layer {
 
   // Tokens reach one another through the latents: what looks at a token through a latent that a token looks at.
   latents(query, head, direction) {
-    const [theirs, ours] = this.tensors();
-    const [, count, tokens] = theirs.shape;
-    const toToken = (latent, token) => theirs.numbers[(head * count + latent) * tokens + token];
+    const [theirs, ours] = this.tensors(), count = this.count, tokens = this.rows * this.columns;
+    const toToken = (latent, token) => (theirs ? theirs.numbers[(head * count + latent) * tokens + token] : 0);
     const toLatent = (token, latent) => (ours ? ours.numbers[(head * tokens + token) * count + latent] : 0);
     const all = [...Array(count).keys()], places = [...Array(tokens).keys()];
     if (query.latent !== undefined) {
@@ -120,7 +123,7 @@ function paint(canvas, map, rows, columns, opacity) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-const percent = (share) => `${(100 * share).toPrecision(2).replace(/\.0$/, "")}%`;
+const percent = (share) => `${Number((100 * share).toPrecision(2))}%`;
 
 // A site's path may be broken into lines at its dots.
 const breakable = (path) => path.replace(/[._]/g, "$&\u200b");
@@ -142,9 +145,22 @@ function drawn(name, attributes, text = "") {
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const models = data.models.map((model) => ({ ...model, layers: model.layers.map((layer) => new Layer(layer)) }));
-const state = { query: { down: 0.5, across: 0.5 }, layer: 0, head: ALL, direction: "to", shade: 0.75 };
-const depth = Math.max(...models.map((model) => model.layers.length));
+const state = { query: { down: 0.5, across: 0.5 }, kept: false, layer: 0, head: ALL, direction: "to", shade: 0.75 };
+const titles = inOneOrder(models.map((model) => model.layers.map((layer) => layer.site)));
 const field = (id) => document.getElementById(id);
+
+// The layers of all models, each once: what only one of them has stands behind what it follows there. Models that share
+// none go side by side from their first layers on, and have numbers instead of titles.
+function inOneOrder([first, ...others]) {
+  const all = [...first];
+  for (const other of others) {
+    if (!other.some((title) => first.includes(title))) return [...Array(Math.max(first.length, other.length)).keys()];
+    other.forEach((title, i) => {
+      if (!all.includes(title)) all.splice(i ? all.indexOf(other[i - 1]) + 1 : 0, 0, title);
+    });
+  }
+  return all;
+}
 
 class View {
   constructor(model, root) {
@@ -168,40 +184,70 @@ class View {
     return this.root.querySelector(selector);
   }
 
-  layer(index = state.layer) {
-    return this.model.layers[Math.min(index, this.model.layers.length - 1)];
+  // The place in this model of the layer that is shown, or of the one that it stands beside; -1: it has none.
+  index() {
+    const { layers } = this.model, title = titles[state.layer];
+    if (typeof title === "number") return Math.min(title, layers.length - 1);
+    const own = layers.findIndex((layer) => layer.site === title);
+    return own >= 0 ? own : layers.findIndex((layer) => layer.site.split(": ")[0] === title.split(": ")[0]);
   }
 
+  layer() {
+    return this.model.layers[this.index()] ?? null;
+  }
+
+  // A patch is looked at while one points at it; a click or a tap keeps it, and another one there lets it go.
   point(event) {
     const box = this.part(".picture").getBoundingClientRect();
     const down = (event.clientY - box.top) / box.height, across = (event.clientX - box.left) / box.width;
     if (down < 0 || down >= 1 || across < 0 || across >= 1) return;
-    choose({ query: { down, across } });
+    if (event.type === "pointermove" && state.kept && !event.buttons) return;
+    const layer = this.layer() ?? this.model.layers[0];
+    const again = state.kept && state.query.down !== undefined && layer.place(state.query) === layer.place({ down, across });
+    choose({ query: { down, across }, kept: event.type === "pointermove" ? state.kept : !again });
   }
 
+  // Keys work where the image has the focus: elsewhere they belong to others.
   press(event) {
+    const heads = Number(field("head").options.length) - 1;
+    const keys = {
+      "[": () => choose({ layer: state.layer - 1 }),
+      "]": () => choose({ layer: state.layer + 1 }),
+      ",": () => choose({ head: Math.max(ALL, state.head - 1) }),
+      ".": () => choose({ head: Math.min(heads - 1, state.head + 1) }),
+      v: () => choose({ direction: state.direction === "to" ? "from" : "to" }),
+      Escape: () => choose({ kept: false }),
+    };
     const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-    if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
+    const bracket = event.key === "[" || event.key === "]"; // which some keyboards have behind AltGr or Option
+    if (!bracket && (event.ctrlKey || event.metaKey || event.altKey)) return;
+    keys[event.key]?.();
+    if (!(event.key in moves)) return;
     event.preventDefault();
-    const layer = this.layer(), [down, across] = moves[event.key];
+    const layer = this.layer() ?? this.model.layers[0], [down, across] = moves[event.key];
     const place = state.query.down === undefined ? layer.place({ down: 0.5, across: 0.5 }) : layer.place(state.query);
     const row = Math.min(layer.rows - 1, Math.max(0, Math.floor(place / layer.columns) + down));
     const column = Math.min(layer.columns - 1, Math.max(0, (place % layer.columns) + across));
-    choose({ query: { down: (row + 0.5) / layer.rows, across: (column + 0.5) / layer.columns } });
+    choose({ query: { down: (row + 0.5) / layer.rows, across: (column + 0.5) / layer.columns }, kept: true });
   }
 
   // Leading tokens and latents, which stand nowhere on the image.
   others() {
     const prefix = [...new Set(this.model.layers.flatMap((layer) => layer.prefix))];
-    const latents = Math.max(0, ...this.model.layers.map((l) => (l.kind === "latents" ? l.numbers[0].shape[1] : 0)));
+    const latents = Math.max(0, ...this.model.layers.map((layer) => layer.count));
     const button = (text, query) =>
-      element("button", { type: "button", textContent: text, onclick: () => choose({ query }) });
+      element("button", { type: "button", textContent: text, onclick: () => choose({ query, kept: true }) });
     this.buttons = [
-      ...prefix.map((name, index) => [button(name, { prefix: index }), { prefix: index }]),
+      ...prefix.map((name) => [button(name, { prefix: name }), { prefix: name }]),
       ...[...Array(latents).keys()].map((index) => [button(`latent ${index}`, { latent: index }), { latent: index }]),
     ];
     this.part(".others").append(...this.buttons.map(([each]) => each));
     this.part(".others").hidden = this.buttons.length === 0;
+  }
+
+  // The place among all models' layers of one of this model's.
+  shared(index) {
+    return typeof titles[0] === "number" ? index : titles.indexOf(this.model.layers[index].site);
   }
 
   overview() {
@@ -211,7 +257,7 @@ class View {
     const rows = this.model.layers.map((layer, index) => {
       const cells = [...Array(layer.heads).keys()].map((h) => {
         const canvas = element("canvas");
-        const cell = element("button", { type: "button", onclick: () => choose({ layer: index, head: h }) }, [canvas]);
+        const cell = element("button", { type: "button", onclick: () => choose({ layer: this.shared(index), head: h }) }, [canvas]);
         cell.setAttribute("aria-label", `${layer.site}, head ${h}`);
         this.cells.push({ layer, index, head: h, canvas, cell });
         return element("td", {}, [cell]);
@@ -273,8 +319,21 @@ class View {
   }
 
   show() {
-    const layer = this.layer(), head = state.head < layer.heads ? state.head : ALL;
-    const known = layer.knows(state.query);
+    const layer = this.layer();
+    for (const part of [".heat", ".chosen", ".scale"]) this.part(part).hidden = layer === null;
+    for (const [button, query] of this.buttons) {
+      button.setAttribute("aria-pressed", String(JSON.stringify(query) === JSON.stringify(state.query)));
+    }
+    for (const [mark, x] of this.marks) {
+      for (const end of ["x1", "x2"]) mark.setAttribute(end, x(Math.max(0, this.index())));
+      mark.setAttribute("visibility", layer === null ? "hidden" : "visible");
+    }
+    if (layer === null) {
+      this.part(".said").textContent = `${titles[state.layer]}: this model has no such layer.`;
+      this.paintOverview(null, ALL);
+      return;
+    }
+    const head = state.head < layer.heads ? state.head : ALL, known = layer.knows(state.query);
     const look = known ? layer.look(state.query, head, state.direction) : { map: [], prefix: [], latents: [] };
     const map = look.map.length ? look.map : new Array(layer.rows * layer.columns).fill(0);
     paint(this.part(".heat"), map, layer.rows, layer.columns, (share) => state.shade * (0.35 + 0.65 * share));
@@ -282,14 +341,6 @@ class View {
     const most = Math.max(...map.map(Math.abs));
     this.part(".most").textContent = known ? `0 to ${percent(most)}` : "";
     this.part(".said").textContent = this.sentence(layer, head, look, map, known);
-    for (const [button, query] of this.buttons) {
-      button.setAttribute("aria-pressed", String(JSON.stringify(query) === JSON.stringify(state.query)));
-    }
-    for (const [mark, x] of this.marks) {
-      const at = x(Math.min(state.layer, this.model.layers.length - 1));
-      mark.setAttribute("x1", at);
-      mark.setAttribute("x2", at);
-    }
     this.paintOverview(layer, head);
   }
 
@@ -305,6 +356,7 @@ class View {
   box(layer) {
     const box = this.part(".chosen");
     box.hidden = state.query.down === undefined;
+    this.part(".picture").classList.toggle("kept", state.kept);
     if (box.hidden) return;
     const place = layer.place(state.query);
     Object.assign(box.style, {
@@ -320,7 +372,7 @@ class View {
     if (!known) return `${where}: this layer has no such token.`;
     const spot = (index) => `row ${Math.floor(index / layer.columns)}, column ${index % layer.columns}`;
     const { prefix, latent } = state.query;
-    const who = prefix !== undefined ? `The ${layer.prefix[prefix]} token`
+    const who = prefix !== undefined ? `The ${prefix} token`
       : latent !== undefined ? `Latent ${latent}` : `The patch in ${spot(layer.place(state.query))}`;
     const best = map.reduce((top, number, i) => (Math.abs(number) > Math.abs(map[top]) ? i : top), 0);
     const parts = map[best] === 0 ? [`${who} ${state.direction === "to" ? "looks at no patch" : "is looked at by no patch"}`]
@@ -341,38 +393,25 @@ const views = models.map((model, index) => new View(model, roots[index]));
 
 function choose(change) {
   Object.assign(state, change);
-  state.layer = Math.min(Math.max(state.layer, 0), depth - 1);
-  const layer = views.map((view) => view.layer()).reduce((a, b) => (b.heads > a.heads ? b : a));
-  if (state.head >= layer.heads) state.head = ALL;
+  state.layer = Math.min(Math.max(state.layer, 0), titles.length - 1);
+  const layers = views.map((view) => view.layer()).filter(Boolean), most = Math.max(...layers.map((layer) => layer.heads));
+  if (state.head >= most) state.head = ALL;
   const heads = field("head");
-  if (heads.options.length !== layer.heads + 1) {
-    heads.replaceChildren(new Option("mean of all", ALL), ...[...Array(layer.heads).keys()].map((h) => new Option(String(h), h)));
+  if (heads.options.length !== most + 1) {
+    heads.replaceChildren(new Option("mean of all", ALL), ...[...Array(most).keys()].map((h) => new Option(String(h), h)));
   }
   heads.value = String(state.head);
   field("layer").value = String(state.layer);
-  field("layer-name").textContent = [...new Set(views.map((view) => breakable(view.layer().site)))].join(" | ");
+  field("layer-name").textContent = [...new Set(layers.map((layer) => breakable(layer.site)))].join(" | ");
   for (const radio of document.querySelectorAll("[name=direction]")) radio.checked = radio.value === state.direction;
   views.forEach((view) => view.show());
 }
 
-field("layer").max = String(depth - 1);
+field("layer").max = String(titles.length - 1);
 field("layer").addEventListener("input", (event) => choose({ layer: Number(event.target.value) }));
 field("head").addEventListener("change", (event) => choose({ head: Number(event.target.value) }));
 field("shade").addEventListener("input", (event) => choose({ shade: Number(event.target.value) / 100 }));
 field("direction").addEventListener("change", (event) => choose({ direction: event.target.value }));
 field("controls").addEventListener("submit", (event) => event.preventDefault());
-
-document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || event.target instanceof HTMLSelectElement) return;
-  const heads = Number(field("head").options.length) - 1;
-  const keys = {
-    "[": () => choose({ layer: state.layer - 1 }),
-    "]": () => choose({ layer: state.layer + 1 }),
-    ",": () => choose({ head: Math.max(ALL, state.head - 1) }),
-    ".": () => choose({ head: Math.min(heads - 1, state.head + 1) }),
-    v: () => choose({ direction: state.direction === "to" ? "from" : "to" }),
-  };
-  keys[event.key]?.();
-});
 
 choose({});
