@@ -191,6 +191,7 @@ RATIOS = [
     *((README, "graft_cost", f"{graft}, matrix products", 3) for graft in ("horizontal", "vertical")),
     (README, "data_loading", "time per image over timm's loader's", 3),
     (README, "data_loading", "time per image over timm's loader without", 3),
+    (README, "report_size", "report of 100 runs", 1),
     (README, "jobs", "", 3),
     (README, "loop_overhead", "", 3),
     *(
