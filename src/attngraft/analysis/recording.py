@@ -92,6 +92,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         | `entropy` | (H, Nq) | each row's entropy, in nats (CB Fig. 5a takes the class token's rows) |
         | `patch_entropy` | (H, N) | the same among spatial tokens alone, rows summing to 1 again (CB Fig. 3a) |
         | `distance` | (H, N) | how far each spatial token looks, in parts of the map's sides (CB Fig. 5b) |
+        | `ceiling` | (H, Nq) | the most that `entropy` can be, ln Nk |
 
         Args:
             reductions: which of these.

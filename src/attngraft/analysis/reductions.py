@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ REDUCTIONS: Mapping[str, Callable[[Tensor, Around], Tensor]] = {
     "entropy": lambda weights, around: entropy(weights),
     "patch_entropy": lambda weights, around: entropy(without_prefix(weights, around.prefix)),
     "distance": _distance,
+    "ceiling": lambda weights, around: torch.full(weights.shape[:-1], math.log(weights.shape[-1])),
 }
 
 

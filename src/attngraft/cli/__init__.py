@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from attngraft._version import __version__
+from attngraft.cli.analyze import analyze
 from attngraft.cli.bench import bixt as bench_bixt
 from attngraft.cli.compare import compare
 from attngraft.cli.convert import convert
@@ -64,6 +65,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "train": train,
     "eval": evaluate,
+    "analyze": analyze,
     "export": export,
     "predict": predict,
     "convert": convert,

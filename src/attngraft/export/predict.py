@@ -54,7 +54,7 @@ class Predictor:
     def __init__(self, forward: Forward, serving: Serving, *, dtype: torch.dtype = torch.float32) -> None:
         self.serving = serving
         self._forward, self._dtype = forward, dtype
-        self._preparation = Preparation(serving)
+        self._preparation = Preparation.of_serving(serving)
 
     def __call__(self, images: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
         """A prediction for each file, in order; those that cannot be read say why and do not stop the others."""

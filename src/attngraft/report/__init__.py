@@ -22,17 +22,18 @@ PLOTS_FOLDER = "plots"
 def write_report(result: StudyResult, folder: Path | str) -> Path:
     """Write `plots/*.png`, `plots/*.svg` and `report.html` into `folder`, each atomically, the page last.
 
-    Everything is drawn before the first file is written. Plots of an earlier report that this study has no data for are
-    removed. The same result gives the same bytes.
+    What analyses found (`folder/analysis/*.json`) stands in the page too. Everything is drawn before the first file is
+    written. Plots of an earlier report that this study has no data for are removed. The same result gives the same bytes.
 
     Returns:
         The path of the page. It needs none of the other files.
     """
+    from attngraft.analysis.storage import FOLDER, load_findings
     from attngraft.files import write_atomically
     from attngraft.report.figures import FILES, plot_files
     from attngraft.report.page import report_html
 
-    plots, page = plot_files(result), report_html(result)
+    plots, page = plot_files(result), report_html(result, load_findings(Path(folder) / FOLDER))
     place = Path(folder) / PLOTS_FOLDER
     for name, content in plots.items():
         write_atomically(place / name, content)

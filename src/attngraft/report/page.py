@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from attngraft.finding import Finding
 from attngraft.report import wording
+from attngraft.report.analyses import finding_views
 from attngraft.report.coverage import coverage_note
 from attngraft.report.epochs import added_parameters, compared
 from attngraft.report.facts import facts
@@ -23,8 +25,9 @@ from attngraft.study.coverage import measured_coverage
 from attngraft.study.result import Difference, Interval, StudyResult, VariantResult
 
 
-def report_html(result: StudyResult) -> str:
-    """The whole page for `result`. User strings are escaped by the template engine, numbers formatted here."""
+def report_html(result: StudyResult, findings: Sequence[Finding] = ()) -> str:
+    """The whole page for `result`, with what analyses found in its models. User strings are escaped by the template engine,
+    numbers formatted here."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -46,7 +49,7 @@ def report_html(result: StudyResult) -> str:
         shorten=wording.shorten,
         sentence_case=lambda text: text[:1].upper() + text[1:],
     )
-    return environment.get_template("report.html.j2").render(_context(result))
+    return environment.get_template("report.html.j2").render(_context(result) | {"findings": finding_views(findings)})
 
 
 @dataclass(frozen=True, kw_only=True)

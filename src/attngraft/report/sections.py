@@ -145,6 +145,20 @@ def _own(table: Table, base: Table | None) -> Shown:
     )
 
 
+def shown_table(table: Table, *, file: str) -> Shown:
+    """A table that belongs to no variant, at most `ROWS` of its rows; `file` has all of them."""
+    more = len(table.rows) - ROWS
+    return Shown(
+        head=[_titled(column) for column in table.columns],
+        numeric=[column.kind != "text" for column in table.columns],
+        rows=[
+            [_written(cell, column) for cell, column in zip(row, table.columns, strict=True)]
+            for row in table.rows[:ROWS]
+        ],
+        caption=f"The first {ROWS} of {len(table.rows):,} rows; all of them are in {file}." if more > 0 else "",
+    )
+
+
 def _comparison(found: dict[int, Section], baseline: int | None) -> Comparison | None:
     tables = {place: section.table for place, section in found.items() if section.table is not None}
     lead = tables.get(baseline if baseline is not None else next(iter(tables), -1))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, Literal
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from attngraft.tasks.images.inputs import HostInput
@@ -43,20 +44,26 @@ def image_serving(
 class Preparation:
     """From files to what the model takes, by the very steps of evaluation."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, host: HostInput) -> None:
+        self.host, self._view = host, fixed_view(host, crop_pct=host.crop_pct)
+
+    @classmethod
+    def of_serving(cls, serving: Serving) -> Preparation:
+        """For a model whose task says how it is used."""
         given = serving.input
         channels, height, width = (int(number) for number in given["size"])
-        self.host = HostInput(
-            channels=channels,
-            height=height,
-            width=width,
-            mean=tuple(given["mean"]),
-            std=tuple(given["std"]),
-            interpolation=given["interpolation"],
-            crop_pct=given["crop_pct"],
-            crop_mode=given["crop_mode"],
+        return cls(
+            HostInput(
+                channels=channels,
+                height=height,
+                width=width,
+                mean=tuple(given["mean"]),
+                std=tuple(given["std"]),
+                interpolation=given["interpolation"],
+                crop_pct=given["crop_pct"],
+                crop_mode=given["crop_mode"],
+            )
         )
-        self._view = fixed_view(self.host, crop_pct=self.host.crop_pct)
 
     def view(self, stream: IO[bytes], *, where: str) -> Tensor:
         """An encoded image as bytes (C, H, W): decoded, turned upright, in the host's mode, resized and cropped.
@@ -64,7 +71,11 @@ class Preparation:
         Raises:
             UnreadableImage: names `where`.
         """
-        view: Tensor = self._view(in_mode(decode(stream, where=where), self.host.mode))
+        return self.view_of(decode(stream, where=where))
+
+    def view_of(self, image: Image.Image) -> Tensor:
+        """The same of an image that is decoded and upright."""
+        view: Tensor = self._view(in_mode(image, self.host.mode))
         return view
 
     def batch(self, views: Sequence[Tensor]) -> Tensor:

@@ -1,0 +1,101 @@
+"""The images that models are shown: files that somebody named, or the validation part of some data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from attngraft.errors import DataError, UsageError
+from attngraft.strict import read
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.opening import open_images
+from attngraft.tasks.images.sources.decoding import UnreadableImage, decode
+from attngraft.training.run_folder import RunFolder, RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Album:
+    """Images in a fixed order, opened one at a time."""
+
+    where: str  #: the data's name, for readers
+    names: Sequence[str]
+    open: Callable[[int], Image.Image]
+    labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: nobody says
+    classes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def some(self, count: int) -> list[int]:
+        """Places of at most `count` images, evenly over all of them: data often lie class by class."""
+        if count >= len(self):
+            return list(range(len(self)))
+        return [int(place) for place in np.linspace(0, len(self) - 1, count).round()]
+
+
+def album_of_files(paths: Sequence[str]) -> Album:
+    """Image files.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if not paths:
+        raise UsageError("no images: name some with --image, or data with --data")
+
+    def opened(place: int) -> Image.Image:
+        try:
+            with open(paths[place], "rb") as stream:
+                return decode(stream, where=paths[place])
+        except UnreadableImage as error:
+            raise DataError(f"{paths[place]}: this is no image that can be read ({error.reason})") from None
+        except OSError as error:
+            raise DataError(f"{paths[place]}: {error.strerror or error}") from None
+
+    where = paths[0] if len(paths) == 1 else f"{len(paths)} files"
+    return Album(where=where, names=[Path(path).name for path in paths], open=opened)
+
+
+def album_of_data(source: str, *, split: str | None = None) -> Album:
+    """The validation part of any source that `--data` takes, or the part called `split`.
+
+    Raises:
+        DataError: it cannot be opened.
+    """
+    return _opened(DataConfig(source=source, val_split=split), None)
+
+
+def album_of_run(record: RunRecord, *, data: str | None = None, split: str | None = None) -> Album:
+    """What a run was validated on; or the same part of other data, or another part of its own.
+
+    Raises:
+        UsageError: the run's task is not of images.
+        DataError: the data cannot be opened.
+    """
+    section: dict[str, Any] = dict(record.recipe.task.get("data", {}))
+    if not section:
+        raise UsageError(f"{record.folder}: the task of this run ({record.recipe.task['name']}) has no images to show")
+    kept: Path | None = RunFolder(record.folder).split
+    if data is not None or split is not None:
+        section.pop("split_file", None)
+        kept = None
+    if data is not None:
+        section["source"] = data
+    if split is not None:
+        section |= {"val_split": split, "val_fraction": None}
+    return _opened(read(DataConfig, section, where="task.data"), kept if kept is not None and kept.is_file() else None)
+
+
+def _opened(config: DataConfig, kept: Path | None) -> Album:
+    found = open_images(config, kept=kept)
+    return Album(
+        where=found.parts.where,
+        names=list(found.val.names),
+        open=found.val.open,
+        labels=found.val.labels,
+        classes=found.parts.classes,
+    )

@@ -1,0 +1,121 @@
+"""What an analysis is given: models, images, and how much of both; and how it goes through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from attngraft.analysis.album import Album
+from attngraft.analysis.subjects import Subject
+from attngraft.errors import AttngraftError, GraftSpecError, HostError, RecordError, UsageError
+from attngraft.finding import Finding
+
+T = TypeVar("T")
+
+Progress = Callable[[int], None]  #: so many more images were seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One question to some models."""
+
+    subjects: tuple[Subject, ...]
+    album: Album | None = None  #: None: the analysis needs no images
+    baseline: int | None = None  #: the place of the model that the others are compared with, where there is one
+    sites: str = "all"
+    limit: int = 500  #: images that means are taken over
+    shown: int = 4  #: images that are shown one by one
+    batch: int = 32
+    heads: bool = False  #: pictures head by head where there is a choice, not their mean
+    progress: Progress = lambda images: None
+
+    @property
+    def images(self) -> Album:
+        """
+        Raises:
+            UsageError: no images were given.
+        """
+        if self.album is None:
+            raise UsageError("no images: name some with --image, or data with --data")
+        return self.album
+
+    def batches(self, subject: Subject, *, least: int = 1) -> Iterator[Tensor]:
+        """Up to `limit` images as the model takes them; the same images for every model. A last batch of fewer than `least`
+        images is left out."""
+        places = self.images.some(self.limit)
+        for start in range(0, len(places), self.batch):
+            part = places[start : start + self.batch]
+            if len(part) >= least:
+                yield subject.inputs([subject.view(self.images.open(place)) for place in part])
+            self.progress(len(part))
+
+    def pictures(self, subject: Subject) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Up to `shown` images: name, what the model sees as bytes (C, H, W), and as it takes it, (1, C, H, W)."""
+        for place in self.images.some(self.shown):
+            view = subject.view(self.images.open(place))
+            yield self.images.names[place], view, subject.inputs([view])
+            self.progress(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """One analysis by its name on the command line."""
+
+    name: str
+    title: str
+    what: str  #: what it shows, in a line
+    source: str  #: where it is from: "CB, Figs. 3a and 5a"
+    find: Callable[[Ask], Finding]
+    images: Literal["none", "shown", "many"] = "many"  #: none; a few, shown one by one; many, for means
+    models: tuple[int, int] = (1, 8)  #: at least, at most
+    runs: bool = False  #: whether models must be runs: it reads what they wrote while they trained
+
+    def __call__(self, ask: Ask) -> Finding:
+        """The finding.
+
+        Raises:
+            UsageError: too few or too many models, no images where it needs some, or models that are no runs.
+            RecordError: no model has what it looks for; says why, model by model.
+        """
+        least, most = self.models
+        if not least <= len(ask.subjects) <= most:
+            wanted = str(least) if least == most else f"{least} to {most}"
+            raise UsageError(f"{self.name}: takes {wanted} model{'s' * (most > 1)}, not {len(ask.subjects)}")
+        if self.images != "none" and ask.album is None:
+            raise UsageError(f"{self.name}: needs images; name some with --image, or data with --data")
+        for subject in ask.subjects:
+            if self.runs and subject.record is None:
+                raise UsageError(f"{self.name}: reads what a run wrote while it trained, and {subject.name} is no run")
+        return replace(self.find(ask), baseline=ask.baseline)
+
+
+def by_subject(ask: Ask, find: Callable[[Subject], T]) -> tuple[dict[int, T], dict[str, str]]:
+    """What `find` finds of each model, by its place; and, by name, why others have nothing of the kind.
+
+    Models are in evaluation mode and without gradients meanwhile.
+
+    Raises:
+        RecordError: none has.
+    """
+    found: dict[int, T] = {}
+    left_out: dict[str, str] = {}
+    for place, subject in enumerate(ask.subjects):
+        try:
+            with torch.no_grad():
+                found[place] = find(subject)
+        except (RecordError, HostError, GraftSpecError) as error:
+            left_out[subject.name] = str(error)
+    if not found:
+        raise _none(left_out)
+    return found, left_out
+
+
+def _none(left_out: Mapping[str, str]) -> AttngraftError:
+    reasons = dict.fromkeys(left_out.values())
+    if len(reasons) == 1:
+        return RecordError(next(iter(reasons)))
+    return RecordError("; ".join(f"{name}: {reason}" for name, reason in left_out.items()))

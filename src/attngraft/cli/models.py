@@ -1,0 +1,115 @@
+"""Models, and images to show them, as options of the command line name them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attngraft.analysis.album import Album
+    from attngraft.analysis.subjects import Subject
+    from attngraft.training.evaluate import Weights
+
+
+def open_models(
+    models: Sequence[str],
+    *,
+    names: Sequence[str] = (),
+    weights: Weights = "last",
+    pretrained: bool = False,
+    arguments: dict[str, Any] | None = None,
+) -> tuple[Subject, ...]:
+    """Runs, exported folders and models of timm. `pretrained` and `arguments` are for those of timm.
+
+    Raises:
+        UsageError: more names than models, or two models of one name.
+    """
+    from attngraft.analysis.subjects import open_subject
+    from attngraft.errors import UsageError
+
+    if len(names) > len(models):
+        raise UsageError(
+            f"--name is given {len(names)} times, and --model {len(models)} times; names go with models in order"
+        )
+    found = []
+    for place, model in enumerate(models):
+        by_timm = not Path(model).is_dir()
+        found.append(
+            open_subject(
+                model,
+                name=names[place] if place < len(names) else None,
+                weights=weights,
+                pretrained=pretrained and by_timm,
+                arguments=arguments if by_timm else None,
+            )
+        )
+    return _apart(found)
+
+
+def models_of_study(folder: Path, *, seed: int | None, weights: Weights) -> tuple[Subject, ...]:
+    """One run of each variant, the baseline first, by the variants' names.
+
+    Raises:
+        UsageError: no study is there, or none of its runs of this seed is finished.
+    """
+    import dataclasses
+
+    from attngraft.analysis.subjects import open_subject
+    from attngraft.errors import UsageError
+    from attngraft.study.collect import finished_runs
+    from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
+
+    file = folder / STUDY_FILE
+    if not file.is_file():
+        raise UsageError(f"--study {folder}: no study is there (no {STUDY_FILE}); give the folder that compare wrote")
+    config = dataclasses.replace(study_from_dict(read_study(file), source=str(file)), out=folder)
+    chosen = config.seeds[0] if seed is None else seed
+    runs = {name: by_seed[chosen].folder for name, by_seed in finished_runs(config).items() if chosen in by_seed}
+    if not runs:
+        raise UsageError(
+            f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"
+        )
+    return tuple(open_subject(str(path), name=name, weights=weights) for name, path in runs.items())
+
+
+def images_for(
+    subjects: Sequence[Subject], *, images: Sequence[str], data: str | None, split: str | None
+) -> Album | None:
+    """The files that were named; else the data that were named; else what the first run was validated on; else none."""
+    from attngraft.analysis.album import album_of_data, album_of_files, album_of_run
+    from attngraft.errors import UsageError
+    from attngraft.export.images import find_images
+
+    if images:
+        if data is not None or split is not None:
+            raise UsageError("--image names the images, --data and --split where they lie; give one of them")
+        return album_of_files(find_images(images))
+    record = next((subject.record for subject in subjects if subject.record is not None), None)
+    if record is not None and "data" in record.recipe.task:
+        return album_of_run(record, data=data, split=split)
+    return None if data is None else album_of_data(data, split=split)
+
+
+@contextmanager
+def bar(total: int | None, what: str) -> Iterator[Callable[[int], None]]:
+    """A bar over images on a terminal's standard error, gone at the end; nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda images: bars.advance(task, images)
+
+
+def _apart(subjects: Sequence[Subject]) -> tuple[Subject, ...]:
+    from attngraft.errors import UsageError
+
+    names = [subject.name for subject in subjects]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two models are called {name!r}; give each a name of its own with --name, in their order")
+    return tuple(subjects)

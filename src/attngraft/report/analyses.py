@@ -1,0 +1,109 @@
+"""What analyses found as sections of a page: of a study's report, and of a page of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from attngraft._version import __version__
+from attngraft.analysis.storage import load_findings, save_finding
+from attngraft.files import write_atomically
+from attngraft.finding import Finding
+from attngraft.report.findings import finding_csv, finding_plots, in_words, panel_drawing
+from attngraft.report.inline import inline_svg
+from attngraft.report.sections import Shown, shown_table
+from attngraft.report.theme import LIGHT, THEMES
+from attngraft.report.wording import minus, shown
+
+PAGE = "analysis.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingView:
+    """One finding, ready for a template."""
+
+    anchor: str
+    title: str
+    source: str
+    note: str
+    drawings: list[Markup]
+    numbers: list[tuple[str, str]]
+    left_out: list[tuple[str, str]]
+    table: Shown
+    made: list[tuple[str, str]]
+
+
+def finding_views(findings: Sequence[Finding]) -> list[FindingView]:
+    """Findings with their panels drawn, colored by the page's own variables."""
+    return [_view(finding) for finding in findings]
+
+
+def _view(finding: Finding) -> FindingView:
+    anchor = f"analysis-{finding.name}"
+    return FindingView(
+        anchor=anchor,
+        title=shown(finding.title),
+        source=shown(finding.source),
+        note=shown(finding.note),
+        drawings=[
+            inline_svg(
+                panel_drawing(finding, panel, LIGHT),
+                name=f"{anchor}-{place}",
+                alt=minus(shown(in_words(finding, panel))),
+                theme=LIGHT,
+            )
+            for place, panel in enumerate(finding.panels)
+        ],
+        numbers=[(shown(name), f"{value:.4g}") for name, value in finding.numbers.items()],
+        left_out=[(shown(name), shown(why)) for name, why in finding.left_out.items()],
+        table=shown_table(finding.table, file=f"{finding.name}.csv"),
+        made=[(shown(name), shown(value)) for name, value in finding.made.items()],
+    )
+
+
+def write_findings(findings: Sequence[Finding], folder: Path, *, title: str) -> Path:
+    """Write each finding's JSON, CSV and plots into `folder`, then the page of all findings that lie there.
+
+    Returns:
+        The page. It needs none of the other files.
+
+    Raises:
+        StorageError: something cannot be written.
+        ConfigError: an older finding in the folder is damaged.
+    """
+    for finding in findings:
+        files = finding_plots(finding)
+        for old in folder.glob(f"{finding.name}*.[ps][nv]g"):
+            if old.name not in files and old.name.removeprefix(finding.name)[:1] in ("-", "."):
+                old.unlink(missing_ok=True)
+        for name, content in files.items():
+            write_atomically(folder / name, content)
+        write_atomically(folder / f"{finding.name}.csv", finding_csv(finding))
+        save_finding(finding, folder)
+    return write_atomically(folder / PAGE, analyses_html(load_findings(folder), title=title))
+
+
+def analyses_html(findings: Sequence[Finding], *, title: str) -> str:
+    """A page of findings: no scripts, nothing from a network, what users wrote escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("attngraft.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    context: dict[str, Any] = {
+        "title": shown(title),
+        "version": __version__,
+        "findings": finding_views(findings),
+        "themes": {
+            theme.name: " ".join(f"--{role}: {color};" for role, color in theme.colors.items()) for theme in THEMES
+        },
+    }
+    return environment.get_template("analyses.html.j2").render(context)
