@@ -12,6 +12,15 @@ from attngraft.suggest import did_you_mean
 #: name -> module of `analysis.asked` that holds it as ANALYSIS, in the order in which they are listed
 ANALYSES: Mapping[str, str] = {
     "entropy": "entropy",
+    "distance": "distance",
+    "scaling": "scaling",
+    "class-token": "class_token",
+    "curves": "curves",
+    "confusion": "confusion",
+    "gates": "gates",
+    "cka": "cka",
+    "rollout": "rollout",
+    "sides": "sides",
 }
 
 

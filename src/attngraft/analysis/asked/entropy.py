@@ -93,9 +93,9 @@ def find(ask: Ask) -> Finding:
         name=ANALYSIS.name,
         title=ANALYSIS.title,
         source=ANALYSIS.source,
-        note="Mean over images, heads and rows of -sum a ln a, in nats; the dotted line is the most that there can be, ln N "
-        "(within windows: of their tokens). Among patches: leading tokens left out, rows summing to 1 again; as in the "
-        "paper the last layer is not drawn there (the table has it).",
+        note="Mean over images, heads and rows of -sum a ln a, in nats; the dotted line is the most that there can be,"
+        " ln N (within windows: of their tokens). Among patches: leading tokens left out, rows summing to 1 "
+        "again; as in the paper the last layer is not drawn there (the table has it).",
         subjects=names,
         panels=panels,
         table=table_of(columns, 2, rows),

@@ -1,0 +1,69 @@
+"""Where the class token looks, depth down and tokens across, image by image (CB, Fig. 10)."""
+
+from __future__ import annotations
+
+import math
+
+from attngraft.analysis.ask import Analysis, Ask, by_subject
+from attngraft.analysis.asked.layers import table_of
+from attngraft.analysis.asked.showing import numbers_of, png
+from attngraft.analysis.class_token import class_looks
+from attngraft.analysis.record import record
+from attngraft.analysis.subjects import Subject
+from attngraft.finding import Finding, Picture, Pictures, Row
+
+_LEAST = math.log(1e-8)  #: what smaller weights are drawn as
+
+
+def _maps(ask: Ask, subject: Subject) -> list[tuple[str, str, list[list[float]]]]:
+    """Per image: its name, the image, and the logarithms (layers, tokens)."""
+    found = []
+    for name, view, inputs in ask.pictures(subject):
+        with record(subject.model, "weights", sites=ask.sites) as recording:
+            subject.model(inputs)
+        logs = class_looks(recording)[0].float().log().clamp_min(_LEAST)
+        found.append((name, png(view), numbers_of(logs)))
+    return found
+
+
+def find(ask: Ask) -> Finding:
+    found, left_out = by_subject(ask, lambda subject: _maps(ask, subject))
+    names = [subject.name for subject in ask.subjects]
+    first = next(iter(found.values()))
+    rows = [Row(name="", pictures=[Picture(caption=name, image=image) for name, image, _ in first])]
+    rows += [
+        Row(name=names[place], pictures=[Picture(values=logs) for _, _, logs in maps]) for place, maps in found.items()
+    ]
+    every = [value for maps in found.values() for _, _, logs in maps for row in logs for value in row]
+    return Finding(
+        name=ANALYSIS.name,
+        title=ANALYSIS.title,
+        source=ANALYSIS.source,
+        note="For each image a picture with the layers from top to bottom and the tokens from left to right (the class"
+        " token first): the natural logarithm of the class token's attention, mean over heads, on one scale of "
+        "colors for all.",
+        subjects=names,
+        panels=[Pictures(title="log attention of the class token", rows=rows, low=min(every), high=max(every))],
+        table=table_of(
+            ["model", "image", "layer", "token", "log attention"],
+            2,
+            [
+                (names[place], name, layer, token, value)
+                for place, maps in found.items()
+                for name, _, logs in maps
+                for layer, row in enumerate(logs)
+                for token, value in enumerate(row)
+            ],
+        ),
+        left_out=left_out,
+    )
+
+
+ANALYSIS = Analysis(
+    name="class-token",
+    title="Where the class token looks",
+    what="log attention of the class token, depth by tokens, for single images",
+    source="CB, Fig. 10",
+    find=find,
+    images="shown",
+)

@@ -1,0 +1,87 @@
+"""What CB_S learned: its scale, layer by layer (CB, Fig. 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from attngraft.analysis.ask import Analysis, Ask, by_subject
+from attngraft.analysis.asked.layers import layer_line, longest, table_of
+from attngraft.analysis.measures import ScaleStatistics, scale_statistics
+from attngraft.analysis.subjects import Subject
+from attngraft.errors import RecordError
+from attngraft.finding import Curves, Finding
+from attngraft.grafting.apply import grafted
+from attngraft.hosts import find_host
+
+
+def _scales(ask: Ask, subject: Subject) -> dict[str, ScaleStatistics]:
+    scales = dict(_learned(subject))
+    if not scales:
+        raise RecordError("it has no cb_s: graft cb_s, whose scale is learned, and train it")
+    return {site: scale_statistics(scale.float().cpu()) for site, scale in scales.items()}
+
+
+def _learned(subject: Subject) -> Iterator[tuple[str, Tensor]]:
+    host = find_host(subject.model)
+    for path, _, instance, graft in grafted(host.core):
+        scale = getattr(graft, "scale", None)
+        if isinstance(scale, Tensor) and instance.startswith("cb_s"):
+            yield host.adapter.canonical(path), scale
+
+
+def find(ask: Ask) -> Finding:
+    found, left_out = by_subject(ask, lambda subject: _scales(ask, subject))
+    names = [subject.name for subject in ask.subjects]
+    ticks = longest({place: list(scales) for place, scales in found.items()})
+    ratios = {place: [_finite(each.ratio) for each in scales.values()] for place, scales in found.items()}
+    return Finding(
+        name=ANALYSIS.name,
+        title=ANALYSIS.title,
+        source=ANALYSIS.source,
+        note="Left: |10% quantile| / |90% quantile| of a layer's scale over the channels (none where the 90% quantile "
+        "is 0). Right: its mean. A scale begins at 0; the paper finds that both grow with depth.",
+        subjects=names,
+        panels=[
+            Curves(
+                title="ratio of quantiles",
+                x_axis="layer",
+                ticks=ticks,
+                lines=[layer_line(names[place], place, values) for place, values in ratios.items()],
+            ),
+            Curves(
+                title="mean of the scale",
+                x_axis="layer",
+                ticks=ticks,
+                lines=[
+                    layer_line(names[place], place, [float(each.mean) for each in scales.values()])
+                    for place, scales in found.items()
+                ],
+            ),
+        ],
+        table=table_of(
+            ["model", "layer", "ratio", "mean"],
+            2,
+            [
+                (names[place], site, _finite(each.ratio), float(each.mean))
+                for place, scales in found.items()
+                for site, each in scales.items()
+            ],
+        ),
+        left_out=left_out,
+    )
+
+
+def _finite(number: Tensor) -> float | None:
+    return float(number) if bool(number.isfinite()) else None
+
+
+ANALYSIS = Analysis(
+    name="scaling",
+    title="How much of the mean token each layer takes",
+    what="the scale that cb_s learned, by layer",
+    source="CB, Fig. 6",
+    find=find,
+    images="none",
+)
