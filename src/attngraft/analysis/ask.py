@@ -74,6 +74,14 @@ class Analysis:
     models: tuple[int, int] = (1, 8)  #: at least, at most
     runs: bool = False  #: whether models must be runs: it reads what they wrote while they trained
 
+    @property
+    def takes(self) -> str:
+        """What it needs, in words."""
+        least, most = self.models
+        count = str(least) if least == most else f"{least} to {most}"
+        what = f"{count} run{'s' * (most > 1)}" if self.runs else f"{count} model{'s' * (most > 1)}"
+        return what + {"none": "", "shown": ", a few images", "many": ", images"}[self.images]
+
     def __call__(self, ask: Ask) -> Finding:
         """The finding.
 

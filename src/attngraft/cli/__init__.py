@@ -19,6 +19,7 @@ from attngraft.cli.convert import convert
 from attngraft.cli.data import check as data_check
 from attngraft.cli.doctor import doctor
 from attngraft.cli.evaluate import evaluate
+from attngraft.cli.explore import explore
 from attngraft.cli.export import export
 from attngraft.cli.list import list_command
 from attngraft.cli.paper import paper
@@ -66,6 +67,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "eval": evaluate,
     "analyze": analyze,
+    "explore": explore,
     "export": export,
     "predict": predict,
     "convert": convert,

@@ -127,11 +127,11 @@ def analyze(
     from attngraft.cli.values import assignments
     from attngraft.errors import UsageError
 
-    wanted = _wanted(names)
+    wanted, baseline = _wanted(names), None
     if (study is None) == (not model):
         raise UsageError("say which models: --study FOLDER, or --model RUN|FOLDER|NAME (repeatable)")
     if study is not None:
-        subjects = models_of_study(study, seed=seed, weights=weights.value)
+        subjects, baseline = models_of_study(study, seed=seed, weights=weights.value)
     else:
         arguments = assignments(host_arg or [], option="--host-arg")
         subjects = open_models(
@@ -142,7 +142,7 @@ def analyze(
     ask = Ask(
         subjects=subjects,
         album=album,
-        baseline=None if study is None else 0,
+        baseline=baseline,
         sites=sites,
         limit=limit,
         shown=shown,

@@ -9,7 +9,7 @@ import typer
 
 def list_command(
     what: Annotated[
-        Literal["grafts", "hosts", "recipes", "papers", "tasks"], typer.Argument(help="What to list.")
+        Literal["grafts", "hosts", "recipes", "papers", "tasks", "analyses"], typer.Argument(help="What to list.")
     ] = "grafts",
     coverage: Annotated[
         bool,
@@ -17,7 +17,7 @@ def list_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List grafts (with their options), supported hosts, recipes, papers, or tasks.
+    """List grafts (with their options), supported hosts, recipes, papers, tasks, or analyses.
 
     Examples:
 
@@ -146,4 +146,19 @@ def _tasks() -> list[dict[str, Any]]:
     return [{"name": name} for name in known_tasks()]
 
 
-_ROWS = {"grafts": _grafts, "hosts": _hosts, "recipes": _recipes, "papers": _papers, "tasks": _tasks}
+def _analyses() -> list[dict[str, Any]]:
+    from attngraft.analysis.catalog import analyses
+
+    return [
+        {"name": each.name, "what": each.what, "takes": each.takes, "source": each.source or "-"} for each in analyses()
+    ]
+
+
+_ROWS = {
+    "grafts": _grafts,
+    "hosts": _hosts,
+    "recipes": _recipes,
+    "papers": _papers,
+    "tasks": _tasks,
+    "analyses": _analyses,
+}

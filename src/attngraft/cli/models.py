@@ -48,8 +48,8 @@ def open_models(
     return _apart(found)
 
 
-def models_of_study(folder: Path, *, seed: int | None, weights: Weights) -> tuple[Subject, ...]:
-    """One run of each variant, the baseline first, by the variants' names.
+def models_of_study(folder: Path, *, seed: int | None, weights: Weights) -> tuple[tuple[Subject, ...], int | None]:
+    """One run of each variant, by the variants' names, and the place of the baseline, where its run is finished.
 
     Raises:
         UsageError: no study is there, or none of its runs of this seed is finished.
@@ -71,7 +71,8 @@ def models_of_study(folder: Path, *, seed: int | None, weights: Weights) -> tupl
         raise UsageError(
             f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"
         )
-    return tuple(open_subject(str(path), name=name, weights=weights) for name, path in runs.items())
+    subjects = tuple(open_subject(str(path), name=name, weights=weights) for name, path in runs.items())
+    return subjects, list(runs).index(config.baseline.name) if config.baseline.name in runs else None
 
 
 def images_for(

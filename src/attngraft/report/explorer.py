@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm.data
-import torch
 from PIL import Image
 from torch import nn
 
 from attngraft._version import __version__
+from attngraft.analysis.album import album_of_files
 from attngraft.analysis.exploring import Explored, Layer, explored
-from attngraft.errors import DataError, UsageError
+from attngraft.analysis.subjects import Subject, subject_of
+from attngraft.errors import UsageError
 from attngraft.files import write_atomically
-from attngraft.hosts import find_host
 from attngraft.report.theme import THEMES
 from attngraft.report.wording import shown
-from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.images.views import fixed_view
 
 MOST_BYTES = 48_000_000  #: of a page; browsers become slow beyond
 
@@ -73,9 +70,23 @@ def explore(
         RecordError: no chosen site looks at places of the image, or its numbers are not finite.
         HostError, GraftSpecError: as `attngraft.record`.
     """
-    if not 1 <= len(models) <= _ALIKE:
-        raise UsageError(f"{len(models)} models: a page shows one, or two beside each other")
-    views = [_view(name, model, _opened(Path(image)), sites, expects or {}) for name, model in models.items()]
+    subjects = [subject_of(name, model, expects=expects) for name, model in models.items()]
+    return explore_subjects(subjects, image, out=out, sites=sites, title=title)
+
+
+def explore_subjects(
+    subjects: Sequence[Subject], image: Path | str, *, out: Path | str, sites: str = "all", title: str | None = None
+) -> Path:
+    """The same of models that were opened from runs, exported folders or timm (`analysis.subjects`), each of which sees the
+    image as its own evaluation does.
+
+    Raises:
+        As `explore`.
+    """
+    if not 1 <= len(subjects) <= _ALIKE:
+        raise UsageError(f"{len(subjects)} models: a page shows one, or two beside each other")
+    picture = album_of_files([str(image)]).open(0)
+    views = [_view(subject, picture, sites) for subject in subjects]
     layers = [layer for each in views for layer in each.explored.layers]
     size = sum(numbers.bytes.numel() for layer in layers for numbers in layer.numbers if numbers is not None)
     if size * 4 / 3 > MOST_BYTES:
@@ -110,28 +121,13 @@ def explorer_html(views: Sequence[View], *, title: str) -> str:
     )
 
 
-def _opened(path: Path) -> Image.Image:
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path}: this is no image that can be read ({error})") from None
-
-
-def _view(name: str, model: nn.Module, image: Image.Image, sites: str, expects: Mapping[str, Any]) -> View:
+def _view(subject: Subject, image: Image.Image, sites: str) -> View:
     """What the model sees of the image, and does with it."""
-    host = find_host(getattr(model, "_orig_mod", model))
-    example = host.adapter.example_inputs(host.core, batch=1)[0]
-    if example.ndim != 4 or example.shape[1] not in (1, 3):
-        raise UsageError(f"{name}: it takes tensors of {tuple(example.shape)}, and no images of 1 or 3 channels")
-    config = timm.data.resolve_model_data_config(host.core) | dict(expects) | {"input_size": tuple(example.shape[1:])}
-    takes = HostInput.from_model(config)
-    pixels = fixed_view(takes, crop_pct=takes.crop_pct)(image.convert(takes.mode))
-    like = next(host.core.parameters(), torch.zeros(()))
+    view = subject.view(image)
     return View(
-        name=name,
-        picture=Image.fromarray(pixels.movedim(0, -1).squeeze(-1).numpy()),
-        explored=explored(model, takes.normalize(pixels.unsqueeze(0)).to(like), sites=sites),
+        name=subject.name,
+        picture=Image.fromarray(view.movedim(0, -1).squeeze(-1).numpy()),
+        explored=explored(subject.model, subject.inputs([view]), sites=sites),
     )
 
 
