@@ -21,6 +21,7 @@ ANALYSES: Mapping[str, str] = {
     "cka": "cka",
     "rollout": "rollout",
     "sides": "sides",
+    "importance": "importance",
 }
 
 

@@ -22,6 +22,11 @@ def ticks(sites: Sequence[str]) -> list[str]:
     ]
 
 
+def captions(sites: Sequence[str]) -> list[str]:
+    """Sites as pictures and rows name them: `layer 3`; one alone by its whole name."""
+    return list(sites) if len(sites) < 2 else [f"layer {tick}" for tick in ticks(sites)]
+
+
 def _common(parts: Sequence[Sequence[str]]) -> int:
     """How many words all begin with."""
     count = 0

@@ -1,0 +1,70 @@
+"""Which layers of a model offer what, found by showing it something once; and their tokens as maps of features."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from attngraft.analysis.record import record
+from attngraft.analysis.recording import Recording
+from attngraft.analysis.subjects import Subject
+from attngraft.errors import RecordError, UsageError
+from attngraft.hosts import Host, find_host
+
+
+def host_of(subject: Subject) -> Host:
+    """
+    Raises:
+        HostError: no adapter knows the model.
+    """
+    return find_host(
+        getattr(subject.model, "_orig_mod", subject.model)
+    )  # torch.compile's wrapper holds the model itself
+
+
+def offered(subject: Subject, inputs: Tensor, *, sites: str, called: Collection[str]) -> dict[str, list[str]]:
+    """Site to the names of those of its tensors that are called so, a graft's own with its name before (`elsa.ghost_add`).
+
+    In the order of the model's sites; sites that have none are left out. The model runs once, and nothing is kept.
+    """
+    with torch.no_grad(), record(subject.model, (), sites=sites) as recording:
+        subject.model(inputs)
+    named = {
+        site.path: [
+            name
+            for name in recording.offered(site.path)
+            if any(name == each or name.endswith(f".{each}") for each in called)
+        ]
+        for site in host_of(subject).sites
+    }
+    return {site: names for site, names in named.items() if names}
+
+
+def features(recording: Recording, site: str, name: str) -> Tensor:
+    """What leaves a stage as a map (B, rows, columns, C), whether its host has tokens or a map.
+
+    Raises:
+        RecordError: nothing was recorded there under this name, or its tokens have no places on the map.
+    """
+    tokens = recording[site][name]
+    if tokens.ndim == 4:  # windows are put back there already
+        return tokens
+    try:
+        return recording.on_map(site, name)
+    except UsageError as error:
+        raise RecordError(f"{site}: {error}") from None
+
+
+def grid_of(subject: Subject, tokens: int) -> tuple[int, int]:
+    """(rows, columns) of the map that so many tokens are, by any site that says it.
+
+    Raises:
+        RecordError: none does.
+    """
+    for site in host_of(subject).sites:
+        rows, columns = site.geometry.grid or (0, 0)
+        if rows * columns == tokens and not site.geometry.prefix_tokens:
+            return rows, columns
+    raise RecordError(f"no site says how the {tokens} tokens that latents look at stand on the map")
