@@ -22,6 +22,7 @@ ANALYSES: Mapping[str, str] = {
     "rollout": "rollout",
     "sides": "sides",
     "importance": "importance",
+    "structure": "structure",
 }
 
 
