@@ -23,6 +23,7 @@ ANALYSES: Mapping[str, str] = {
     "sides": "sides",
     "importance": "importance",
     "structure": "structure",
+    "latents": "latents",
 }
 
 

@@ -1,0 +1,139 @@
+"""Where latents look on the image, through the layers (BiXT, Figs. 1 and A1 to A3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from attngraft.analysis.ask import Analysis, Ask, by_subject
+from attngraft.analysis.asked.layers import captions, table_of
+from attngraft.analysis.asked.offers import grid_of, offered
+from attngraft.analysis.asked.showing import backdrop, numbers_of, png
+from attngraft.analysis.record import record
+from attngraft.analysis.subjects import Subject
+from attngraft.errors import RecordError
+from attngraft.finding import Finding, Panel, Picture, Pictures, Row
+from attngraft.sections import Cell
+
+_LOOKS = "latents_to_tokens"
+_CHOSEN = 4  #: latents that are followed through the layers
+_MOST = 64  #: of one layer that are shown at once
+_WIDE = 8  #: of them in a row
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Image:
+    """Where the latents of one model look on one image."""
+
+    name: str
+    pixels: str
+    under: str  #: the same, to lie under maps
+    maps: dict[str, Tensor]  #: site to (H, M, rows, columns)
+
+    def map(self, site: str, latent: int, head: int | None) -> list[list[float]]:
+        """Of one head, or the mean of all."""
+        of_latent = self.maps[site][:, latent]
+        return numbers_of(of_latent.mean(0) if head is None else of_latent[head])
+
+
+def _images(ask: Ask, subject: Subject) -> list[_Image]:
+    found: list[_Image] = []
+    for name, view, inputs in ask.pictures(subject):
+        if not found and not offered(subject, inputs, sites=ask.sites, called=(_LOOKS,)):
+            raise RecordError("no chosen layer has latents that look at tokens; BiXT's cross-attention layers have")
+        with record(subject.model, _LOOKS, sites=ask.sites) as recording:
+            subject.model(inputs)
+        maps = {site: recording[site][_LOOKS][0].float().cpu() for site in recording}
+        on_image = {site: each.unflatten(2, grid_of(subject, each.shape[2])) for site, each in maps.items()}
+        found.append(_Image(name=name, pixels=png(view), under=backdrop(view), maps=on_image))
+    return found
+
+
+def _chosen(maps: Tensor) -> list[int]:
+    """Some latents, evenly."""
+    count = maps.shape[1]
+    return sorted({int(place) for place in np.linspace(0, count - 1, min(_CHOSEN, count)).round()})
+
+
+def _heads(maps: Tensor, *, apart: bool) -> list[int | None]:
+    return list(range(len(maps))) if apart else [None]
+
+
+def find(ask: Ask) -> Finding:
+    found, left_out = by_subject(ask, lambda subject: _images(ask, subject))
+    names = [subject.name for subject in ask.subjects]
+    panels: list[Panel] = []
+    for place, images in found.items():
+        panels += [_through(names[place], image, heads=ask.heads) for image in images]
+        panels.append(_all(names[place], images[0]))
+    return Finding(
+        name=ANALYSIS.name,
+        title=ANALYSIS.title,
+        source=ANALYSIS.source,
+        note=f"Over the image, where latents look among its tokens: light is much. {_CHOSEN} latents, evenly chosen by "
+        "their numbers, through the layers, "
+        + ("head by head" if ask.heads else "mean over heads (--heads shows them one by one)")
+        + f"; and all latents (at most {_MOST}) of the last layer, mean over heads. Each picture has its own scale of "
+        "colors, so that a latent which looks everywhere alike shows small differences large: the table has the shares.",
+        subjects=names,
+        panels=panels,
+        table=table_of(
+            ["model", "image", "layer", "head", "latent", "row", "column", "share"],
+            4,
+            [row for place, images in found.items() for row in _rows(names[place], images, heads=ask.heads)],
+        ),
+        left_out=left_out,
+    )
+
+
+def _through(name: str, image: _Image, *, heads: bool) -> Pictures:
+    """A latent (and head) a row, a layer a column."""
+    sites = list(image.maps)
+    first = image.maps[sites[0]]
+    rows = [Row(name="image", pictures=[Picture(image=image.pixels)])]
+    for latent in _chosen(first):
+        for head in _heads(first, apart=heads):
+            maps = [
+                Picture(image=image.under, values=image.map(site, latent, head), caption=caption)
+                for site, caption in zip(sites, captions(sites), strict=True)
+                if head is None or head < len(image.maps[site])
+            ]
+            title = f"latent {latent}" if head is None else f"latent {latent}, head {head}"
+            rows.append(Row(name=title, pictures=maps))
+    return Pictures(title=f"{name}: latents through the layers, {image.name}", rows=rows)
+
+
+def _all(name: str, image: _Image) -> Pictures:
+    site = list(image.maps)[-1]
+    count = min(image.maps[site].shape[1], _MOST)
+    rows = []
+    for start in range(0, count, _WIDE):
+        stop = min(start + _WIDE, count)
+        pictures = [Picture(image=image.under, values=image.map(site, each, None)) for each in range(start, stop)]
+        rows.append(Row(name=f"latents {start} to {stop - 1}", pictures=pictures))
+    return Pictures(title=f"{name}: all latents in {site}, {image.name}", rows=rows)
+
+
+def _rows(name: str, images: Sequence[_Image], *, heads: bool) -> Iterator[list[Cell]]:
+    """Of the latents that are followed through the layers."""
+    for image in images:
+        for site, maps in image.maps.items():
+            for latent in _chosen(maps):
+                for head in _heads(maps, apart=heads):
+                    for row, line in enumerate(image.map(site, latent, head)):
+                        for column, share in enumerate(line):
+                            said = "mean" if head is None else str(head)
+                            yield [name, image.name, site, said, latent, row, column, share]
+
+
+ANALYSIS = Analysis(
+    name="latents",
+    title="Where latents look",
+    what="maps of BiXT's latents on single images, through the layers and side by side",
+    source="BiXT, Figs. 1 and A1 to A3",
+    find=find,
+    images="shown",
+)

@@ -1,0 +1,55 @@
+"""Where latents look, against maps that are recorded here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import attngraft
+from attngraft.analysis.asked import latents
+from attngraft.errors import RecordError
+from tests.analysis.asked.asking import ask, found, inputs, rows_of, vit
+from tests.analysis.asked.bixts import bixt
+
+SITE = "blocks.{}.cross_attention_latents_token.attn"
+
+
+def test_chosen_latents_through_the_layers(tmp_path: Path) -> None:
+    given = ask(bixt(), vit(), names=("BiXT", "ViT"))
+    finding = found(latents.ANALYSIS, given, tmp_path)
+    model = given.subjects[0].model
+    with torch.no_grad(), attngraft.record(model) as recording:
+        model(inputs(given, [9]))
+    for layer in range(3):
+        looks = recording[SITE.format(layer)]["latents_to_tokens"][0].mean(0)  # (latents, tokens)
+        for latent in (0, 2, 5, 7):
+            rows = rows_of(finding, image="noise/9", layer=SITE.format(layer), latent=latent, head="mean")
+            assert [row["share"] for row in rows] == pytest.approx(looks[latent].tolist(), rel=1e-4)
+            assert [(row["row"], row["column"]) for row in rows] == [(i // 4, i % 4) for i in range(16)]
+    assert {row["latent"] for row in rows_of(finding)} == {0, 2, 5, 7}
+    first, second, every = finding.panels
+    assert [row.name for row in first.rows] == ["image", "latent 0", "latent 2", "latent 5", "latent 7"]
+    assert [each.caption for each in second.rows[1].pictures] == ["layer 0", "layer 1", "layer 2"]
+    assert [(row.name, len(row.pictures)) for row in every.rows] == [("latents 0 to 7", 8)]
+    assert torch.tensor(every.rows[0].pictures[3].values).shape == (4, 4)
+    assert "BiXT" in finding.left_out["ViT"]
+
+
+def test_head_by_head_of_the_last_layer() -> None:
+    given = ask(bixt(num_latents=70), heads=True, shown=1, sites="blocks.2")
+    finding = latents.ANALYSIS(given)
+    through, every = finding.panels
+    assert [row.name for row in through.rows[1:3]] == ["latent 0, head 0", "latent 0, head 1"]
+    assert sum(len(row.pictures) for row in every.rows) == 64, "not all 70"
+    model = given.subjects[0].model
+    with torch.no_grad(), attngraft.record(model) as recording:
+        model(inputs(given, [0]))
+    looks = recording[SITE.format(2)]["latents_to_tokens"][0, 1, 69]
+    assert [row["share"] for row in rows_of(finding, head="1", latent=69)] == pytest.approx(looks.tolist(), rel=1e-4)
+
+
+def test_without_latents() -> None:
+    with pytest.raises(RecordError, match="no chosen layer has latents"):
+        latents.ANALYSIS(ask(vit()))
