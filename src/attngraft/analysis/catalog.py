@@ -24,6 +24,7 @@ ANALYSES: Mapping[str, str] = {
     "importance": "importance",
     "structure": "structure",
     "latents": "latents",
+    "symmetry": "symmetry",
 }
 
 
