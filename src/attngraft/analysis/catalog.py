@@ -25,6 +25,7 @@ ANALYSES: Mapping[str, str] = {
     "structure": "structure",
     "latents": "latents",
     "symmetry": "symmetry",
+    "filters": "filters",
 }
 
 
