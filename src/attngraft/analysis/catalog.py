@@ -26,6 +26,7 @@ ANALYSES: Mapping[str, str] = {
     "latents": "latents",
     "symmetry": "symmetry",
     "filters": "filters",
+    "ghost": "ghost",
 }
 
 
