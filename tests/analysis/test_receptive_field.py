@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.analysis.receptive_field import area_holding, receptive_field
+from attngraft.analysis.receptive_field import area_holding, pixel_gradient, receptive_field
 from attngraft.errors import UsageError
 
 
@@ -28,6 +28,16 @@ def test_a_convolution_sees_its_kernel() -> None:
     corner = receptive_field(lambda x: layer(x).movedim(1, -1), torch.rand(4, 2, 9, 9), place=(0, 8))
     assert corner[:2, 7:].min() == 1
     assert corner.sum() == 4
+
+
+def test_means_over_batches_are_taken_before_it_is_scaled() -> None:
+    layer, images = convolution(3), torch.rand(3, 2, 9, 9)
+
+    def features(x: Tensor) -> Tensor:
+        return layer(x).square().movedim(1, -1)
+
+    parts = 2 * pixel_gradient(features, images[:2]) + pixel_gradient(features, images[2:])
+    torch.testing.assert_close(parts / parts.max(), receptive_field(features, images))
 
 
 def test_what_lessens_the_features_does_not_count() -> None:

@@ -27,6 +27,7 @@ ANALYSES: Mapping[str, str] = {
     "symmetry": "symmetry",
     "filters": "filters",
     "ghost": "ghost",
+    "receptive-field": "receptive_field",
 }
 
 

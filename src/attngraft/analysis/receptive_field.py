@@ -32,6 +32,18 @@ def receptive_field(
     Raises:
         UsageError: the features are no map, have no gradient, or no such place.
     """
+    field = pixel_gradient(features, images, place=place)
+    return field / field.max().clamp_min(torch.finfo(field.dtype).tiny)
+
+
+def pixel_gradient(
+    features: Callable[[Tensor], Tensor], images: Tensor, *, place: tuple[int, int] | None = None
+) -> Tensor:
+    """What `receptive_field` is before it is scaled, (H, W): means over several batches are taken of this.
+
+    Raises:
+        UsageError: as `receptive_field`.
+    """
     with torch.enable_grad():
         pixels = images.detach().clone().requires_grad_()
         found = features(pixels)
@@ -45,8 +57,7 @@ def receptive_field(
         if not found.requires_grad:
             raise UsageError("the features have no gradient: record with detach=False, and not under torch.no_grad()")
         (moved,) = torch.autograd.grad(found[:, row, column].relu().sum(), pixels)
-    field = moved.clamp_min(0).sum(1).mean(0)
-    return field / field.max().clamp_min(torch.finfo(field.dtype).tiny)
+    return moved.clamp_min(0).sum(1).mean(0)
 
 
 def area_holding(field: Tensor, share: float) -> float:
