@@ -28,8 +28,8 @@ _TICKS = 16  #: names of layers below an axis; with more, some are left out
 
 
 def finding_plots(finding: Finding) -> dict[str, bytes]:
-    """File name to content: PNG and SVG, on white and (`-dark`) on dark. Up to four plots that follow each other stand on one
-    sheet, pictures on sheets of their own; the second sheet is called `<name>-2`."""
+    """File name to content: PNG and SVG, on white and (`-dark`) on dark. Up to four plots that follow each other stand on
+    one sheet, pictures on sheets of their own; the second sheet is called `<name>-2`."""
     files: dict[str, bytes] = {}
     with drawing(text_as_paths=True):
         for number, panels in enumerate(_sheets(finding.panels), start=1):
