@@ -71,7 +71,7 @@ class Analysis:
     source: str  #: where it is from: "CB, Figs. 3a and 5a"
     find: Callable[[Ask], Finding]
     images: Literal["none", "shown", "many"] = "many"  #: none; a few, shown one by one; many, for means
-    models: tuple[int, int] = (1, 8)  #: at least, at most
+    models: tuple[int, int] = (1, 12)  #: at least, at most
     runs: bool = False  #: whether models must be runs: it reads what they wrote while they trained
 
     @property

@@ -42,6 +42,12 @@ def analyze(
             rich_help_panel=_MODELS,
         ),
     ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant", help="With --study: these variants alone; repeatable.", metavar="NAME", rich_help_panel=_MODELS
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option("--seed", help="With --study: which run of each variant; its first.", rich_help_panel=_MODELS),
@@ -114,6 +120,8 @@ def analyze(
 
         attngraft analyze all --study study --seed 1
 
+        attngraft analyze cka sides --study study --variant baseline --variant cb_s
+
         attngraft analyze class-token --run runs/baseline --run runs/cb_s --image dog.jpg --image cat.jpg
 
         attngraft analyze cka --run runs/baseline --run runs/cb_s --data ./flowers --limit 1000
@@ -131,7 +139,7 @@ def analyze(
     if (study is None) == (not model):
         raise UsageError("say which models: --study FOLDER, or --model RUN|FOLDER|NAME (repeatable)")
     if study is not None:
-        subjects, baseline = models_of_study(study, seed=seed, weights=weights.value)
+        subjects, baseline = models_of_study(study, variants=variant or [], seed=seed, weights=weights.value)
     else:
         arguments = assignments(host_arg or [], option="--host-arg")
         subjects = open_models(

@@ -48,11 +48,13 @@ def open_models(
     return _apart(found)
 
 
-def models_of_study(folder: Path, *, seed: int | None, weights: Weights) -> tuple[tuple[Subject, ...], int | None]:
-    """One run of each variant, by the variants' names, and the place of the baseline, where its run is finished.
+def models_of_study(
+    folder: Path, *, variants: Sequence[str] = (), seed: int | None = None, weights: Weights = "last"
+) -> tuple[tuple[Subject, ...], int | None]:
+    """One run of each variant, or of some, by their names; and the place of the baseline, where it is among them.
 
     Raises:
-        UsageError: no study is there, or none of its runs of this seed is finished.
+        UsageError: no study is there, none of its runs of this seed is finished, or it has no such variant.
     """
     import dataclasses
 
@@ -60,13 +62,24 @@ def models_of_study(folder: Path, *, seed: int | None, weights: Weights) -> tupl
     from attngraft.errors import UsageError
     from attngraft.study.collect import finished_runs
     from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
+    from attngraft.suggest import did_you_mean
 
     file = folder / STUDY_FILE
     if not file.is_file():
         raise UsageError(f"--study {folder}: no study is there (no {STUDY_FILE}); give the folder that compare wrote")
     config = dataclasses.replace(study_from_dict(read_study(file), source=str(file)), out=folder)
     chosen = config.seeds[0] if seed is None else seed
-    runs = {name: by_seed[chosen].folder for name, by_seed in finished_runs(config).items() if chosen in by_seed}
+    known = [variant.name for variant in config.variants]
+    for name in variants:
+        if name not in known:
+            raise UsageError(
+                f"--variant {name}: not in this study{did_you_mean(name, known)}; there are {', '.join(known)}"
+            )
+    runs = {
+        name: by_seed[chosen].folder
+        for name, by_seed in finished_runs(config).items()
+        if chosen in by_seed and (not variants or name in variants)
+    }
     if not runs:
         raise UsageError(
             f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"

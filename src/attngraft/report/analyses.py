@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +78,10 @@ def write_findings(findings: Sequence[Finding], folder: Path, *, title: str) -> 
     """
     for finding in findings:
         files = finding_plots(finding)
-        for old in folder.glob(f"{finding.name}*.[ps][nv]g"):
-            if old.name not in files and old.name.removeprefix(finding.name)[:1] in ("-", "."):
-                old.unlink(missing_ok=True)
+        ours = re.compile(rf"{re.escape(finding.name)}(-\d+)?(-dark)?\.(png|svg)")
+        for old in folder.glob(f"{finding.name}*"):
+            if ours.fullmatch(old.name) and old.name not in files:
+                old.unlink(missing_ok=True)  # of an earlier finding with more sheets
         for name, content in files.items():
             write_atomically(folder / name, content)
         write_atomically(folder / f"{finding.name}.csv", finding_csv(finding))

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAME = 26  #: characters of a model's or layer's name that a plot has room for
+_BESIDE = 4  #: plots on one sheet
 _TICKS = 16  #: names of layers below an axis; with more, some are left out
 
 
 def finding_plots(finding: Finding) -> dict[str, bytes]:
-    """File name to content: PNG and SVG, on white and (`-dark`) on dark. Plots that follow each other stand on one sheet,
-    pictures on sheets of their own; the second sheet is called `<name>-2`."""
+    """File name to content: PNG and SVG, on white and (`-dark`) on dark. Up to four plots that follow each other stand on
+    one sheet, pictures on sheets of their own; the second sheet is called `<name>-2`."""
     files: dict[str, bytes] = {}
     with drawing(text_as_paths=True):
         for number, panels in enumerate(_sheets(finding.panels), start=1):
@@ -80,7 +81,8 @@ def _sheets(panels: Sequence[Panel]) -> list[list[Panel]]:
     """Pictures by themselves, plots that follow each other together."""
     found: list[list[Panel]] = []
     for panel in panels:
-        if found and not isinstance(panel, Pictures) and not isinstance(found[-1][-1], Pictures):
+        beside = bool(found) and len(found[-1]) < _BESIDE and not isinstance(found[-1][-1], Pictures)
+        if beside and not isinstance(panel, Pictures):
             found[-1].append(panel)
         else:
             found.append([panel])

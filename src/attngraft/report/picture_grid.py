@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SIDE = 1.15  #: inches of a picture
 GAP = 0.08
 CAPTION = 0.2  #: inches for a line of text
+_LONG = 2  #: how many times longer than high a map may be before it is stretched to a square
 _PIXELS = 180  #: of a picture's longer side, at least: small maps stay squares when a viewer smooths pictures
 
 
@@ -49,7 +50,9 @@ def draw(panel: Pictures, theme: Theme, *, opaque: bool) -> Figure:
         for place, picture in enumerate(row.pictures):
             x = left + place * (SIDE + GAP)
             axes = figure.add_axes((x / width, (top - SIDE) / height, SIDE / width, SIDE / height))
-            axes.imshow(pixels(picture, panel), interpolation="nearest")
+            drawn = pixels(picture, panel)
+            long = picture.image is None and max(drawn.shape[:2]) > _LONG * min(drawn.shape[:2])
+            axes.imshow(drawn, interpolation="nearest", aspect="auto" if long else "equal")
             axes.set_axis_off()
             if picture.caption:
                 at = (x + SIDE / 2) / width, (top - SIDE - 0.03) / height

@@ -80,6 +80,7 @@ def _pictures(ask: Ask, first: Answers, second: Answers, sides: dict[str, np.nda
 
 def _picture(ask: Ask, first: Answers, second: Answers, place: int) -> Picture:
     said = (first.classes[each.predicted[place]] for each in (first, second))
+    ask.progress(1)
     return Picture(caption=" / ".join(said), image=png(ask.subjects[0].view(ask.images.open(place))))
 
 

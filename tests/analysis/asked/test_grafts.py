@@ -1,0 +1,53 @@
+"""What grafts learned: scales of cb_s, and how gates are distributed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import attngraft
+from attngraft.analysis.asked import gates, scaling
+from attngraft.errors import RecordError
+from attngraft.finding import Boxes
+from tests.analysis.asked.asking import ask, found, inputs, rows_of, vit
+
+
+def test_scales(tmp_path: Path) -> None:
+    plain, scaled = vit(), vit()
+    attngraft.graft(scaled, "cb_s")
+    with torch.no_grad():
+        scaled.blocks[1].mlp.grafts["cb_s"].scale.copy_(torch.arange(24) - 3.0)
+    finding = found(scaling.ANALYSIS, ask(plain, scaled, names=("plain", "cb_s"), album=None), tmp_path)
+    (row,) = rows_of(finding, layer="blocks.1.mlp")
+    assert row["mean"] == pytest.approx(23 / 2 - 3)
+    assert row["ratio"] == pytest.approx(abs(2.3 - 3) / abs(20.7 - 3), rel=1e-5)
+    (zero,) = rows_of(finding, layer="blocks.0.mlp")
+    assert zero["ratio"] is None, "0 / 0 is no number"
+    assert "graft cb_s" in finding.left_out["plain"]
+    with pytest.raises(RecordError, match="graft cb_s"):
+        scaling.ANALYSIS(ask(plain))
+
+
+def test_gates(tmp_path: Path) -> None:
+    model = vit()
+    attngraft.graft(model, "horizontal@blocks.1 + vertical@blocks.1-2")
+    given = ask(model)
+    finding = found(gates.ANALYSIS, given, tmp_path)
+    with torch.no_grad(), attngraft.record(model, "gates") as recording:
+        model(inputs(given, [0, 2, 4, 5, 7, 9]))
+    alpha = recording["blocks.1.attn"]["horizontal.alpha"].flatten().double()
+    (row,) = rows_of(finding, gate="horizontal.alpha")
+    assert row["layer"] == "blocks.1.attn"
+    assert row["mean"] == pytest.approx(float(alpha.mean()), rel=1e-5)
+    assert (row["least"], row["largest"]) == pytest.approx((float(alpha.min()), float(alpha.max())))
+    width = 3 * float(alpha.max() - alpha.min()) / 1000
+    for share, name in ((0.05, "5%"), (0.5, "50%"), (0.95, "95%")):
+        assert row[name] == pytest.approx(float(alpha.quantile(share)), abs=width)
+    boxes = {panel.title: panel for panel in finding.panels}
+    assert list(boxes) == ["horizontal.alpha", "vertical.beta"]
+    assert isinstance(boxes["vertical.beta"], Boxes)
+    assert boxes["vertical.beta"].ticks == ["1", "2"]
+    with pytest.raises(RecordError, match="gates"):
+        gates.ANALYSIS(ask(vit()))

@@ -1,0 +1,69 @@
+"""Entropy and distance by layer, against maps that are kept whole."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import attngraft
+from attngraft.analysis.asked import distance, entropy
+from attngraft.errors import RecordError
+from attngraft.finding import Curves
+from tests.analysis.asked.asking import ask, found, inputs, rows_of, swin, vit
+
+
+def test_entropy_of_a_vit(tmp_path: Path) -> None:
+    given = ask(vit(reg_tokens=1), swin(), names=("ViT", "Swin"))
+    finding = found(entropy.ANALYSIS, given, tmp_path)
+    model = given.subjects[0].model
+    with torch.no_grad(), attngraft.record(model, "weights") as recording:
+        model(inputs(given, [0, 2, 4, 5, 7, 9]))  # six of ten, evenly
+    for site, (row,) in zip(recording, [rows_of(finding, model="ViT", layer=site) for site in recording], strict=True):
+        weights = recording[site]["weights"].double()
+        every = -(weights * weights.log()).sum(-1)
+        patches = weights[..., 2:, 2:] / weights[..., 2:, 2:].sum(-1, keepdim=True)
+        assert row["entropy"] == pytest.approx(float(every.mean()), rel=1e-5)
+        assert row["class token"] == pytest.approx(float(every[:, :, 0].mean()), rel=1e-5)
+        assert row["among patches"] == pytest.approx(float(-(patches * patches.log()).sum(-1).mean()), rel=1e-5)
+        assert row["ceiling"] == pytest.approx(math.log(18))
+        assert row["ceiling among patches"] == pytest.approx(math.log(16))
+        assert row["entropy"] < row["ceiling"]
+    assert all(row["class token"] is None for row in rows_of(finding, model="Swin"))
+    patches_panel, class_panel = finding.panels
+    assert isinstance(patches_panel, Curves)
+    assert isinstance(class_panel, Curves)
+    assert [line.name for line in class_panel.lines] == ["ViT", "most there can be"]
+    assert len(patches_panel.lines[0].y) == 2, "the last layer is left out, as in the paper"
+
+
+def test_a_model_without_attention_is_left_out(tmp_path: Path) -> None:
+    import attngraft.models
+
+    mixer = attngraft.create_model("small_mixer", num_blocks=2, embed_dim=16).eval()
+    finding = found(entropy.ANALYSIS, ask(vit(), mixer, names=("ViT", "Mixer")), tmp_path)
+    assert list(finding.left_out) == ["Mixer"]
+    with pytest.raises(RecordError, match="weights"):
+        entropy.ANALYSIS(ask(mixer))
+
+
+def test_distance(tmp_path: Path) -> None:
+    given = ask(vit())
+    finding = found(distance.ANALYSIS, given, tmp_path)
+    model = given.subjects[0].model
+    with torch.no_grad(), attngraft.record(model, "weights", sites="blocks.1") as recording:
+        model(inputs(given, [0, 2, 4, 5, 7, 9]))
+    weights = recording["blocks.1.attn"]["weights"][..., 1:, 1:].double()
+    weights = weights / weights.sum(-1, keepdim=True)
+    expected = [0.0, 0.0]
+    for i in range(16):
+        for j in range(16):
+            far = abs(i // 4 - j // 4) / 4 + abs(i % 4 - j % 4) / 4
+            for head in range(2):
+                expected[head] += far * float(weights[:, head, i, j].mean()) / 16
+    rows = {row["head"]: row["distance"] for row in rows_of(finding, layer="blocks.1.attn")}
+    assert rows["0"] == pytest.approx(expected[0], rel=1e-4)
+    assert rows["1"] == pytest.approx(expected[1], rel=1e-4)
+    assert rows["mean"] == pytest.approx(sum(expected) / 2, rel=1e-4)

@@ -1,0 +1,110 @@
+"""What runs wrote while they trained: curves, confusions, images that changed sides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attngraft.analysis.album import Album
+from attngraft.analysis.asked import confusion, curves, sides
+from attngraft.analysis.subjects import Subject, open_subject
+from attngraft.errors import TrainingError, UsageError
+from attngraft.finding import Grid, Pictures
+from attngraft.training.run_folder import RunFolder
+from tests.analysis.asked.asking import album, ask, found, rows_of, vit
+from tests.export.runs import CLASSES, make_run
+
+TARGET = np.array([0, 0, 1, 1, 2, 3, 4, 4, 4, 4])
+
+
+def trained(folder: Path, predicted: list[int], *, losses: tuple[float, ...] = (2.0, 1.0)) -> Subject:
+    run = RunFolder(make_run(folder))
+    rows = [
+        {"epoch": epoch, "seconds": 1.0, "train/loss": loss, "val/top1": 1 / loss / 4, "val/loss": loss}
+        for epoch, loss in enumerate(losses, start=1)
+    ]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = np.array(predicted)
+    names = np.array([f"noise/{place}" for place in range(10)])
+    np.savez(run.predictions, name=names, score=said == TARGET, binary=True, target=TARGET, predicted=said)
+    return open_subject(str(folder))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Subject, Subject]:
+    first = trained(tmp_path / "first", [0, 1, 1, 1, 2, 3, 4, 4, 0, 0])
+    second = trained(tmp_path / "second", [0, 0, 1, 0, 2, 3, 4, 4, 4, 0], losses=(3.0, float("nan")))
+    return first, second
+
+
+def test_curves(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
+    finding = found(curves.ANALYSIS, ask(*runs, album=None), tmp_path)
+    assert finding.subjects == ["first", "second"]
+    assert [panel.title for panel in finding.panels] == [
+        "top-1 accuracy, validation",
+        "loss, validation",
+        "loss, training",
+    ]
+    assert [line.y for line in finding.panels[2].lines] == [[2.0, 1.0], [3.0, None]]
+    (row,) = rows_of(finding, model="first", epoch=2)
+    assert row["val/top1"] == 0.25
+    with pytest.raises(UsageError, match="a is no run"):
+        curves.ANALYSIS(ask(vit()))
+
+
+def test_confusion(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
+    finding = found(confusion.ANALYSIS, ask(*runs, album=None), tmp_path)
+    own, difference = finding.panels
+    assert isinstance(own, Grid)
+    assert isinstance(difference, Grid)
+    assert own.cells[0] == [0.5, 0.5, 0, 0, 0]
+    assert own.cells[4] == [0.5, 0, 0, 0, 0.5]
+    assert difference.cells[0] == [0.5, -0.5, 0, 0, 0]
+    assert difference.cells[4] == [-0.25, 0, 0, 0, 0.25]
+    assert difference.diverging
+    assert finding.numbers == {"first: right": 0.7, "second: right": 0.8}
+
+
+def test_sides(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
+    finding = found(sides.ANALYSIS, ask(*runs), tmp_path)
+    gained, lost = (rows_of(finding, side=side) for side in ("gained", "lost"))
+    assert [(row["image"], row["true class"], row["first"], row["second"]) for row in gained] == [
+        ("noise/1", CLASSES[0], CLASSES[1], CLASSES[0]),
+        ("noise/8", CLASSES[4], CLASSES[0], CLASSES[4]),
+    ]
+    assert [row["image"] for row in lost] == ["noise/3"]
+    (bees,) = rows_of(finding, side="class", image=CLASSES[1])
+    assert (bees["first"], bees["second"]) == (1.0, 0.5)
+    assert finding.numbers == {"gained": 2, "lost": 1, "of images": 10}
+    pictures, classes = finding.panels
+    assert isinstance(pictures, Pictures)
+    assert [(row.name, len(row.pictures)) for row in pictures.rows] == [("gained", 2), ("lost", 1)]
+    assert isinstance(classes, Grid)
+
+
+def test_images_that_are_not_the_runs_are_not_shown(runs: tuple[Subject, Subject]) -> None:
+    other: Album = replace(album(), names=[f"other/{place}" for place in range(10)])
+    finding = sides.ANALYSIS(ask(*runs, album=other))
+    assert [panel.kind for panel in finding.panels] == ["grid"]
+
+
+def test_runs_that_cannot_be_compared(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
+    first, second = runs
+    assert second.record is not None
+    assert second.record.predictions is not None
+    np.savez(second.record.predictions, name=np.arange(3).astype(str), target=TARGET[:3], predicted=TARGET[:3])
+    with pytest.raises(UsageError, match="judged on other images"):
+        sides.ANALYSIS(ask(first, second))
+    np.savez(second.record.predictions, name=np.arange(3).astype(str), target=np.eye(3))
+    with pytest.raises(UsageError, match="several labels"):
+        confusion.ANALYSIS(ask(first, second))
+    second.record.predictions.write_bytes(b"PK, but no archive")
+    with pytest.raises(TrainingError, match="predictions.npz"):
+        confusion.ANALYSIS(ask(first, second))
+    second.record.predictions.unlink()
+    with pytest.raises(UsageError, match="when it is finished"):
+        confusion.ANALYSIS(ask(first, open_subject(str(tmp_path / "second"))))

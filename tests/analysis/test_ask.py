@@ -1,0 +1,56 @@
+"""What every analysis is held to, whatever it looks for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attngraft.analysis.ask import by_subject
+from attngraft.analysis.catalog import ANALYSES, analyses, analysis
+from attngraft.analysis.subjects import Subject
+from attngraft.errors import HostError, RecordError, UsageError
+from tests.analysis.asked.asking import ask, vit
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_analysis_goes_by_its_name_and_is_explained() -> None:
+    found = analyses()
+    assert [each.name for each in found] == list(ANALYSES)
+    guide = (ROOT / "docs/guide/looking.md").read_text(encoding="utf-8")
+    listed = guide.partition("| analysis |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `([a-z-]+)` \|", listed, re.M) == list(ANALYSES)
+    assert all(each.what and each.title and each.takes for each in found)
+    with pytest.raises(UsageError, match=r"did you mean cka\?"):
+        analysis("ckaa")
+
+
+def test_images_are_the_same_for_all_models_and_evenly_chosen() -> None:
+    given = ask(vit(), vit(depth=1), limit=5, batch=2)
+    first, second = (list(given.batches(subject)) for subject in given.subjects)
+    assert [len(batch) for batch in first] == [2, 2, 1]
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert [len(batch) for batch in given.batches(given.subjects[0], least=2)] == [2, 2]
+    assert [name for name, _, _ in given.pictures(given.subjects[0])] == ["noise/0", "noise/9"]
+    with pytest.raises(UsageError, match="--image"):
+        next(replace(given, album=None).batches(given.subjects[0]))
+
+
+def test_models_that_have_no_such_thing_are_named_with_the_reason() -> None:
+    def find(subject: Subject) -> int:
+        assert not torch.is_grad_enabled()
+        if subject.name == "b":
+            raise RecordError("it has none")
+        return 1
+
+    assert by_subject(ask(vit(), vit(), vit()), find) == ({0: 1, 2: 1}, {"b": "it has none"})
+
+    def none(subject: Subject) -> int:
+        raise HostError(f"no {subject.name}")
+
+    with pytest.raises(RecordError, match="a: no a; b: no b"):
+        by_subject(ask(vit(), vit()), none)

@@ -1,0 +1,153 @@
+"""`attngraft analyze` and `explore`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attngraft.analysis.storage import load_findings
+from attngraft.cli import main
+from attngraft.errors import ConfigError
+from tests.export.runs import make_run
+
+TINY = [f"--host-arg={text}" for text in ("img_size=16", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=3")]
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def flowers(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for name in ("daisy", "tulip"):
+            folder = tmp_path / "flowers" / part / name
+            folder.mkdir(parents=True)
+            for number in range(6):
+                Image.fromarray(random.integers(0, 255, (20, 20, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return tmp_path / "flowers"
+
+
+@pytest.fixture
+def study(flowers: Path, tmp_path: Path) -> Path:
+    """A study of two variants that is as good as trained."""
+    out = tmp_path / "study"
+    task = {"name": "classification", "data": {"source": str(flowers)}}
+    for variant, graft in (("baseline", None), ("cb_s", "cb_s")):
+        make_run(out / "runs" / variant / "seed0", graft, task=task)
+    (out / "study.yaml").write_text(f"grafts: [cb_s]\nseeds: 1\ndata: {flowers}\nout: somewhere-else\n")
+    return out
+
+
+def test_a_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("analyze", "entropy", "scaling", "--study", study, "--limit", 5) == 0
+    told = capsys.readouterr()
+    assert "How spread attention is (entropy)" in told.out
+    assert "baseline: mean over layers, part of the ceiling: " in told.out
+    assert "left out: baseline: it has no cb_s" in told.out
+    folder = study / "analysis"
+    assert str(folder / "analysis.html") in told.out
+    names = {path.name for path in folder.iterdir()}
+    assert {"entropy.json", "entropy.csv", "entropy.png", "entropy.svg", "scaling-dark.svg", "analysis.html"} <= names
+    entropy, scaling = load_findings(folder)
+    assert entropy.subjects == ["baseline", "cb_s"]
+    assert entropy.baseline == 0
+    assert entropy.made["images"] == f"5 of {study.parent / 'flowers'}"
+    assert scaling.name == "scaling"
+    page = (folder / "analysis.html").read_text(encoding="utf-8")
+    assert page.count("<section") == 2
+
+
+def test_all_that_fit(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("analyze", "all", "--study", study, "--limit", 5, "--pictures", 2, "--json") == 0
+    told = capsys.readouterr()
+    found = [each["name"] for each in json.loads(told.out)]
+    assert {"entropy", "distance", "scaling", "class-token", "curves", "gates", "cka", "rollout"} <= set(found)
+    assert "confusion left out: " in told.err
+    assert "predictions.npz" in told.err
+
+
+def test_models_of_timm_and_files(flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["--model", "vit_tiny_patch16_224", *TINY]
+    image = ["--image", flowers / "val" / "daisy" / "1.png"]
+    out = tmp_path / "out"
+    assert run("analyze", "class-token", *model, *image, "--out", out, "--title", "<i>mine</i>", "--name", "ViT") == 0
+    assert "<i>mine" not in (out / "analysis.html").read_text(encoding="utf-8")
+    assert load_findings(out)[0].subjects == ["ViT"]
+    assert run("analyze", "distance", *model, "--data", flowers, "--split", "train", "--out", out) == 0
+    assert [each.name for each in load_findings(out)] == ["distance", "class-token"]
+    assert (out / "analysis.html").read_text(encoding="utf-8").count("<section") == 2, "what was found before stays"
+    capsys.readouterr()
+
+
+def test_mistakes(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = study / "runs" / "cb_s" / "seed0"
+    for arguments, code, message in [
+        (["entropi", "--study", study], 2, "did you mean entropy?"),
+        (["entropy"], 2, "say which models"),
+        (["entropy", "--study", study, "--model", one], 2, "say which models"),
+        (["entropy", "--study", tmp_path], 2, "no study is there"),
+        (["entropy", "--study", study, "--seed", 7], 2, "no run with seed 7"),
+        (["entropy", "--study", study, "--variant", "cb"], 2, "did you mean cb_s?"),
+        (["entropy", "--run", one, "--run", one], 2, "two models are called"),
+        (["entropy", "--run", one, "--name", "a", "--name", "b"], 2, "--name is given 2 times"),
+        (["entropy", "--model", "vit_tiny_patch16_224", *TINY], 2, "needs images"),
+        (["entropy", "--run", one, "--image", "x.png", "--data", flowers], 2, "give one of them"),
+        (["class-token", "--run", one, "--image", tmp_path / "x.png"], 1, "x.png"),
+        (["gates", "--run", study / "runs" / "baseline" / "seed0"], 1, "gates"),
+        (["cka", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
+    ]:
+        assert run("analyze", *arguments) == code, arguments
+        shown = capsys.readouterr()
+        assert message in " ".join(shown.err.split()), (arguments, shown.err)
+    assert not (one / "analysis").exists()
+
+
+def test_two_variants_of_a_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = ["--variant", "cb_s", "--variant", "baseline"]
+    assert run("analyze", "cka", "--study", study, *chosen, "--limit", 8, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["subjects"] == ["baseline", "cb_s"]
+
+
+def test_a_damaged_finding_is_named(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (study / "analysis").mkdir()
+    (study / "analysis" / "old.json").write_text('{"name": "old"')
+    assert run("analyze", "scaling", "--study", study) == 2
+    assert "old.json" in capsys.readouterr().err
+    (study / "analysis" / "old.json").write_text('{"format": 99}')
+    with pytest.raises(ConfigError, match="update attngraft"):
+        load_findings(study / "analysis")
+
+
+def test_explore(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, image = tmp_path / "page.html", flowers / "val" / "tulip" / "3.png"
+    models = [f"--model={study / 'runs' / name / 'seed0'}" for name in ("baseline", "cb_s")]
+    assert run("explore", *models, "--image", image, "--out", page) == 0
+    assert f"{page} (0." in capsys.readouterr().out
+    text = page.read_text(encoding="utf-8")
+    assert '"baseline/seed0"' in text
+    assert '"cb_s/seed0"' in text
+    assert (
+        run("explore", "--model", "vit_tiny_patch16_224", *TINY, "--image", image, "--out", page, "--name", "mine") == 0
+    )
+    assert '"mine"' in page.read_text(encoding="utf-8")
+    assert run("explore", *models, models[0] + "/", "--image", image) == 2
+    assert "two models are called" in capsys.readouterr().err
+    assert run("explore", models[0], "--image", tmp_path / "none.png") == 1
+    assert "none.png" in capsys.readouterr().err
+    assert run("explore", models[0], "--image", image, "--out", tmp_path / "new.html", "--sites", "blocks.7") == 2
+    assert not (tmp_path / "new.html").exists()
+
+
+@pytest.mark.parametrize("verb", ["analyze", "explore"])
+def test_help_has_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(verb, "--help") == 0
+    assert f"attngraft {verb}" in capsys.readouterr().out
