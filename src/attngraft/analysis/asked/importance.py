@@ -95,7 +95,8 @@ def find(ask: Ask) -> Finding:
         source=ANALYSIS.source,
         note="How well each place agrees, as a query, with the key that it agrees with best (the largest weight of its row "
         "after the softmax over queries), from 0 to 1 within each window (without windows: within the image), windows in "
-        "their places: light is important. "
+        "their places: light is important. Shifted windows at the map's border hold parts that do not see each other; "
+        "weights sum to 1 over the queries of a part, so that those of small parts are larger by that alone. "
         + ("Head by head. " if ask.heads else "The mean over heads; --heads shows them one by one. ")
         + "How large the branches are: mean absolute value of their heads before both are weighed and "
         "added, over the tokens of the map and the images that are shown.",
