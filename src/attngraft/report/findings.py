@@ -220,7 +220,7 @@ def _legend(axes: Axes, theme: Theme) -> None:
         frameon=False,
         fontsize=TEXT_SIZE - 1,
         labelcolor=theme.ink,
-        handlelength=1.6,
+        handlelength=2.6,
         columnspacing=1.2,
         borderaxespad=0.2,
     )
