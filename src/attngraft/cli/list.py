@@ -9,7 +9,7 @@ import typer
 
 def list_command(
     what: Annotated[
-        Literal["grafts", "hosts", "recipes", "papers", "tasks"], typer.Argument(help="What to list.")
+        Literal["grafts", "hosts", "recipes", "papers", "tasks", "suites"], typer.Argument(help="What to list.")
     ] = "grafts",
     coverage: Annotated[
         bool,
@@ -17,7 +17,7 @@ def list_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List grafts (with their options), supported hosts, recipes, papers, or tasks.
+    """List grafts (with their options), supported hosts, recipes, papers, tasks, or suites of evaluations.
 
     Examples:
 
@@ -146,4 +146,26 @@ def _tasks() -> list[dict[str, Any]]:
     return [{"name": name} for name in known_tasks()]
 
 
-_ROWS = {"grafts": _grafts, "hosts": _hosts, "recipes": _recipes, "papers": _papers, "tasks": _tasks}
+def _suites() -> list[dict[str, Any]]:
+    from attngraft.evaluation.suites import suites
+    from attngraft.evaluation.suites.test_sets import TEST_SETS, how_to_get
+
+    return [
+        {
+            "name": suite.name,
+            "what": suite.summary,
+            "conditions": str(len(suite.conditions) or ""),
+            "images": how_to_get(suite.name) if suite.name in TEST_SETS else "the run's validation part, or --data",
+        }
+        for suite in suites().values()
+    ]
+
+
+_ROWS = {
+    "grafts": _grafts,
+    "hosts": _hosts,
+    "recipes": _recipes,
+    "papers": _papers,
+    "tasks": _tasks,
+    "suites": _suites,
+}
