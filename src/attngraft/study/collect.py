@@ -27,6 +27,7 @@ from attngraft.study.result import (
     RunSummary,
     Spread,
     StudyResult,
+    SuiteResult,
     VariantResult,
 )
 from attngraft.study.schedule import run_folder
@@ -37,6 +38,7 @@ from attngraft.study.verdict import compare_scores, corrected
 
 if TYPE_CHECKING:
     from attngraft.sections import Section
+    from attngraft.tasks.task import Task
     from attngraft.training.run_folder import RunRecord
 
 Records = dict[str, dict[int, "RunRecord"]]  #: finished runs, by variant name and seed
@@ -125,7 +127,16 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             *notes,
         ],
         halving=halving,
+        suites=_suites(config, records, task),
     )
+
+
+def _suites(config: StudyConfig, records: Records, task: Task) -> list[SuiteResult]:
+    if not config.suites:
+        return []
+    from attngraft.study.suites import suite_results
+
+    return suite_results(config, records, task)
 
 
 def finished_runs(config: StudyConfig) -> Records:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,6 @@ import numpy as np
 from torch import Tensor
 
 from attngraft.tasks.task import Batch, Split
-
-Columns = Mapping[str, np.ndarray]  #: one row per example
 
 
 class Pixels(ABC):
@@ -44,8 +42,6 @@ class Probe:
     pixels: Pixels
     losses: Callable[[Any, Batch], Tensor]  #: of (the model's outputs, batch): evaluation's loss by example, (B,)
     columns: tuple[str, ...]  #: those of `Predictions.arrays` that are kept for each example
-    #: of these columns: stated probabilities and whether each came true, both (N, K): K statements about an example
-    beliefs: Callable[[Columns], tuple[np.ndarray, np.ndarray]]
     part: Callable[
         [Split, np.ndarray], Split
     ]  #: of (a split, indices): these of its examples alone, evaluated as in it

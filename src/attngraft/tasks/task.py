@@ -223,6 +223,17 @@ class Task(ABC):
         """
         raise ConfigError(f"task {self.name}: does not say how its models are used outside of it (Task.serving)")
 
+    def beliefs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Stated probabilities and whether each came true, both (N, K): K statements about each example.
+
+        Args:
+            columns: those of `Predictions.arrays` that `Probe.columns` names.
+
+        Raises:
+            ConfigError: the task does not say.
+        """
+        raise ConfigError(f"task {self.name}: does not say what its predictions state (Task.beliefs)")
+
     def probe(self) -> Probe:
         """How evaluations beyond clean accuracy change this task's examples; asked for after `load`.
 

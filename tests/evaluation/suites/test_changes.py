@@ -42,7 +42,9 @@ def photograph(shared: Path) -> Tensor:
 
 
 def test_noise_is_of_the_seed_and_the_example() -> None:
-    draws = {(seed, number): torch.rand(4, generator=noise_of(seed, number)) for seed in range(3) for number in range(3)}
+    draws = {
+        (seed, number): torch.rand(4, generator=noise_of(seed, number)) for seed in range(3) for number in range(3)
+    }
     assert len({tuple(each.tolist()) for each in draws.values()}) == 9
     assert torch.equal(draws[1, 2], torch.rand(4, generator=noise_of(1, 2)))
 

@@ -207,8 +207,8 @@ def test_other_weights_data_or_damage_are_evaluated_anew(tmp_path: Path) -> None
 
 def test_batches_and_processes_change_nothing(tmp_path: Path) -> None:
     found = []
-    for name, train in (("one", {"batch_size": 12}), ("other", {"batch_size": 2, "workers": 2})):
-        run = run_with_images(tmp_path / name, train=train | {"threads": 1})
+    for name, training in (("one", {"batch_size": 12}), ("other", {"batch_size": 2, "workers": 2})):
+        run = run_with_images(tmp_path / name, train=training | {"threads": 1})
         under(run, "patches", "noise")
         found.append({path.name: read_columns(path) for path in (run / "evaluation").rglob("*.parquet")})
     for name, columns in found[0].items():

@@ -115,7 +115,9 @@ def test_layouts_are_checked(imagenet_run: Path, tmp_path: Path) -> None:
 
 def test_models_of_other_classes_are_refused(tmp_path: Path) -> None:
     run = run_with_images(tmp_path / "run")
-    with pytest.raises(DataError, match=r"3 classes \(cat, dog, owl, ...\), and this suite's images are of ImageNet's 1000"):
+    with pytest.raises(
+        DataError, match=r"3 classes \(cat, dog, owl, ...\), and this suite's images are of ImageNet's 1000"
+    ):
         evaluate_suites(run, parse_suites(["sketch"]), progress=SILENT)
     with pytest.raises(DataError, match="which is which cannot be told"):
         imagenet_order([f"class {index}" for index in range(1000)], run=run)

@@ -111,7 +111,7 @@ class _Work:
             folder = self._folder(suite.folder, ground)
             kept, refused = self._evaluated(choice, ground, folder, stop)
             if suite.kind == "calibration":
-                groups, reliable = calibrated(folder, suite.conditions[0], ground.probe, root=self._root)
+                groups, reliable = calibrated(folder, suite.conditions[0], ground.task, root=self._root)
                 metric, higher = "ece", False
             else:
                 groups = grouped(suite.conditions, kept, refused, folder, root=self._root)

@@ -112,7 +112,7 @@ def _test_set(record: RunRecord, name: str, source: str | None) -> Ground:
         )
     order = imagenet_order(list(record.facts.get("classes", ())), run=record.folder)
     if source is None:
-        raise DataError(f"suite {name}: {how_to_get(name)}")
+        raise missing_images(name)
     found = open_test_set(name, Path(source))
     images = found.images.take(np.arange(len(found.images)), order[found.images.labels])
     ground = _of_images(record, task, images, where=source)
@@ -122,6 +122,11 @@ def _test_set(record: RunRecord, name: str, source: str | None) -> Ground:
         accepted=_in_order(found, order),
         notes=found.notes,
     )
+
+
+def missing_images(name: str) -> DataError:
+    """What is to be said where a suite's images were not given."""
+    return DataError(f"suite {name}: {how_to_get(name)}")
 
 
 def _in_order(found: TestImages, order: np.ndarray) -> dict[str, list[int]]:

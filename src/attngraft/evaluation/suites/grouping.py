@@ -11,7 +11,7 @@ from attngraft.evaluation.suites.result import GroupResult, means_over_severitie
 from attngraft.files import write_atomically
 from attngraft.sections import Reliability
 from attngraft.tasks.calibration import reliability
-from attngraft.tasks.probe import Probe
+from attngraft.tasks.task import Task
 
 
 def grouped(
@@ -51,11 +51,9 @@ def grouped(
     return [*found, *means_over_severities(found)]
 
 
-def calibrated(
-    folder: Path, condition: Condition, probe: Probe, *, root: Path
-) -> tuple[list[GroupResult], Reliability]:
+def calibrated(folder: Path, condition: Condition, task: Task, *, root: Path) -> tuple[list[GroupResult], Reliability]:
     """The expected calibration error of predictions on clean images, and the bins behind it."""
-    stated, true = probe.beliefs(read_columns(folder / f"{condition.name}.parquet"))
+    stated, true = task.beliefs(read_columns(folder / f"{condition.name}.parquet"))
     found = reliability([stated.reshape(-1)], [true.reshape(-1)])
     group = GroupResult(
         name="calibration",

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from attngraft.errors import ConfigError
+from attngraft.evaluation.suites.catalog import SuiteChoice
 from attngraft.files import write_atomically
 from attngraft.sections import Reliability
 from attngraft.study.result import Interval
@@ -112,6 +114,30 @@ def save_suite_run(result: SuiteRun, folder: Path) -> None:
     """
     write_atomically(folder / RESULT_FILE, json.dumps(dataclasses.asdict(result), indent=2) + "\n")
     write_atomically(folder / TABLE_FILE, _csv(result))
+
+
+def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
+    """The results in a run's `evaluation/<weights>` of this suite, on all of the run's own validation part or the images
+    that `choice` names; None: there are none.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    from attngraft.strict import read
+
+    name = choice.suite.name
+    for folder in [evaluations / name] if choice.data is None else sorted(evaluations.glob(f"{name}--*")):
+        path = folder / RESULT_FILE
+        if not path.is_file() or "-limit" in folder.name:
+            continue
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: cannot be read as a suite's result: {error}") from None
+        found = read(SuiteRun, content, where=str(path))
+        if choice.data is None or found.data == choice.data:
+            return found
+    return None
 
 
 def _csv(result: SuiteRun) -> str:

@@ -131,6 +131,9 @@ class Classification(Task):
         activation: Literal["softmax", "sigmoid"] = "sigmoid" if self._sigmoid else "softmax"
         return image_serving(facts, model_data_config=model_data_config, activation=activation)
 
+    def beliefs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        return one_belief(columns)
+
     def probe(self) -> Probe:
         return Probe(
             pixels=ImagePixels(self._input),
@@ -138,7 +141,6 @@ class Classification(Task):
                 self.config.loss, mean_logits(outputs, classes=self._classes), batch["target"]
             ),
             columns=("target", "predicted", "confidence"),
-            beliefs=one_belief,
             part=image_part,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -50,11 +50,11 @@ def image_part(split: Split, indices: np.ndarray) -> Split:
     return split.part(indices)
 
 
-def one_belief(columns: Any) -> tuple[np.ndarray, np.ndarray]:
-    """`Probe.beliefs` of one label per image: the confidence in what is predicted, and whether it is right."""
+def one_belief(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """`Task.beliefs` of one label per image: the confidence in what is predicted, and whether it is right."""
     return columns["confidence"][:, None], (columns["predicted"] == columns["target"])[:, None]
 
 
-def many_beliefs(columns: Any) -> tuple[np.ndarray, np.ndarray]:
-    """`Probe.beliefs` of several labels per image: the probability of every label, and whether it is there."""
+def many_beliefs(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """`Task.beliefs` of several labels per image: the probability of every label, and whether it is there."""
     return 1 / (1 + np.exp(-columns["logits"].astype(np.float64))), columns["target"] > 0

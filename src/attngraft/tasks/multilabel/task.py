@@ -122,12 +122,14 @@ class MultiLabel(Task):
             threshold=self.config.metrics.threshold,
         )
 
+    def beliefs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        return many_beliefs(columns)
+
     def probe(self) -> Probe:
         return Probe(
             pixels=ImagePixels(self._input),
             losses=lambda outputs, batch: example_losses(mean_logits(outputs, classes=self._classes), batch["target"]),
             columns=("target", "logits"),
-            beliefs=many_beliefs,
             part=image_part,
         )
 
