@@ -24,10 +24,10 @@ def reliability_files(found: Reliability, *, title: str) -> dict[str, bytes]:
         ]
         most = max((count for _, _, count in known), default=1)
         axes.plot([0, 100], [0, 100], color=LIGHT.muted, linewidth=1, linestyle=(0, (3, 3)))
-        axes.plot([x for x, _, _ in known], [y for _, y, _ in known], color=color, linewidth=1.5)
-        axes.scatter(
-            [x for x, _, _ in known], [y for _, y, _ in known], s=[8 + 40 * n / most for *_, n in known], color=color
-        )
+        stated, observed = [x for x, _, _ in known], [y for _, y, _ in known]
+        sizes = [8 + 40 * count / most for *_, count in known]
+        axes.plot(stated, observed, color=color, linewidth=1.5, clip_on=False)
+        axes.scatter(stated, observed, s=sizes, color=color, clip_on=False, zorder=3)
         axes.set_xlim(0, 100)
         axes.set_ylim(0, 100)
         error = 100 * sum(found.error_by_seed) / (len(found.error_by_seed) or 1)

@@ -31,9 +31,10 @@ class Beliefs:
     def gaps(self, order: np.ndarray) -> np.ndarray:
         """(N, bins): what each example adds to the distance of what is stated and what comes true, by bin; in the order of
         these names. The error is the sum over bins of the absolute values of their means over examples and statements."""
-        place = np.empty(len(order), dtype=np.int64)
-        place[np.argsort(order, kind="stable")] = np.argsort(self.names, kind="stable")[: len(order)]
-        if len(self.names) != len(order) or not np.array_equal(self.names[place], order):
+        place = np.zeros(len(order), dtype=np.int64)
+        if len(self.names) == len(order):
+            place[np.argsort(order, kind="stable")] = np.argsort(self.names, kind="stable")
+        if not np.array_equal(self.names[place], order):
             raise DataError("the runs were evaluated on different examples; repeat the study")
         stated, true = self.stated[place].astype(float), self.true[place].astype(float)
         rows = np.arange(len(order))[:, None] * BINS + bin_of(stated)

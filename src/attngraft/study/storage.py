@@ -25,6 +25,8 @@ def save_result(result: StudyResult, folder: Path) -> None:
     write_atomically(folder / TABLE_FILE, csv_text(result))
     if result.suites:
         write_atomically(folder / SUITES_FILE, suites_csv(result))
+    else:
+        (folder / SUITES_FILE).unlink(missing_ok=True)
 
 
 def result_to_dict(result: StudyResult) -> dict[str, Any]:

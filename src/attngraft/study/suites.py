@@ -158,7 +158,7 @@ class _Evaluated:
 
     def _mean(self, group: GroupResult) -> Scores:
         paths = [self.record.folder / FOLDER / file for file in group.files]
-        columns = [read_columns(path) for path in paths]
+        columns = [read_columns(path, only=("name", "score")) for path in paths]
         kept = read_kept(paths[0])
         return Scores(
             names=columns[0]["name"],

@@ -135,7 +135,7 @@ class _Work:
         if self.bench.accelerator.is_main_process:
             save_suite_run(found, own)
             if reliable is not None:
-                write_diagram(reliable, own, title=self.record.folder.name or suite.title)
+                write_diagram(reliable, own, title="/".join(self.record.folder.parts[-2:]))
         return found
 
     @property

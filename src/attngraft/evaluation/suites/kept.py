@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,8 @@ def read_kept(path: Path, *, fingerprint: Fingerprint | None = None) -> Kept | N
         return None
 
 
-def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a file that `write_kept` wrote.
+def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """The columns of a file that `write_kept` wrote, all or some.
 
     Raises:
         TrainingError: it cannot be read.
@@ -116,7 +116,7 @@ def read_columns(path: Path) -> dict[str, np.ndarray]:
     from pyarrow import ArrowException, parquet
 
     try:
-        table = parquet.read_table(path)
+        table = parquet.read_table(path, columns=None if only is None else list(only))
     except (OSError, ValueError, ArrowException) as error:
         raise TrainingError(f"{path}: cannot be read ({error}); delete it and repeat the command") from None
     return {
