@@ -102,6 +102,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         )
         for v in config.variants
     ]
+    suites, said_of_suites = _suites(config, records, task)
     return StudyResult(
         title=config.title or _title(first, config.variants),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -124,19 +125,21 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             *start_notes(records, metric.name, others=records.keys() - own.keys()),
             *other_host_notes(config, records),
             *_notes(config, records, runs, metric, measured=costs is not None, stopped=stopped),
+            *said_of_suites,
             *notes,
         ],
         halving=halving,
-        suites=_suites(config, records, task),
+        suites=suites,
     )
 
 
-def _suites(config: StudyConfig, records: Records, task: Task) -> list[SuiteResult]:
+def _suites(config: StudyConfig, records: Records, task: Task) -> tuple[list[SuiteResult], list[str]]:
+    """What suites found, and what must be known of them."""
     if not config.suites:
-        return []
-    from attngraft.study.suites import suite_results
+        return [], []
+    from attngraft.study.suites import suite_notes, suite_results
 
-    return suite_results(config, records, task)
+    return suite_results(config, records, task), suite_notes(config)
 
 
 def finished_runs(config: StudyConfig) -> Records:

@@ -168,9 +168,9 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         command=file.command or "",
     )
     if config.suites:
-        from attngraft.study.suites import choices_of
+        from attngraft.evaluation.suites.catalog import parse_suites
 
-        choices_of(config)
+        parse_suites(config.suites)
     return config
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attngraft.errors import AttngraftError, UsageError
+from attngraft.errors import AttngraftError
 from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites
 from attngraft.evaluation.suites.evaluate import FOLDER, evaluate_suites
 from attngraft.evaluation.suites.kept import read_columns, read_kept
@@ -42,7 +42,6 @@ def check_suites(config: StudyConfig, material: Material | None) -> None:
     Raises:
         DataError: images must be downloaded, are not laid out as they should be, or are of other classes.
         ConfigError: the task does not say how its examples are pixels.
-        UsageError: a suite that a study has no place for.
     """
     from attngraft.evaluation.suites.ground import missing_images
 
@@ -58,17 +57,19 @@ def check_suites(config: StudyConfig, material: Material | None) -> None:
 
 
 def choices_of(config: StudyConfig) -> tuple[SuiteChoice, ...]:
-    """The study's suites.
+    """The study's suites, but for `throughput`: costs are measured side by side in any study (`suite_notes`).
 
     Raises:
-        UsageError: there is no such suite, or it is `throughput`.
+        UsageError: there is no such suite.
     """
-    choices = parse_suites(config.suites)
-    if any(choice.suite.kind == "throughput" for choice in choices):
-        raise UsageError(
-            "--suite throughput: a study measures what its variants cost side by side anyway (section Costs); leave it out"
-        )
-    return choices
+    return tuple(choice for choice in parse_suites(config.suites) if choice.suite.kind != "throughput")
+
+
+def suite_notes(config: StudyConfig) -> list[str]:
+    """What a reader must know of suites that were asked for."""
+    timed = any(choice.suite.kind == "throughput" for choice in parse_suites(config.suites))
+    where = "Costs: time and memory are measured side by side there, with the interval of each time ratio"
+    return [f"Suite throughput: see {where}."] if timed else []
 
 
 def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[str]:

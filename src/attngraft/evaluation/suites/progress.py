@@ -99,7 +99,10 @@ class SuiteBar:
         if self._task is not None:
             self._bars.remove_task(self._task)
         self._task = self._bars.add_task(
-            title, total=conditions * examples, completed=done * examples, note=f"{conditions} conditions"
+            title,
+            total=conditions * examples,
+            completed=done * examples,
+            note="",
         )
 
     def on_condition(self, label: str) -> None:
