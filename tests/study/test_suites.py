@@ -86,6 +86,15 @@ def test_they_are_kept_read_back_and_not_made_again(found: tuple[Path, StudyResu
     assert report_only(small(out.parent, suites=["noise"]), tools=BARE).suites == [by_name(result)["noise"]]
 
 
+def test_a_suite_with_images_of_its_own(found: tuple[Path, StudyResult]) -> None:
+    out, _ = found
+    folder = f"{out.parent / 'images' / 'train'}/"
+    result = compare(small(out.parent, suites=[f"clean={folder}"]), costs=False, tools=BARE)
+    (suite,) = result.suites
+    assert (suite.name, suite.data, suite.examples) == ("clean", folder, 12)
+    assert suite.conditions[0].variants[1].difference is not None
+
+
 def test_scores_are_averaged_over_noise_seeds_and_paired(found: tuple[Path, StudyResult]) -> None:
     out, result = found
     noise = by_name(result)["noise"]

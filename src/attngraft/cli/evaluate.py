@@ -99,16 +99,20 @@ def _plainly(run: Path, *, data: str | None, split: str | None, weights: Weights
 def _under_suites(run: Path, texts: list[str], *, as_json: bool, weights: Weights, **where: Any) -> None:
     import dataclasses
     import json
+    import os
     import sys
 
     from rich.console import Console
 
     from attngraft.evaluation.suites import evaluate_suites, parse_suites
-    from attngraft.evaluation.suites.progress import SuiteBar, SuiteLog
+    from attngraft.evaluation.suites.progress import NobodyToldOfSuites, SuiteBar, SuiteLog
     from attngraft.report.suite_tables import suite_heading, suite_table
 
     choices = parse_suites(texts)
     console = Console(stderr=True)
+    if int(os.environ.get("RANK", "0")):  # one of several processes, of which the first one speaks
+        evaluate_suites(run, choices, weights=weights.value, progress=NobodyToldOfSuites(), **where)
+        return
     if console.is_terminal:
         with SuiteBar(console) as bar:
             found = evaluate_suites(run, choices, weights=weights.value, progress=bar, **where)

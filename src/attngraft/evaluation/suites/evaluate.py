@@ -110,6 +110,7 @@ class _Work:
         else:
             folder = self._folder(suite.folder, ground)
             kept, refused = self._evaluated(choice, ground, folder, stop)
+            self.bench.accelerator.wait_for_everyone()  # until the one that writes has written
             if suite.kind == "calibration":
                 groups, reliable = calibrated(folder, suite.conditions[0], ground.task, root=self._root)
                 metric, higher = "ece", False

@@ -95,7 +95,7 @@ def open_ground(
         if split is not None:
             raise UsageError(f"--split {split}: suite {choice.suite.name} has images of its own; leave --split out")
         ground = _test_set(record, choice.suite.test_set, source)
-    elif source is not None and split is None and (found := _class_folders(record, Path(source))) is not None:
+    elif source is not None and split is None and (found := _class_folders(record, source)) is not None:
         ground = found
     else:
         _, task, examples = open_split(record, data=source, split=split)
@@ -133,9 +133,9 @@ def _in_order(found: TestImages, order: np.ndarray) -> dict[str, list[int]]:
     return {name: [int(order[label]) for label in labels] for name, labels in found.accepted.items()}
 
 
-def _class_folders(record: RunRecord, folder: Path) -> Ground | None:
+def _class_folders(record: RunRecord, source: str) -> Ground | None:
     """All images of a folder of class folders, named as the run's classes are; None: it is something else."""
-    task = build_task(record.recipe)
+    task, folder = build_task(record.recipe), Path(source)
     classes = {name: place for place, name in enumerate(record.facts.get("classes", ()))}
     if not isinstance(task, Classification) or not folder.is_dir():
         return None
@@ -143,7 +143,7 @@ def _class_folders(record: RunRecord, folder: Path) -> Ground | None:
     if not files or any(file.split("/")[0] not in classes or "/" not in file for file in files):
         return None
     labels = np.array([classes[file.split("/")[0]] for file in files], dtype=np.int64)
-    return _of_images(record, task, FolderImages(folder, names=files, labels=labels), where=str(folder))
+    return _of_images(record, task, FolderImages(folder, names=files, labels=labels), where=source)
 
 
 def _of_images(record: RunRecord, task: Classification, images: FolderImages, *, where: str) -> Ground:
