@@ -61,6 +61,32 @@ def test_real_images(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert [classes[target] for target in kept["target"]] == [name.split("/")[0] for name in kept["name"]]
 
 
+@pytest.mark.parametrize(
+    ("source", "classes"), [("cifar10/cifar10_train10k_test2k.npz", 10), ("tiny_imagenet20", 20), ("flowers5", 5)]
+)
+def test_attacks_and_noise_on_real_images(shared: Path, tmp_path: Path, source: str, classes: int) -> None:
+    """Of any kind of source: attacks raise the loss the more, the farther they may go, and PGD more than FGSM."""
+    data = shared / "data" / source
+    if not data.exists():
+        pytest.skip(f"{data} is not at hand")
+    task = {"name": "classification", "data": {"source": str(data)}}
+    names = [f"class {place}" for place in range(classes)]
+    run = make_run(tmp_path / "run", host=VIT, classes=names, task=task, train={"batch_size": 32, "threads": 1})
+    assert call("eval", run, "--suite", "clean,fgsm,pgd,noise", "--limit", 40) == 0
+    folder = run / "evaluation" / "last"
+    found = {
+        suite: json.loads((folder / f"{suite}--limit40" / "results.json").read_text())["groups"]
+        for suite in ("clean", "fgsm", "pgd", "noise")
+    }
+    losses = {name: [group["metrics"]["loss"]["mean"] for group in groups] for name, groups in found.items()}
+    assert losses["fgsm"] == sorted(losses["fgsm"])
+    assert losses["clean"][0] < losses["fgsm"][0]
+    assert losses["pgd"][-1] > losses["fgsm"][-1]
+    noise = found["noise"][1]["metrics"]["loss"]
+    assert len(set(noise["values"])) == 5
+    assert noise["interval"]["low"] < noise["mean"] < noise["interval"]["high"]
+
+
 @pytest.mark.slow
 def test_ctrl_c_is_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
     run = run_with_images(tmp_path / "run", train={"batch_size": 1, "threads": 1})
