@@ -8,7 +8,6 @@ Severities are averaged in the same way.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,32 +136,36 @@ def suite_results(config: StudyConfig, records: Records, task: Task) -> list[Sui
     return found
 
 
-@dataclass(frozen=True)
 class _Evaluated:
-    """A run under a suite."""
+    """A run under a suite; files are read once."""
 
-    record: RunRecord
-    found: SuiteRun
-
-    def group(self, name: str) -> GroupResult:
-        return next(group for group in self.found.groups if group.name == name)
+    def __init__(self, record: RunRecord, found: SuiteRun) -> None:
+        self.record, self.found = record, found
+        self.groups = {group.name: group for group in found.groups}
+        self._read: dict[str, Scores] = {}
 
     def scores(self, name: str) -> Scores:
         """By example: the mean over severities of the mean over noise seeds."""
-        own = self.group(name)
+        own = self.groups[name]
         if own.files:
             return self._mean(own)
         members = [each for each in self.found.groups if each.severity is not None and own.kind in (each.kind, "mean")]
         each = [self._mean(member) for member in members if member.files]
-        (names,) = {tuple(scores.names.tolist()) for scores in each}
-        return Scores(names=np.array(names), score=np.mean([scores.score for scores in each], axis=0), binary=False)
+        return Scores(names=each[0].names, score=np.mean([scores.score for scores in each], axis=0), binary=False)
 
     def _mean(self, group: GroupResult) -> Scores:
+        if group.name not in self._read:
+            self._read[group.name] = self._of_files(group)
+        return self._read[group.name]
+
+    def _of_files(self, group: GroupResult) -> Scores:
         paths = [self.record.folder / FOLDER / file for file in group.files]
         columns = [read_columns(path, only=("name", "score")) for path in paths]
         kept = read_kept(paths[0])
+        names = columns[0]["name"]
+        before = next((scores.names for scores in self._read.values()), names)
         return Scores(
-            names=columns[0]["name"],
+            names=before if np.array_equal(before, names) else names,  # not held once more for every condition
             score=np.mean([each["score"].astype(float) for each in columns], axis=0),
             binary=len(paths) == 1 and kept is not None and kept.binary,
         )
@@ -196,16 +199,16 @@ def _condition(config: StudyConfig, group: GroupResult, runs: _Runs, first: Suit
     variants = []
     for variant in config.variants:
         own = _with_numbers(runs[variant.name], group.name)
-        values = np.array([run.group(group.name).metrics[first.metric].mean for run in own.values()])
+        values = np.array([run.groups[group.name].metrics[first.metric].mean for run in own.values()])
         spread = None
         if len(values):
             spread = Spread(mean=float(values.mean()), deviation=float(values.std(ddof=1)) if len(values) > 1 else None)
-        reasons = [run.group(group.name).reason for run in runs[variant.name].values()]
+        every = [run.groups[group.name] for run in runs[variant.name].values() if group.name in run.groups]
         variants.append(
             ConditionVariant(
                 value=spread,
                 difference=None if variant.is_baseline else _difference(baseline, own, group.name, first, task),
-                reason=next((reason for reason in reasons if reason), ""),
+                reason=next((each.reason for each in every if each.reason), ""),
             )
         )
     return ConditionResult(
@@ -219,7 +222,7 @@ def _condition(config: StudyConfig, group: GroupResult, runs: _Runs, first: Suit
 
 
 def _with_numbers(by_seed: Mapping[int, _Evaluated], name: str) -> dict[int, _Evaluated]:
-    return {seed: run for seed, run in by_seed.items() if run.group(name).metrics}
+    return {seed: run for seed, run in by_seed.items() if name in run.groups and run.groups[name].metrics}
 
 
 def _difference(
@@ -242,6 +245,6 @@ def _difference(
 
 
 def _beliefs(run: _Evaluated, name: str, task: Task) -> Beliefs:
-    columns = read_columns(run.record.folder / FOLDER / run.group(name).files[0])
+    columns = read_columns(run.record.folder / FOLDER / run.groups[name].files[0])
     stated, true = task.beliefs(columns)
     return Beliefs(names=columns["name"], stated=stated, true=true)
