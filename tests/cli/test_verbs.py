@@ -54,7 +54,7 @@ def test_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], code: 
     assert "Traceback" not in shown.err
 
 
-@pytest.mark.parametrize("what", ["grafts", "hosts", "recipes", "papers", "tasks", "analyses"])
+@pytest.mark.parametrize("what", ["grafts", "hosts", "recipes", "papers", "tasks", "analyses", "suites"])
 def test_list(capsys: pytest.CaptureFixture[str], what: str) -> None:
     assert run(["list", what, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

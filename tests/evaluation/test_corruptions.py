@@ -6,7 +6,7 @@ import matplotlib.colors
 import numpy as np
 import pytest
 import torch
-from scipy import fft
+from scipy import fft, stats
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
@@ -54,6 +54,31 @@ def test_noise_has_the_mean_and_the_deviation_that_it_should(name: str) -> None:
     found = corruption(name).apply(torch.full((3, 200, 200), gray), level, torch.Generator().manual_seed(0))
     assert float(found.mean()) == pytest.approx(gray, abs=4 * expected / 120_000**0.5)
     assert float(found.std()) == pytest.approx(expected, rel=0.02)
+
+
+def by_numpy(name: str, x: np.ndarray, level: float, random: np.random.Generator) -> np.ndarray:
+    if name == "gaussian_noise":
+        return x + random.normal(size=x.size, scale=level)
+    if name == "shot_noise":
+        return random.poisson(x * level) / level
+    if name == "speckle_noise":
+        return x + x * random.normal(size=x.size, scale=level)
+    salt = np.where(random.random(x.size) < 0.5, 1.0, 0.0)
+    return np.where(random.random(x.size) < level, salt, x)
+
+
+@pytest.mark.parametrize("severity", [1, 3, 5])
+@pytest.mark.parametrize("name", ["gaussian_noise", "shot_noise", "impulse_noise", "speckle_noise"])
+def test_noise_is_distributed_as_numpys(name: str, severity: int) -> None:
+    """The formulas of ImageNet-C's own code, in numpy: both samples are of one distribution, dark, gray and bright."""
+    level, random = CORRUPTIONS[name].levels[severity - 1], np.random.default_rng(severity)
+    for gray in (0.1, 0.5, 0.9):
+        expected = by_numpy(name, np.full(3 * 60 * 60, gray), level, random)
+        found = corruption(name)(torch.full((3, 60, 60), gray), severity, torch.Generator().manual_seed(severity))
+        both = (np.round(found.flatten().double().numpy(), 6), np.round(np.clip(expected, 0, 1), 6))
+        assert stats.ks_2samp(*both).pvalue > 1e-4
+        beside = np.corrcoef(found[0, :, :-1].flatten(), found[0, :, 1:].flatten())[0, 1]
+        assert abs(beside) < 0.08  # neighbors draw apart
 
 
 def test_shot_noise_counts_whole_photons() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,14 @@ ELSA_SWIN = {
 CLASSES = ["ant", "bee", "café | crème", "`x`", "<b>bold</b>"]
 
 
-def make_run(folder: Path, graft: str | None = None, *, host: dict[str, Any] = VIT, **recipe: Any) -> Path:
+def make_run(
+    folder: Path,
+    graft: str | None = None,
+    *,
+    host: dict[str, Any] = VIT,
+    classes: Sequence[str] = tuple(CLASSES),
+    **recipe: Any,
+) -> Path:
     """A finished run of one epoch whose weights are random, grafts' too."""
     run = RunFolder(folder)
     run.create()
@@ -53,17 +61,17 @@ def make_run(folder: Path, graft: str | None = None, *, host: dict[str, Any] = V
         "task": task["name"],
         "source": task["data"]["source"],
         "where": task["data"]["source"],
-        "classes": CLASSES,
+        "classes": list(classes),
         "sizes": {"train": 40, "val": 10},
         "input": {"size": [3, size, size], "eval_crop_pct": 0.9},
     }
     run.write_recipe(described)
-    run.write_data(model_args={"num_classes": len(CLASSES)}, facts=facts)
+    run.write_data(model_args={"num_classes": len(classes)}, facts=facts)
     metric = "image_ap" if task["name"] == "multilabel" else "top1"
     row = {"epoch": 1, "seconds": 1.0, "train/loss": 2.0, f"val/{metric}": 0.5, "val/loss": 1.5}
     run.metrics.write_text(json.dumps(row) + "\n")
     torch.manual_seed(3)
-    model = build_model(described, {"num_classes": len(CLASSES)}, weights=False)
+    model = build_model(described, {"num_classes": len(classes)}, weights=False)
     for name, parameter in model.named_parameters():
         if ".grafts." in name or name.startswith("head"):
             torch.nn.init.normal_(parameter, std=0.3)

@@ -189,6 +189,15 @@ def compare(
             rich_help_panel=_STUDY,
         ),
     ] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--suite",
+            metavar="NAME[,NAME]|NAME=DIR",
+            help="Evaluate finished runs under a suite, too (attngraft list suites); repeatable.",
+            rich_help_panel=_STUDY,
+        ),
+    ] = None,
     title: Annotated[str | None, typer.Option("--title", help="The report's title.", rich_help_panel=_OUTPUT)] = None,
     report_only: Annotated[
         bool,
@@ -233,6 +242,8 @@ def compare(
         attngraft compare --host levit_128s --graft cb_s --data ./flowers --set distill.teacher.weights=runs/teacher
         --out taught
 
+        attngraft compare --study flowers.yaml --suite robustness --suite calibration
+
         attngraft compare --report-only --out study
     """
     from attngraft.cli.values import assignments
@@ -254,6 +265,7 @@ def compare(
         "epochs": epochs,
         "time_budget": time_budget,
         "halving": halving,
+        "suites": suite,
         "out": out,
     }
     given_host: dict[str, Any] = {"name": host, "args": assignments(host_arg or [], option="--host-arg")}
@@ -392,26 +404,42 @@ def _plan_as_dict(prepared: Prepared) -> dict[str, Any]:
 
 
 def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) -> None:
-    import dataclasses
     import json
     import sys
 
     from rich.console import Console
 
     from attngraft.report.tables import study_table
+    from attngraft.study.storage import result_to_dict
     from attngraft.tasks.task import SPLIT_FILE
 
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(result), indent=2))
+        typer.echo(json.dumps(result_to_dict(result), indent=2))
         return
     console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(study_table(result))
+    _print_suites(result, console)
     for note in result.notes:
         console.print(f"Note: {note}", markup=False, highlight=False)
     if "split_file" in result.data and (split := config.out / SPLIT_FILE).is_file():
         again = f"--set task.data.split_file={split}"
         console.print(f"Split: {split} ({again} uses it again)", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {config.out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_suites(result: StudyResult, console: Any) -> None:
+    from attngraft.report.suites import NOT_CORRECTED, about, suite_comparison, suite_format, terse
+
+    for suite in result.suites:
+        heading = f"{suite.title}: {about(suite, suite_format(result, suite))}"
+        console.print(heading, markup=False, highlight=False, soft_wrap=True, style="bold")
+        console.print(suite_comparison(result, suite))
+        if len(terse(suite)) < len(suite.conditions):
+            console.print("Note: each severity by itself is in the report and in suites.csv.", highlight=False)
+        for note in suite.notes:
+            console.print(f"Note: {note}", markup=False, highlight=False)
+    if result.suites:
+        console.print(f"Note: {NOT_CORRECTED}", markup=False, highlight=False)
 
 
 def _exit_if_incomplete(result: StudyResult, config: StudyConfig) -> None:

@@ -1,12 +1,15 @@
-"""`attngraft eval`: a trained run on data."""
+"""`attngraft eval`: a trained run on data, as they are or under suites."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from attngraft.evaluation.suites import SuiteRun
 
 
 class Weights(StrEnum):
@@ -20,6 +23,14 @@ class Weights(StrEnum):
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN_DIR")],
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--suite",
+            metavar="NAME[,NAME]|NAME=DIR",
+            help="Evaluate under a suite (attngraft list suites); repeatable. NAME=DIR: on the images in DIR.",
+        ),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option("--data", help="Other data of the same kind; the run's own if left out.", metavar="DATA"),
@@ -28,9 +39,16 @@ def evaluate(
         str | None, typer.Option("--split", help="A part of the data by name, instead of validation.", metavar="NAME")
     ] = None,
     weights: Annotated[Weights, typer.Option("--weights", help="Which weights of the run.")] = Weights.last,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, metavar="N", help="With --suite: N images only, spread evenly over all."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Evaluate a trained model, on its own validation data or on other data.
+    """Evaluate a trained model, on its own validation data or on other data, as they are or under suites.
+
+    Predictions and results of suites go to RUN_DIR/evaluation. What is done already is not done again: the same command
+    continues where it was stopped.
 
     Examples:
 
@@ -39,7 +57,24 @@ def evaluate(
         attngraft eval runs/cb_s --split test --weights best --json
 
         attngraft eval runs/cb_s --data ./more-flowers
+
+        attngraft eval runs/cb_s --suite robustness --suite calibration
+
+        attngraft eval runs/cb_s --suite corruptions,pgd --limit 500
+
+        attngraft eval runs/imagenet --suite v2=./imagenetv2-matched-frequency-format-val --suite a=./imagenet-a
     """
+    from attngraft.errors import UsageError
+
+    if suite:
+        _under_suites(run, suite, data=data, split=split, weights=weights, limit=limit, as_json=as_json)
+        return
+    if limit is not None:
+        raise UsageError("--limit goes with --suite; without, all images are evaluated")
+    _plainly(run, data=data, split=split, weights=weights, as_json=as_json)
+
+
+def _plainly(run: Path, *, data: str | None, split: str | None, weights: Weights, as_json: bool) -> None:
     import json
 
     from rich.console import Console
@@ -59,3 +94,43 @@ def evaluate(
     for name, value in evaluation.metrics.items():
         table.add_row(name, f"{value:.4g}")
     Console().print(table)
+
+
+def _under_suites(run: Path, texts: list[str], *, as_json: bool, weights: Weights, **where: Any) -> None:
+    import dataclasses
+    import json
+    import os
+    import sys
+
+    from rich.console import Console
+
+    from attngraft.evaluation.suites import evaluate_suites, parse_suites
+    from attngraft.evaluation.suites.progress import NobodyToldOfSuites, SuiteBar, SuiteLog
+    from attngraft.report.suite_tables import suite_heading, suite_table
+
+    choices = parse_suites(texts)
+    console = Console(stderr=True)
+    if int(os.environ.get("RANK", "0")):  # one of several processes, of which the first one speaks
+        evaluate_suites(run, choices, weights=weights.value, progress=NobodyToldOfSuites(), **where)
+        return
+    if console.is_terminal:
+        with SuiteBar(console) as bar:
+            found = evaluate_suites(run, choices, weights=weights.value, progress=bar, **where)
+    else:
+        found = evaluate_suites(run, choices, weights=weights.value, progress=SuiteLog(), **where)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        return
+    out = Console(width=None if sys.stdout.isatty() else 100)
+    for each in found:
+        out.print(suite_heading(each), markup=False, highlight=False, soft_wrap=True)
+        out.print(suite_table(each))
+        _notes(out, each)
+    out.print(f"Predictions and results: {run / 'evaluation'}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _notes(out: Any, found: SuiteRun) -> None:
+    reasons = [f"{group.label}: {group.reason}" for group in found.groups if group.reason]
+    said = dict.fromkeys(text for group in found.groups for text in group.said)
+    for note in [*found.notes, *reasons, *said]:
+        out.print(f"Note: {note}", markup=False, highlight=False)

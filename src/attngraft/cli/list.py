@@ -9,7 +9,8 @@ import typer
 
 def list_command(
     what: Annotated[
-        Literal["grafts", "hosts", "recipes", "papers", "tasks", "analyses"], typer.Argument(help="What to list.")
+        Literal["grafts", "hosts", "recipes", "papers", "tasks", "analyses", "suites"],
+        typer.Argument(help="What to list."),
     ] = "grafts",
     coverage: Annotated[
         bool,
@@ -17,7 +18,7 @@ def list_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List grafts (with their options), supported hosts, recipes, papers, tasks, or analyses.
+    """List grafts (with their options), supported hosts, recipes, papers, tasks, analyses, or suites of evaluations.
 
     Examples:
 
@@ -154,6 +155,21 @@ def _analyses() -> list[dict[str, Any]]:
     ]
 
 
+def _suites() -> list[dict[str, Any]]:
+    from attngraft.evaluation.suites import suites
+    from attngraft.evaluation.suites.test_sets import TEST_SETS, how_to_get
+
+    return [
+        {
+            "name": suite.name,
+            "what": suite.summary,
+            "conditions": str(len(suite.conditions) or ""),
+            "images": how_to_get(suite.name) if suite.name in TEST_SETS else "the run's validation part, or --data",
+        }
+        for suite in suites().values()
+    ]
+
+
 _ROWS = {
     "grafts": _grafts,
     "hosts": _hosts,
@@ -161,4 +177,5 @@ _ROWS = {
     "papers": _papers,
     "tasks": _tasks,
     "analyses": _analyses,
+    "suites": _suites,
 }

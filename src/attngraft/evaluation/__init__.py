@@ -1,4 +1,5 @@
-"""What a model is asked beside clean accuracy: attacks, missing parts, corruptions, boundaries. Plain functions of tensors.
+"""What a model is asked beside clean accuracy: attacks, missing parts, corruptions, boundaries. Plain functions of tensors;
+`suites` puts trained runs under them.
 
 | file | |
 |---|---|
@@ -6,4 +7,5 @@
 | missing.py | a hidden center, dropped patches |
 | corruptions.py | noise, blur and others in five severities |
 | boundaries.py | pixels of label maps at boundaries |
+| suites/ | named lists of such conditions, and of test sets, under which a run is evaluated |
 """

@@ -44,6 +44,7 @@ def pgd(
     step: float | None = None,
     steps: int = 10,
     generator: torch.Generator | None = None,
+    start: Tensor | None = None,
 ) -> Tensor:
     """Projected gradient descent, in the largest norm (Madry et al. 2018):
 
@@ -56,6 +57,7 @@ def pgd(
         step: of a pixel; 2.5 epsilon / steps by default, so that every corner can be reached.
         steps: how many.
         generator: of the random start u, uniform between -epsilon and epsilon; None: u = 0.
+        start: u / epsilon itself, in place of one that is drawn: what it is then need not depend on the batch.
 
     Raises:
         UsageError: as `fgsm`; no steps.
@@ -64,7 +66,7 @@ def pgd(
     if steps < 1:
         raise UsageError(f"steps={steps}: give one or more")
     step = 2.5 * epsilon / steps if step is None else step
-    moved = pixels
+    moved = pixels if start is None else (pixels + epsilon * start.to(pixels)).clamp(0, 1)
     if generator is not None:
         noise = torch.rand(pixels.shape, dtype=pixels.dtype, device=generator.device, generator=generator)
         moved = (pixels + epsilon * (2 * noise.to(pixels.device) - 1)).clamp(0, 1)

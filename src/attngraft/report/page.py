@@ -19,6 +19,7 @@ from attngraft.report.forest import difference_range
 from attngraft.report.halving import fate, halving_view
 from attngraft.report.inline import inline_svg
 from attngraft.report.sections import section_views
+from attngraft.report.suites import NOT_CORRECTED, suite_views
 from attngraft.report.theme import LIGHT, THEMES, VERDICT_SIGNS, Look, Theme, looks
 from attngraft.report.wording import MetricFormat, metric_format, shown
 from attngraft.study.coverage import measured_coverage
@@ -102,6 +103,8 @@ def _context(result: StudyResult) -> dict[str, Any]:
         ],
         "halving": halving_view(result),
         "sections": section_views(result),
+        "suites": suite_views(result),
+        "suites_not_corrected": NOT_CORRECTED,
         "themes": {theme.name: _css_variables(theme) for theme in THEMES},
         "spread": wording.spread_text,
         "plural": wording.plural,

@@ -27,6 +27,7 @@ from attngraft.study.result import (
     RunSummary,
     Spread,
     StudyResult,
+    SuiteResult,
     VariantResult,
 )
 from attngraft.study.schedule import run_folder
@@ -37,6 +38,7 @@ from attngraft.study.verdict import compare_scores, corrected
 
 if TYPE_CHECKING:
     from attngraft.sections import Section
+    from attngraft.tasks.task import Task
     from attngraft.training.run_folder import RunRecord
 
 Records = dict[str, dict[int, "RunRecord"]]  #: finished runs, by variant name and seed
@@ -100,6 +102,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         )
         for v in config.variants
     ]
+    suites, said_of_suites = _suites(config, records, task)
     return StudyResult(
         title=config.title or _title(first, config.variants),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -122,10 +125,21 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             *start_notes(records, metric.name, others=records.keys() - own.keys()),
             *other_host_notes(config, records),
             *_notes(config, records, runs, metric, measured=costs is not None, stopped=stopped),
+            *said_of_suites,
             *notes,
         ],
         halving=halving,
+        suites=suites,
     )
+
+
+def _suites(config: StudyConfig, records: Records, task: Task) -> tuple[list[SuiteResult], list[str]]:
+    """What suites found, and what must be known of them."""
+    if not config.suites:
+        return [], []
+    from attngraft.study.suites import suite_notes, suite_results
+
+    return suite_results(config, records, task), suite_notes(config)
 
 
 def finished_runs(config: StudyConfig) -> Records:

@@ -4,7 +4,8 @@ Everything that a study knows is in its folder, so it can be stopped at any mome
 
     study.yaml  runs/<variant>/seed<k>/  cost.json  results.json  results.csv  plots/  report.html
 
-and halving.json, where runs are stopped early, and split.csv, where the validation part was drawn. Who carries the runs
+and halving.json, where runs are stopped early, split.csv, where the validation part was drawn, and suites.csv, where runs
+are evaluated under suites. Who carries the runs
 out, and how many at a time, is up to an executor and changes nothing that is written there.
 """
 
@@ -66,6 +67,12 @@ def _measure_costs(config: StudyConfig, material: Material, *, limit: float) -> 
     return measure_costs(config, material, limit=limit)
 
 
+def _evaluate_suites(config: StudyConfig, *, progress: StudyProgress) -> list[str]:
+    from attngraft.study.suites import evaluate_finished
+
+    return evaluate_finished(config, progress=progress)
+
+
 def _write_report(result: StudyResult, folder: Path) -> Path:
     from attngraft.report import write_report
 
@@ -80,6 +87,7 @@ class Tools:
     open_data: Callable[[StudyConfig], Material] = _open_data
     measure_paces: Callable[[StudyConfig, Material], Estimate] = _measure_paces
     measure_costs: Callable[..., dict[str, Cost]] = _measure_costs
+    evaluate_suites: Callable[..., list[str]] = _evaluate_suites
     write_report: Callable[[StudyResult, Path], Path] = _write_report
 
 
@@ -142,6 +150,8 @@ def compare(
             if not any(finished_runs(prepared.config).values()):
                 first = f"; the first: {notes[0]}" if notes else ""
                 raise TrainingError(f"every run of the study in {config.out} failed{first}")
+            if config.suites:
+                notes += tools.evaluate_suites(prepared.config, progress=progress)
             measured = _costs(prepared, notes, progress, tools) if costs else None
             progress.on_stage("writing the report")
             return _report(prepared.config, measured, notes, tools)
@@ -194,6 +204,10 @@ def prepare(
             runs = plan_runs(config)
             refuse_other_recipes(runs)
         seconds = None if estimate is None else estimate.seconds(expected(config, runs)) / at_once
+    if config.suites:
+        from attngraft.study.suites import check_suites
+
+        check_suites(config, material)
     epochs = sum(run.epochs_left for run in expected(config, runs))
     progress.on_plan(runs, seconds=seconds, epochs=epochs, how=how(config, runs))
     return Prepared(config=config, runs=runs, material=material, seconds=seconds)

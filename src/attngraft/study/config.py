@@ -12,6 +12,7 @@
     seeds: 3                                # 0, 1, 2; or a list of seeds
     epochs: 30
     time_budget: 10m                        # instead of epochs, or with them as the most
+    suites: [robustness, calibration]       # optional: what else is asked of finished runs (attngraft list suites)
     halving: 3                              # optional, for many grafts: at each rung of epochs the best third goes on
     out: runs/flowers
 
@@ -50,6 +51,7 @@ class StudyConfig:
     epochs: int | None = None  #: None: the recipe's
     time_budget: float | None = None  #: seconds for the whole study; `epochs` is then the most
     fitted_epochs: int | None = None  #: what the budget was found to allow, so that continuing does not change it
+    suites: tuple[str, ...] = ()  #: under which finished runs are evaluated
     halving: Halving | None = None  #: asynchronous successive halving; None: every run goes to its end
     title: str = ""
     command: str = ""  #: what was typed, for the report
@@ -92,6 +94,7 @@ class StudyConfig:
         plain |= {"recipe": self.recipe, "set": list(self.overrides), "seeds": list(self.seeds), "epochs": self.epochs}
         plain["time_budget"] = None if self.time_budget is None else f"{self.time_budget:g}s"
         plain["halving"] = None if self.halving is None else str(self.halving)
+        plain["suites"] = list(self.suites)
         plain |= {"fitted_epochs": self.fitted_epochs, "out": str(self.out), "command": self.command or None}
         return {key: value for key, value in plain.items() if value not in (None, [])}
 
@@ -112,6 +115,7 @@ class _StudyFile:
     time_budget: str | None = None
     fitted_epochs: int | None = None
     halving: int | str | None = None
+    suites: list[str] = field(default_factory=list)
     command: str | None = None
 
 
@@ -147,7 +151,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         )
     for text in file.set:
         _refuse_reserved(text)
-    return StudyConfig(
+    config = StudyConfig(
         out=Path(file.out),
         variants=read_variants(file.grafts),
         host=StudyHost(name=file.host) if isinstance(file.host, str) else file.host,
@@ -159,9 +163,15 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         time_budget=None if file.time_budget is None else parse_duration(file.time_budget),
         fitted_epochs=file.fitted_epochs,
         halving=None if file.halving is None else parse_halving(file.halving),
+        suites=tuple(file.suites),
         title=file.title or "",
         command=file.command or "",
     )
+    if config.suites:
+        from attngraft.evaluation.suites.catalog import parse_suites
+
+        parse_suites(config.suites)
+    return config
 
 
 def _read_file(mapping: Mapping[str, Any], where: str) -> _StudyFile:

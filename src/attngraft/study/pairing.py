@@ -31,23 +31,31 @@ def aligned_scores(records: Sequence[RunRecord]) -> tuple[list[np.ndarray], bool
         DataError: the runs did not evaluate the same examples.
         TrainingError: predictions cannot be read.
     """
-    runs = [read_scores(record) for record in records]
+    return aligned([read_scores(record) for record in records], [str(record.folder) for record in records])
+
+
+def aligned(runs: Sequence[Scores], folders: Sequence[str]) -> tuple[list[np.ndarray], bool]:
+    """The same of scores that were read already; `folders` are what messages call the runs.
+
+    Raises:
+        DataError: the runs did not evaluate the same examples.
+    """
     order = np.argsort(runs[0].names, kind="stable")
-    aligned = []
-    for record, run in zip(records, runs, strict=True):
+    found = []
+    for folder, run in zip(folders, runs, strict=True):
         if np.array_equal(run.names, runs[0].names):
-            aligned.append(run.score)
+            found.append(run.score)
             continue
         own = np.argsort(run.names, kind="stable")
         if not np.array_equal(run.names[own], runs[0].names[order]):
             raise DataError(
-                f"{record.folder} and {records[0].folder} were evaluated on different examples: the data changed "
+                f"{folder} and {folders[0]} were evaluated on different examples: the data changed "
                 "between these runs; delete those that were made with the old data, and repeat the study"
             )
         score = np.empty_like(run.score)
         score[order] = run.score[own]
-        aligned.append(score)
-    return aligned, all(run.binary for run in runs)
+        found.append(score)
+    return found, all(run.binary for run in runs)
 
 
 def read_scores(record: RunRecord) -> Scores:

@@ -152,6 +152,41 @@ class HalvingResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConditionVariant:
+    """A variant under a condition."""
+
+    value: Spread | None  #: the suite's metric over seeds, each a mean over noise seeds; None: no run was evaluated
+    difference: Difference | None  #: None for the baseline, and where no seed has both; never corrected for conditions
+    reason: str = ""  #: why there are no numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionResult:
+    """A condition of a suite, or the mean over the severities of one kind."""
+
+    name: str
+    label: str
+    variants: list[ConditionVariant]  #: in the order of the study's
+    noise_seeds: int = 0  #: over which scores are means; 0: nothing is random
+    kind: str = ""
+    severity: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteResult:
+    """What became of all variants under a suite."""
+
+    name: str
+    title: str
+    data: str  #: what it was evaluated on
+    metric: str
+    higher_is_better: bool
+    examples: int
+    conditions: list[ConditionResult]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudyResult:
     title: str
     created: str  #: ISO 8601, UTC
@@ -170,4 +205,5 @@ class StudyResult:
     notes: list[str] = field(default_factory=list)  #: what a reader must know (one seed, runs missing, ...)
     metrics: dict[str, Metric] = field(default_factory=dict)  #: what metrics are called; others go by their names
     halving: HalvingResult | None = None  #: None: every run was to go to its end
+    suites: list[SuiteResult] = field(default_factory=list)  #: what else was asked of the finished runs
     format: int = FORMAT

@@ -48,13 +48,24 @@ def crossed_bootstrap(
         ValueError: not (S, N), empty, or not finite.
     """
     differences = _checked(differences)
-    seeds = len(differences)
     means = _resampled_means(differences, resamples, np.random.default_rng(random_state))
-    point = float(differences.mean())
+    return interval_of(means, differences.mean(axis=1), point=float(differences.mean()), confidence=confidence)
+
+
+def interval_of(
+    means: np.ndarray, by_seed: np.ndarray, *, point: float | None = None, confidence: float = CONFIDENCE
+) -> Interval:
+    """The percentile interval of resampled `means`, widened for the few seeds as `crossed_bootstrap` says.
+
+    Args:
+        means: of any statistic, seeds and examples resampled.
+        by_seed: the statistic of each seed; their mean is `point`.
+    """
+    seeds, point = len(by_seed), float(by_seed.mean()) if point is None else point
     tail = (1 - confidence) / 2
     low, high = (float(value) for value in np.quantile(means, [tail, 1 - tail]))
     if seeds > 1:
-        seed_variance = float(differences.mean(axis=1).var(ddof=1)) / seeds
+        seed_variance = float(by_seed.var(ddof=1)) / seeds
         student, normal = float(stats.t.isf(tail, seeds - 1)), float(stats.norm.isf(tail))
         lacking = seed_variance * (student**2 - normal**2 * (seeds - 1) / seeds)
         low, high = (

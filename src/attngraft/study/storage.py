@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
@@ -12,14 +13,28 @@ from attngraft.study.result import FORMAT, StudyResult, VariantResult
 
 RESULT_FILE = "results.json"
 TABLE_FILE = "results.csv"
+SUITES_FILE = "suites.csv"
 
 
 def save_result(result: StudyResult, folder: Path) -> None:
-    """Write results.json and results.csv."""
+    """Write results.json and results.csv; suites.csv where there are suites."""
+    from attngraft.report.suites import suites_csv
     from attngraft.report.tables import csv_text
 
-    write_atomically(folder / RESULT_FILE, json.dumps(dataclasses.asdict(result), indent=2) + "\n")
+    write_atomically(folder / RESULT_FILE, json.dumps(result_to_dict(result), indent=2) + "\n")
     write_atomically(folder / TABLE_FILE, csv_text(result))
+    if result.suites:
+        write_atomically(folder / SUITES_FILE, suites_csv(result))
+    else:
+        (folder / SUITES_FILE).unlink(missing_ok=True)
+
+
+def result_to_dict(result: StudyResult) -> dict[str, Any]:
+    """What results.json holds; without the field of suites where there are none."""
+    plain = dataclasses.asdict(result)
+    if not result.suites:
+        del plain["suites"]
+    return plain
 
 
 def load_result(path: Path | str) -> StudyResult:

@@ -43,10 +43,17 @@ def compare_scores(
         raise ValueError(f"runs have different numbers of examples: {sorted(sizes)}")
     differences = np.stack([np.asarray(variant[seed], float) - np.asarray(baseline[seed], float) for seed in seeds])
     by_seed = differences.mean(axis=1)
-    bootstrap = crossed_bootstrap(differences)
-    t = t_interval(by_seed)
     tests = [mcnemar(baseline[seed], variant[seed], seed=seed) for seed in seeds] if binary else []
-    p_value = paired_t_p(by_seed) if len(seeds) > 1 else (tests[0].p_value if tests else None)
+    found = of_seeds(by_seed, crossed_bootstrap(differences), tests=tests, higher_is_better=higher_is_better)
+    return found if differences.any() else dataclasses.replace(found, why=_nothing(len(seeds)))
+
+
+def of_seeds(
+    by_seed: np.ndarray, bootstrap: Interval, *, tests: list[McNemar], higher_is_better: bool = True
+) -> Difference:
+    """The difference of any statistic, from its value for each seed and its bootstrap interval."""
+    t = t_interval(by_seed)
+    p_value = paired_t_p(by_seed) if len(by_seed) > 1 else (tests[0].p_value if tests else None)
     verdict = _verdict(bootstrap, t, higher_is_better)
     return Difference(
         mean=float(by_seed.mean()),
@@ -54,10 +61,10 @@ def compare_scores(
         t=t,
         p_value=p_value,
         p_holm=p_value,
-        p_source="paired t over seeds" if len(seeds) > 1 else "exact McNemar",
+        p_source="paired t over seeds" if len(by_seed) > 1 else "exact McNemar",
         mcnemar=tests,
         verdict=verdict,
-        why=_why(verdict, bootstrap, t, tests, seeds=len(seeds)) if differences.any() else _nothing(len(seeds)),
+        why=_why(verdict, bootstrap, t, tests, seeds=len(by_seed)),
     )
 
 

@@ -24,8 +24,7 @@ def reliability(stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, bin
         for p, hit in zip(stated, true, strict=True)
     ]
     probability, hit = np.concatenate(stated).astype(float), np.concatenate(true).astype(float)
-    edges = torch.linspace(0, 1, bins + 1).double().numpy()  # torchmetrics' own, to the last digit
-    place = np.clip(np.searchsorted(edges, probability, side="right") - 1, 0, bins - 1)
+    place = bin_of(probability, bins=bins)
     counts = np.bincount(place, minlength=bins)
 
     def means(values: np.ndarray) -> list[float | None]:
@@ -33,6 +32,13 @@ def reliability(stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, bin
         return [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
 
     return Reliability(counts=counts.tolist(), stated=means(probability), observed=means(hit), error_by_seed=errors)
+
+
+def bin_of(probability: np.ndarray, *, bins: int = BINS) -> np.ndarray:
+    """The bin of each probability."""
+    edges = torch.linspace(0, 1, bins + 1).double().numpy()  # torchmetrics' own, to the last digit
+    place: np.ndarray = np.clip(np.searchsorted(edges, probability, side="right") - 1, 0, bins - 1)
+    return place
 
 
 def share_or_none(part: np.ndarray, whole: np.ndarray) -> list[float | None]:

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +25,9 @@ from attngraft.errors import ConfigError
 from attngraft.sections import Metric, Section
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.teaching import Teaching
+
+if TYPE_CHECKING:
+    from attngraft.tasks.probe import Probe
 
 Batch = Any  #: nested dicts, lists and tuples of tensors (and of plain values, which stay where they are)
 
@@ -219,6 +222,28 @@ class Task(ABC):
             ConfigError: the task does not say.
         """
         raise ConfigError(f"task {self.name}: does not say how its models are used outside of it (Task.serving)")
+
+    def beliefs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Stated probabilities and whether each came true, both (N, K): K statements about each example.
+
+        Args:
+            columns: those of `Predictions.arrays` that `Probe.columns` names.
+
+        Raises:
+            ConfigError: the task does not say.
+        """
+        raise ConfigError(f"task {self.name}: does not say what its predictions state (Task.beliefs)")
+
+    def probe(self) -> Probe:
+        """How evaluations beyond clean accuracy change this task's examples; asked for after `load`.
+
+        Raises:
+            ConfigError: the task does not say.
+        """
+        raise ConfigError(
+            f"task {self.name}: does not say how its examples are pixels (Task.probe), so that no suite can change them; "
+            "evaluate without --suite"
+        )
 
 
 def known_tasks() -> dict[str, str]:

@@ -31,7 +31,16 @@ Weights = Literal["last", "best", "ema", "best-ema"]
 class SplitEvaluator:
     """Evaluates models on one split, again and again; its loading processes stay."""
 
-    def __init__(self, task: Task, split: Split, recipe: Recipe, accelerator: Accelerator) -> None:
+    def __init__(
+        self,
+        task: Task,
+        split: Split,
+        recipe: Recipe,
+        accelerator: Accelerator,
+        *,
+        examples: Split | None = None,
+    ) -> None:
+        """`examples` are shown in place of the split's own, one for one."""
         config = recipe.train
         self._task, self._split, self._accelerator = task, split, accelerator
         self._order = EvalOrder(
@@ -41,7 +50,9 @@ class SplitEvaluator:
             world=accelerator.num_processes,
         )
         pin = accelerator.device.type == "cuda"
-        self._loader = eval_batches(split, self._order, workers=config.workers, pin=pin)
+        self._loader = eval_batches(
+            split if examples is None else examples, self._order, workers=config.workers, pin=pin
+        )
         self._channels_last = config.channels_last
 
     def __call__(
@@ -50,13 +61,17 @@ class SplitEvaluator:
         *,
         stop: StopSignal | None = None,
         inputs: Callable[[Batch], Arguments] | None = None,
+        change: Callable[[Batch, Tensor], Batch] | None = None,
+        epoch: int = 0,
     ) -> Evaluation | None:
         """Metrics and predictions of `model`, the same in every process; None if `stop` said so before the end. `inputs`
-        says what it is called with on a batch; None: as the task says."""
+        says what it is called with on a batch; None: as the task says. `change` makes another batch, on the device, of each
+        one and its examples' indices. `epoch` stands in the keys with which examples are asked for."""
+        self._order.epoch = epoch
         evaluator = self._task.evaluator(self._split)
         batches = self._loader if stop is None else stop.while_waiting(self._loader)
         try:
-            for outputs, indices in self._outputs(model, batches, inputs or self._inputs):
+            for outputs, indices in self._outputs(model, batches, inputs or self._inputs, change):
                 evaluator.update(outputs, indices)
                 if stop is not None and stop.agreed():
                     return None
@@ -73,7 +88,11 @@ class SplitEvaluator:
 
     @torch.no_grad()
     def _outputs(
-        self, model: nn.Module, batches: Iterable[Batch], inputs: Callable[[Batch], Arguments]
+        self,
+        model: nn.Module,
+        batches: Iterable[Batch],
+        inputs: Callable[[Batch], Arguments],
+        change: Callable[[Batch, Tensor], Batch] | None,
     ) -> Iterable[tuple[dict[str, Tensor], Tensor]]:
         """Per batch, what the task predicts and of which examples, gathered from all processes, on the CPU."""
         model.eval()
@@ -81,6 +100,8 @@ class SplitEvaluator:
         device = self._accelerator.device
         for keys, batch in zip(self._order, batches, strict=True):
             batch = send_to_device(batch, device, non_blocking=True)
+            if change is not None:
+                batch = change(batch, indices_of(keys))
             args, kwargs = inputs(batch)
             with self._accelerator.autocast():
                 outputs = self._task.predict(model(*args, **kwargs), batch)
@@ -104,6 +125,23 @@ def evaluate_run(
         DataError: the data has other classes (or whatever the task derives the model from) than the run's.
     """
     record = read_run(folder)
+    recipe, task, examples = open_split(record, data=data, split=split)
+    accelerator = create_accelerator(recipe)
+    model = trained_model(record, weights)
+    model = accelerator.prepare_model(model, evaluation_mode=True)
+    evaluation = SplitEvaluator(task, examples, recipe, accelerator)(model)
+    if evaluation is None:
+        raise TrainingError(f"{record.folder}: the evaluation was stopped")
+    return evaluation
+
+
+def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tuple[Recipe, Task, Split]:
+    """The examples that a run is evaluated on: its own validation part, or that of other data; with the recipe that
+    opened them, and the task.
+
+    Raises:
+        DataError: as `evaluate_run`.
+    """
     recipe = _with_data(record.recipe, data, split)
     task = build_task(recipe)
     if data is None and split is None:
@@ -114,13 +152,15 @@ def evaluate_run(
             f"{record.folder}: this run's model was built for {record.model_args}, "
             f"but the data asks for {dict(found.model_args)}: evaluate it on data of the same kind"
         )
-    accelerator = create_accelerator(recipe)
-    model = trained_model(record, weights)
-    model = accelerator.prepare_model(model, evaluation_mode=True)
-    evaluation = SplitEvaluator(task, found.val, recipe, accelerator)(model)
-    if evaluation is None:
-        raise TrainingError(f"{record.folder}: the evaluation was stopped")
-    return evaluation
+    return recipe, task, found.val
+
+
+def weights_file(folder: Path, weights: Weights) -> Path:
+    """The file of a run in which these weights are."""
+    run = RunFolder(folder)
+    if weights in ("best", "best-ema"):
+        return run.best(weights.partition("-")[2])
+    return run.last if run.last.exists() else run.previous
 
 
 def trained_model(record: RunRecord, weights: Weights) -> nn.Module:

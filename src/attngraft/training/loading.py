@@ -204,7 +204,7 @@ def train_batches(order: TrainOrder, *, epoch: int, step: int, epochs: int, work
     return _loader(order.split, sampler, workers=workers, pin=pin)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class EvalOrder:
     """The indices of one process's evaluation batches.
 
@@ -216,6 +216,7 @@ class EvalOrder:
     batch_size: int  #: over all processes
     rank: int = 0
     world: int = 1
+    epoch: int = 0  #: of the keys; may change between two times through, and workers that stay then see it
 
     def __iter__(self) -> Iterator[Keys]:
         size = max(self.batch_size // self.world, 1) * self.world
@@ -223,7 +224,7 @@ class EvalOrder:
             indices = list(range(start, min(start + size, self.length)))
             indices += indices[-1:] * (-len(indices) % self.world)
             share = len(indices) // self.world
-            yield [(0, index) for index in indices[self.rank * share : (self.rank + 1) * share]]
+            yield [(self.epoch, index) for index in indices[self.rank * share : (self.rank + 1) * share]]
 
 
 def eval_batches(split: Split, order: EvalOrder, *, workers: int, pin: bool) -> Batches:

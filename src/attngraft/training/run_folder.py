@@ -11,6 +11,7 @@ tensorboard/        the same and the learning rate, as events
 checkpoints/        last.pt (everything needed to go on), previous.pt, best.safetensors (weights), best-ema.safetensors
 predictions.npz     validation predictions of the last epoch
 finished.json       written last: the run is complete
+evaluation/         what suites found (attngraft eval --suite)
 """
 
 from __future__ import annotations

@@ -22,9 +22,13 @@ from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.keeping import KeptSplit
 from attngraft.tasks.images.loading import load_images, read_task
+from attngraft.tasks.images.probe import ImagePixels, image_part, one_belief
 from attngraft.tasks.images.serving import image_serving
-from attngraft.tasks.images.splits import LabelledSplit
+from attngraft.tasks.images.sources import Images
+from attngraft.tasks.images.splits import Common, ImageSplit, LabelledSplit
 from attngraft.tasks.images.teaching import ImageTeaching
+from attngraft.tasks.images.views import fixed_view
+from attngraft.tasks.probe import Probe
 from attngraft.tasks.task import Batch, Evaluator, Serving, Split, Task, TaskData
 from attngraft.tasks.teaching import Teaching
 
@@ -126,6 +130,34 @@ class Classification(Task):
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         activation: Literal["softmax", "sigmoid"] = "sigmoid" if self._sigmoid else "softmax"
         return image_serving(facts, model_data_config=model_data_config, activation=activation)
+
+    def beliefs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        return one_belief(columns)
+
+    def probe(self) -> Probe:
+        return Probe(
+            pixels=ImagePixels(self._input),
+            losses=lambda outputs, batch: example_losses(
+                self.config.loss, mean_logits(outputs, classes=self._classes), batch["target"]
+            ),
+            columns=("target", "predicted", "confidence"),
+            part=image_part,
+        )
+
+    def open_test(
+        self, images: Images, *, facts: Mapping[str, Any], model_data_config: Mapping[str, Any]
+    ) -> LabelledSplit:
+        """A split of other images for a trained model, without the data that it was trained on; in place of `load`.
+
+        Args:
+            images: their labels are positions in the run's classes.
+            facts: what `load` found when the run was trained.
+            model_data_config: as in `load`.
+        """
+        host, classes = HostInput.from_model(model_data_config), tuple(facts["classes"])
+        self._classes, self._input, self._batches = len(classes), host, ImageBatches(host)
+        view = fixed_view(host, crop_pct=facts["input"]["eval_crop_pct"])
+        return ImageSplit(images, view, common=Common(classes=classes, host=host, seed=self.seed))
 
     def evaluator(self, split: Split) -> Evaluator:
         if not isinstance(split, LabelledSplit):

@@ -71,6 +71,14 @@ class HostInput:
             part.copy_(pixels).div_(255).sub_(mean).div_(std)
         return floats
 
+    def normalize_pixels(self, pixels: Tensor) -> Tensor:
+        """Floats between 0 and 1 (..., C, H, W) to (x - mean) / std; gradients go through."""
+        return (pixels - _on_device(self.mean, pixels.device)) / _on_device(self.std, pixels.device)
+
+    def pixels_of(self, normalized: Tensor) -> Tensor:
+        """The way back from what `normalize` or `normalize_pixels` gave."""
+        return normalized * _on_device(self.std, normalized.device) + _on_device(self.mean, normalized.device)
+
 
 def pixels(image: Image.Image) -> Tensor:
     """The bytes (C, H, W) of an image in one of a host's modes."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from attngraft.errors import ConfigError
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sampling import Sampling, draw_by_class
 from attngraft.tasks.images.sources import Images, in_mode
@@ -85,6 +86,17 @@ class LabelledSplit(Split):
             first = chosen + length * taking.repeats * turns
         return (first[:, None] + length * np.arange(taking.repeats)).reshape(-1)[:length]
 
+    def part(self, indices: np.ndarray) -> LabelledSplit:
+        """The examples at `indices` alone, of a split whose views are fixed.
+
+        Raises:
+            ConfigError: the split has no parts.
+        """
+        raise ConfigError(f"task: a {type(self).__name__} cannot be evaluated in parts")
+
+    def _common(self) -> Common:
+        return Common(classes=self.classes, host=self.host, seed=self.seed)
+
     def collate(self, examples: list[Example]) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
         return {
@@ -113,6 +125,9 @@ class ImageSplit(LabelledSplit):
         image = in_mode(self.images.open(place), self.host.mode)
         with seeded("augment", self.seed, epoch, index):
             return self.view(image), self.labels[place]
+
+    def part(self, indices: np.ndarray) -> ImageSplit:
+        return ImageSplit(self.images.take(indices, self.labels[indices]), self.view, common=self._common())
 
 
 class PixelSplit(LabelledSplit):
@@ -149,6 +164,9 @@ class PixelSplit(LabelledSplit):
         if self.plan is not None:
             pixels = self._moved(pixels, self.plan, generator(self.seed, epoch, index).random(4))
         return torch.from_numpy(np.ascontiguousarray(pixels)), self.labels[place]
+
+    def part(self, indices: np.ndarray) -> PixelSplit:
+        return PixelSplit(self.images.take(indices, self.labels[indices]), self.view, None, common=self._common())
 
     def _make(self, index: int) -> None:
         margin = self.plan.padding if self.plan else 0

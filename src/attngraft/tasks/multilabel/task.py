@@ -17,6 +17,7 @@ from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.keeping import KeptSplit
 from attngraft.tasks.images.loading import load_images, read_task
+from attngraft.tasks.images.probe import ImagePixels, image_part, many_beliefs
 from attngraft.tasks.images.serving import image_serving
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.images.teaching import ImageTeaching
@@ -25,6 +26,7 @@ from attngraft.tasks.multilabel.evaluator import MultiLabelEvaluator
 from attngraft.tasks.multilabel.losses import example_losses, positive_weights, teacher_loss, training_loss
 from attngraft.tasks.multilabel.mixing import LabelMixing
 from attngraft.tasks.multilabel.sections import sections
+from attngraft.tasks.probe import Probe
 from attngraft.tasks.task import Batch, Evaluator, Serving, Split, Task, TaskData
 from attngraft.tasks.teaching import Teaching
 
@@ -118,6 +120,17 @@ class MultiLabel(Task):
             model_data_config=model_data_config,
             activation="sigmoid",
             threshold=self.config.metrics.threshold,
+        )
+
+    def beliefs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        return many_beliefs(columns)
+
+    def probe(self) -> Probe:
+        return Probe(
+            pixels=ImagePixels(self._input),
+            losses=lambda outputs, batch: example_losses(mean_logits(outputs, classes=self._classes), batch["target"]),
+            columns=("target", "logits"),
+            part=image_part,
         )
 
     def evaluator(self, split: Split) -> Evaluator:

@@ -1,0 +1,117 @@
+"""Who is told how suites get on: nobody, a log, or a bar on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+log = logging.getLogger(__name__)
+
+
+class SuiteProgress(Protocol):
+    """What an evaluation under suites tells."""
+
+    def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
+        """A suite begins; of its conditions so many are done already."""
+
+    def on_condition(self, label: str) -> None:
+        """A condition begins."""
+
+    def on_examples(self, count: int) -> None:
+        """So many more examples were evaluated."""
+
+    def on_outcome(self, label: str, outcome: str) -> None:
+        """A condition is done, or has no numbers."""
+
+
+class NobodyToldOfSuites:
+    """Tells nobody."""
+
+    def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
+        pass
+
+    def on_condition(self, label: str) -> None:
+        pass
+
+    def on_examples(self, count: int) -> None:
+        pass
+
+    def on_outcome(self, label: str, outcome: str) -> None:
+        pass
+
+
+class SuiteLog:
+    """A log line per suite and condition, and one every `every` seconds within long ones."""
+
+    def __init__(self, *, every: float = 60.0) -> None:
+        self._every, self._last = every, 0.0
+        self._label, self._examples, self._seen = "", 0, 0
+
+    def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
+        self._examples = examples
+        before = f", {done} of them done before" if done else ""
+        log.info("%s: %d condition%s%s", title, conditions, "" if conditions == 1 else "s", before)
+
+    def on_condition(self, label: str) -> None:
+        self._label, self._seen, self._last = label, 0, time.monotonic()
+
+    def on_examples(self, count: int) -> None:
+        self._seen += count
+        if time.monotonic() - self._last > self._every:
+            self._last = time.monotonic()
+            log.info("%s: %d of %d examples", self._label, self._seen, self._examples)
+
+    def on_outcome(self, label: str, outcome: str) -> None:
+        log.info("%s: %s", label, outcome)
+
+
+class SuiteBar:
+    """A bar over all examples of a suite; use it in a `with` block."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = Bars(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> SuiteBar:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(
+            title,
+            total=conditions * examples,
+            completed=done * examples,
+            note="",
+        )
+
+    def on_condition(self, label: str) -> None:
+        if self._task is not None:
+            self._bars.update(self._task, note=label)
+
+    def on_examples(self, count: int) -> None:
+        if self._task is not None:
+            self._bars.advance(self._task, count)
+
+    def on_outcome(self, label: str, outcome: str) -> None:
+        pass

@@ -1,0 +1,138 @@
+"""What conditions do to images, against plain ways to the same; real images where they are at hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from attngraft.evaluation.corruptions import CORRUPTIONS, corruption
+from attngraft.evaluation.suites import suites
+from attngraft.evaluation.suites.changes import (
+    CenterHidden,
+    Corrupted,
+    ManySteps,
+    OneStep,
+    PatchesDropped,
+    Victim,
+    noise_of,
+    patch_side,
+)
+from attngraft.evaluation.suites.salience import NotPossible
+
+MEAN = (0.485, 0.456, 0.406)
+
+
+@pytest.fixture
+def photograph(shared: Path) -> Tensor:
+    """One of the real images, 224 x 224, between 0 and 1."""
+    folder = shared / "data" / "imagenet_samples" / "images"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not at hand")
+    with Image.open(sorted(folder.iterdir())[0]) as image:
+        pixels = np.asarray(image.convert("RGB").resize((224, 224)), dtype=np.float32) / 255
+    return torch.from_numpy(pixels).movedim(-1, 0)
+
+
+def test_noise_is_of_the_seed_and_the_example() -> None:
+    draws = {
+        (seed, number): torch.rand(4, generator=noise_of(seed, number)) for seed in range(3) for number in range(3)
+    }
+    assert len({tuple(each.tolist()) for each in draws.values()}) == 9
+    assert torch.equal(draws[1, 2], torch.rand(4, generator=noise_of(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("size", "side"), [((224, 224), 16), ((64, 64), 8), ((32, 32), 4), ((8, 8), 1), ((16, 24), 2), ((384, 384), 32)]
+)
+def test_patches_are_those_of_16_of_224_pixels(size: tuple[int, int], side: int) -> None:
+    assert patch_side(*size) == side
+
+
+def test_sides_without_a_common_patch() -> None:
+    with pytest.raises(NotPossible, match="223 x 224 cannot be cut into at most 14 square patches"):
+        patch_side(223, 224)
+
+
+def test_a_real_image_without_its_center(photograph: Tensor) -> None:
+    """The papers' 112 of 224 pixels, by numpy; normalization makes the rest 0."""
+    hidden = CenterHidden(0.5)(photograph, noise_of(0, 0), color=MEAN).numpy()
+    expected = photograph.numpy().copy()
+    expected[:, 56:168, 56:168] = np.array(MEAN, dtype=np.float32)[:, None, None]
+    np.testing.assert_array_equal(hidden, expected)
+
+
+def test_a_real_image_with_patches_dropped(photograph: Tensor) -> None:
+    dropped = PatchesDropped(0.25)(photograph, noise_of(3, 7), color=MEAN)
+    blocks = (dropped != photograph).any(0).unflatten(0, (14, 16)).unflatten(2, (14, 16)).float().mean((1, 3))
+    scores = torch.rand(14 * 14, generator=noise_of(3, 7))
+    gone = torch.zeros(196).index_fill_(0, scores.argsort(descending=True)[:49], 1).view(14, 14)
+    assert torch.equal(blocks > 0.5, gone > 0.5)
+    assert ((blocks == 0) == (gone == 0)).all()
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_corruptions_of_a_real_image_are_those_of_the_function(photograph: Tensor, name: str) -> None:
+    level = CORRUPTIONS[name].levels[2]
+    found = Corrupted(name, level)(photograph, noise_of(1, 5), color=MEAN)
+    assert torch.equal(found, corruption(name)(photograph, 3, noise_of(1, 5)))
+    harm = float((found - photograph).square().mean())
+    assert 0 < harm < 0.3
+
+
+def _victim(model: nn.Module, labels: Tensor, numbers: list[int]) -> Victim:
+    return Victim(
+        model=model,
+        outputs=model,
+        losses=lambda x: F.cross_entropy(model(x), labels, reduction="none"),
+        numbers=numbers,
+        color=MEAN,
+    )
+
+
+def test_attacks_do_not_depend_on_the_batch() -> None:
+    """Against numpy's gradient of a softmax regression; PGD's start is each example's own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 5)).double()
+    pixels, labels = torch.rand(4, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
+    whole = ManySteps(4 / 255)(pixels, _victim(model, labels, [10, 11, 12, 13]), noise_seed=0)
+    part = ManySteps(4 / 255)(pixels[2:], _victim(model, labels[2:], [12, 13]), noise_seed=0)
+    torch.testing.assert_close(whole[2:], part, atol=1e-12, rtol=0)
+    flat = dataclasses.replace(_victim(model, labels, [7, 8, 9, 10]), losses=lambda x: 0 * x.sum((1, 2, 3)))
+    start = torch.stack([2 * torch.rand(3, 4, 4, generator=noise_of(1, number)) - 1 for number in (7, 8, 9, 10)])
+    moved = ManySteps(4 / 255)(pixels, flat, noise_seed=1)  # without a gradient it stays where it starts
+    torch.testing.assert_close(moved, (pixels + 4 / 255 * start).clamp(0, 1), atol=1e-7, rtol=0, check_dtype=False)
+    assert (whole - pixels).abs().max() <= 4 / 255 + 1e-12
+    linear = model[1]
+    assert isinstance(linear, nn.Linear)
+    weight, bias = linear.weight.detach().numpy(), linear.bias.detach().numpy()
+    shares = np.exp(pixels.flatten(1).numpy() @ weight.T + bias)
+    shares /= shares.sum(1, keepdims=True)
+    gradient = (shares - np.eye(5)[labels.numpy()]) @ weight
+    expected = np.clip(pixels.flatten(1).numpy() + np.sign(gradient) * 2 / 255, 0, 1)
+    once = OneStep(2 / 255)(pixels, _victim(model, labels, [0, 1, 2, 3]), noise_seed=0)
+    np.testing.assert_allclose(once.flatten(1).numpy(), expected, atol=1e-12)
+
+
+def test_conditions_have_names_of_their_own_and_go_to_loading_processes() -> None:
+    for suite in suites().values():
+        names = [condition.name for condition in suite.conditions]
+        assert len(set(names)) == len(names)
+        assert pickle.loads(pickle.dumps(suite)) == suite
+        for condition in suite.conditions:
+            assert condition.example is None or condition.batch is None
+    corruptions = suites()["corruptions"].conditions
+    assert len(corruptions) == 5 * sum(5 if each.random else 1 for each in CORRUPTIONS.values())
+    noise = {condition.group: condition.settings["level"] for condition in suites()["noise"].conditions}
+    assert noise["gaussian_noise-5"] == 5 / 255
+    assert noise["gaussian_noise-10"] == 10 / 255
+    assert (noise["gaussian_blur-1"], noise["gaussian_blur-2"]) == (1, 2)
+    seeds = [each.noise_seed for each in suites()["noise"].conditions if each.group == "gaussian_noise-5"]
+    assert seeds == [0, 1, 2, 3, 4]

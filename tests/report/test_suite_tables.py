@@ -1,0 +1,73 @@
+"""What a suite found of one run: its table and its reliability diagram."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from attngraft.evaluation.suites.catalog import parse_suites
+from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run, measured, save_suite_run
+from attngraft.report.reliability import reliability_files
+from attngraft.report.suite_tables import suite_heading, suite_table
+from attngraft.sections import Reliability
+
+
+def found(metric: str = "top1", **more: object) -> SuiteRun:
+    groups = [
+        GroupResult(
+            name="a",
+            label="[red]noise",
+            noise_seeds=[0, 1],
+            metrics={metric: measured([0.5, 0.52]), "loss": measured([1.25, 1.3])},
+            files=["last/x/a.parquet"],
+        ),
+        GroupResult(name="b", label="salient", noise_seeds=[], metrics={}, files=[], reason="no maps"),
+    ]
+    return SuiteRun(
+        suite="noise",
+        title="Noise",
+        run="runs/x",
+        weights="last",
+        checkpoint="0" * 64,
+        data="the run's own validation part",
+        examples=12,
+        metric=metric,
+        higher_is_better=True,
+        groups=groups,
+    )
+
+
+def shown(result: SuiteRun) -> str:
+    console = Console(width=100, record=True)
+    console.print(suite_table(result))
+    return console.export_text()
+
+
+def test_percent_intervals_and_what_is_missing() -> None:
+    text = shown(found())
+    assert "51.00" in text and "38.29 to 63.71" in text and "1.275" in text
+    assert "[red]noise" in text
+    assert "n/a" in text
+    assert "12 examples of the run's own validation part, last weights" in suite_heading(found())
+    assert "ReaL %" in shown(found("real"))
+
+
+def test_results_are_read_back(tmp_path: Path) -> None:
+    (choice,) = parse_suites(["noise"])
+    assert find_suite_run(tmp_path, choice) is None
+    save_suite_run(found(), tmp_path / "noise")
+    assert find_suite_run(tmp_path, choice) == found()
+    rows = (tmp_path / "noise" / "results.csv").read_text().splitlines()
+    assert rows[1].startswith("noise,a,[red]noise,top1,0.51,0.38")
+    assert rows[-1] == "noise,b,salient,,,,,0,12,no maps"
+
+
+def test_a_diagram_is_the_same_bytes_every_time() -> None:
+    reliable = Reliability(counts=[0, 3, 9], stated=[None, 0.5, 0.9], observed=[None, 0.33, 1.0], error_by_seed=[0.1])
+    first = reliability_files(reliable, title="<run> $x$")
+    assert first == reliability_files(reliable, title="<run> $x$")
+    assert set(first) == {"reliability.svg", "reliability.png"}
+    assert first["reliability.png"].startswith(b"\x89PNG")
+    empty = Reliability(counts=[], stated=[], observed=[], error_by_seed=[])
+    assert b"<svg" in reliability_files(empty, title="nothing")["reliability.svg"]
