@@ -334,3 +334,19 @@ def test_trainer_trains_grafts_on_padded_texts(tmp_path: Path) -> None:
     for name in ("horizontal", "bisa", "vertical"):
         assert any(f".grafts.{name}." in parameter for parameter in moved)
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+@torch.no_grad()
+def test_kept_keys_go_by_the_names_of_old_and_new_releases(name: str) -> None:
+    model = decoder()
+    attngraft.graft(model, "horizontal")
+    randomize(model, only_grafts=True)
+    attention = model.bert.encoder.layer[0].attention
+    tokens = torch.randn(2, 5, 24, generator=torch.Generator().manual_seed(0))
+    whole, _ = attention(tokens, is_causal=True)
+    cache = transformers.DynamicCache()
+    attention(tokens[:, :4], is_causal=True, **{name: cache})
+    last, _ = attention(tokens[:, 4:], **{name: cache})
+    assert cache.get_seq_length() == 5
+    torch.testing.assert_close(last, whole[:, 4:], rtol=1e-5, atol=1e-5)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import EncoderDecoderCache
+from transformers.models.bert.modeling_bert import BertLayer
 
 from attngraft.anatomy import Projected
 from attngraft.errors import UsageError
 from attngraft.hosts.hf.attention import ScalingSite
 from attngraft.hosts.hf.family import TextFamily, random_ids
+
+#: what the installed transformers calls the kept keys and values on their way through its modules: `cache` from 5.24 on
+CACHE = "cache" if "cache" in inspect.signature(BertLayer.forward).parameters else "past_key_values"
+
+
+def kept(past_key_values: Any, given: dict[str, Any]) -> Any:
+    """Keys and values of earlier calls, by either name; the newer one is taken out of what else was `given`."""
+    cache = given.pop("cache", None)
+    return past_key_values if cache is None else cache
 
 
 class CachingSite(ScalingSite):
@@ -28,6 +39,12 @@ class CachingSite(ScalingSite):
         """In a decoder nothing stands that a mask could harm: what averages over tokens is refused for its causality."""
         if not self.is_decoder:
             super().check(mask)
+
+    def attended(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Projected]:
+        kwargs["past_key_values"] = kept(kwargs.get("past_key_values"), kwargs)
+        return super().attended(hidden_states, attention_mask, **kwargs)
 
     def project(
         self,

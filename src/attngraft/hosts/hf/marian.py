@@ -16,7 +16,7 @@ from attngraft.anatomy import GraftedModule, MlpGeometry, MlpSite
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.hf.attention import attention_site, hides
-from attngraft.hosts.hf.decoder import CachingSite, SequenceFamily
+from attngraft.hosts.hf.decoder import CACHE, CachingSite, SequenceFamily, kept
 from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import mlp_site
@@ -114,7 +114,7 @@ class _DecoderLayer(_Layer):
         **kwargs: Any,
     ) -> Tensor:
         """The host's own, with places at the ends of its branches."""
-        given = {"past_key_values": past_key_values, **kwargs}
+        given = {CACHE: kept(past_key_values, kwargs), **kwargs}
         attended = self.branch(self.self_attn, hidden_states, attention_mask=attention_mask, **given)
         x = self.self_attn_layer_norm(hidden_states + attended)
         if encoder_hidden_states is not None:
@@ -142,7 +142,7 @@ class GraftedBartDecoderLayer(_DecoderLayer, bart.BartDecoderLayer):
 _CHILDREN = ("self_attn", "self_attn_layer_norm", "activation_fn", "fc1", "fc2", "final_layer_norm")
 _OF_DECODERS = ("encoder_attn", "encoder_attn_layer_norm")
 _ARGUMENTS = ("hidden_states", "attention_mask", "kwargs")
-_ALSO = ("encoder_hidden_states", "encoder_attention_mask", "past_key_values", "use_cache")
+_ALSO = ("encoder_hidden_states", "encoder_attention_mask", CACHE, "use_cache")
 
 
 class TransformersMarian(SequenceFamily):
@@ -196,7 +196,7 @@ def _attention(layer: Any, path: str, name: str, **known: Any) -> Site:
         end=f"{path}.{name}",
         ending=path,
         out="out_proj",
-        arguments=("key_value_states", "past_key_values"),
+        arguments=("key_value_states", CACHE),
         dim=layer.embed_dim,
         **known,
     )

@@ -20,7 +20,7 @@ from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.hf.attention import attention_site, hides
 from attngraft.hosts.hf.chunks import in_chunks
-from attngraft.hosts.hf.decoder import CachingSite
+from attngraft.hosts.hf.decoder import CACHE, CachingSite, kept
 from attngraft.hosts.hf.family import TextFamily
 from attngraft.hosts.hf.mlp import MaskedLayer
 from attngraft.hosts.linear_ends import linear
@@ -121,7 +121,7 @@ class Around(GraftedModule):
             hidden_states,
             encoder_hidden_states=encoder_hidden_states,
             attention_mask=encoder_attention_mask if self.is_cross_attention else attention_mask,
-            past_key_values=past_key_values,
+            **{CACHE: kept(past_key_values, kwargs)},
             **({"behind": behind} if self._mixers() else {}),
             **kwargs,
         )
@@ -186,7 +186,7 @@ class SplitFamily(TextFamily):
 
     def read(self, layer: Any, path: str) -> Iterable[Site]:
         arguments = ("hidden_states", "attention_mask", "encoder_hidden_states", "encoder_attention_mask")
-        shared = (*arguments, "past_key_values", "kwargs")
+        shared = (*arguments, CACHE, "kwargs")
         check_known(layer, path, arguments=shared, children=("attention", "crossattention", "intermediate", "output"))
         causal = bool(layer.is_decoder)
         known = {
@@ -210,7 +210,7 @@ def _attention_site(module: Any, path: str, *, arguments: tuple[str, ...], **kno
         out=None,
         projections=PROJECTIONS,
         width="attention_head_size",
-        arguments=("past_key_values", "encoder_hidden_states"),
+        arguments=(CACHE, "encoder_hidden_states"),
         children=("dropout",),
         **known,
     )

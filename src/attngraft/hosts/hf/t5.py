@@ -15,7 +15,7 @@ from attngraft.anatomy import GraftedModule, LinearLayer, MlpEnds, MlpGeometry, 
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.hf.attention import attention_site, hides
-from attngraft.hosts.hf.decoder import CachingSite, SequenceFamily
+from attngraft.hosts.hf.decoder import CACHE, CachingSite, SequenceFamily, kept
 from attngraft.hosts.linear_ends import LinearEnds, linear
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import NO_MIDDLE, mlp_site
@@ -52,6 +52,7 @@ class _Attention(CachingSite):
         **kwargs: Any,
     ) -> tuple[Tensor | None, ...]:
         """The sentence; the positions go with what the host gives, to the next layer."""
+        past_key_values = kept(past_key_values, kwargs)
         past = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
         past = past.clone() if isinstance(past, Tensor) else past  # which the cache counts up in place
         given = {"key_value_states": key_value_states, "past_key_values": past_key_values, **kwargs}
@@ -129,7 +130,7 @@ class _SelfLayer(_AttentionLayer):
         """
         if not self.SelfAttention.is_decoder:
             check_call(self, padded=hides(attention_mask), causal=bool(kwargs.get("is_causal")))
-        given = dict(zip(("position_bias", "past_key_values"), args, strict=False))
+        given = dict(zip(("position_bias", CACHE), args, strict=False))
         return self.ended(self.SelfAttention, hidden_states, mask=attention_mask, **given, **kwargs)
 
 
@@ -312,7 +313,7 @@ class TransformersT5(SequenceFamily):
 
 
 _OLD = ("use_cache", "output_attentions", "return_dict")
-_OF_LAYERS = ("hidden_states", "attention_mask", "position_bias", "past_key_values", "kwargs", *_OLD)
+_OF_LAYERS = ("hidden_states", "attention_mask", "position_bias", CACHE, "kwargs", *_OLD)
 
 
 def _attention(layer: Any, path: str, name: str, **known: Any) -> Site:
@@ -327,7 +328,7 @@ def _attention(layer: Any, path: str, name: str, **known: Any) -> Site:
         out="o",
         projections=("q", "k", "v"),
         width="key_value_proj_dim",
-        arguments=("mask", *arguments, "position_bias", "past_key_values", "output_attentions"),
+        arguments=("mask", *arguments, "position_bias", CACHE, "output_attentions"),
         children=("relative_attention_bias",),
         dim=attention.d_model,
         projection=Projection(bias=False),
