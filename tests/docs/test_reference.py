@@ -105,7 +105,9 @@ def test_every_public_name_is_there() -> None:
     for path in shown:
         module, _, name = path.rpartition(".")
         named = hasattr(importlib.import_module(module), name)
-        assert named or importlib.util.find_spec(path) is not None, path  # a module, which nobody need have imported yet
+        assert named or importlib.util.find_spec(path) is not None, (
+            path
+        )  # a module, which nobody need have imported yet
     for name in set(attngraft.__all__) - {"__version__"}:
         thing = getattr(attngraft, name)
         assert f"{thing.__module__}.{name}" in shown or thing.__module__ == "attngraft.errors", name

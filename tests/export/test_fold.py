@@ -15,6 +15,7 @@ import attngraft
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.export.fold import fold, summary
 from attngraft.export.run import export_run
+from attngraft.hosts.registry import host_adapters
 from tests.export.runs import ELSA_SWIN, LEVIT, LEVIT_CONV, SWIN, VIT, make_run, move_batch_norms
 
 
@@ -80,7 +81,10 @@ def test_of_two_only_the_one_beside_the_layer_moves_and_the_other_says_why() -> 
     assert "another graft of the same stage stands between" in str(found[1].stayed)
 
 
-def test_a_host_that_no_adapter_reads_stays_as_it_is_and_says_so(tmp_path: Path) -> None:
+def test_a_host_that_no_adapter_reads_stays_as_it_is_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_adapters()["elsa"], "recognizes", lambda model: False)
     host = {**ELSA_SWIN, "args": {**ELSA_SWIN["args"], "lam": 2}}
     (entry,) = export_run(make_run(tmp_path / "run", host=host), tmp_path / "out", fold=True).manifest.folds
     assert (entry.module, entry.graft, entry.folded) == ("", None, None)

@@ -122,7 +122,9 @@ def _places(host: Host, sites: str) -> Iterator[_Place]:
         site = host.sites[index]
         carriers = set(site.carriers.values())
         for path in dict.fromkeys((*site.carriers.values(), *site.taps.values())):
-            elsewhere = frozenset(stage for stage in STAGES if site.carriers.get(stage) != path)
+            elsewhere = frozenset(
+                stage for stage in STAGES if path not in (site.carriers.get(stage), site.taps.get(stage))
+            )
             yield _Place(host.module(path), site.path, elsewhere, path in carriers)
 
 

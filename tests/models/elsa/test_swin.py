@@ -181,12 +181,12 @@ def test_every_parameter_has_a_layer() -> None:
     assert groups["layers.3.blocks.1.mlp.fc1.weight"] > groups["layers.3.blocks.0.mlp.fc1.weight"]
 
 
-def test_it_is_no_host() -> None:
-    """As the guide says: who wants to look inside grafts Swin."""
-    with pytest.raises(HostError, match="ElsaSwin is no host"):
-        attngraft.plan(tiny(), "cb")
-    with pytest.raises(HostError, match="ElsaSwin is no host"), attngraft.record(tiny()):
-        pass
+def test_its_mlps_take_grafts() -> None:
+    model = tiny()
+    report = attngraft.graft(model, "cb_s@layers.3")
+    assert [entry.site for entry in report.entries] == ["layers.3.blocks.0.mlp", "layers.3.blocks.1.mlp"]
+    with pytest.raises(HostError, match="makes its filters without queries"):
+        attngraft.plan(tiny(), "horizontal")
 
 
 def test_copies_and_dtypes() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 import attngraft
 import attngraft.models  # registers the models
-from attngraft.errors import HostError
+from attngraft.errors import GraftSpecError
 from attngraft.mechanisms.local.hadamard import HadamardAttention
 from attngraft.models.elsa.registration import FINE_TUNED, VOLO_VARIANTS
 from attngraft.models.elsa.volo import ElsaVolo
@@ -122,12 +122,13 @@ def test_drop_paths_grow_behind_the_first_stage_which_has_none() -> None:
     assert not torch.equal(model.train()(images), model(images))
 
 
-def test_it_is_no_host() -> None:
-    """Though VOLO is one: its adapter knows no other first stage."""
-    with pytest.raises(HostError, match="ElsaVolo is no host"):
-        attngraft.plan(tiny(), "cb")
-    with pytest.raises(HostError, match="ElsaVolo is no host"), attngraft.record(tiny()):
-        pass
+def test_its_later_stages_are_a_host_as_volos() -> None:
+    report = attngraft.graft(tiny(), "horizontal")
+    sites = [entry.site for entry in report.entries]
+    assert sites
+    assert not any(site.startswith("network.0.") for site in sites)
+    with pytest.raises(GraftSpecError, match="makes its filters without queries"):
+        attngraft.plan(tiny(), "horizontal@network.0")
 
 
 def test_features_only() -> None:

@@ -85,6 +85,7 @@ class ElsaSwin(nn.Module):
     ) -> None:
         super().__init__()
         self.num_classes, self.in_chans, self.global_pool = num_classes, in_chans, _known(global_pool)
+        self.img_size = to_2tuple(img_size)
         self.patch_embed = PatchEmbed(patch_size, in_chans=in_chans, dim=embed_dim)
         last = len(depths) - 1
         widths = [embed_dim * 2**index for index in range(len(depths))]
