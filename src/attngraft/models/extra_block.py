@@ -13,24 +13,14 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import Attention, DropPath, LayerNorm, Mlp
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, init_weights_vit_timm
 from torch import Tensor, nn
 
-_CONFIG = {
-    "num_classes": 1000,
-    "input_size": (3, 224, 224),
-    "crop_pct": 0.875,
-    "interpolation": "bicubic",
-    "fixed_input_size": True,
-    "mean": IMAGENET_DEFAULT_MEAN,
-    "std": IMAGENET_DEFAULT_STD,
-    "first_conv": "patch_embed.proj",
-    "classifier": "head",
-}
-default_cfgs = generate_default_cfgs({f"vit_tiny_patch16_224_extra_{half}": _CONFIG for half in ("attention", "mlp")})
+from attngraft.models.uniform_vit import CONFIG
+
+default_cfgs = generate_default_cfgs({f"vit_tiny_patch16_224_extra_{half}": CONFIG for half in ("attention", "mlp")})
 
 
 class HalfBlock(nn.Module):

@@ -20,7 +20,8 @@ from timm.models.vision_transformer import VisionTransformer
 
 from attngraft.mechanisms.context_broadcast.attention import UniformHeadAttention
 
-_CONFIG = {
+#: what timm says of a ViT that no weights are published of
+CONFIG = {
     "num_classes": 1000,
     "input_size": (3, 224, 224),
     "crop_pct": 0.875,
@@ -32,7 +33,7 @@ _CONFIG = {
     "classifier": "head",
 }
 default_cfgs = generate_default_cfgs(
-    {f"vit_small_patch16_224_cb_{variant}": _CONFIG for variant in ("replaced", "compensated", "appended")}
+    {f"vit_small_patch16_224_cb_{variant}": CONFIG for variant in ("replaced", "compensated", "appended")}
 )
 
 

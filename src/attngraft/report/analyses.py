@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -17,7 +16,8 @@ from attngraft.finding import Finding
 from attngraft.report.findings import finding_csv, finding_plots, in_words, panel_drawing
 from attngraft.report.inline import inline_svg
 from attngraft.report.sections import Shown, shown_table
-from attngraft.report.theme import LIGHT, THEMES
+from attngraft.report.templating import css_themes, environment
+from attngraft.report.theme import LIGHT
 from attngraft.report.wording import minus, shown
 
 PAGE = "analysis.html"
@@ -91,21 +91,8 @@ def write_findings(findings: Sequence[Finding], folder: Path, *, title: str) -> 
 
 def analyses_html(findings: Sequence[Finding], *, title: str) -> str:
     """A page of findings: no scripts, nothing from a network, what users wrote escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("attngraft.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return (
+        environment()
+        .get_template("analyses.html.j2")
+        .render(title=shown(title), version=__version__, findings=finding_views(findings), themes=css_themes())
     )
-    context: dict[str, Any] = {
-        "title": shown(title),
-        "version": __version__,
-        "findings": finding_views(findings),
-        "themes": {
-            theme.name: " ".join(f"--{role}: {color};" for role, color in theme.colors.items()) for theme in THEMES
-        },
-    }
-    return environment.get_template("analyses.html.j2").render(context)

@@ -20,7 +20,7 @@ from attngraft.analysis.exploring import Explored, Layer, explored
 from attngraft.analysis.subjects import Subject, subject_of
 from attngraft.errors import UsageError
 from attngraft.files import write_atomically
-from attngraft.report.theme import THEMES
+from attngraft.report.templating import css_themes, environment
 from attngraft.report.wording import shown
 
 MOST_BYTES = 48_000_000  #: of a page; browsers become slow beyond
@@ -97,27 +97,16 @@ def explore_subjects(
 
 def explorer_html(views: Sequence[View], *, title: str) -> str:
     """The whole page. What comes from users is escaped; the page may run its own script and no other."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("attngraft.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    loader = environment.loader
-    script = loader.get_source(environment, "explorer.js")[0] if loader else ""
-    return environment.get_template("explorer.html.j2").render(
+    templates = environment()
+    script = templates.loader.get_source(templates, "explorer.js")[0] if templates.loader else ""
+    return templates.get_template("explorer.html.j2").render(
         title=shown(title),
         version=__version__,
         views=views,
         data={"models": [_plain(view) for view in views]},
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        themes={
-            theme.name: " ".join(f"--{role}: {color};" for role, color in theme.colors.items()) for theme in THEMES
-        },
+        themes=css_themes(),
     )
 
 

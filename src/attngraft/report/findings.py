@@ -159,12 +159,7 @@ def _curves(axes: Axes, panel: Curves, colors: _Colors) -> None:
         if line.low is not None and line.high is not None:
             low, high = ([np.nan if value is None else value for value in part] for part in (line.low, line.high))
             axes.fill_between(line.x, low, high, color=color, alpha=0.15, linewidth=0)
-    axes.margins(x=0.03, y=0.08)
-    ruled(axes.yaxis, 1.0)
-    _name_ticks(axes, panel.ticks)
-    headed(axes, theme, panel.title, below=panel.x_axis)
-    axes.set_ylabel(panel.y_axis, color=theme.muted, fontsize=TEXT_SIZE - 0.5)
-    _legend(axes, theme)
+    _finish(axes, panel, theme)
 
 
 def _boxes(axes: Axes, panel: Boxes, subjects: Sequence[str], colors: _Colors) -> None:
@@ -184,6 +179,10 @@ def _boxes(axes: Axes, panel: Boxes, subjects: Sequence[str], colors: _Colors) -
     for place in present:
         color = colors(place)
         axes.plot([], [], color=color, linewidth=5, alpha=0.6, label=shorten(subjects[place], 40))
+    _finish(axes, panel, theme)
+
+
+def _finish(axes: Axes, panel: Curves | Boxes, theme: Theme) -> None:
     axes.margins(x=0.03, y=0.08)
     ruled(axes.yaxis, 1.0)
     _name_ticks(axes, panel.ticks)

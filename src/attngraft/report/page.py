@@ -20,7 +20,8 @@ from attngraft.report.halving import fate, halving_view
 from attngraft.report.inline import inline_svg
 from attngraft.report.sections import section_views
 from attngraft.report.suites import NOT_CORRECTED, suite_views
-from attngraft.report.theme import LIGHT, THEMES, VERDICT_SIGNS, Look, Theme, looks
+from attngraft.report.templating import css_themes, environment
+from attngraft.report.theme import LIGHT, VERDICT_SIGNS, Look, looks
 from attngraft.report.wording import MetricFormat, metric_format, shown
 from attngraft.study.coverage import measured_coverage
 from attngraft.study.result import Difference, Interval, StudyResult, VariantResult
@@ -29,16 +30,8 @@ from attngraft.study.result import Difference, Interval, StudyResult, VariantRes
 def report_html(result: StudyResult, findings: Sequence[Finding] = ()) -> str:
     """The whole page for `result`, with what analyses found in its models. User strings are escaped by the template engine,
     numbers formatted here."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("attngraft.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
+    templates = environment()
+    templates.filters.update(
         minus=wording.minus,
         ratio=wording.ratio,
         count=lambda number: wording.ratio(number, exact=True),
@@ -50,7 +43,7 @@ def report_html(result: StudyResult, findings: Sequence[Finding] = ()) -> str:
         shorten=wording.shorten,
         sentence_case=lambda text: text[:1].upper() + text[1:],
     )
-    return environment.get_template("report.html.j2").render(_context(result) | {"findings": finding_views(findings)})
+    return templates.get_template("report.html.j2").render(_context(result) | {"findings": finding_views(findings)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +98,7 @@ def _context(result: StudyResult) -> dict[str, Any]:
         "sections": section_views(result),
         "suites": suite_views(result),
         "suites_not_corrected": NOT_CORRECTED,
-        "themes": {theme.name: _css_variables(theme) for theme in THEMES},
+        "themes": css_themes(),
         "spread": wording.spread_text,
         "plural": wording.plural,
         "sentence": wording.difference_sentence,
@@ -180,10 +173,6 @@ def _inline_figures(result: StudyResult) -> dict[str, list[Any]]:
         ]
         for figure in study_figures(result)
     }
-
-
-def _css_variables(theme: Theme) -> str:
-    return " ".join(f"--{role}: {color};" for role, color in theme.colors.items())
 
 
 def _date(created: str) -> str:
