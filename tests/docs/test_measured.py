@@ -243,3 +243,96 @@ def test_the_guide_of_local_attention_says_which_bars_are_missed() -> None:
         shown = f"{each['value']:.3f} ({each['low']:.3f} to {each['high']:.3f})"
         said = f"{shown}, misses 1/{1 / each['bar']:.0f}" in page
         assert said != each["passed"]
+
+
+FIGURES = ROOT / "docs/guide/figures.md"
+
+
+def rows(file: str) -> list[dict[str, str]]:
+    with (ROOT / f"benchmarks/{file}.csv").open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def mean(values: list[str]) -> float:
+    return sum(map(float, values)) / len(values)
+
+
+def test_the_page_of_figures_prints_what_the_suites_measured() -> None:
+    page = FIGURES.read_text(encoding="utf-8")
+    conditions: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for row in rows("studies/cifar10-vit-suites"):
+        if row["suite"] in {"occlusion", "fgsm", "noise", "calibration"}:
+            conditions.setdefault((row["suite"], row["condition"]), {})[row["variant"]] = row
+    assert len(conditions) == 11
+    for found in conditions.values():
+        shown = [f"{100 * float(found['baseline']['mean']):.2f}"]
+        for row in (found["cb"], found["cb_s"]):
+            gain, low, high = (points(row[name]) for name in ("difference", "bootstrap_low", "bootstrap_high"))
+            shown.append(f"{100 * float(row['mean']):.2f} ({gain}, {low} to {high})")
+        assert f" | {' | '.join(shown)} |" in page
+
+
+def test_the_page_of_figures_prints_what_the_analyses_found() -> None:
+    page = " ".join(FIGURES.read_text(encoding="utf-8").split())
+    entropy, scaling, gates = (rows(f"analysis/{name}") for name in ("entropy", "scaling", "gates"))
+    distance, symmetry = (
+        [row for row in rows(f"analysis/{name}") if row["head"] == "mean"] for name in ("distance", "symmetry")
+    )
+    models = ("baseline", "cb", "cb_s")
+    for found, name, digits in ((entropy, "entropy", 2), (distance, "distance", 3)):
+        shown = [f"{mean([row[name] for row in found if row['model'] == model]):.{digits}f}" for model in models]
+        assert f"| {' | '.join(shown)} |" in page
+    assert ", ".join(f"{float(row['mean']):.3f}" for row in scaling) in page
+    for model in ("BiXT", "sequential"):
+        of = [row for row in symmetry if row["model"] == model]
+        shown = [", ".join(f"{float(row[what]):.2f}" for row in of) for what in ("correlation", "agreement")]
+        assert f"| {model} | {' | '.join(shown)} |" in page
+    spread = [float(row["95%"]) - float(row["5%"]) for row in gates if row["model"] == "horizontal"]
+    assert "those of heads less in the first layer than later" in page
+    assert spread[0] < min(spread[1:])
+
+
+def test_the_page_of_figures_prints_what_bisa_and_elsa_do() -> None:
+    page = " ".join(FIGURES.read_text(encoding="utf-8").split())
+    branches: dict[str, dict[str, float]] = {}
+    for row in (row for row in rows("analysis/importance") if row["what"].startswith("mean |")):
+        branches.setdefault(row["layer"], {})[row["what"]] = float(row["value"])
+    over = [each["mean |inverse|"] / each["mean |self|"] for each in branches.values()]
+    assert f"{over[0]:.1f} and {over[1]:.1f} times as large" in page
+    edges = {
+        model: mean(
+            [
+                row["correlation with edges"]
+                for row in rows("analysis/structure")
+                if (row["model"], row["component"]) == (model, "own")
+            ]
+        )
+        for model in ("baseline", "bisa@first:2")
+    }
+    assert f"(correlation {edges['bisa@first:2']:.2f}) than the baseline's ({edges['baseline']:.2f})" in page
+    filters = [row for row in rows("analysis/filters") if row["head"] == "mean"]
+    itself = [row["weight"] for row in filters if row["down"] == row["right"] == "0"]
+    assert f"give the place itself {mean(itself):.1%} in the mean" in page
+
+
+def test_the_page_of_figures_prints_the_study_of_half_a_block_more() -> None:
+    page = FIGURES.read_text(encoding="utf-8")
+    found = results("cifar10-cb-extra-block")
+    base = found.pop("baseline")
+    assert f"| baseline | {100 * float(base['last_top1_mean']):.2f} | | {int(base['parameters']):,} |" in page
+    for name, row in found.items():
+        gain, low, high = (points(row[part]) for part in ("difference", "bootstrap_low", "bootstrap_high"))
+        top1 = f"{100 * float(row['last_top1_mean']):.2f}"
+        assert f"| {name} | {top1} | {gain}, {low} to {high} | {int(row['parameters']):,} |" in page
+
+
+def test_the_page_of_figures_prints_the_study_of_heads() -> None:
+    page = FIGURES.read_text(encoding="utf-8")
+    top1 = {name: 100 * float(row["last_top1_mean"]) for name, row in results("cifar10-cb-heads").items()}
+    heads = ("1 head", "3 heads", "6 heads", "12 heads")
+    without = [top1["baseline"], *(top1[name] for name in heads[1:])]
+    broadcast = [top1[f"{name} + cb"] for name in heads]
+    gains = [round(new - old, 2) + 0.0 for new, old in zip(broadcast, without, strict=True)]
+    assert f"| without `cb` | {' | '.join(f'{each:.2f}' for each in without)} |" in page
+    assert f"| with `cb` | {' | '.join(f'{each:.2f}' for each in broadcast)} |" in page
+    assert f"| gain | {' | '.join(f'{each:+.2f}' for each in gains)} |" in page

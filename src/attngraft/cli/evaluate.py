@@ -33,7 +33,12 @@ def evaluate(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Other data of the same kind; the run's own if left out.", metavar="DATA"),
+        typer.Option(
+            "--data",
+            help="Other data of the same kind: its validation part; with --suite, all of a folder of class folders. The "
+            "run's own if left out.",
+            metavar="DATA",
+        ),
     ] = None,
     split: Annotated[
         str | None, typer.Option("--split", help="A part of the data by name, instead of validation.", metavar="NAME")
