@@ -76,7 +76,7 @@ def test_the_refusal_lists_the_adapters_for_models_of_the_same_package_alone() -
     with torch.device("meta"):
         model = timm.create_model("resnet18")
     with pytest.raises(
-        attngraft.HostError, match=r"Supported: timm \(vit, swin, .*\), t2t_vit, bixt \(see: "
+        attngraft.HostError, match=r"Supported: timm \(vit, swin, .*\), t2t_vit, bixt, elsa \(swin, volo\) \(see: "
     ) as raised:
         attngraft.graft(model, "cb")
     assert "torchvision" not in str(raised.value)

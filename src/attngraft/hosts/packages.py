@@ -37,7 +37,7 @@ PACKAGES: Mapping[str, Package] = {
             *("metaformer", "mobilevit", "convit", "fastvit", "gemma4", "xcit", "hiera", "mvitv2", "coat", "hieradet"),
             *("nextvit", "efficientformer", "csatv2"),
         )
-        | {"t2t_vit": "timm.t2t_vit", "bixt": "timm.bixt", "elsa": "timm.elsa", "elsa.volo": "timm.elsa"}
+        | {"t2t_vit": "timm.t2t_vit", "bixt": "timm.bixt", "elsa.swin": "timm.elsa", "elsa.volo": "timm.elsa"}
     ),
     "torch": Package({"torch.nn": "torch_nn.family"}),
     "torchvision": Package(_same("torchvision", "vit", "swin")),

@@ -34,7 +34,7 @@ class ElsaSwinHost(HostAdapter):
     """Sites `layers.<i>.blocks.<j>.attn`, with taps alone (`local_filters`, `ghost_mul`, `ghost_add`; in the last stage
     `weights`), and `.mlp`."""
 
-    name = "elsa"
+    name = "elsa.swin"
     summary = "ELSA-Swin of any size (attngraft's own elsa_swin_tiny, ...): MLPs; its attention can be recorded"
     richer: ClassVar = {**timm_mlp.RICHER}
 
