@@ -84,7 +84,7 @@ def test_of_two_only_the_one_beside_the_layer_moves_and_the_other_says_why() -> 
 def test_a_host_that_no_adapter_reads_stays_as_it_is_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_adapters()["elsa"], "recognizes", lambda model: False)
+    monkeypatch.setattr(host_adapters()["elsa.swin"], "recognizes", lambda model: False)
     host = {**ELSA_SWIN, "args": {**ELSA_SWIN["args"], "lam": 2}}
     (entry,) = export_run(make_run(tmp_path / "run", host=host), tmp_path / "out", fold=True).manifest.folds
     assert (entry.module, entry.graft, entry.folded) == ("", None, None)
