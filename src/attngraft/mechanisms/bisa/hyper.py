@@ -75,26 +75,58 @@ class _Hyper(torch.autograd.Function):
         u, q_hat, gradient = (as_rows(tensor).to(dtype) for tensor in (*inputs[:2], gradient))
         hyper = inputs[2].to(dtype)
         matrix = hyper.flatten(0, 1).t()
-        to_u, to_q_hat, to_matrix = torch.empty_like(u), torch.empty_like(q_hat), matrix.new_zeros(matrix.shape)
+        to_u, to_q_hat, to_matrix = torch.empty_like(u), torch.empty_like(q_hat), _Sum(matrix)
         for rows, buffer in _chunks(u, matrix.shape[1]):
-            torch.mm(gradient[rows], matrix, out=buffer)
+            _multiply(gradient[rows], matrix, out=buffer)
             square = buffer.view(-1, *hyper.shape[:2])
             torch.bmm(u[rows, None], square, out=to_q_hat[rows, None])
             # as a row times the transposed matrices: a batch of matrix-vector products runs at half the speed
             torch.bmm(q_hat[rows, None], square.transpose(1, 2), out=to_u[rows, None])
             _products(u[rows], q_hat[rows], buffer)
-            torch.addmm(to_matrix, gradient[rows].t(), buffer, out=to_matrix)
+            to_matrix.add(gradient[rows], buffer)
         shape = (batch, tokens, heads, width)
         return (
             to_u.to(given).view(shape).transpose(1, 2),
             to_q_hat.to(given).view(shape).transpose(1, 2),
-            to_matrix.t().reshape(hyper.shape).to(given),
+            to_matrix.whole().t().reshape(hyper.shape).to(given),
         )
 
 
 def _products(u: Tensor, q_hat: Tensor, out: Tensor) -> None:
     """u_i (x) q_hat_i of each row (rows, s) into `out` (rows, s s)."""
     torch.mul(u[:, :, None], q_hat[:, None], out=out.view(len(u), u.shape[1], q_hat.shape[1]))
+
+
+def _multiply(rows: Tensor, matrix: Tensor, out: Tensor) -> None:
+    """rows @ matrix into `out`, whose many columns are few products each: faster with a part of the rows for each thread."""
+    parts = _parts(rows)
+    torch.bmm(_in_parts(rows, parts), matrix.expand(parts, -1, -1), out=_in_parts(out, parts))
+
+
+class _Sum:
+    """Sum over all rows of a (x) b, of the shape of `like`: each thread has its part of the rows and a sum of its own."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.sums = like.new_zeros(torch.get_num_threads() if like.device.type == "cpu" else 1, *like.shape)
+
+    def add(self, a: Tensor, b: Tensor) -> None:
+        """The rows of (rows, dv) `a` and (rows, s s) `b`."""
+        parts = _parts(a)
+        sums = self.sums[:parts]
+        torch.baddbmm(sums, _in_parts(a, parts).transpose(1, 2), _in_parts(b, parts), out=sums)
+
+    def whole(self) -> Tensor:
+        return self.sums.sum(0)
+
+
+def _parts(rows: Tensor) -> int:
+    """Into how many parts rows are cut: one for each thread where they come out even."""
+    threads = torch.get_num_threads() if rows.device.type == "cpu" else 1
+    return threads if len(rows) % threads == 0 else 1
+
+
+def _in_parts(rows: Tensor, parts: int) -> Tensor:
+    return rows.view(parts, len(rows) // parts, -1)
 
 
 def _chunks(rows: Tensor, columns: int) -> Iterator[tuple[slice, Tensor]]:
