@@ -43,7 +43,9 @@ def bidirectional_attention(
     if dropout:
         return reference.bidirectional_attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale, dropout=dropout)
     if _unwatched(r_latents, r_tokens, v_latents, v_tokens):
-        way = _fused if _fusing_pays(r_latents, r_tokens) else formula
+        if _fusing_pays(r_latents, r_tokens):
+            return _fused(r_latents, r_tokens, v_latents, v_tokens, scale=scale)
+        way = _of_one_image if len(r_tokens) == 1 else formula
         return way(r_latents, r_tokens, v_latents, v_tokens, scale=scale)
     operands = in_autocast_dtype(r_latents, r_tokens, v_latents, v_tokens)
     # an exporter may leave sizes open, and is not to be asked for them
@@ -119,6 +121,15 @@ def _fused(
         v_latents = v_latents.expand(len(r_tokens), -1, -1, -1)
     latents = F.scaled_dot_product_attention(r_latents, r_tokens, v_tokens, scale=scale)
     return latents, F.scaled_dot_product_attention(r_tokens, r_latents, v_latents, scale=scale)
+
+
+def _of_one_image(
+    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, *, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`formula` without an axis of images, whose way through `@` costs a small call a part of its time that one sees."""
+    scores = torch.bmm(r_tokens[0], (r_latents[0] * scale).transpose(1, 2))
+    latents = torch.bmm(scores.softmax(1).transpose(1, 2), v_tokens[0])
+    return latents[None], torch.bmm(scores.softmax(2), v_latents[0])[None]
 
 
 def _mixed(operands: tuple[Tensor | None, ...]) -> bool:
