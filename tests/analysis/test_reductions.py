@@ -11,6 +11,7 @@ import torch
 import attngraft
 from attngraft.analysis import measures
 from attngraft.analysis.on_map import put_back
+from attngraft.analysis.recording import Recording
 from attngraft.errors import UsageError
 from tests.grafting.test_apply import tiny_vit
 
@@ -105,14 +106,22 @@ def test_steepness_and_evenness() -> None:
 
 
 def test_a_misspelt_name_of_maps_is_refused_when_sites_have_run() -> None:
-    model = tiny_vit()
+    with torch.no_grad(), attngraft.record(tiny_vit(), "weights") as recording:
+        recording.reduce("entropy", of="weigths")
+        recording.check()  # nothing has run yet
+    model, run = tiny_vit(), []
     with (
         pytest.raises(attngraft.RecordError, match="none of the chosen sites offers 'weigths'.*they offer.*weights"),
-        torch.no_grad(),
         attngraft.record(model, "weights") as recording,
     ):
-        recording.reduce("entropy", of="weigths")
-        model(IMAGES)
+        run.append(misspelt(model, recording))
+    assert run
+
+
+def misspelt(model: torch.nn.Module, recording: Recording) -> torch.Tensor:
+    recording.reduce("entropy", of="weigths")
+    with torch.no_grad():
+        return model(IMAGES)
 
 
 def test_what_cannot_be_reduced_is_refused() -> None:

@@ -128,8 +128,8 @@ def find(ask: Ask) -> Finding:
         source=ANALYSIS.source,
         note="Mean over images, heads and rows of -sum a ln a, in nats; the dotted line is the most that there can be,"
         " ln N (within windows: of their tokens). Among patches: leading tokens left out, rows summing to 1 "
-        "again; as in the paper the last layer is not drawn there (the table has it). Steepness is sum (a - a^2), the nuclear "
-        "norm of the softmax's Jacobian (CB, Sec. 2.1), and evenness that over its largest value, 1 - 1/N.",
+        "again; as in the paper the last layer is not drawn there (the table has it). Steepness is sum (a - a^2), the "
+        "nuclear norm of the softmax's Jacobian (CB, Sec. 2.1), and evenness that over its largest value, 1 - 1/N.",
         subjects=names,
         panels=panels,
         table=table_of(columns, 2, rows),

@@ -116,8 +116,8 @@ def find(ask: Ask) -> Finding:
         source=ANALYSIS.source,
         note="Where a latent looks among the tokens, against which tokens look at it. Correlation over the tokens, and the "
         "share of the tenth of the tokens that a latent looks at most that is among the tenth that looks at it most; mean "
-        "over images, latents and heads, the band its 95% interval (Student's t) over images. Dotted: what unrelated maps have. "
-        "BiXT's two directions are softmaxes of one matrix of scores and so are alike by themselves; those of a model "
+        "over images, latents and heads, the band its 95% interval (Student's t) over images. Dotted: what unrelated maps "
+        "have. BiXT's two directions are softmaxes of one matrix of scores and so are alike by themselves; those of a model "
         "whose latents and tokens attend one after the other come from two. The last layer has one direction alone.",
         subjects=names,
         panels=[
