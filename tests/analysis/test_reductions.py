@@ -142,3 +142,14 @@ def test_what_cannot_be_reduced_is_refused() -> None:
     assert recording[SITE]["entropy"].shape == (3, 9), "what can be had goes on"
     with pytest.raises(attngraft.RecordError, match=r"blocks.1.attn: .* 9 x 9 tokens stand on no grid"):
         recording[SITE]["distance"]
+
+
+def test_windows_of_which_nobody_says_where_they_stand_have_no_distances() -> None:
+    model = timm.create_model("maxvit_tiny_pm_256", img_size=64, stem_width=8, depths=(1,), embed_dim=(32,)).eval()
+    with torch.no_grad(), attngraft.record(model, "weights") as recording:
+        recording.reduce("entropy", "distance")
+        model(torch.randn(1, 3, 64, 64))
+    site = next(iter(recording))
+    assert recording[site]["entropy"].isfinite().all()
+    with pytest.raises(attngraft.RecordError, match="stand on no grid that its host names"):
+        recording[site]["distance"]

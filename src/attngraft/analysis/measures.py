@@ -74,8 +74,8 @@ def placed_distance(weights: Tensor, at: Tensor) -> Tensor:
         at: (W, N, 2), each token's (row, column) in parts of the map's sides; NaN: it stands nowhere (it fills up).
     """
     stands = at[..., 0].isfinite().to(weights.dtype)
-    known = at.nan_to_num(0.0).to(weights.dtype)
-    far = torch.cdist(known, known, p=1) * stands[:, None]
+    known = at.nan_to_num(0.0)
+    far = torch.cdist(known, known, p=1).to(weights.dtype) * stands[:, None]
     total = torch.einsum("...whij,wj->...whi", weights, stands).clamp_min(torch.finfo(weights.dtype).tiny)
     return torch.einsum("...whij,wij->...whi", weights, far) / total * stands[:, None]
 

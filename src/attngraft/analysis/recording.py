@@ -198,7 +198,10 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     def _around(self, site: str) -> Around:
         geometry = self._geometry(site)
         window = geometry.window if isinstance(geometry, AttentionGeometry) else None
-        return Around(geometry.prefix_tokens, window or geometry.grid, geometry.grid, self._places.get(site))
+        grid = (
+            geometry.grid if window in (None, geometry.grid) else None
+        )  # windows may be spread: their host must say how
+        return Around(geometry.prefix_tokens, grid, self._places.get(site))
 
     def offered(self, site: str) -> tuple[str, ...]:
         """Names of all that the site has offered so far, asked for or not."""

@@ -18,8 +18,7 @@ class Around(NamedTuple):
     """What a reduction may know of the tokens of a map."""
 
     prefix: int = 0  #: leading tokens that stand on no grid
-    grid: tuple[int, int] | None = None  #: (rows, columns) of the others, or of their window; None: not known
-    whole: tuple[int, int] | None = None  #: (rows, columns) of the map
+    grid: tuple[int, int] | None = None  #: (rows, columns) of the others; None: not known
     places: Tensor | None = None  #: (rows, columns), which token of the windows stands at each place; None: not said
 
 
@@ -89,7 +88,7 @@ def _distance(weights: Tensor, around: Around) -> Tensor:
             f"its maps of {weights.shape[-2]} x {weights.shape[-1]} tokens stand on no grid that its host names "
             f"({around.prefix} leading tokens, grid {around.grid}), so that they have no distances"
         )
-    return relative_distance(spatial, around.grid, whole=around.whole)
+    return relative_distance(spatial, around.grid)
 
 
 def _evenness(weights: Tensor, around: Around) -> Tensor:
