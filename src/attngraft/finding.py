@@ -71,14 +71,14 @@ class Pictures:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A matrix with names at its sides."""
+    """A matrix with names at its sides; None where there is no such number, drawn as empty."""
 
     title: str
     rows: list[str]
     columns: list[str]
     row_axis: str
     column_axis: str
-    cells: list[list[float]]
+    cells: list[list[float | None]]
     low: float | None = None
     high: float | None = None
     diverging: bool = False  #: 0 is in the middle of the colors

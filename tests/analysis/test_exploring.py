@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import attngraft
 import attngraft.models  # registers BiXT
 from attngraft.analysis.exploring import Squeezed, explored
+from attngraft.analysis.on_map import put_back
 from attngraft.errors import RecordError, UsageError
 
 
@@ -80,6 +81,8 @@ def test_windows_that_are_shifted_and_filled_up() -> None:
         among = whole[0] / whole[0].sum(-1, keepdim=True)
         expected = (among * torch.cdist(at, at, p=1)).sum(2).mean(1)
         assert layer.distance == pytest.approx(expected.tolist(), rel=1e-4)
+        spread = put_back(torch.special.entr(weights).sum(-1).movedim(1, 2), layer.places).mean((0, 1, 2))
+        assert layer.entropy == pytest.approx(spread.tolist(), rel=1e-4), "rows of what fills windows up do not count"
 
 
 def test_what_grafts_put_in_its_place_or_beside() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attngraft.analysis import measures
+from attngraft.analysis.on_map import coordinates
 from attngraft.errors import UsageError
 
 
@@ -58,3 +59,15 @@ def test_distance_refuses_a_map_with_prefix_tokens() -> None:
 def test_scale_statistics() -> None:
     ratio, mean = measures.scale_statistics(torch.arange(-5.0, 6.0))
     assert (round(ratio.item(), 5), mean.item()) == (1.0, 0.0)
+
+
+def test_distance_by_place_is_that_of_the_grid_and_leaves_out_what_stands_nowhere() -> None:
+    weights = torch.rand(3, 1, 2, 6, 6, dtype=torch.float64).softmax(-1)  # images, windows, heads
+    at = coordinates(torch.arange(6).view(2, 3), 6).double()
+    torch.testing.assert_close(measures.placed_distance(weights, at), measures.relative_distance(weights, (2, 3)))
+    at = coordinates(torch.tensor([[0, 2], [5, 3]]), 6).double()  # 1 and 4 fill up
+    found = measures.placed_distance(weights, at)
+    own = weights[..., [0, 2, 5, 3], :][..., [0, 2, 5, 3]]
+    expected = measures.relative_distance(own / own.sum(-1, keepdim=True), (2, 2))
+    torch.testing.assert_close(found[..., [0, 2, 5, 3]], expected)
+    assert not found[..., [1, 4]].any()

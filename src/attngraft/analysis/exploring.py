@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attngraft.analysis.measures import entropy
+from attngraft.analysis.measures import entropy, placed_distance
+from attngraft.analysis.on_map import coordinates, put_back
 from attngraft.analysis.record import record
 from attngraft.analysis.recording import FILTERS, Recording
 from attngraft.anatomy import AttentionGeometry
@@ -149,36 +150,25 @@ def _of_maps(recording: Recording, site: str, name: str) -> Layer:
     windows, heads, tokens = maps.shape[:3]
     if windows != int(places.max()) // tokens + 1:
         raise RecordError(f"{site}: its {windows} sequences of {tokens} tokens are no windows of one map of the image")
-    are_shares = name == "weights"
+    are_shares, prefix = name == "weights", recording.prefix(site)
+    rows = entropy(maps)
+    spread = rows.mean((0, 2)) if prefix else _by_place(rows, places)  # what fills windows up has no rows of its own
     return Layer(
         site=_title(site, name),
         kind="maps",
         numbers=(_squeezed(site, maps),),
         heads=heads,
         places=places,
-        prefix=recording.prefix(site),
-        entropy=_floats(entropy(maps).mean((0, 2))) if are_shares else (),
+        prefix=prefix,
+        entropy=_floats(spread) if are_shares else (),
         ceiling=math.log(tokens),
-        distance=_floats(_distance(maps, places)) if are_shares else (),
+        distance=_floats(_by_place(placed_distance(maps, coordinates(places, tokens)), places)) if are_shares else (),
     )
 
 
-def _distance(maps: Tensor, places: Tensor) -> Tensor:
-    """(H,): mean over places of sum_j a_ij |p_i - p_j|_1 over the tokens of their window that stand somewhere, among which
-    rows sum to 1 again, in parts of the map's sides (CB, Fig. 5b)."""
-    rows, columns = places.shape
-    tokens = maps.shape[-1]
-    window, slot = places.flatten() // tokens, places.flatten() % tokens
-    down = torch.arange(rows).repeat_interleave(columns) / rows
-    across = torch.arange(columns).repeat(rows) / columns
-    far = torch.zeros(maps.shape[1])
-    for each in range(len(maps)):
-        here = window == each
-        at = torch.stack([down[here], across[here]], 1)
-        own = maps[each][:, slot[here]][:, :, slot[here]]
-        own = own / own.sum(-1, keepdim=True).clamp_min(_TINY)  # a token may look at prefix tokens alone
-        far += torch.einsum("hij,ij->h", own, torch.cdist(at, at, p=1))
-    return far / (rows * columns)
+def _by_place(found: Tensor, places: Tensor) -> Tensor:
+    """(H,) of numbers by row (W, H, N): the mean over what stands on the map."""
+    return put_back(found.movedim(1, 2), places).mean((0, 1, 2))
 
 
 def _of_filters(recording: Recording, site: str, name: str) -> Layer:

@@ -63,14 +63,35 @@ def relative_distance(
     return by_query if normalize == "per_query" else by_query / (tokens - 1)
 
 
+def placed_distance(weights: Tensor, at: Tensor) -> Tensor:
+    """`relative_distance` (per query) in windows whose tokens stand anywhere: (..., W, H, N, N) to (..., W, H, N).
+
+    Among the tokens that stand somewhere rows sum to 1 again; a token that looks at none of them looks 0 far, and so does
+    what stands nowhere.
+
+    Args:
+        weights: maps of W windows.
+        at: (W, N, 2), each token's (row, column) in parts of the map's sides; NaN: it stands nowhere (it fills up).
+    """
+    stands = at[..., 0].isfinite().to(weights.dtype)
+    known = at.nan_to_num(0.0)
+    far = torch.cdist(known, known, p=1).to(weights.dtype) * stands[:, None]
+    total = torch.einsum("...whij,wj->...whi", weights, stands).clamp_min(torch.finfo(weights.dtype).tiny)
+    return torch.einsum("...whij,wij->...whi", weights, far) / total * stands[:, None]
+
+
+def steepness_of(weights: Tensor) -> Tensor:
+    """`steepness` at temperature 1 of rows that left the softmax: sum_j (a_j - a_j^2), (..., N) to (...)."""
+    return (weights - weights.square()).sum(-1)
+
+
 def steepness(scores: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Nuclear norm of the softmax's Jacobian, per row: t sum_j (a_j - a_j^2), a = softmax(t s) (Sec. 2.1).
 
     The Jacobian is symmetric and positive semi-definite, so this is its trace; it is largest, t (1 - 1/N), for uniform a.
     `scores` is (..., N), the result (...).
     """
-    weights = torch.softmax(temperature * scores, dim=-1)
-    return temperature * (weights - weights.square()).sum(-1)
+    return temperature * steepness_of(torch.softmax(temperature * scores, dim=-1))
 
 
 class ScaleStatistics(NamedTuple):

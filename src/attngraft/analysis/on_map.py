@@ -21,6 +21,16 @@ def put_back(tokens: Tensor, places: Tensor) -> Tensor:
     return tokens.unflatten(0, (-1, windows)).flatten(1, 2)[:, places]
 
 
+def coordinates(places: Tensor, tokens: int) -> Tensor:
+    """(W, N, 2): (row, column) of each token of each window, in parts of the map's sides; NaN where it stands nowhere."""
+    rows, columns = places.shape
+    windows = int(places.max()) // tokens + 1
+    at = torch.full((windows * tokens, 2), math.nan, device=places.device)
+    down, across = torch.meshgrid(torch.arange(rows) / rows, torch.arange(columns) / columns, indexing="ij")
+    at[places.flatten()] = torch.stack([down.flatten(), across.flatten()], -1).to(places.device)
+    return at.view(windows, tokens, 2)
+
+
 def looks_of(weights: Tensor, places: Tensor, query: tuple[int, int]) -> Tensor:
     """Where the token at `query` (row, column) looks: maps (B * W, H, N, N) to (B, H, rows, columns), 0 outside its window.
 

@@ -55,6 +55,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         self._places: dict[str, Tensor] = {}
         self._reduced: dict[str, tuple[str, ...]] = {}  # name of maps -> what becomes of them
         self._means: dict[str, dict[str, RunningMean]] = {}
+        self._refused: dict[str, dict[str, str]] = {}  # site -> what it cannot be reduced to, and why
 
     def asks(self, site: str, name: str) -> bool:
         """Whether a tensor of this name is to be kept; that the site has one is remembered."""
@@ -68,14 +69,24 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         if name == PLACES:
             self._places[site] = tensor
         elif name in self._reduced:
-            for reduction in self._reduced[name]:
-                mean = self._means.setdefault(site, {}).setdefault(_reduced(name, reduction), RunningMean())
-                try:
-                    mean.add(REDUCTIONS[reduction](tensor, self._around(site)))
-                except RecordError as error:
-                    raise RecordError(f"{site}: {error}") from None
+            self._reduce(site, name, tensor)
         else:
             self._calls.setdefault(site, {}).setdefault(name, []).append(tensor)
+
+    def _reduce(self, site: str, name: str, tensor: Tensor) -> None:
+        """What cannot be had at this site is remembered with the reason; other sites and reductions go on."""
+        means = self._means.setdefault(site, {})
+        for reduction in self._reduced[name]:
+            key = _reduced(name, reduction)
+            try:
+                values = REDUCTIONS[reduction](tensor, self._around(site))
+            except RecordError as error:
+                self._refused.setdefault(site, {})[key] = f"{site}: {error}"
+                continue
+            try:
+                means.setdefault(key, RunningMean()).add(values)
+            except RecordError as error:
+                raise RecordError(f"{site}: {error}") from None
 
     def reduce(self, *reductions: str, of: str = "weights") -> None:
         """From now on keep means over all images instead of the maps, so that one block's maps are alive at a time.
@@ -93,6 +104,13 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         | `patch_entropy` | (H, N) | the same among spatial tokens alone, rows summing to 1 again (CB Fig. 3a) |
         | `distance` | (H, N) | how far each spatial token looks, in parts of the map's sides (CB Fig. 5b) |
         | `ceiling` | (H, Nq) | the most that `entropy` can be, ln Nk |
+        | `patch_ceiling` | (H, N) | the most that `patch_entropy` can be |
+        | `steepness` | (H, Nq) | sum (a - a^2) of each row, the nuclear norm of the softmax's Jacobian (CB Sec. 2.1) |
+        | `evenness` | (H, Nq) | that over its largest value, 1 - 1/Nk |
+
+        Where the host says at which places the tokens of its windows stand, all but `mean` are by place of the map, row by
+        row, (H, rows * columns), and what only fills windows up is left out. What cannot be had at a site (distances
+        without a grid) is refused where it is asked for there.
 
         Args:
             reductions: which of these.
@@ -180,7 +198,10 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     def _around(self, site: str) -> Around:
         geometry = self._geometry(site)
         window = geometry.window if isinstance(geometry, AttentionGeometry) else None
-        return Around(geometry.prefix_tokens, window or geometry.grid, geometry.grid)
+        grid = (
+            geometry.grid if window in (None, geometry.grid) else None
+        )  # windows may be spread: their host must say how
+        return Around(geometry.prefix_tokens, grid, self._places.get(site))
 
     def offered(self, site: str) -> tuple[str, ...]:
         """Names of all that the site has offered so far, asked for or not."""
@@ -198,6 +219,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         """Forget everything recorded so far."""
         self._calls.clear()
         self._means.clear()
+        self._refused.clear()
 
     def check(self) -> None:
         """
@@ -208,11 +230,18 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         for asked in sorted(self._what or ()) if names else ():
             if not any(_means(asked, name) for name in names):
                 raise RecordError(f"none of the chosen sites offers {asked!r}; they offer {', '.join(names)}")
+        for of in self._reduced if names else ():
+            if of not in names:
+                near = did_you_mean(of, names)
+                raise RecordError(
+                    f"none of the chosen sites offers {of!r}, which was to be reduced{near}; they offer {', '.join(names)}"
+                )
 
     def _of(self, site: str) -> _Named[list[Tensor]]:
         if site in self._calls or site in self._means:
             means = {name: [mean.mean] for name, mean in self._means.get(site, {}).items() if mean.mean is not None}
-            return _Named(site, {**self._calls.get(site, {}), **means}, self.offered(site))
+            refused = self._refused.get(site, {})
+            return _Named(site, {**self._calls.get(site, {}), **means}, self.offered(site), refused)
         if site in self._offered:
             raise RecordError(
                 f"nothing that was asked for was offered at {site!r}; it offers {', '.join(self.offered(site))}"
@@ -222,7 +251,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
 
     def __getitem__(self, site: str) -> Mapping[str, Tensor]:
         tensors = {name: calls[-1] for name, calls in self._of(site).items()}
-        return _Named(site, tensors, self.offered(site))
+        return _Named(site, tensors, self.offered(site), self._refused.get(site, {}))
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys((*self._calls, *self._means)))
@@ -234,11 +263,13 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
 class _Named(dict[str, _T]):
     """What one site gave by name; who asks it for something else is told what there is."""
 
-    def __init__(self, site: str, kept: Mapping[str, _T], offered: tuple[str, ...]) -> None:
+    def __init__(self, site: str, kept: Mapping[str, _T], offered: tuple[str, ...], refused: Mapping[str, str]) -> None:
         super().__init__(kept)
-        self._site, self._offered = site, offered
+        self._site, self._offered, self._refused = site, offered, refused
 
     def __missing__(self, name: str) -> _T:
+        if name in self._refused:
+            raise RecordError(self._refused[name])
         if name in self._offered:
             raise RecordError(
                 f"{name!r} of {self._site!r} was not kept: record(model, {{{name!r}, ...}}) keeps it where it is not reduced"

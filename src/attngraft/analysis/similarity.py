@@ -9,6 +9,9 @@ from torch import Tensor
 
 from attngraft.errors import UsageError
 
+#: the share of its kernel's size below which a layer's own HSIC is rounding, in float64 of float32 features
+_ROUNDING = 1e-13
+
 
 class CentredKernelAlignment:
     """Linear CKA between every layer of one model and every layer of another, estimated batch by batch.
@@ -38,6 +41,7 @@ class CentredKernelAlignment:
         self.second: tuple[str, ...] = ()
         self._both: Tensor | None = None
         self._alone: tuple[Tensor, Tensor] | None = None
+        self._sizes: tuple[Tensor, Tensor] | None = None  # what a layer's own HSIC would be, were it not centred
 
     def add(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
         """Features (n, ...) by layer of one batch; all axes but the first are taken together.
@@ -54,21 +58,29 @@ class CentredKernelAlignment:
         self.first, self.second = names
         both = torch.stack([_hsic(kernel, theirs) for kernel in ours])
         alone = _hsic(ours, ours), _hsic(theirs, theirs)
-        if self._both is None or self._alone is None:
-            self._both, self._alone = both, alone
+        sizes = _size(ours), _size(theirs)
+        if self._both is None or self._alone is None or self._sizes is None:
+            self._both, self._alone, self._sizes = both, alone, sizes
         else:
+            self._sizes = self._sizes[0] + sizes[0], self._sizes[1] + sizes[1]
             self._both = self._both + both
             self._alone = self._alone[0] + alone[0], self._alone[1] + alone[1]
 
     def matrix(self) -> Tensor:
         """CKA (layers of the first model, layers of the second), in float64.
 
+        NaN for a layer that is the same for all images, whose own HSIC is 0 but for rounding.
+
         Raises:
             UsageError: nothing was added.
         """
-        if self._both is None or self._alone is None:
+        if self._both is None or self._alone is None or self._sizes is None:
             raise UsageError("no batch was added")
-        return self._both / (self._alone[0][:, None] * self._alone[1][None, :]).clamp_min(0).sqrt()
+        ours, theirs = (
+            torch.where(alone > _ROUNDING * size, alone, torch.nan)
+            for alone, size in zip(self._alone, self._sizes, strict=True)
+        )
+        return self._both / (ours[:, None] * theirs[None, :]).sqrt()
 
 
 def _kernels(features: Mapping[str, Tensor]) -> Tensor:
@@ -77,6 +89,11 @@ def _kernels(features: Mapping[str, Tensor]) -> Tensor:
     if len({len(each) for each in flat}) > 1:
         raise UsageError("CKA compares layers that saw the same images, four or more in a batch")
     return torch.stack([(each @ each.T).fill_diagonal_(0) for each in flat]) if flat else torch.empty(0, 0, 0)
+
+
+def _size(kernels: Tensor) -> Tensor:
+    n = kernels.shape[-1]
+    return kernels.square().sum((-2, -1)) / (n * (n - 3))
 
 
 def _hsic(first: Tensor, second: Tensor) -> Tensor:

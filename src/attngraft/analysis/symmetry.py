@@ -11,11 +11,13 @@ from attngraft.errors import UsageError
 
 
 class Symmetry(NamedTuple):
-    """Of one layer, by head (H,): mean over images and latents."""
+    """Of one layer, by head (H,): mean over images and latents; and of each image (B, H), over latents."""
 
     correlation: Tensor  #: between where a latent looks and which tokens look at it
     agreement: Tensor  #: the share of its k most looked at tokens that are among the k that look at it most
     chance: float  #: the agreement of unrelated maps, k / N
+    correlation_by_image: Tensor
+    agreement_by_image: Tensor
 
 
 def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | None = None) -> Symmetry:
@@ -48,4 +50,5 @@ def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | N
     correlation = (ours_centred * theirs_centred).sum(-1) / lengths.clamp_min(torch.finfo(torch.float64).tiny)
     tops = (torch.zeros_like(ours).scatter_(-1, each.topk(k).indices, 1) for each in (ours, theirs))
     agreement = torch.mul(*tops).sum(-1) / k
-    return Symmetry(correlation.mean((0, 2)), agreement.mean((0, 2)), k / tokens)
+    by_image = correlation.mean(2), agreement.mean(2)
+    return Symmetry(by_image[0].mean(0), by_image[1].mean(0), k / tokens, *by_image)

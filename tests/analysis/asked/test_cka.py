@@ -60,3 +60,13 @@ def test_too_few_images() -> None:
         cka.ANALYSIS(ask(vit(), limit=3))
     with pytest.raises(UsageError, match="takes 1 to 2 models, not 3"):
         cka.ANALYSIS(ask(vit(), vit(), vit()))
+
+
+def test_a_layer_that_is_the_same_for_all_images_is_empty(tmp_path: Path) -> None:
+    model = vit()
+    model.blocks[1].mlp.fc2.weight.data.zero_()
+    model.blocks[1].mlp.fc2.bias.data.normal_()
+    finding = found(cka.ANALYSIS, ask(model, limit=8), tmp_path)
+    (panel,) = finding.panels
+    assert [row[1] for row in panel.cells] == panel.cells[1] == [None] * 3
+    assert finding.numbers["mean over layers of one depth"] == pytest.approx(1)

@@ -51,3 +51,15 @@ def test_gates(tmp_path: Path) -> None:
     assert boxes["vertical.beta"].ticks == ["1", "2"]
     with pytest.raises(RecordError, match="gates"):
         gates.ANALYSIS(ask(vit()))
+
+
+def test_gates_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    model = vit()
+    attngraft.graft(model, "horizontal@blocks.1 + vertical@blocks.1")
+    for parameter in model.blocks[1].attn.grafts["horizontal"].parameters():
+        parameter.data.fill_(torch.nan)
+    model.blocks[1].attn.grafts["horizontal"].register_forward_hook(lambda module, given, output: given[0])
+    finding = found(gates.ANALYSIS, ask(model), tmp_path)
+    (row,) = rows_of(finding, gate="horizontal.alpha")
+    assert (row["mean"], row["50%"], row["largest"]) == (None, None, None)
+    assert "NaN or infinite" in finding.left_out["a, blocks.1.attn: horizontal.alpha"]

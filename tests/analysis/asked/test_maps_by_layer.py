@@ -6,13 +6,14 @@ import math
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
 import attngraft
 from attngraft.analysis.asked import distance, entropy
 from attngraft.errors import RecordError
 from attngraft.finding import Curves
-from tests.analysis.asked.asking import ask, found, inputs, rows_of, swin, vit
+from tests.analysis.asked.asking import SIDE, ask, found, inputs, rows_of, sharp, swin, vit
 
 
 def test_entropy_of_a_vit(tmp_path: Path) -> None:
@@ -67,3 +68,55 @@ def test_distance(tmp_path: Path) -> None:
     assert rows["0"] == pytest.approx(expected[0], rel=1e-4)
     assert rows["1"] == pytest.approx(expected[1], rel=1e-4)
     assert rows["mean"] == pytest.approx(sum(expected) / 2, rel=1e-4)
+
+
+def cait() -> torch.nn.Module:
+    """Its last two layers have one query, the class token."""
+    return sharp(timm.create_model("cait_xxs24_224", img_size=SIDE, patch_size=8, depth=2, embed_dim=24, num_heads=2))
+
+
+def test_class_attention_has_rows_of_the_class_token_alone(tmp_path: Path) -> None:
+    finding = found(entropy.ANALYSIS, ask(cait()), tmp_path)
+    (row,) = rows_of(finding, layer="blocks_token_only.0.attn")
+    assert row["entropy"] == row["class token"] > 0
+    assert row["ceiling"] == pytest.approx(math.log(17))
+    assert (row["among patches"], row["ceiling among patches"]) == (None, None)
+    assert "not its keys" in finding.left_out["a, blocks_token_only.0.attn, among patches"]
+    patches = rows_of(finding, layer="blocks.0.attn")[0]
+    assert 0 < patches["among patches"] < patches["ceiling among patches"] == pytest.approx(math.log(16))
+
+
+def test_one_layer_without_distances_does_not_leave_the_model_out(tmp_path: Path) -> None:
+    finding = found(distance.ANALYSIS, ask(cait()), tmp_path)
+    assert {row["layer"] for row in rows_of(finding)} == {"blocks.0.attn", "blocks.1.attn"}
+    assert set(finding.left_out) == {f"a, blocks_token_only.{block}.attn" for block in (0, 1)}
+
+
+def test_layers_of_two_models_stand_by_name(tmp_path: Path) -> None:
+    parked = swin()
+    attngraft.graft(parked, "elsa(kernel=3)@layers.0.blocks.0")
+    finding = found(distance.ANALYSIS, ask(parked, swin()), tmp_path)
+    (panel,) = finding.panels
+    assert isinstance(panel, Curves)
+    assert [line.x for line in panel.lines] == [[1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]
+    assert len(panel.ticks) == 4
+
+
+def test_steepness_by_layer(tmp_path: Path) -> None:
+    given = ask(vit())
+    finding = found(entropy.ANALYSIS, given, tmp_path)
+    with torch.no_grad(), attngraft.record(given.subjects[0].model, "weights") as recording:
+        given.subjects[0].model(inputs(given, [0, 2, 4, 5, 7, 9]))
+    weights = recording["blocks.1.attn"]["weights"]
+    expected = float((weights - weights.square()).sum(-1).mean())
+    (row,) = rows_of(finding, layer="blocks.1.attn")
+    assert row["steepness"] == pytest.approx(expected, rel=1e-5)
+    assert row["evenness"] == pytest.approx(expected / (1 - 1 / 17), rel=1e-5)
+
+
+def test_subsampling_layers_alone_have_no_distance(tmp_path: Path) -> None:
+    levit = timm.create_model("levit_128s", num_classes=2).eval()
+    finding = found(distance.ANALYSIS, ask(levit, limit=2), tmp_path)
+    left_out = {name.removeprefix("a, ") for name in finding.left_out}
+    assert left_out == {"stages.1.downsample.attn_downsample", "stages.2.downsample.attn_downsample"}
+    assert not left_out & {row["layer"] for row in rows_of(finding)}

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import attngraft
 from attngraft.analysis.asked import symmetry
@@ -15,6 +16,7 @@ from attngraft.finding import Curves
 from tests.analysis.asked.asking import ask, found, inputs, rows_of, vit
 from tests.analysis.asked.bixts import bixt
 
+LATENTS, TOKENS = "latents_to_tokens", "tokens_to_latents"
 SITE = "blocks.{}.cross_attention_latents_token.attn"
 
 
@@ -47,11 +49,19 @@ def test_against_the_formulas(tmp_path: Path) -> None:
                 assert row["chance"] == 6 / 64
             (row,) = rows_of(finding, model=name, layer=SITE.format(layer), head="mean")
             assert row["correlation"] == pytest.approx((heads[0][0] + heads[1][0]) / 2, abs=1e-4)
+        ours, theirs = (recording[SITE.format(0) + end][what] for end, what in (("", LATENTS), (other, TOKENS)))
+        by_image = [[compared(ours[i : i + 1, h], theirs[i : i + 1, h], 6)[1] for h in range(2)] for i in range(6)]
+        means = np.mean(by_image, 1)
+        half = stats.t.ppf(0.975, 5) * means.std(ddof=1) / 6**0.5
+        (row,) = rows_of(finding, model=name, layer=SITE.format(0), head="mean")
+        expected = (means.mean() - half, means.mean() + half)
+        assert (row["agreement low"], row["agreement high"]) == pytest.approx(expected, abs=1e-4)
     assert list(finding.left_out) == ["ViT"]
     for panel, chance in zip(finding.panels, (0.0, 6 / 64), strict=True):
         assert isinstance(panel, Curves)
         *lines, dotted = panel.lines
         assert [line.subject for line in lines] == [0, 1]
+        assert all(low < y < high for line in lines for low, y, high in zip(line.low, line.y, line.high, strict=True))
         assert (dotted.subject, dotted.y) == (None, [chance, chance])
         assert panel.ticks == ["0", "1"]
     assert (

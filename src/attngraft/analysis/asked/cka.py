@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from attngraft.analysis.ask import Analysis, Ask
-from attngraft.analysis.asked.layers import table_of, ticks
+from attngraft.analysis.asked.layers import mean, table_of, ticks
 from attngraft.analysis.record import record
 from attngraft.analysis.similarity import CentredKernelAlignment
 from attngraft.errors import UsageError
@@ -30,7 +32,9 @@ def find(ask: Ask) -> Finding:
         raise UsageError(
             f"cka: {len(ask.images)} images, or --batch {ask.batch}, are too few; it needs {_LEAST} in a batch"
         )
-    cells = alignment.matrix().clamp(0, 1)
+    matrix = alignment.matrix().clamp(0, 1)
+    cells = [[None if math.isnan(each) else each for each in row] for row in matrix.tolist()]
+    along = mean(row[place] for place, row in enumerate(cells)) if matrix.shape[0] == matrix.shape[1] else None
     names = [subject.name for subject in ask.subjects]
     return Finding(
         name=ANALYSIS.name,
@@ -39,7 +43,7 @@ def find(ask: Ask) -> Finding:
         note="Between what leaves the MLP of each layer (inside its residual branch) of both models, on the same "
         "images: 1 where they differ by a rotation and a scale. Unbiased estimate over batches, which may leave 0"
         " to 1 a little and is cut there. Two runs that differ by their seed alone say what unlike initial values"
-        " make.",
+        " make. Nothing stands where a layer is the same for all images.",
         subjects=names,
         panels=[
             Grid(
@@ -48,7 +52,7 @@ def find(ask: Ask) -> Finding:
                 columns=ticks(alignment.second),
                 row_axis=names[0],
                 column_axis=names[-1],
-                cells=cells.tolist(),
+                cells=cells,
                 low=0.0,
                 high=1.0,
             )
@@ -57,14 +61,12 @@ def find(ask: Ask) -> Finding:
             [f"layer of {names[0]}", f"layer of {names[-1]}", "CKA"],
             2,
             [
-                (ours, theirs, float(cells[row, column]))
+                (ours, theirs, cells[row][column])
                 for row, ours in enumerate(alignment.first)
                 for column, theirs in enumerate(alignment.second)
             ],
         ),
-        numbers={"mean over layers of one depth": float(cells.diagonal().mean())}
-        if cells.shape[0] == cells.shape[1]
-        else {},
+        numbers={} if along is None else {"mean over layers of one depth": along},
     )
 
 

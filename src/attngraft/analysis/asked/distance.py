@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from attngraft.analysis.ask import Analysis, Ask, by_subject
-from attngraft.analysis.asked.layers import layer_line, longest, table_of
+from attngraft.analysis.asked.layers import Layers, table_of
 from attngraft.analysis.record import record
 from attngraft.analysis.subjects import Subject
+from attngraft.errors import RecordError
 from attngraft.finding import Curves, Finding
 
 
-def _layers(ask: Ask, subject: Subject) -> dict[str, tuple[float, list[float]]]:
-    """By site: the mean, and the mean of each head."""
+@dataclass(frozen=True, kw_only=True)
+class _Distances:
+    heads: dict[str, list[float]]  #: by site
+    refused: dict[str, str]  #: sites that have none, with the reason
+
+    @property
+    def means(self) -> dict[str, float]:
+        return {site: sum(heads) / len(heads) for site, heads in self.heads.items()}
+
+
+def _layers(ask: Ask, subject: Subject) -> _Distances:
     with record(subject.model, "weights", sites=ask.sites) as recording:
         recording.reduce("distance")
         for images in ask.batches(subject):
             subject.model(images)
-    by_head = {site: recording[site]["distance"].mean(1) for site in recording}
-    return {site: (float(heads.mean()), [float(head) for head in heads]) for site, heads in by_head.items()}
+    found = _Distances(heads={}, refused={})
+    for site in recording:
+        try:
+            found.heads[site] = [float(head) for head in recording[site]["distance"].mean(1)]
+        except RecordError as error:
+            found.refused[site] = str(error)
+    if not found.heads:
+        raise RecordError("; ".join(found.refused.values()))
+    return found
 
 
 def find(ask: Ask) -> Finding:
     found, left_out = by_subject(ask, lambda subject: _layers(ask, subject))
     names = [subject.name for subject in ask.subjects]
+    axis = Layers.of(list(each.heads) for each in found.values())
     return Finding(
         name=ANALYSIS.name,
         title=ANALYSIS.title,
@@ -34,11 +54,8 @@ def find(ask: Ask) -> Finding:
             Curves(
                 title="how far tokens look (parts of the sides)",
                 x_axis="layer",
-                ticks=longest({place: list(layers) for place, layers in found.items()}),
-                lines=[
-                    layer_line(names[place], place, [mean for mean, _ in layers.values()])
-                    for place, layers in found.items()
-                ],
+                ticks=axis.ticks,
+                lines=[axis.line(names[place], place, each.means) for place, each in found.items()],
             )
         ],
         table=table_of(
@@ -46,16 +63,20 @@ def find(ask: Ask) -> Finding:
             3,
             [
                 (names[place], site, head, value)
-                for place, layers in found.items()
-                for site, (mean, heads) in layers.items()
-                for head, value in [("mean", mean), *((str(number), each) for number, each in enumerate(heads))]
+                for place, each in found.items()
+                for site, heads in each.heads.items()
+                for head, value in [
+                    ("mean", each.means[site]),
+                    *((str(number), own) for number, own in enumerate(heads)),
+                ]
             ],
         ),
         numbers={
-            f"{names[place]}: mean over layers": sum(mean for mean, _ in layers.values()) / len(layers)
-            for place, layers in found.items()
+            f"{names[place]}: mean over layers": sum(each.means.values()) / len(each.means)
+            for place, each in found.items()
         },
-        left_out=left_out,
+        left_out=left_out
+        | {f"{names[place]}, {site}": why for place, each in found.items() for site, why in each.refused.items()},
     )
 
 

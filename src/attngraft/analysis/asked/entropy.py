@@ -2,118 +2,154 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from attngraft.analysis.ask import Analysis, Ask, by_subject
-from attngraft.analysis.asked.layers import layer_line, longest, table_of
+from attngraft.analysis.asked.layers import Layers, mean, table_of
 from attngraft.analysis.record import record
 from attngraft.analysis.subjects import Subject
-from attngraft.finding import Curves, Finding, Line, Panel
+from attngraft.errors import RecordError
+from attngraft.finding import Curves, Finding, Panel
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    site: str
-    every: float  #: nats, mean over images, heads and rows
-    patches: float  #: among spatial tokens alone
+    """Means over images, heads and rows; None where the site has no such thing."""
+
+    every: float  #: nats
+    ceiling: float
+    patches: float | None  #: among spatial tokens alone
+    patch_ceiling: float | None
     of_class: float | None  #: of the class token's rows
-    keys: int
-    prefix: int
+    steepness: float
+    evenness: float | None
+    why: str | None  #: it has nothing among patches
 
 
-def _layers(ask: Ask, subject: Subject) -> list[_Layer]:
+def _layers(ask: Ask, subject: Subject) -> dict[str, _Layer]:
     with record(subject.model, "weights", sites=ask.sites) as recording:
-        recording.reduce("entropy", "patch_entropy", "ceiling")
+        recording.reduce("entropy", "patch_entropy", "ceiling", "patch_ceiling", "steepness", "evenness")
         for images in ask.batches(subject):
             subject.model(images)
-    found = []
-    for site in recording:
-        rows, prefix = recording[site]["entropy"], recording.prefix(site)
-        found.append(
-            _Layer(
-                site=site,
-                every=float(rows.mean()),
-                patches=float(recording[site]["patch_entropy"].mean()),
-                of_class=float(rows[:, prefix.index("class")].mean()) if "class" in prefix else None,
-                keys=round(math.exp(float(recording[site]["ceiling"].mean()))),
-                prefix=len(prefix),
-            )
-        )
-    return found
+    return {site: _layer(recording[site], recording.prefix(site)) for site in recording}
+
+
+def _layer(means: Mapping[str, Tensor], prefix: Sequence[str]) -> _Layer:
+    rows, why = means["entropy"], None
+    try:
+        means["patch_entropy"]
+    except RecordError as error:
+        why = str(error)
+    of_class = prefix.index("class") if "class" in prefix else None
+    return _Layer(
+        every=float(rows.mean()),
+        ceiling=float(means["ceiling"].mean()),
+        patches=None if why else float(means["patch_entropy"].mean()),
+        patch_ceiling=None if why else float(means["patch_ceiling"].mean()),
+        of_class=None if of_class is None or of_class >= rows.shape[1] else float(rows[:, of_class].mean()),
+        steepness=float(means["steepness"].mean()),
+        evenness=float(means["evenness"].mean()) if "evenness" in means else None,
+        why=why,
+    )
 
 
 def find(ask: Ask) -> Finding:
     found, left_out = by_subject(ask, lambda subject: _layers(ask, subject))
-    ticks = longest({place: [layer.site for layer in layers] for place, layers in found.items()})
     names = [subject.name for subject in ask.subjects]
+    axis = Layers.of(list(layers) for layers in found.values())
+    patches = {p: _but_the_last(layers) for p, layers in found.items()}
+    of_class = {
+        p: {site: each for site, each in layers.items() if each.of_class is not None} for p, layers in found.items()
+    }
     panels: list[Panel] = [
         Curves(
-            title="entropy among patches (nats)",
+            title=title,
             x_axis="layer",
-            ticks=ticks,
+            ticks=axis.ticks,
             lines=[
-                *(
-                    layer_line(names[p], p, [each.patches for each in layers[:-1] or layers])
-                    for p, layers in found.items()
+                *(axis.line(names[p], p, {site: value(each) for site, each in layers.items()}) for p, layers in shown),
+                *axis.bounds(
+                    "most there can be", ({site: most(each) for site, each in layers.items()} for _, layers in shown)
                 ),
-                *_bounds(list(found.values()), prefix=True),
             ],
         )
-    ]
-    with_class = {p: layers for p, layers in found.items() if all(each.of_class is not None for each in layers)}
-    if with_class:
-        panels.append(
-            Curves(
-                title="entropy of the class token's rows (nats)",
-                x_axis="layer",
-                ticks=ticks,
-                lines=[
-                    *(layer_line(names[p], p, [each.of_class for each in layers]) for p, layers in with_class.items()),
-                    *_bounds(list(with_class.values()), prefix=False),
-                ],
-            )
+        for title, shown, value, most in (
+            (
+                "entropy among patches (nats)",
+                [(p, layers) for p, layers in patches.items() if layers],
+                lambda each: each.patches,
+                lambda each: each.patch_ceiling,
+            ),
+            (
+                "entropy of the class token's rows (nats)",
+                [(p, layers) for p, layers in of_class.items() if layers],
+                lambda each: each.of_class,
+                lambda each: each.ceiling,
+            ),
         )
+        if shown
+    ]
     rows = [
         (
             names[p],
-            each.site,
+            site,
             each.every,
             each.patches,
             each.of_class,
-            math.log(each.keys),
-            math.log(each.keys - each.prefix),
+            each.ceiling,
+            each.patch_ceiling,
+            each.steepness,
+            each.evenness,
         )
         for p, layers in found.items()
-        for each in layers
+        for site, each in layers.items()
     ]
-    columns = ["model", "layer", "entropy", "among patches", "class token", "ceiling", "ceiling among patches"]
+    columns = [
+        "model",
+        "layer",
+        "entropy",
+        "among patches",
+        "class token",
+        "ceiling",
+        "ceiling among patches",
+        "steepness",
+        "evenness",
+    ]
+    parts = {
+        p: mean(each.every / each.ceiling for each in layers.values() if each.ceiling > 0)
+        for p, layers in found.items()
+    }
     return Finding(
         name=ANALYSIS.name,
         title=ANALYSIS.title,
         source=ANALYSIS.source,
         note="Mean over images, heads and rows of -sum a ln a, in nats; the dotted line is the most that there can be,"
         " ln N (within windows: of their tokens). Among patches: leading tokens left out, rows summing to 1 "
-        "again; as in the paper the last layer is not drawn there (the table has it).",
+        "again; as in the paper the last layer is not drawn there (the table has it). Steepness is sum (a - a^2), the "
+        "nuclear norm of the softmax's Jacobian (CB, Sec. 2.1), and evenness that over its largest value, 1 - 1/N.",
         subjects=names,
         panels=panels,
         table=table_of(columns, 2, rows),
         numbers={
-            f"{names[p]}: mean over layers, part of the ceiling": sum(
-                each.every / math.log(each.keys) for each in layers
-            )
-            / len(layers)
-            for p, layers in found.items()
+            f"{names[p]}: mean over layers, part of the ceiling": part for p, part in parts.items() if part is not None
         },
-        left_out=left_out,
+        left_out=left_out
+        | {
+            f"{names[p]}, {site}, among patches": each.why
+            for p, layers in found.items()
+            for site, each in layers.items()
+            if each.why is not None
+        },
     )
 
 
-def _bounds(models: Sequence[Sequence[_Layer]], *, prefix: bool) -> list[Line]:
-    """One dotted line for each way in which the ceiling runs."""
-    ways = {tuple(math.log(each.keys - prefix * each.prefix) for each in layers) for layers in models}
-    return [layer_line("most there can be", None, way) for way in sorted(ways)]
+def _but_the_last(layers: Mapping[str, _Layer]) -> dict[str, _Layer]:
+    """Those with maps among patches, as in the paper without the last one, unless it is alone."""
+    found = {site: each for site, each in layers.items() if each.patches is not None}
+    return dict(list(found.items())[:-1]) or found
 
 
 ANALYSIS = Analysis(

@@ -20,7 +20,7 @@ def _through(recording: Recording) -> Tensor:
     sites = [site for site in recording if "weights" in recording.offered(site)]
     maps = [recording[site]["weights"] for site in sites]
     for site, weights in zip(sites, maps, strict=True):
-        if len(weights) != 1 or weights.shape[-1] != weights.shape[-2] or weights.shape != (1, *weights.shape[1:]):
+        if len(weights) != 1 or weights.shape[-1] != weights.shape[-2]:
             raise RecordError(
                 f"{site}: rollout needs one sequence of all tokens in each layer, not windows or other keys"
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from attngraft.analysis.ask import Analysis, Ask, by_subject
-from attngraft.analysis.asked.layers import layer_line, longest, table_of
+from attngraft.analysis.asked.layers import Layers, table_of
 from attngraft.analysis.measures import ScaleStatistics, scale_statistics
 from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
@@ -34,8 +34,7 @@ def _learned(subject: Subject) -> Iterator[tuple[str, Tensor]]:
 def find(ask: Ask) -> Finding:
     found, left_out = by_subject(ask, lambda subject: _scales(ask, subject))
     names = [subject.name for subject in ask.subjects]
-    ticks = longest({place: list(scales) for place, scales in found.items()})
-    ratios = {place: [_finite(each.ratio) for each in scales.values()] for place, scales in found.items()}
+    axis = Layers.of(list(scales) for scales in found.values())
     return Finding(
         name=ANALYSIS.name,
         title=ANALYSIS.title,
@@ -47,15 +46,18 @@ def find(ask: Ask) -> Finding:
             Curves(
                 title="ratio of quantiles",
                 x_axis="layer",
-                ticks=ticks,
-                lines=[layer_line(names[place], place, values) for place, values in ratios.items()],
+                ticks=axis.ticks,
+                lines=[
+                    axis.line(names[place], place, {site: _finite(each.ratio) for site, each in scales.items()})
+                    for place, scales in found.items()
+                ],
             ),
             Curves(
                 title="mean of the scale",
                 x_axis="layer",
-                ticks=ticks,
+                ticks=axis.ticks,
                 lines=[
-                    layer_line(names[place], place, [float(each.mean) for each in scales.values()])
+                    axis.line(names[place], place, {site: float(each.mean) for site, each in scales.items()})
                     for place, scales in found.items()
                 ],
             ),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attngraft.analysis.ask import Analysis, Ask, by_subject
-from attngraft.analysis.asked.layers import layer_line, longest, table_of
+from attngraft.analysis.asked.layers import Layers, table_of
 from attngraft.analysis.asked.offers import offered
 from attngraft.analysis.record import record
 from attngraft.analysis.recording import Recording
@@ -18,6 +18,7 @@ from attngraft.analysis.symmetry import symmetry
 from attngraft.errors import RecordError
 from attngraft.finding import Curves, Finding, Line
 from attngraft.sections import Cell
+from attngraft.study.statistics import t_interval
 
 _DIRECTIONS = ("latents_to_tokens", "tokens_to_latents")
 _NONE = "no chosen layer has latents and tokens that look at each other; BiXT's layers but the last one have"
@@ -25,25 +26,40 @@ _NONE = "no chosen layer has latents and tokens that look at each other; BiXT's 
 
 @dataclass(kw_only=True)
 class _Layer:
-    """Sums over images, by head."""
+    """By image and head, (B, H) a batch."""
 
     chance: float = 0.0
-    images: int = 0
-    correlation: Tensor = field(default_factory=lambda: torch.zeros(()))
-    agreement: Tensor = field(default_factory=lambda: torch.zeros(()))
+    batches: dict[str, list[Tensor]] = field(default_factory=lambda: {"correlation": [], "agreement": []})
 
     def add(self, ours: Tensor, theirs: Tensor) -> None:
-        found, count = symmetry(ours, theirs), len(ours)
-        self.chance, self.images = found.chance, self.images + count
-        self.correlation = self.correlation + count * found.correlation.cpu()
-        self.agreement = self.agreement + count * found.agreement.cpu()
+        found = symmetry(ours, theirs)
+        self.chance = found.chance
+        self.batches["correlation"].append(found.correlation_by_image.cpu())
+        self.batches["agreement"].append(found.agreement_by_image.cpu())
 
-    def means(self) -> dict[str, list[float]]:
-        """By head."""
-        found = {"correlation": self.correlation / self.images, "agreement": self.agreement / self.images}
-        if not all(bool(each.isfinite().all()) for each in found.values()):
+    def measured(self) -> dict[str, _Measured]:
+        return {name: _Measured.of(torch.cat(batches)) for name, batches in self.batches.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """Means over images, and the 95% interval of the mean over heads; None where there is none (one image)."""
+
+    heads: list[float]
+    mean: float
+    interval: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, numbers: Tensor) -> _Measured:
+        """Of numbers by image and head, (B, H)."""
+        if not bool(numbers.isfinite().all()):
             raise RecordError("some of its maps are NaN or infinite: the model did not train well, or overflows")
-        return {name: each.tolist() for name, each in found.items()}
+        over_heads = t_interval(numbers.mean(1).numpy())
+        return cls(
+            heads=numbers.mean(0).tolist(),
+            mean=float(numbers.mean()),
+            interval=None if over_heads is None else (over_heads.low, over_heads.high),
+        )
 
 
 def _pairs(recording: Recording) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -81,13 +97,14 @@ def _check(subject: Subject, inputs: Tensor, sites: str) -> None:
 
 def find(ask: Ask) -> Finding:
     layers, left_out = by_subject(ask, lambda subject: _layers(ask, subject))
-    means = {place: {site: layer.means() for site, layer in by_site.items()} for place, by_site in layers.items()}
+    measured = {place: {site: layer.measured() for site, layer in by_site.items()} for place, by_site in layers.items()}
     names = [subject.name for subject in ask.subjects]
-    ticks = longest({place: list(by_site) for place, by_site in layers.items()})
-    chances = {tuple(layer.chance for layer in by_site.values()) for by_site in layers.values()}
+    axis = Layers.of(list(by_site) for by_site in layers.values())
     bounds = {
-        "correlation": [layer_line("chance", None, [0.0] * len(ticks))],
-        "agreement": [layer_line("chance", None, way) for way in sorted(chances)],
+        "correlation": axis.bounds("chance", (dict.fromkeys(by_site, 0.0) for by_site in layers.values())),
+        "agreement": axis.bounds(
+            "chance", ({site: each.chance for site, each in by_site.items()} for by_site in layers.values())
+        ),
     }
     titles = {
         "correlation": "correlation of both directions",
@@ -99,61 +116,70 @@ def find(ask: Ask) -> Finding:
         source=ANALYSIS.source,
         note="Where a latent looks among the tokens, against which tokens look at it. Correlation over the tokens, and the "
         "share of the tenth of the tokens that a latent looks at most that is among the tenth that looks at it most; mean "
-        "over images, latents and heads, the band from the least head to the largest. Dotted: what unrelated maps have. "
-        "BiXT's two directions are softmaxes of one matrix of scores and so are alike by themselves; those of a model "
+        "over images, latents and heads, the band its 95% interval (Student's t) over images. Dotted: what unrelated maps "
+        "have. BiXT's two directions are softmaxes of one matrix of scores and so are alike by themselves; those of a model "
         "whose latents and tokens attend one after the other come from two. The last layer has one direction alone.",
         subjects=names,
         panels=[
             Curves(
                 title=title,
                 x_axis="layer",
-                ticks=ticks,
+                ticks=axis.ticks,
                 lines=[
-                    *(_line(names[p], p, [each[what] for each in by_site.values()]) for p, by_site in means.items()),
+                    *(_line(axis, names[p], p, what, by_site) for p, by_site in measured.items()),
                     *bounds[what],
                 ],
             )
             for what, title in titles.items()
         ],
         table=table_of(
-            ["model", "layer", "head", "correlation", "agreement", "chance"], 3, _rows(names, layers, means)
+            [
+                "model",
+                "layer",
+                "head",
+                "correlation",
+                "correlation low",
+                "correlation high",
+                "agreement",
+                "agreement low",
+                "agreement high",
+                "chance",
+            ],
+            3,
+            _rows(names, layers, measured),
         ),
         numbers={
-            f"{names[p]}: mean {what} over layers": _mean([_mean(each[what]) for each in by_site.values()])
-            for p, by_site in means.items()
+            f"{names[p]}: mean {what} over layers": sum(each[what].mean for each in by_site.values()) / len(by_site)
+            for p, by_site in measured.items()
             for what in titles
         },
         left_out=left_out,
     )
 
 
-def _line(name: str, place: int, heads: Sequence[Sequence[float]]) -> Line:
-    """The mean over heads, with a band over all of them."""
-    return Line(
-        name=name,
-        subject=place,
-        x=[float(layer) for layer in range(len(heads))],
-        y=[_mean(each) for each in heads],
-        low=[min(each) for each in heads],
-        high=[max(each) for each in heads],
+def _line(axis: Layers, name: str, place: int, what: str, by_site: Mapping[str, Mapping[str, _Measured]]) -> Line:
+    """The mean over heads, with its interval."""
+    band = {site: each[what].interval for site, each in by_site.items()}
+    return axis.line(
+        name,
+        place,
+        {site: each[what].mean for site, each in by_site.items()},
+        band={site: interval for site, interval in band.items() if interval is not None},
     )
 
 
 def _rows(
     names: Sequence[str],
     layers: Mapping[int, Mapping[str, _Layer]],
-    means: Mapping[int, Mapping[str, dict[str, list[float]]]],
+    measured: Mapping[int, Mapping[str, Mapping[str, _Measured]]],
 ) -> Iterator[list[Cell]]:
-    for place, by_site in means.items():
+    for place, by_site in measured.items():
         for site, each in by_site.items():
-            chance = layers[place][site].chance
-            yield [names[place], site, "mean", _mean(each["correlation"]), _mean(each["agreement"]), chance]
-            for head, values in enumerate(zip(each["correlation"], each["agreement"], strict=True)):
-                yield [names[place], site, str(head), *values, chance]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+            chance, both = layers[place][site].chance, (each["correlation"], each["agreement"])
+            means = [number for one in both for number in (one.mean, *(one.interval or (None, None)))]
+            yield [names[place], site, "mean", *means, chance]
+            for head, (correlation, agreement) in enumerate(zip(both[0].heads, both[1].heads, strict=True)):
+                yield [names[place], site, str(head), correlation, None, None, agreement, None, None, chance]
 
 
 ANALYSIS = Analysis(
