@@ -12,6 +12,7 @@ from PIL import Image
 from attngraft.analysis.storage import load_findings
 from attngraft.cli import main
 from attngraft.errors import ConfigError
+from attngraft.export.run import export_run
 from tests.export.runs import make_run
 
 TINY = [f"--host-arg={text}" for text in ("img_size=16", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=3")]
@@ -70,8 +71,7 @@ def test_all_that_fit(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr()
     found = [each["name"] for each in json.loads(told.out)]
     assert {"entropy", "distance", "scaling", "class-token", "curves", "gates", "cka", "rollout"} <= set(found)
-    assert "confusion left out: " in told.err
-    assert "predictions.npz" in told.err
+    assert "confusion left out: baseline: does not know daisy, tulip of " in told.err
 
 
 def test_models_of_timm_and_files(flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,6 +115,32 @@ def test_two_variants_of_a_study(study: Path, capsys: pytest.CaptureFixture[str]
     assert run("analyze", "cka", "--study", study, *chosen, "--limit", 8, "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["subjects"] == ["baseline", "cb_s"]
+
+
+def test_a_variant_without_a_finished_run_is_named(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (study / "study.yaml").read_text(encoding="utf-8")
+    (study / "study.yaml").write_text(text.replace("[cb_s]", "[cb_s, horizontal]"))
+    assert run("analyze", "entropy", "--study", study, "--limit", 5, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["left_out"] == {"horizontal": "its run with seed 0 is not finished"}
+    assert run("analyze", "entropy", "--study", study, "--variant", "cb_s", "--limit", 5, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["left_out"] == {}
+
+
+def test_answers_of_models_about_data(flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, taken = tmp_path / "out", tmp_path / "taken"
+    one = make_run(tmp_path / "one", classes=("tulip", "rose", "daisy"))
+    export_run(one, taken)
+    two = make_run(tmp_path / "two", "cb_s", classes=("daisy", "tulip"))
+    models = ["--model", taken, "--model", two, "--data", flowers]
+    assert run("analyze", "confusion", "sides", *models, "--out", out, "--limit", 8) == 0
+    confusion, sides = load_findings(out)
+    assert sides.numbers["of images"] == 8
+    assert confusion.made["images"] == f"8 of {flowers}"
+    capsys.readouterr()
+    assert run("analyze", "sides", "--model", taken, "--model", two, "--image", flowers / "val", "--out", out) == 2
+    assert "these images have no labels" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_damaged_finding_is_named(study: Path, capsys: pytest.CaptureFixture[str]) -> None:

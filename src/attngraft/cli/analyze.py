@@ -136,21 +136,24 @@ def analyze(
     from attngraft.errors import UsageError
 
     wanted, baseline = _wanted(names), None
+    left_out: dict[str, str] = {}
     if (study is None) == (not model):
         raise UsageError("say which models: --study FOLDER, or --model RUN|FOLDER|NAME (repeatable)")
     if study is not None:
-        subjects, baseline = models_of_study(study, variants=variant or [], seed=seed, weights=weights.value)
+        subjects, baseline, left_out = models_of_study(study, variants=variant or [], seed=seed, weights=weights.value)
     else:
         arguments = assignments(host_arg or [], option="--host-arg")
         subjects = open_models(
             model or [], names=name or [], weights=weights.value, pretrained=pretrained, arguments=arguments
         )
-    needs = any(each.images != "none" for each in wanted)
+    saved = not (image or data or split) and all(subject.saved for subject in subjects)
+    needs = any(each.needs_images(saved=saved) for each in wanted)
     album = images_for(subjects, images=image or [], data=data, split=split) if needs else None
     ask = Ask(
         subjects=subjects,
         album=album,
         baseline=baseline,
+        left_out=left_out,
         sites=sites,
         limit=limit,
         shown=shown,
@@ -237,7 +240,7 @@ def _made(ask: Ask, analysis: Analysis, weights: str) -> dict[str, Any]:
     from attngraft._version import __version__
 
     made: dict[str, Any] = {"command": shlex.join(["attngraft", *sys.argv[1:]])}
-    if ask.album is not None and analysis.images != "none":
+    if ask.album is not None and analysis.images != "none" and not (analysis.answers and ask.saved):
         count = min(len(ask.album), ask.shown if analysis.images == "shown" else ask.limit)
         made["images"] = f"{count} of {ask.album.where}"
     if any(subject.record is not None for subject in ask.subjects):

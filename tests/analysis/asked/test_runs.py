@@ -21,8 +21,14 @@ from tests.export.runs import CLASSES, make_run
 TARGET = np.array([0, 0, 1, 1, 2, 3, 4, 4, 4, 4])
 
 
-def trained(folder: Path, predicted: list[int], *, losses: tuple[float, ...] = (2.0, 1.0)) -> Subject:
-    run = RunFolder(make_run(folder))
+def trained(
+    folder: Path,
+    predicted: list[int],
+    *,
+    losses: tuple[float, ...] = (2.0, 1.0),
+    classes: tuple[str, ...] = tuple(CLASSES),
+) -> Subject:
+    run = RunFolder(make_run(folder, classes=classes))
     rows = [
         {"epoch": epoch, "seconds": 1.0, "train/loss": loss, "val/top1": 1 / loss / 4, "val/loss": loss}
         for epoch, loss in enumerate(losses, start=1)
@@ -102,9 +108,11 @@ def test_runs_that_cannot_be_compared(runs: tuple[Subject, Subject], tmp_path: P
     np.savez(second.record.predictions, name=np.arange(3).astype(str), target=np.eye(3))
     with pytest.raises(UsageError, match="several labels"):
         confusion.ANALYSIS(ask(first, second))
+    with pytest.raises(UsageError, match="trained for other classes"):
+        confusion.ANALYSIS(ask(first, trained(tmp_path / "third", [0] * 10, classes=("a", "b", "c", "d", "e"))))
     second.record.predictions.write_bytes(b"PK, but no archive")
     with pytest.raises(TrainingError, match="predictions.npz"):
         confusion.ANALYSIS(ask(first, second))
     second.record.predictions.unlink()
-    with pytest.raises(UsageError, match="when it is finished"):
-        confusion.ANALYSIS(ask(first, open_subject(str(tmp_path / "second"))))
+    with pytest.raises(UsageError, match="needs images"):
+        confusion.ANALYSIS(ask(first, open_subject(str(tmp_path / "second")), album=None))
