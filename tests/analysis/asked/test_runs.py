@@ -62,6 +62,24 @@ def test_curves(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
         curves.ANALYSIS(ask(vit()))
 
 
+def test_epochs_to_the_baselines_best(tmp_path: Path) -> None:
+    answers = [0] * 10
+    runs = [
+        trained(tmp_path / name, answers, losses=losses)
+        for name, losses in {
+            "slow": (4.0, 2.0, 1.0, 1.5),
+            "soon": (2.0, 1.0, 0.5),
+            "never": (4.0, float("nan"), 3.0),
+        }.items()
+    ]
+    finding = found(curves.ANALYSIS, ask(*runs, album=None), tmp_path)
+    assert finding.numbers == {"slow: epochs to the best of slow": 3, "soon: epochs to the best of slow": 2}
+    assert [row["epochs to baseline's best"] for row in rows_of(finding, epoch=1)] == [3, 2, None]
+    assert "top-1 accuracy is at least as good as the best that slow ever has" in finding.note
+    other = curves.ANALYSIS(ask(*runs, album=None, baseline=2))
+    assert [row["epochs to baseline's best"] for row in rows_of(other, epoch=1)] == [2, 1, 3]
+
+
 def test_confusion(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
     finding = found(confusion.ANALYSIS, ask(*runs, album=None), tmp_path)
     own, difference = finding.panels
