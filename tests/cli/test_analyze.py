@@ -13,7 +13,7 @@ from attngraft.analysis.storage import load_findings
 from attngraft.cli import main
 from attngraft.errors import ConfigError
 from attngraft.export.run import export_run
-from tests.export.runs import make_run
+from tests.export.runs import ELSA_SWIN, make_run
 
 TINY = [f"--host-arg={text}" for text in ("img_size=16", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=3")]
 
@@ -88,7 +88,7 @@ def test_models_of_timm_and_files(flowers: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_mistakes(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = study / "runs" / "cb_s" / "seed0"
+    one, other = study / "runs" / "cb_s" / "seed0", study / "runs" / "baseline" / "seed0"
     for arguments, code, message in [
         (["entropi", "--study", study], 2, "did you mean entropy?"),
         (["entropy"], 2, "say which models"),
@@ -103,6 +103,11 @@ def test_mistakes(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.Cap
         (["class-token", "--run", one, "--image", tmp_path / "x.png"], 1, "x.png"),
         (["gates", "--run", study / "runs" / "baseline" / "seed0"], 1, "gates"),
         (["cka", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
+        (["class-token", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
+        (["filters", "--run", one, "--at", "3"], 2, "--at 3: give a row and a column"),
+        (["entropy", "--run", one, "--at", "3,1"], 2, "--at is for filters, which was not asked for"),
+        (["entropy", "--run", one, "--latent", 0], 2, "--latent is for latents"),
+        (["structure", "--run", one, "--run", other, "--label-maps", tmp_path / "no"], 2, "there is no such folder"),
     ]:
         assert run("analyze", *arguments) == code, arguments
         shown = capsys.readouterr()
@@ -141,6 +146,23 @@ def test_answers_of_models_about_data(flowers: Path, tmp_path: Path, capsys: pyt
     capsys.readouterr()
     assert run("analyze", "sides", "--model", taken, "--model", two, "--image", flowers / "val", "--out", out) == 2
     assert "these images have no labels" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_shown_can_be_chosen(flowers: Path, tmp_path: Path) -> None:
+    image = ["--image", flowers / "val" / "daisy" / "1.png", "--image", flowers / "val" / "tulip" / "1.png"]
+    out = tmp_path / "out"
+    elsa = make_run(tmp_path / "elsa", host=ELSA_SWIN)
+    assert run("analyze", "filters", "--run", elsa, *image, "--at", "7,0", "--at", "1,2", "--out", out) == 0
+    small = ["num_latents=8", "img_size=16", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=2"]
+    bixt = ["--model", "bixt_ti_l64_p16", *(f"--host-arg={each}" for each in small)]
+    assert run("analyze", "latents", *bixt, *image, "--latent", 5, "--heads", "--out", out) == 0
+    latents, filters = load_findings(out)
+    rows = [
+        dict(zip([column.name for column in filters.table.columns], row, strict=True)) for row in filters.table.rows
+    ]
+    assert {(row["row"], row["column"]) for row in rows if row["layer"] == rows[0]["layer"]} == {(7, 0), (1, 2)}
+    assert {row["image"] for row in rows} == {"daisy/1.png", "tulip/1.png"}, "told apart"
+    assert {(row[3], row[4]) for row in latents.table.rows} == {("0", 5), ("1", 5)}
 
 
 def test_a_damaged_finding_is_named(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
