@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attngraft.analysis.album import album_of_data, album_of_files, album_of_run
+from attngraft.analysis.album import album_of_data, album_of_files, album_of_run, numbered_names, shortest_names
 from attngraft.errors import DataError, UsageError
 from attngraft.training.run_folder import read_run
 from tests.export.runs import make_run
@@ -37,6 +37,24 @@ def test_files_are_upright(flowers: Path) -> None:
     assert [album.open(place).size for place in range(4)] == [(30, 20), (30, 20), (20, 30), (30, 20)]
     assert album.labels is None
     assert album_of_files(files[:1]).where == files[0]
+
+
+def test_images_of_one_name_are_told_apart(flowers: Path) -> None:
+    files = [str(flowers / "val" / name / "1.jpg") for name in ("daisy", "tulip")]
+    files += [str(flowers / "train" / "daisy" / "1.jpg"), str(flowers / "val" / "daisy" / "2.jpg"), files[0]]
+    names = ["val/daisy/1.jpg", "tulip/1.jpg", "train/daisy/1.jpg", "2.jpg", "val/daisy/1.jpg (2)"]
+    assert album_of_files(files).names == names
+    assert shortest_names(["1.jpg", "a/1.jpg", "/b/1.jpg"]) == ["1.jpg", "a/1.jpg", "b/1.jpg"]
+    assert numbered_names(["x", "x", "x (2)", "x", "y"]) == ["x", "x (2)", "x (2) (2)", "x (3)", "y"]
+
+
+def test_who_named_the_images(flowers: Path, tmp_path: Path) -> None:
+    record = read_run(make_run(tmp_path / "run", task={"name": "classification", "data": {"source": str(flowers)}}))
+    assert not album_of_run(record).named
+    assert album_of_run(record, split="train").named
+    assert album_of_run(record, data=str(flowers)).named
+    assert album_of_data(str(flowers)).named
+    assert album_of_files([str(flowers / "val" / "daisy" / "1.jpg")]).named
 
 
 def test_data_and_parts_of_them(flowers: Path) -> None:

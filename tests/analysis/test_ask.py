@@ -12,7 +12,7 @@ import torch
 from attngraft.analysis.ask import by_subject
 from attngraft.analysis.catalog import ANALYSES, analyses, analysis
 from attngraft.analysis.subjects import Subject
-from attngraft.errors import HostError, RecordError, UsageError
+from attngraft.errors import GraftSpecError, HostError, RecordError, UsageError
 from tests.analysis.asked.asking import ask, vit
 
 ROOT = Path(__file__).parents[2]
@@ -52,5 +52,26 @@ def test_models_that_have_no_such_thing_are_named_with_the_reason() -> None:
     def none(subject: Subject) -> int:
         raise HostError(f"no {subject.name}")
 
-    with pytest.raises(RecordError, match="a: no a; b: no b"):
+    with pytest.raises(HostError, match="a: no a; b: no b"):
         by_subject(ask(vit(), vit()), none)
+
+
+def test_the_kind_of_error_is_kept() -> None:
+    def find(subject: Subject) -> int:
+        if subject.name == "a":
+            raise GraftSpecError("'blocks.9' matches no site")
+        if subject.name == "b":
+            raise RecordError("it has none")
+        return 1
+
+    _, left_out = by_subject(ask(vit(), vit(), vit()), find)
+    assert left_out == {"a": "GraftSpecError: 'blocks.9' matches no site", "b": "it has none"}
+    with pytest.raises(GraftSpecError, match=r"^'blocks.9' matches no site$"):
+        by_subject(ask(vit()), find)
+    with pytest.raises(RecordError, match="a: GraftSpecError: 'blocks.9' matches no site; b: it has none"):
+        by_subject(ask(vit(), vit()), find)
+
+
+def test_models_that_could_not_be_asked_are_named_too() -> None:
+    given = ask(vit(), left_out={"c": "its run with seed 0 is not finished"})
+    assert analysis("entropy")(given).left_out == {"c": "its run with seed 0 is not finished"}

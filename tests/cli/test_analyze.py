@@ -12,7 +12,8 @@ from PIL import Image
 from attngraft.analysis.storage import load_findings
 from attngraft.cli import main
 from attngraft.errors import ConfigError
-from tests.export.runs import make_run
+from attngraft.export.run import export_run
+from tests.export.runs import ELSA_SWIN, make_run
 
 TINY = [f"--host-arg={text}" for text in ("img_size=16", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=3")]
 
@@ -70,8 +71,7 @@ def test_all_that_fit(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr()
     found = [each["name"] for each in json.loads(told.out)]
     assert {"entropy", "distance", "scaling", "class-token", "curves", "gates", "cka", "rollout"} <= set(found)
-    assert "confusion left out: " in told.err
-    assert "predictions.npz" in told.err
+    assert "confusion left out: baseline: does not know daisy, tulip of " in told.err
 
 
 def test_models_of_timm_and_files(flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +88,7 @@ def test_models_of_timm_and_files(flowers: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_mistakes(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = study / "runs" / "cb_s" / "seed0"
+    one, other = study / "runs" / "cb_s" / "seed0", study / "runs" / "baseline" / "seed0"
     for arguments, code, message in [
         (["entropi", "--study", study], 2, "did you mean entropy?"),
         (["entropy"], 2, "say which models"),
@@ -103,6 +103,11 @@ def test_mistakes(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.Cap
         (["class-token", "--run", one, "--image", tmp_path / "x.png"], 1, "x.png"),
         (["gates", "--run", study / "runs" / "baseline" / "seed0"], 1, "gates"),
         (["cka", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
+        (["class-token", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
+        (["filters", "--run", one, "--at", "3"], 2, "--at 3: give a row and a column"),
+        (["entropy", "--run", one, "--at", "3,1"], 2, "--at is for filters, which was not asked for"),
+        (["entropy", "--run", one, "--latent", 0], 2, "--latent is for latents"),
+        (["structure", "--run", one, "--run", other, "--label-maps", tmp_path / "no"], 2, "there is no such folder"),
     ]:
         assert run("analyze", *arguments) == code, arguments
         shown = capsys.readouterr()
@@ -115,6 +120,49 @@ def test_two_variants_of_a_study(study: Path, capsys: pytest.CaptureFixture[str]
     assert run("analyze", "cka", "--study", study, *chosen, "--limit", 8, "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["subjects"] == ["baseline", "cb_s"]
+
+
+def test_a_variant_without_a_finished_run_is_named(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (study / "study.yaml").read_text(encoding="utf-8")
+    (study / "study.yaml").write_text(text.replace("[cb_s]", "[cb_s, horizontal]"))
+    assert run("analyze", "entropy", "--study", study, "--limit", 5, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["left_out"] == {"horizontal": "its run with seed 0 is not finished"}
+    assert run("analyze", "entropy", "--study", study, "--variant", "cb_s", "--limit", 5, "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["left_out"] == {}
+
+
+def test_answers_of_models_about_data(flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, taken = tmp_path / "out", tmp_path / "taken"
+    one = make_run(tmp_path / "one", classes=("tulip", "rose", "daisy"))
+    export_run(one, taken)
+    two = make_run(tmp_path / "two", "cb_s", classes=("daisy", "tulip"))
+    models = ["--model", taken, "--model", two, "--data", flowers]
+    assert run("analyze", "confusion", "sides", *models, "--out", out, "--limit", 8) == 0
+    confusion, sides = load_findings(out)
+    assert sides.numbers["of images"] == 8
+    assert confusion.made["images"] == f"8 of {flowers}"
+    capsys.readouterr()
+    assert run("analyze", "sides", "--model", taken, "--model", two, "--image", flowers / "val", "--out", out) == 2
+    assert "these images have no labels" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_is_shown_can_be_chosen(flowers: Path, tmp_path: Path) -> None:
+    image = ["--image", flowers / "val" / "daisy" / "1.png", "--image", flowers / "val" / "tulip" / "1.png"]
+    out = tmp_path / "out"
+    elsa = make_run(tmp_path / "elsa", host=ELSA_SWIN)
+    assert run("analyze", "filters", "--run", elsa, *image, "--at", "7,0", "--at", "1,2", "--out", out) == 0
+    small = ["num_latents=8", "img_size=16", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=2"]
+    bixt = ["--model", "bixt_ti_l64_p16", *(f"--host-arg={each}" for each in small)]
+    assert run("analyze", "latents", *bixt, *image, "--latent", 5, "--heads", "--out", out) == 0
+    latents, filters = load_findings(out)
+    rows = [
+        dict(zip([column.name for column in filters.table.columns], row, strict=True)) for row in filters.table.rows
+    ]
+    assert {(row["row"], row["column"]) for row in rows if row["layer"] == rows[0]["layer"]} == {(7, 0), (1, 2)}
+    assert {row["image"] for row in rows} == {"daisy/1.png", "tulip/1.png"}, "told apart"
+    assert {(row[3], row[4]) for row in latents.table.rows} == {("0", 5), ("1", 5)}
 
 
 def test_a_damaged_finding_is_named(study: Path, capsys: pytest.CaptureFixture[str]) -> None:

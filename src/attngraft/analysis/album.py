@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ class Album:
     """Images in a fixed order, opened one at a time."""
 
     where: str  #: the data's name, for readers
-    names: Sequence[str]
+    names: Sequence[str]  #: each another one
     open: Callable[[int], Image.Image]
     labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: nobody says
     classes: tuple[str, ...] = ()
+    named: bool = False  #: somebody named these images; False: they are what a run was validated on
 
     def __len__(self) -> int:
         return len(self.names)
@@ -57,7 +59,35 @@ def album_of_files(paths: Sequence[str]) -> Album:
             raise DataError(f"{paths[place]}: {error.strerror or error}") from None
 
     where = paths[0] if len(paths) == 1 else f"{len(paths)} files"
-    return Album(where=where, names=[Path(path).name for path in paths], open=opened)
+    return Album(where=where, names=shortest_names(paths), open=opened, named=True)
+
+
+def shortest_names(paths: Sequence[str]) -> list[str]:
+    """Each path's end, as few folders of it as no other path ends in (`a/1.jpg`, `b/1.jpg`, `2.jpg`); a path that is
+    there again gets a number."""
+    parts = [[part for part in Path(path).parts if part != Path(path).anchor] for path in paths]
+    apart = {tuple(each) for each in parts}
+    ends = Counter(each[start:] for each in apart for start in range(len(each)))
+    names = []
+    for each in parts:
+        short = next((start for start in reversed(range(len(each))) if ends[tuple(each[start:])] == 1), 0)
+        names.append("/".join(each[short:]))
+    return numbered_names(names)
+
+
+def numbered_names(names: Iterable[str]) -> list[str]:
+    """Names with a number behind what was there before: `rose`, `rose (2)`."""
+    numbers: Counter[str] = Counter()  # the last one of each name
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        other = name
+        while other in taken:
+            numbers[name] += 1
+            other = f"{name} ({numbers[name] + 1})"
+        taken.add(other)
+        found.append(other)
+    return found
 
 
 def album_of_data(source: str, *, split: str | None = None) -> Album:
@@ -66,7 +96,7 @@ def album_of_data(source: str, *, split: str | None = None) -> Album:
     Raises:
         DataError: it cannot be opened.
     """
-    return _opened(DataConfig(source=source, val_split=split), None)
+    return _opened(DataConfig(source=source, val_split=split), None, named=True)
 
 
 def album_of_run(record: RunRecord, *, data: str | None = None, split: str | None = None) -> Album:
@@ -87,15 +117,19 @@ def album_of_run(record: RunRecord, *, data: str | None = None, split: str | Non
         section["source"] = data
     if split is not None:
         section |= {"val_split": split, "val_fraction": None}
-    return _opened(read(DataConfig, section, where="task.data"), kept if kept is not None and kept.is_file() else None)
+    config = read(DataConfig, section, where="task.data")
+    return _opened(
+        config, kept if kept is not None and kept.is_file() else None, named=data is not None or split is not None
+    )
 
 
-def _opened(config: DataConfig, kept: Path | None) -> Album:
+def _opened(config: DataConfig, kept: Path | None, *, named: bool) -> Album:
     found = open_images(config, kept=kept)
     return Album(
         where=found.parts.where,
-        names=list(found.val.names),
+        names=numbered_names(found.val.names),
         open=found.val.open,
         labels=found.val.labels,
         classes=found.parts.classes,
+        named=named,
     )

@@ -12,6 +12,7 @@ from attngraft.suggest import did_you_mean
 #: name -> module of `analysis.asked` that holds it as ANALYSIS, in the order in which they are listed
 ANALYSES: Mapping[str, str] = {
     "entropy": "entropy",
+    "entropy-maps": "entropy_maps",
     "distance": "distance",
     "scaling": "scaling",
     "class-token": "class_token",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,12 @@ class Subject:
     preparation: Preparation
     classes: tuple[str, ...] = ()  #: empty where nobody says
     record: RunRecord | None = None  #: where it is of a run
+    weights: Weights = "last"  #: which weights of it
+
+    @property
+    def saved(self) -> bool:
+        """Whether its run saved what the model answered with these very weights."""
+        return self.record is not None and self.record.predictions is not None and self.weights == "last"
 
     def view(self, image: Image.Image) -> Tensor:
         """What it sees of an upright image, before normalization: bytes (C, H, W)."""
@@ -106,20 +112,20 @@ def subject_of(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None
 
 def _of_run(path: Path, name: str | None, weights: Weights) -> Subject:
     source = open_run(path, weights, unfinished=True)
-    return _served(name or _called(path), source.model, source.manifest.serving, record=source.record)
+    subject = _served(name or _called(path), source.model, source.manifest.serving)
+    return replace(subject, record=source.record, weights=weights)
 
 
 def _of_exported(path: Path, name: str | None) -> Subject:
     return _served(name or path.resolve().name, load(path), read_manifest(path).serving)
 
 
-def _served(name: str, model: nn.Module, serving: Serving, record: RunRecord | None = None) -> Subject:
+def _served(name: str, model: nn.Module, serving: Serving) -> Subject:
     return Subject(
         name=name,
         model=_placed(model),
         preparation=Preparation.of_serving(serving),
         classes=serving.classes,
-        record=record,
     )
 
 

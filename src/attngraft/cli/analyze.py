@@ -92,9 +92,37 @@ def analyze(
         int, typer.Option("--pictures", min=1, help="Images that are shown one by one.", rich_help_panel=_IMAGES)
     ] = 4,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images at a time.", rich_help_panel=_IMAGES)] = 32,
+    label_maps: Annotated[
+        Path | None,
+        typer.Option(
+            "--label-maps",
+            help="structure: PNGs of class numbers, named as the images, for boundaries.",
+            metavar="FOLDER",
+            rich_help_panel=_IMAGES,
+        ),
+    ] = None,
     heads: Annotated[
         bool, typer.Option("--heads", help="Pictures head by head, not their mean.", rich_help_panel=_OUTPUT)
     ] = False,
+    latent: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--latent",
+            min=0,
+            help="latents: which ones, by number; repeatable.",
+            metavar="N",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--at",
+            help="filters: a place of the first layer's map, from 0; repeatable.",
+            metavar="ROW,COLUMN",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -122,7 +150,15 @@ def analyze(
 
         attngraft analyze cka sides --study study --variant baseline --variant cb_s
 
-        attngraft analyze class-token --run runs/baseline --run runs/cb_s --image dog.jpg --image cat.jpg
+        attngraft analyze confusion sides --model runs/baseline --model ./flowers-model --data ./more-flowers
+
+        attngraft analyze class-token entropy-maps --run runs/baseline --run runs/cb_s --image dog.jpg --image cat.jpg
+
+        attngraft analyze latents --run runs/bixt --image dog.jpg --latent 3 --latent 17 --heads
+
+        attngraft analyze filters --run runs/elsa --image dog.jpg --at 3,10 --at 12,0
+
+        attngraft analyze structure --run runs/baseline --run runs/bisa --image ./scenes --label-maps ./scenes-labels
 
         attngraft analyze cka --run runs/baseline --run runs/cb_s --data ./flowers --limit 1000
 
@@ -136,26 +172,36 @@ def analyze(
     from attngraft.errors import UsageError
 
     wanted, baseline = _wanted(names), None
+    left_out: dict[str, str] = {}
     if (study is None) == (not model):
         raise UsageError("say which models: --study FOLDER, or --model RUN|FOLDER|NAME (repeatable)")
     if study is not None:
-        subjects, baseline = models_of_study(study, variants=variant or [], seed=seed, weights=weights.value)
+        subjects, baseline, left_out = models_of_study(study, variants=variant or [], seed=seed, weights=weights.value)
     else:
         arguments = assignments(host_arg or [], option="--host-arg")
         subjects = open_models(
             model or [], names=name or [], weights=weights.value, pretrained=pretrained, arguments=arguments
         )
-    needs = any(each.images != "none" for each in wanted)
+    saved = not (image or data or split) and all(subject.saved for subject in subjects)
+    needs = any(each.needs_images(saved=saved) for each in wanted)
+    given = {"latents": ("--latent", latent), "filters": ("--at", at), "structure": ("--label-maps", label_maps)}
+    for analysis, (option, value) in given.items():
+        if value and analysis not in [each.name for each in wanted]:
+            raise UsageError(f"{option} is for {analysis}, which was not asked for; add it or leave {option} out")
     album = images_for(subjects, images=image or [], data=data, split=split) if needs else None
     ask = Ask(
         subjects=subjects,
         album=album,
         baseline=baseline,
+        left_out=left_out,
         sites=sites,
         limit=limit,
         shown=shown,
         batch=batch,
         heads=heads,
+        latents=tuple(latent or ()),
+        at=tuple(_row_and_column(text) for text in at or ()),
+        label_maps=label_maps,
     )
     folder = out or _place(study, subjects)
     findings = _find(wanted, ask, folder, title=title, study=study, tolerant=ALL in names, weights=weights.value)
@@ -171,6 +217,16 @@ def _wanted(names: list[str]) -> list[Analysis]:
     from attngraft.analysis.catalog import analyses, analysis
 
     return analyses() if ALL in names else [analysis(name) for name in dict.fromkeys(names)]
+
+
+def _row_and_column(text: str) -> tuple[int, int]:
+    from attngraft.errors import UsageError
+
+    row, _, column = text.partition(",")
+    try:
+        return int(row), int(column)
+    except ValueError:
+        raise UsageError(f"--at {text}: give a row and a column of the map, counted from 0, as 3,10") from None
 
 
 def _place(study: Path | None, subjects: tuple[Subject, ...]) -> Path:
@@ -237,7 +293,7 @@ def _made(ask: Ask, analysis: Analysis, weights: str) -> dict[str, Any]:
     from attngraft._version import __version__
 
     made: dict[str, Any] = {"command": shlex.join(["attngraft", *sys.argv[1:]])}
-    if ask.album is not None and analysis.images != "none":
+    if ask.album is not None and analysis.images != "none" and not (analysis.answers and ask.saved):
         count = min(len(ask.album), ask.shown if analysis.images == "shown" else ask.limit)
         made["images"] = f"{count} of {ask.album.where}"
     if any(subject.record is not None for subject in ask.subjects):

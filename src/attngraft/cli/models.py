@@ -50,8 +50,9 @@ def open_models(
 
 def models_of_study(
     folder: Path, *, variants: Sequence[str] = (), seed: int | None = None, weights: Weights = "last"
-) -> tuple[tuple[Subject, ...], int | None]:
-    """One run of each variant, or of some, by their names; and the place of the baseline, where it is among them.
+) -> tuple[tuple[Subject, ...], int | None, dict[str, str]]:
+    """One run of each variant, or of some, by their names; the place of the baseline, where it is among them; and, by name,
+    why there is none of other variants.
 
     Raises:
         UsageError: no study is there, none of its runs of this seed is finished, or it has no such variant.
@@ -75,17 +76,21 @@ def models_of_study(
             raise UsageError(
                 f"--variant {name}: not in this study{did_you_mean(name, known)}; there are {', '.join(known)}"
             )
-    runs = {
-        name: by_seed[chosen].folder
-        for name, by_seed in finished_runs(config).items()
-        if chosen in by_seed and (not variants or name in variants)
-    }
+    finished = {name: each for name, each in finished_runs(config).items() if not variants or name in variants}
+    runs = {name: by_seed[chosen].folder for name, by_seed in finished.items() if chosen in by_seed}
+    left_out = {name: _not_finished(chosen, list(by_seed)) for name, by_seed in finished.items() if name not in runs}
     if not runs:
         raise UsageError(
             f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"
         )
     subjects = tuple(open_subject(str(path), name=name, weights=weights) for name, path in runs.items())
-    return subjects, list(runs).index(config.baseline.name) if config.baseline.name in runs else None
+    return subjects, list(runs).index(config.baseline.name) if config.baseline.name in runs else None, left_out
+
+
+def _not_finished(seed: int, others: Sequence[int]) -> str:
+    if not others:
+        return f"its run with seed {seed} is not finished"
+    return f"its run with seed {seed} is not finished; --seed {others[0]} is"
 
 
 def images_for(

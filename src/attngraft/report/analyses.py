@@ -67,7 +67,8 @@ def _view(finding: Finding) -> FindingView:
 
 
 def write_findings(findings: Sequence[Finding], folder: Path, *, title: str) -> Path:
-    """Write each finding's JSON, CSV and plots into `folder`, then the page of all findings that lie there.
+    """Write each finding's JSON, CSV and plots into `folder`, then the page of all findings that lie there. Numbers are
+    written before anything is drawn, so that an error in drawing loses none.
 
     Returns:
         The page. It needs none of the other files.
@@ -77,6 +78,8 @@ def write_findings(findings: Sequence[Finding], folder: Path, *, title: str) -> 
         ConfigError: an older finding in the folder is damaged.
     """
     for finding in findings:
+        save_finding(finding, folder)
+        write_atomically(folder / f"{finding.name}.csv", finding_csv(finding))
         files = finding_plots(finding)
         ours = re.compile(rf"{re.escape(finding.name)}(-\d+)?(-dark)?\.(png|svg)")
         for old in folder.glob(f"{finding.name}*"):
@@ -84,8 +87,6 @@ def write_findings(findings: Sequence[Finding], folder: Path, *, title: str) -> 
                 old.unlink(missing_ok=True)  # of an earlier finding with more sheets
         for name, content in files.items():
             write_atomically(folder / name, content)
-        write_atomically(folder / f"{finding.name}.csv", finding_csv(finding))
-        save_finding(finding, folder)
     return write_atomically(folder / PAGE, analyses_html(load_findings(folder), title=title))
 
 

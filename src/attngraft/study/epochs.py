@@ -7,13 +7,25 @@ value of the baseline's mean curve, over the epoch at which the baseline itself 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from attngraft.study.result import EpochsToBaseline, RunSummary
+from attngraft.study.result import EpochsToBaseline
+
+
+class Learned(Protocol):
+    """A run that has learned: a `RunSummary`, or whatever else knows its curves."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def curve(self) -> Mapping[str, Sequence[float]]:
+        """Values after each epoch, by key."""
 
 
 def epochs_to_baseline(
-    runs: Sequence[RunSummary], baseline: Sequence[RunSummary], *, key: str, higher_is_better: bool
+    runs: Sequence[Learned], baseline: Sequence[Learned], *, key: str, higher_is_better: bool
 ) -> EpochsToBaseline | None:
     """When each seed of a variant, and the mean over its seeds, first reach the baseline's best mean.
 
@@ -45,7 +57,7 @@ def epochs_to_baseline(
     )
 
 
-def _mean_curve(runs: Sequence[RunSummary], key: str) -> list[float]:
+def _mean_curve(runs: Sequence[Learned], key: str) -> list[float]:
     return [math.fsum(values) / len(values) for values in zip(*(run.curve[key] for run in runs), strict=False)]
 
 

@@ -65,3 +65,31 @@ def test_filters_that_are_alike_everywhere_and_none() -> None:
         filters.ANALYSIS(ask(model))
     with pytest.raises(RecordError, match="makes filters"):
         filters.ANALYSIS(ask(swin()))
+
+
+def test_places_that_were_named() -> None:
+    model = swin()
+    attngraft.graft(model, "elsa(kernel=3)@layers.0.blocks.0 + elsa(kernel=3)@layers.1.blocks.0")
+    given = ask(model, at=((0, 7), (5, 2), (0, 7)), shown=1)
+    finding = filters.ANALYSIS(given)
+    graft = next(module for module in model.modules() if type(module).__name__ == "ElsaGraft")
+    expected = kept(model, graft, inputs(given, [0])).mean(0)
+    rows = rows_of(finding, layer=SITE.format(0))
+    assert list(dict.fromkeys((row["row"], row["column"]) for row in rows)) == [(0, 7), (5, 2)]
+    for row in rows:
+        offset = (row["down"] + 1) * 3 + row["right"] + 1
+        assert row["weight"] == pytest.approx(float(expected[offset, row["row"], row["column"]]), rel=1e-4)
+    below = rows_of(finding, layer=SITE.format(1))
+    assert list(dict.fromkeys((row["row"], row["column"]) for row in below)) == [(0, 3), (2, 1)]
+    (panel,) = finding.panels
+    assert [len(row.pictures) for row in panel.rows] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("at", [(8, 0), (0, 8), (-1, 0)])
+def test_places_beyond_the_map(at: tuple[int, int]) -> None:
+    model = swin()
+    attngraft.graft(model, "elsa(kernel=3)@layers.0.blocks.0")
+    with pytest.raises(
+        RecordError, match=rf"--at {at[0]},{at[1]}: the map of {SITE.format(0)} is 8 x 8: rows go from 0 to 7"
+    ):
+        filters.ANALYSIS(ask(model, at=(at,)))

@@ -28,7 +28,9 @@ def test_chosen_latents_through_the_layers(tmp_path: Path) -> None:
             rows = rows_of(finding, image="noise/9", layer=SITE.format(layer), latent=latent, head="mean")
             assert [row["share"] for row in rows] == pytest.approx(looks[latent].tolist(), rel=1e-4)
             assert [(row["row"], row["column"]) for row in rows] == [(i // 4, i % 4) for i in range(16)]
-    assert {row["latent"] for row in rows_of(finding)} == {0, 2, 5, 7}
+    assert {row["latent"] for row in rows_of(finding, layer=SITE.format(1))} == {0, 2, 5, 7}
+    assert {row["latent"] for row in rows_of(finding, image="noise/9")} == {0, 2, 5, 7}
+    assert {row["latent"] for row in rows_of(finding, layer=SITE.format(2), image="noise/0")} == set(range(8))
     first, second, every = finding.panels
     assert [row.name for row in first.rows] == ["image", "latent 0", "latent 2", "latent 5", "latent 7"]
     assert [each.caption for each in second.rows[1].pictures] == ["layer 0", "layer 1", "layer 2"]
@@ -38,16 +40,31 @@ def test_chosen_latents_through_the_layers(tmp_path: Path) -> None:
 
 
 def test_head_by_head_of_the_last_layer() -> None:
-    given = ask(bixt(num_latents=70), heads=True, shown=1, sites="blocks.2")
+    given = ask(bixt(num_latents=70), names=["BiXT"], heads=True, shown=1, sites="blocks.2")
     finding = latents.ANALYSIS(given)
-    through, every = finding.panels
+    through, first, second = finding.panels
     assert [row.name for row in through.rows[1:3]] == ["latent 0, head 0", "latent 0, head 1"]
-    assert sum(len(row.pictures) for row in every.rows) == 64, "not all 70"
+    assert second.title == f"BiXT: all latents in {SITE.format(2)}, head 1, noise/0"
+    assert [sum(len(row.pictures) for row in every.rows) for every in (first, second)] == [70, 70]
     model = given.subjects[0].model
     with torch.no_grad(), attngraft.record(model) as recording:
         model(inputs(given, [0]))
     looks = recording[SITE.format(2)]["latents_to_tokens"][0, 1, 69]
     assert [row["share"] for row in rows_of(finding, head="1", latent=69)] == pytest.approx(looks.tolist(), rel=1e-4)
+    pictures = [picture for row in second.rows for picture in row.pictures]
+    assert torch.tensor(pictures[69].values).flatten().tolist() == pytest.approx(looks.tolist(), rel=1e-4)
+    assert {(row["head"], row["latent"]) for row in rows_of(finding)} == {(head, i) for head in "01" for i in range(70)}
+
+
+@pytest.mark.parametrize("heads", [False, True])
+def test_latents_that_were_named(heads: bool) -> None:
+    finding = latents.ANALYSIS(ask(bixt(), latents=(6, 1, 6), heads=heads))
+    assert len(finding.panels) == 2, "of each image; and not all latents of the last layer"
+    expected = [f"latent {i}, head {head}" for i in (6, 1) for head in (0, 1)] if heads else ["latent 6", "latent 1"]
+    assert [row.name for row in finding.panels[0].rows[1:]] == expected
+    assert {row["latent"] for row in rows_of(finding)} == {1, 6}
+    with pytest.raises(RecordError, match=r"--latent 8: blocks.0.\S+ has 8 latents, 0 to 7"):
+        latents.ANALYSIS(ask(bixt(), latents=(3, 8)))
 
 
 def test_without_latents() -> None:

@@ -21,8 +21,14 @@ from tests.export.runs import CLASSES, make_run
 TARGET = np.array([0, 0, 1, 1, 2, 3, 4, 4, 4, 4])
 
 
-def trained(folder: Path, predicted: list[int], *, losses: tuple[float, ...] = (2.0, 1.0)) -> Subject:
-    run = RunFolder(make_run(folder))
+def trained(
+    folder: Path,
+    predicted: list[int],
+    *,
+    losses: tuple[float, ...] = (2.0, 1.0),
+    classes: tuple[str, ...] = tuple(CLASSES),
+) -> Subject:
+    run = RunFolder(make_run(folder, classes=classes))
     rows = [
         {"epoch": epoch, "seconds": 1.0, "train/loss": loss, "val/top1": 1 / loss / 4, "val/loss": loss}
         for epoch, loss in enumerate(losses, start=1)
@@ -54,6 +60,24 @@ def test_curves(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
     assert row["val/top1"] == 0.25
     with pytest.raises(UsageError, match="a is no run"):
         curves.ANALYSIS(ask(vit()))
+
+
+def test_epochs_to_the_baselines_best(tmp_path: Path) -> None:
+    answers = [0] * 10
+    runs = [
+        trained(tmp_path / name, answers, losses=losses)
+        for name, losses in {
+            "slow": (4.0, 2.0, 1.0, 1.5),
+            "soon": (2.0, 1.0, 0.5),
+            "never": (4.0, float("nan"), 3.0),
+        }.items()
+    ]
+    finding = found(curves.ANALYSIS, ask(*runs, album=None), tmp_path)
+    assert finding.numbers == {"slow: epochs to the best of slow": 3, "soon: epochs to the best of slow": 2}
+    assert [row["epochs to baseline's best"] for row in rows_of(finding, epoch=1)] == [3, 2, None]
+    assert "top-1 accuracy is at least as good as the best that slow ever has" in finding.note
+    other = curves.ANALYSIS(ask(*runs, album=None, baseline=2))
+    assert [row["epochs to baseline's best"] for row in rows_of(other, epoch=1)] == [2, 1, 3]
 
 
 def test_confusion(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
@@ -102,9 +126,11 @@ def test_runs_that_cannot_be_compared(runs: tuple[Subject, Subject], tmp_path: P
     np.savez(second.record.predictions, name=np.arange(3).astype(str), target=np.eye(3))
     with pytest.raises(UsageError, match="several labels"):
         confusion.ANALYSIS(ask(first, second))
+    with pytest.raises(UsageError, match="trained for other classes"):
+        confusion.ANALYSIS(ask(first, trained(tmp_path / "third", [0] * 10, classes=("a", "b", "c", "d", "e"))))
     second.record.predictions.write_bytes(b"PK, but no archive")
     with pytest.raises(TrainingError, match="predictions.npz"):
         confusion.ANALYSIS(ask(first, second))
     second.record.predictions.unlink()
-    with pytest.raises(UsageError, match="when it is finished"):
-        confusion.ANALYSIS(ask(first, open_subject(str(tmp_path / "second"))))
+    with pytest.raises(UsageError, match="needs images"):
+        confusion.ANALYSIS(ask(first, open_subject(str(tmp_path / "second")), album=None))

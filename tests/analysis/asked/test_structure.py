@@ -12,7 +12,8 @@ from PIL import Image
 
 import attngraft
 from attngraft.analysis.asked import structure
-from attngraft.errors import RecordError, UsageError
+from attngraft.analysis.structure import sharpness
+from attngraft.errors import DataError, RecordError, UsageError
 from tests.analysis.asked.asking import ask, found, inputs, rows_of, swin, vit
 
 
@@ -97,3 +98,65 @@ def test_maps_of_unlike_shapes() -> None:
         structure.ANALYSIS(ask(swin(), vit()))
     with pytest.raises(RecordError, match="no chosen attention layer"):
         structure.ANALYSIS(ask(vit(), vit(), sites="blocks.0.mlp"))
+
+
+def labelled(folder: Path, changes: dict[str, np.ndarray] | None = None) -> Path:
+    """Two halves of 32 x 32, the left one of class 3 and the right one of class 7, for each of ten images."""
+    halves = np.where(np.arange(32) < 16, 3, 7).astype(np.uint8)[None].repeat(32, 0)
+    for name in (f"noise/{place}" for place in range(10)):
+        file = folder / f"{name}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((changes or {}).get(name, halves)).save(file)
+    return folder
+
+
+def test_boundaries_of_label_maps(tmp_path: Path) -> None:
+    flat = np.zeros((32, 32), dtype=np.uint8)
+    folder = labelled(tmp_path / "labels", {"noise/0": flat})
+    given = ask(swin(), swin(), names=("first", "second"), limit=4, batch=3, label_maps=folder)
+    subject = given.subjects[0]
+    assert subject.preparation.host.crop_pct == 0.9, "the outer pixels are cut away"
+    finding = found(structure.ANALYSIS, given, tmp_path)
+    own = finding.panels[1]
+    assert own.rows[1].pictures[1].caption == "boundaries of its labels"
+    expected = np.zeros((8, 8))
+    # Of 35 pixels the halves meet at 17, and 2 are cut away before: pixels 13 to 16 are boundary, 3 of them in place 3.
+    expected[:, 3], expected[:, 4] = 0.75, 0.25
+    np.testing.assert_allclose(np.array(own.rows[1].pictures[1].values), expected)
+    np.testing.assert_array_equal(np.array(own.rows[0].pictures[1].values), 0)
+    picture = torch.tensor(own.rows[1].pictures[2].values)[None]
+    sharp = sharpness(picture, torch.tensor(expected)[None])
+    (row,) = rows_of(finding, model="first", image="noise/9", component="own")
+    assert row["at boundaries over elsewhere"] == pytest.approx(float(sharp.at_boundaries), rel=1e-3)
+    assert row["correlation with boundaries"] == pytest.approx(float(sharp.correlation), rel=1e-3)
+    (none,) = rows_of(finding, model="first", image="noise/0", component="own")
+    assert none["correlation with boundaries"] is None, "a label map without boundaries"
+    assert "of each map by itself: correlation with boundaries, first" in finding.numbers
+    assert "at most 2 pixels away" in finding.note
+
+
+def test_label_maps_are_found_by_their_stems(tmp_path: Path) -> None:
+    folder = labelled(tmp_path / "labels")
+    given = ask(vit(), vit(), limit=2, label_maps=folder / "noise")
+    assert len(structure.ANALYSIS(given).table.rows) == 8
+    twice = dataclasses.replace(given.images, names=[f"{place % 2}/{place // 2}" for place in range(10)])
+    with pytest.raises(DataError, match=r"noise/0/0.png: there is no label map for 0/0; give one for each"):
+        structure.ANALYSIS(dataclasses.replace(given, album=twice))
+
+
+def test_label_maps_that_do_not_fit(tmp_path: Path) -> None:
+    given = ask(vit(), vit(), limit=2)
+
+    def asked(folder: Path) -> None:
+        structure.ANALYSIS(dataclasses.replace(given, label_maps=folder))
+
+    with pytest.raises(UsageError, match=r"--label-maps .*nowhere: there is no such folder"):
+        asked(tmp_path / "nowhere")
+    small, colors = np.zeros((20, 32), dtype=np.uint8), np.zeros((32, 32, 3), dtype=np.uint8)
+    with pytest.raises(DataError, match=r"noise/0.png: has 32 x 20 labels, and its image 32 x 32 pixels"):
+        asked(labelled(tmp_path / "small", {"noise/0": small}))
+    with pytest.raises(DataError, match=r"noise/0.png: is no label map"):
+        asked(labelled(tmp_path / "colors", {"noise/0": colors}))
+    (tmp_path / "colors" / "noise" / "0.png").write_text("text")
+    with pytest.raises(DataError, match=r"noise/0.png: cannot be read as a label map"):
+        asked(tmp_path / "colors")

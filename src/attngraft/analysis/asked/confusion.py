@@ -5,20 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from attngraft.analysis.ask import Analysis, Ask
-from attngraft.analysis.asked.answers import Answers, answers_of
+from attngraft.analysis.asked.answers import Answers, answers_of_all
 from attngraft.analysis.asked.layers import table_of
-from attngraft.errors import UsageError
 from attngraft.finding import Finding, Grid, Panel
 
 
 def find(ask: Ask) -> Finding:
     names = [subject.name for subject in ask.subjects]
-    found = [answers_of(subject) for subject in ask.subjects]
-    classes = found[0].classes
-    shares = [_shares(each, len(classes)) for each in found]
-    for name, each in zip(names, found, strict=True):
-        if each.classes != classes:
-            raise UsageError(f"{name} and {names[0]} were trained for other classes; compare runs on the same data")
+    answered = answers_of_all(ask)
+    classes = answered.first.classes
+    shares = [_shares(each, len(classes)) for each in answered.models]
     panels: list[Panel] = [_grid(names[0], shares[0], classes, diverging=False)]
     panels += [
         _grid(f"{name} minus {names[0]}", own - shares[0], classes, diverging=True)
@@ -28,9 +24,8 @@ def find(ask: Ask) -> Finding:
         name=ANALYSIS.name,
         title=ANALYSIS.title,
         source=ANALYSIS.source,
-        note="Share of each true class's validation images that is given each class, at the last epoch. Further models"
-        f" as their difference to {names[0]}: red more often, blue less often. One run of each: of many cells some"
-        " differ by chance.",
+        note=f"Share of each true class that is given each class, of {answered.images}. Further models as their difference "
+        f"to {names[0]}: red more often, blue less often. One model of each: of many cells some differ by chance.",
         subjects=names,
         panels=panels,
         table=table_of(
@@ -46,7 +41,7 @@ def find(ask: Ask) -> Finding:
         ),
         numbers={
             f"{name}: right": float((each.predicted == each.target).mean())
-            for name, each in zip(names, found, strict=True)
+            for name, each in zip(names, answered.models, strict=True)
         },
     )
 
@@ -74,9 +69,8 @@ def _grid(title: str, cells: np.ndarray, classes: tuple[str, ...], *, diverging:
 ANALYSIS = Analysis(
     name="confusion",
     title="Which class is taken for which",
-    what="confusion matrices of runs, and their difference from the first one's",
+    what="confusion matrices, and their difference from the first model's",
     source="HV, Fig. 4",
     find=find,
-    images="none",
-    runs=True,
+    answers="counted",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -21,13 +21,15 @@ from attngraft.sections import Cell
 
 _NAME = "local_filters"
 
-#: where on the map, in parts of its sides: the middle, then row by row
-PLACES = ((1 / 2, 1 / 2), *((y / 6, x / 6) for y in (1, 3, 5) for x in (1, 3, 5) if (y, x) != (3, 3)))
+Places = Sequence[tuple[float, float]]  #: (row, column) in parts of the map's sides
+
+#: where nobody names places: the middle, then row by row
+PLACES: Places = ((1 / 2, 1 / 2), *((y / 6, x / 6) for y in (1, 3, 5) for x in (1, 3, 5) if (y, x) != (3, 3)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Filters:
-    """Of one layer at `PLACES`, on one image."""
+    """Of one layer at some places, on one image."""
 
     at: list[tuple[int, int]]  #: row and column on the layer's map
     values: Tensor  #: (places, H, k, k)
@@ -56,14 +58,16 @@ def _images(ask: Ask, subject: Subject) -> list[_Image]:
         names = names or _named(subject, inputs, ask.sites)
         with record(subject.model, sorted(set(names.values())), sites=ask.sites) as recording:
             subject.model(inputs)
-        layers = {
-            site: _at_places(recording[site][name][0].float().cpu())
+        filters = {
+            site: recording[site][name][0].float().cpu()
             for site, name in names.items()
             if recording[site][name].ndim == FILTERS
         }
-        if not layers:
+        if not filters:
             raise RecordError("its filters are the same at every place of an image; those of elsa differ")
-        found.append(_Image(name=image, pixels=marked(view, PLACES), layers=layers))
+        places = _places(ask.at, filters)
+        layers = {site: _at_places(each, places) for site, each in filters.items()}
+        found.append(_Image(name=image, pixels=marked(view, places), layers=layers))
     return found
 
 
@@ -75,10 +79,25 @@ def _named(subject: Subject, inputs: Tensor, sites: str) -> dict[str, str]:
     return {site: names[0] for site, names in found.items()}
 
 
-def _at_places(filters: Tensor) -> _Filters:
+def _places(at: Sequence[tuple[int, int]], filters: Mapping[str, Tensor]) -> Places:
+    """The middles of places that were named on the map of the first layer; else `PLACES`."""
+    if not at:
+        return PLACES
+    site, first = next(iter(filters.items()))
+    rows, columns = first.shape[2:]
+    for row, column in at:
+        if not (0 <= row < rows and 0 <= column < columns):
+            raise RecordError(
+                f"--at {row},{column}: the map of {site} is {rows} x {columns}: rows go from 0 to {rows - 1}, columns from "
+                f"0 to {columns - 1}"
+            )
+    return [((row + 0.5) / rows, (column + 0.5) / columns) for row, column in dict.fromkeys(at)]
+
+
+def _at_places(filters: Tensor, places: Places) -> _Filters:
     """From (H, K, rows, columns)."""
     rows, columns = filters.shape[2:]
-    at = [(int(y * rows), int(x * columns)) for y, x in PLACES]
+    at = [(int(y * rows), int(x * columns)) for y, x in places]
     side = math.isqrt(filters.shape[1])
     chosen = [filters[:, :, row, column].unflatten(1, (side, side)) for row, column in at]
     own = float(filters[:, filters.shape[1] // 2].mean())
@@ -95,7 +114,12 @@ def find(ask: Ask) -> Finding:
         name=ANALYSIS.name,
         title=ANALYSIS.title,
         source=ANALYSIS.source,
-        note=f"At {len(PLACES)} places, the middle first, what each gives to its neighborhood of k x k, itself in the "
+        note=(
+            "At the places that were named, on the map of the first layer with filters,"
+            if ask.at
+            else f"At {len(PLACES)} places, the middle first (--at names others),"
+        )
+        + " what each gives to its neighborhood of k x k, itself in the "
         + ("middle; head by head" if ask.heads else "mean over heads (--heads shows them one by one)")
         + ". With ELSA after the softmax and before the ghost head. Each picture has its own scale of colors, light is "
         "much: the table has the weights. Weights for neighbors beyond the map's border count in the softmax and are "
@@ -146,7 +170,7 @@ def _rows(name: str, images: Sequence[_Image], *, heads: bool) -> Iterator[list[
 ANALYSIS = Analysis(
     name="filters",
     title="What filters places make",
-    what="local filters of elsa and its family at nine places of single images",
+    what="local filters of elsa and its family at some places of single images",
     source="ELSA, Eq. 7",
     find=find,
     images="shown",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,7 @@ from attngraft.finding import Finding, Panel, Picture, Pictures, Row
 from attngraft.sections import Cell
 
 _LOOKS = "latents_to_tokens"
-_CHOSEN = 4  #: latents that are followed through the layers
-_MOST = 64  #: of one layer that are shown at once
+_CHOSEN = 4  #: latents that are followed through the layers, where nobody names them
 _WIDE = 8  #: of them in a row
 
 
@@ -48,12 +47,22 @@ def _images(ask: Ask, subject: Subject) -> list[_Image]:
             subject.model(inputs)
         maps = {site: recording[site][_LOOKS][0].float().cpu() for site in recording}
         on_image = {site: each.unflatten(2, grid_of(subject, each.shape[2])) for site, each in maps.items()}
+        _refuse_unknown(ask.latents, on_image)
         found.append(_Image(name=name, pixels=png(view), under=backdrop(view), maps=on_image))
     return found
 
 
-def _chosen(maps: Tensor) -> list[int]:
-    """Some latents, evenly."""
+def _refuse_unknown(latents: Sequence[int], maps: Mapping[str, Tensor]) -> None:
+    for site, each in maps.items():
+        for latent in latents:
+            if not 0 <= latent < each.shape[1]:
+                raise RecordError(f"--latent {latent}: {site} has {each.shape[1]} latents, 0 to {each.shape[1] - 1}")
+
+
+def _chosen(maps: Tensor, latents: Sequence[int]) -> list[int]:
+    """Those that were named; else some, evenly."""
+    if latents:
+        return list(dict.fromkeys(latents))
     count = maps.shape[1]
     return sorted({int(place) for place in np.linspace(0, count - 1, min(_CHOSEN, count)).round()})
 
@@ -67,34 +76,41 @@ def find(ask: Ask) -> Finding:
     names = [subject.name for subject in ask.subjects]
     panels: list[Panel] = []
     for place, images in found.items():
-        panels += [_through(names[place], image, heads=ask.heads) for image in images]
-        panels.append(_all(names[place], images[0]))
+        panels += [_through(names[place], image, latents=ask.latents, heads=ask.heads) for image in images]
+        if not ask.latents:
+            panels += [_all(names[place], images[0], head) for head in _heads_of_last(images[0], apart=ask.heads)]
     return Finding(
         name=ANALYSIS.name,
         title=ANALYSIS.title,
         source=ANALYSIS.source,
-        note=f"Over the image, where latents look among its tokens: light is much. {_CHOSEN} latents, evenly chosen by "
-        "their numbers, through the layers, "
+        note="Over the image, where latents look among its tokens, "
         + ("head by head" if ask.heads else "mean over heads (--heads shows them one by one)")
-        + f"; and all latents (at most {_MOST}) of the last layer, mean over heads. Each picture has its own scale of "
-        "colors, so that a latent which looks everywhere alike shows small differences large: the table has the shares.",
+        + ": light is much. "
+        + (
+            "The latents that were named, through the layers. "
+            if ask.latents
+            else f"{_CHOSEN} latents, evenly chosen by their numbers, through the layers (--latent names others); and all "
+            "latents of the last of the chosen layers on the first image. "
+        )
+        + "Each picture has its own scale of colors, so that a latent which looks everywhere alike shows small differences "
+        "large: the table has the shares.",
         subjects=names,
         panels=panels,
         table=table_of(
             ["model", "image", "layer", "head", "latent", "row", "column", "share"],
             4,
-            [row for place, images in found.items() for row in _rows(names[place], images, heads=ask.heads)],
+            [row for place, images in found.items() for row in _rows(names[place], images, ask)],
         ),
         left_out=left_out,
     )
 
 
-def _through(name: str, image: _Image, *, heads: bool) -> Pictures:
+def _through(name: str, image: _Image, *, latents: Sequence[int], heads: bool) -> Pictures:
     """A latent (and head) a row, a layer a column."""
     sites = list(image.maps)
     first = image.maps[sites[0]]
     rows = [Row(name="image", pictures=[Picture(image=image.pixels)])]
-    for latent in _chosen(first):
+    for latent in _chosen(first, latents):
         for head in _heads(first, apart=heads):
             maps = [
                 Picture(image=image.under, values=image.map(site, latent, head), caption=caption)
@@ -106,23 +122,30 @@ def _through(name: str, image: _Image, *, heads: bool) -> Pictures:
     return Pictures(title=f"{name}: latents through the layers, {image.name}", rows=rows)
 
 
-def _all(name: str, image: _Image) -> Pictures:
+def _heads_of_last(image: _Image, *, apart: bool) -> list[int | None]:
+    return _heads(list(image.maps.values())[-1], apart=apart)
+
+
+def _all(name: str, image: _Image, head: int | None) -> Pictures:
+    """Of the last layer."""
     site = list(image.maps)[-1]
-    count = min(image.maps[site].shape[1], _MOST)
+    count = image.maps[site].shape[1]
     rows = []
     for start in range(0, count, _WIDE):
         stop = min(start + _WIDE, count)
-        pictures = [Picture(image=image.under, values=image.map(site, each, None)) for each in range(start, stop)]
+        pictures = [Picture(image=image.under, values=image.map(site, each, head)) for each in range(start, stop)]
         rows.append(Row(name=f"latents {start} to {stop - 1}", pictures=pictures))
-    return Pictures(title=f"{name}: all latents in {site}, {image.name}", rows=rows)
+    of_head = "" if head is None else f", head {head}"
+    return Pictures(title=f"{name}: all latents in {site}{of_head}, {image.name}", rows=rows)
 
 
-def _rows(name: str, images: Sequence[_Image], *, heads: bool) -> Iterator[list[Cell]]:
-    """Of the latents that are followed through the layers."""
-    for image in images:
+def _rows(name: str, images: Sequence[_Image], ask: Ask) -> Iterator[list[Cell]]:
+    """Of all maps that are shown."""
+    for number, image in enumerate(images):
         for site, maps in image.maps.items():
-            for latent in _chosen(maps):
-                for head in _heads(maps, apart=heads):
+            every = not ask.latents and number == 0 and site == list(image.maps)[-1]
+            for latent in range(maps.shape[1]) if every else _chosen(maps, ask.latents):
+                for head in _heads(maps, apart=ask.heads):
                     for row, line in enumerate(image.map(site, latent, head)):
                         for column, share in enumerate(line):
                             said = "mean" if head is None else str(head)

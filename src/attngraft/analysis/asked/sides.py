@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from attngraft.analysis.ask import Analysis, Ask
-from attngraft.analysis.asked.answers import Answers, answers_of
+from attngraft.analysis.asked.answers import Answers, answers_of_all
 from attngraft.analysis.asked.layers import table_of
 from attngraft.analysis.asked.showing import png
 from attngraft.analysis.sides import changed_sides
-from attngraft.errors import UsageError
 from attngraft.finding import Finding, Grid, Panel, Picture, Pictures, Row
 from attngraft.sections import Cell
 
@@ -20,9 +19,8 @@ _MOST = 8  #: images of a side that are shown
 
 def find(ask: Ask) -> Finding:
     names = [subject.name for subject in ask.subjects]
-    first, second = (answers_of(subject) for subject in ask.subjects)
-    if first.names != second.names or (first.target != second.target).any():
-        raise UsageError(f"{names[0]} and {names[1]} were judged on other images; compare runs on the same data")
+    answered = answers_of_all(ask)
+    first, second = answered.models
     sides = changed_sides(
         first.predicted == first.target, second.predicted == second.target, labels=first.target, names=first.classes
     )
@@ -40,10 +38,10 @@ def find(ask: Ask) -> Finding:
         name=ANALYSIS.name,
         title=ANALYSIS.title,
         source=ANALYSIS.source,
-        note=f"Of the validation images at the last epoch. Gained: {names[0]} is wrong and {names[1]} right; lost: the "
+        note=f"Of {answered.images}. Gained: {names[0]} is wrong and {names[1]} right; lost: the "
         f"other way. Below each image what {names[0]} and {names[1]} say. At most {_MOST} of each are shown, "
-        "evenly over all; the table has them all, then the share of each class that both get right. One run of "
-        "each model: some images change with the seed alone.",
+        "evenly over all; the table has them all, then the share of each class that both get right. One model "
+        "of each: some images change with the seed alone.",
         subjects=names,
         panels=[
             *_pictures(ask, first, second, {"gained": sides.gained, "lost": sides.lost}),
@@ -59,9 +57,10 @@ def find(ask: Ask) -> Finding:
 
 
 def _pictures(ask: Ask, first: Answers, second: Answers, sides: dict[str, np.ndarray]) -> list[Panel]:
-    """Images of the run's own validation part; none where they cannot be told by their names."""
+    """Found by their names; none where some of what runs saved is of images that are not there."""
     album = ask.album
-    if album is None or tuple(map(str, album.names)) != first.names:
+    there = {} if album is None else {name: place for place, name in enumerate(album.names)}
+    if any(name not in there for name in first.names):
         return []
     rows = []
     for side, places in sides.items():
@@ -70,7 +69,7 @@ def _pictures(ask: Ask, first: Answers, second: Answers, sides: dict[str, np.nda
             if len(places)
             else places
         )
-        rows.append(Row(name=side, pictures=[_picture(ask, first, second, int(place)) for place in chosen]))
+        rows.append(Row(name=side, pictures=[_picture(ask, first, second, int(place), there) for place in chosen]))
     return (
         [Pictures(title="images that changed sides", rows=[row for row in rows if row.pictures])]
         if any(row.pictures for row in rows)
@@ -78,10 +77,12 @@ def _pictures(ask: Ask, first: Answers, second: Answers, sides: dict[str, np.nda
     )
 
 
-def _picture(ask: Ask, first: Answers, second: Answers, place: int) -> Picture:
+def _picture(ask: Ask, first: Answers, second: Answers, place: int, there: dict[str, int]) -> Picture:
     said = (first.classes[each.predicted[place]] for each in (first, second))
-    ask.progress(1)
-    return Picture(caption=" / ".join(said), image=png(ask.subjects[0].view(ask.images.open(place))))
+    if ask.saved:
+        ask.progress(1)  # the models have not seen it
+    image = ask.images.open(there[first.names[place]])
+    return Picture(caption=" / ".join(said), image=png(ask.subjects[0].view(image)))
 
 
 def _classes(names: Sequence[str], classes: Sequence[tuple[str, int, float, float]]) -> Grid:
@@ -100,10 +101,9 @@ def _classes(names: Sequence[str], classes: Sequence[tuple[str, int, float, floa
 ANALYSIS = Analysis(
     name="sides",
     title="Which images changed sides",
-    what="images that only one of two runs gets right, and the classes' shares",
+    what="images that only one of two models gets right, and the classes' shares",
     source="",
     find=find,
-    images="shown",
     models=(2, 2),
-    runs=True,
+    answers="shown",
 )

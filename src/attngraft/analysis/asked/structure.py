@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from attngraft.analysis.ask import Analysis, Ask
+from attngraft.analysis.asked.boundary_maps import RADIUS, LabelMaps
 from attngraft.analysis.asked.layers import table_of
 from attngraft.analysis.asked.offers import features, offered
 from attngraft.analysis.asked.showing import numbers_of, png
@@ -22,10 +24,9 @@ from attngraft.finding import Finding, Panel, Picture, Pictures, Row
 from attngraft.sections import Cell
 
 _STAGE = "attn.end"
-_SHARPNESS = ("sharpness", "at edges over elsewhere", "correlation with edges")
 
 
-#: of one image: by component, the mean dissimilarity, and the numbers of `_SHARPNESS` of both models
+#: of one image: by component, the mean dissimilarity, and the numbers of `_sharpness` of both models
 _Numbers = Mapping[str, tuple[float, tuple[list[float | None], list[float | None]]]]
 
 _COMPONENTS = {"common": "of both maps together", "own": "of each map by itself"}
@@ -33,7 +34,7 @@ _COMPONENTS = {"common": "of both maps together", "own": "of each map by itself"
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """Pictures of some images (B, rows, columns) from 0 to 1, and for each model and image the numbers of `_SHARPNESS`."""
+    """Pictures of some images (B, rows, columns) from 0 to 1, and for each model and image the numbers of `_sharpness`."""
 
     ours: Tensor
     theirs: Tensor
@@ -44,8 +45,10 @@ class _Compared:
 def find(ask: Ask) -> Finding:
     with torch.no_grad():
         sites = _sites(ask, *ask.subjects)
-        panels = _shown(ask, sites)
-        rows = [row for batch in _measured(ask, sites) for row in batch]
+        labels = None if ask.label_maps is None else LabelMaps(ask.label_maps, ask.images)
+        panels = _shown(ask, sites, labels)
+        rows = [row for batch in _measured(ask, sites, labels) for row in batch]
+    lines = "edges" if labels is None else "boundaries"
     names = [subject.name for subject in ask.subjects]
     images = [ask.images.names[place] for place in ask.images.some(ask.limit)]
     table: list[list[Cell]] = [
@@ -63,24 +66,35 @@ def find(ask: Ask) -> Finding:
         "0 to 1 per image over both; where models were trained apart, their channels are not the same ones and the map with "
         "the smaller numbers may look flat. So it is beside that of each map by itself, from 0 to 1 by itself. Signs are "
         "those of the channels' mean. Dissimilarity is (1 - SSIM) / 2 with a Gaussian window (sigma 1.5, 11 x 11 places): 0 "
-        "alike, 0.5 unrelated, 1 opposite. Sharpness is the mean length of a picture's gradient. Edges are the image's own, "
-        "at the size of the map, the strongest 1: they are no boundaries of objects, for which a segmentation task would "
-        "use its labels.",
+        "alike, 0.5 unrelated, 1 opposite. Sharpness is the mean length of a picture's gradient. "
+        + (
+            "Edges are the image's own, at the size of the map, the strongest 1: they are no boundaries of objects, for "
+            "which --label-maps names labels."
+            if labels is None
+            else f"Boundaries are those of {ask.label_maps}: pixels of the model's input with another label at most "
+            f"{RADIUS} pixels away, and how much of each place of the map they are. What the paper takes for "
+            "boundaries it does not say."
+        ),
         subjects=names,
         panels=panels,
-        table=table_of(["model", "layer", "image", "component", "dissimilarity", *_SHARPNESS], 4, table),
-        numbers=_means(names, rows),
+        table=table_of(["model", "layer", "image", "component", "dissimilarity", *_sharpness(lines)], 4, table),
+        numbers=_means(names, rows, lines),
     )
 
 
-def _means(names: Sequence[str], rows: Sequence[_Numbers]) -> dict[str, float]:
+def _sharpness(lines: str) -> tuple[str, str, str]:
+    """What the numbers of `sharpness` are called, beside edges or boundaries."""
+    return "sharpness", f"at {lines} over elsewhere", f"correlation with {lines}"
+
+
+def _means(names: Sequence[str], rows: Sequence[_Numbers], lines: str) -> dict[str, float]:
     """Over images."""
     found = {}
     for component, said in _COMPONENTS.items():
         unlike = [row[component][0] for row in rows]
         found[f"{said}: dissimilarity"] = sum(unlike) / len(unlike)
         for place, name in enumerate(names):
-            for column, what in enumerate(_SHARPNESS):
+            for column, what in enumerate(_sharpness(lines)):
                 values = [value for row in rows if (value := row[component][1][place][column]) is not None]
                 if values:
                     found[f"{said}: {what}, {name}"] = sum(values) / len(values)
@@ -156,11 +170,19 @@ def _finite(values: Sequence[float]) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values]
 
 
-def _measured(ask: Ask, sites: tuple[str, str]) -> Iterator[list[_Numbers]]:
+def _lines(ask: Ask, labels: LabelMaps | None, places: Sequence[int], inputs: Tensor, like: Tensor) -> Tensor:
+    """What sharpness is compared with: the boundaries of label maps, where there are; else the images' own edges."""
+    if labels is None:
+        return _edges(inputs, like)
+    return labels.boundaries(places, ask.subjects[0], (like.shape[1], like.shape[2]))
+
+
+def _measured(ask: Ask, sites: tuple[str, str], labels: LabelMaps | None) -> Iterator[list[_Numbers]]:
     first, second = ask.subjects
+    places = iter(ask.images.some(ask.limit))
     for ours, theirs in zip(ask.batches(first), ask.batches(second), strict=True):
         maps = _maps(first, sites[0], ours), _maps(second, sites[1], theirs)
-        found = _compared(*maps, _edges(ours, maps[0]))
+        found = _compared(*maps, _lines(ask, labels, list(islice(places, len(ours))), ours, maps[0]))
         unlike = {component: each.unlike.mean((1, 2)).tolist() for component, each in found.items()}
         yield [
             {
@@ -171,12 +193,14 @@ def _measured(ask: Ask, sites: tuple[str, str]) -> Iterator[list[_Numbers]]:
         ]
 
 
-def _shown(ask: Ask, sites: tuple[str, str]) -> list[Panel]:
+def _shown(ask: Ask, sites: tuple[str, str], labels: LabelMaps | None) -> list[Panel]:
     first, second = ask.subjects
     rows: dict[str, list[Row]] = {component: [] for component in _COMPONENTS}
-    for (name, view, ours), (_, _, theirs) in zip(ask.pictures(first), ask.pictures(second), strict=True):
+    what = "its edges" if labels is None else "boundaries of its labels"
+    pairs = zip(ask.images.some(ask.shown), ask.pictures(first), ask.pictures(second), strict=True)
+    for place, (name, view, ours), (_, _, theirs) in pairs:
         maps = _maps(first, sites[0], ours), _maps(second, sites[1], theirs)
-        edges = _edges(ours, maps[0])
+        edges = _lines(ask, labels, [place], ours, maps[0])
         for component, found in _compared(*maps, edges).items():
             pair = [
                 Picture(values=numbers_of(found.ours[0]), caption=first.name),
@@ -185,7 +209,7 @@ def _shown(ask: Ask, sites: tuple[str, str]) -> list[Panel]:
             ]
             image = Picture(image=png(view), caption="image")
             rows[component].append(
-                Row(name=name, pictures=[image, Picture(values=numbers_of(edges[0]), caption="its edges"), *pair])
+                Row(name=name, pictures=[image, Picture(values=numbers_of(edges[0]), caption=what), *pair])
             )
     where = sites[0] if sites[0] == sites[1] else f"{sites[0]} and {sites[1]}"
     return [

@@ -1,0 +1,132 @@
+"""What models answer about labelled images, against what they are seen to say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attngraft.analysis.album import Album, album_of_data
+from attngraft.analysis.ask import Ask
+from attngraft.analysis.asked import answers, confusion, sides
+from attngraft.analysis.subjects import Subject, open_subject
+from attngraft.errors import UsageError
+from attngraft.export.predict import open_model
+from attngraft.export.run import export_run
+from attngraft.finding import Pictures
+from tests.analysis.asked.asking import album, ask, found, rows_of, vit
+from tests.export.runs import make_run
+
+DATA = ("ant", "bee")
+TRAINED = ("cat", "bee", "ant")  #: another order, and one class that the data have not
+
+
+@pytest.fixture
+def insects(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for name in DATA:
+            folder = tmp_path / "insects" / part / name
+            folder.mkdir(parents=True)
+            for number in range(8):
+                Image.fromarray(random.integers(0, 255, (20, 24, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return tmp_path / "insects"
+
+
+def test_of_a_run_and_of_an_exported_folder(insects: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "cb_s", classes=TRAINED)
+    export_run(make_run(tmp_path / "other", classes=TRAINED), tmp_path / "taken")
+    subjects = (open_subject(str(run)), open_subject(str(tmp_path / "taken")))
+    seen: list[int] = []
+    given = Ask(subjects=subjects, album=album_of_data(str(insects)), limit=12, batch=5, progress=seen.append)
+    answered = answers.answers_of_all(given)
+    assert sum(seen) == 2 * 12
+    places = given.images.some(12)
+    files = [insects / given.images.names[place] for place in places]
+    for where, each in zip((run, tmp_path / "taken"), answered.models, strict=True):
+        said = [prediction.probabilities for prediction in open_model(where)(files)]
+        among = np.array([[one[2], one[1]] for one in said if one is not None])  # ant, bee
+        assert each.predicted.tolist() == among.argmax(1).tolist()
+        assert each.target.tolist() == [0] * 6 + [1] * 6
+        assert each.classes == DATA
+        assert each.names == tuple(given.images.names[place] for place in places)
+    assert "12 labelled images" in answered.images
+
+
+def test_saved_answers_are_those_of_the_own_images_and_the_last_weights(insects: Path, tmp_path: Path) -> None:
+    task = {"name": "classification", "data": {"source": str(insects)}}
+    run = make_run(tmp_path / "run", classes=DATA, task=task)
+    target = np.zeros(3, dtype=np.int64)
+    np.savez(run / "predictions.npz", name=["a", "b", "c"], target=target, predicted=target)
+    own = album_of_data(str(insects))
+    given = Ask(subjects=(open_subject(str(run)),), album=replace(own, named=False))
+    assert answers.answers_of_all(given).first.names == ("a", "b", "c")
+    assert len(answers.answers_of_all(replace(given, album=own)).first.names) == 16, "somebody named these"
+    best = replace(given.subjects[0], weights="best")
+    assert len(answers.answers_of_all(replace(given, subjects=(best,))).first.names) == 16
+    assert open_subject(str(run), weights="best").weights == "best"
+
+
+def test_confusion_and_sides_of_any_models(tmp_path: Path) -> None:
+    models = [vit(num_classes=2), vit(num_classes=2, depth=1)]
+    given = ask(*models, limit=10)
+    matrix = found(confusion.ANALYSIS, given, tmp_path)
+    changed = found(sides.ANALYSIS, given, tmp_path)
+    first, second = answers.answers_of_all(given).models
+    assert matrix.numbers == {
+        "a: right": (first.predicted == first.target).mean(),
+        "b: right": (second.predicted == second.target).mean(),
+    }
+    right = [each.predicted == each.target for each in (first, second)]
+    assert [row["image"] for row in rows_of(changed, side="gained")] == [
+        name for name, one, two in zip(first.names, *right, strict=True) if two and not one
+    ]
+    assert changed.numbers["gained"] + changed.numbers["lost"] > 0
+    assert isinstance(changed.panels[0], Pictures)
+
+
+def test_pictures_are_those_of_the_images_by_their_names() -> None:
+    given = ask(vit(num_classes=2), vit(num_classes=2, depth=1), limit=4)
+    opened: list[int] = []
+
+    def open_(place: int) -> Image.Image:
+        opened.append(place)
+        return album().open(place)
+
+    finding = sides.ANALYSIS(replace(given, album=replace(given.images, open=open_)))
+    shown = opened[2 * 4 :]
+    names = [row["image"] for row in (*rows_of(finding, side="gained"), *rows_of(finding, side="lost"))]
+    assert [given.images.names[place] for place in shown] == names
+    assert names
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": None}, "noise: these images have no labels.*--data"),
+        ({"classes": ()}, "noise: these images have no labels.*--data"),
+        ({"labels": np.eye(10)}, "several labels"),
+        ({"classes": ("even", "odd", "none")}, "a: says 2 classes without names, and noise has 3"),
+    ],
+)
+def test_images_that_do_not_fit(changes: dict[str, object], message: str) -> None:
+    other: Album = replace(album(), **changes)
+    with pytest.raises(UsageError, match=message):
+        confusion.ANALYSIS(ask(vit(num_classes=2), album=other))
+
+
+def test_a_model_of_other_classes(tmp_path: Path) -> None:
+    subject: Subject = open_subject(str(make_run(tmp_path / "run", classes=("even", "cat"))))
+    with pytest.raises(UsageError, match="run: does not know odd of noise; it knows even, cat: give data"):
+        confusion.ANALYSIS(ask(subject))
+
+
+def test_models_of_imagenet_know_its_wordnet_ids() -> None:
+    model, names = vit(num_classes=1000), ("n01440764", "n01443537")
+    given = ask(model, album=replace(album(), classes=names))
+    predicted = answers.answers_of_all(given).first.predicted
+    logits = model(next(given.batches(given.subjects[0])))[:, :2]
+    assert predicted[:4].tolist() == logits.argmax(1).tolist()

@@ -1,0 +1,33 @@
+"""Findings as files in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attngraft.analysis.storage import load_finding
+from attngraft.finding import Finding
+from attngraft.report import analyses
+from attngraft.sections import Column, Table
+
+
+def test_an_error_in_drawing_loses_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding(
+        name="entropy",
+        title="How spread",
+        note="",
+        source="",
+        subjects=["a"],
+        panels=[],
+        table=Table(columns=[Column(name="model", kind="text")], rows=[["a"]]),
+    )
+
+    def fails(finding: Finding) -> dict[str, bytes]:
+        raise RuntimeError("no font")
+
+    monkeypatch.setattr(analyses, "finding_plots", fails)
+    with pytest.raises(RuntimeError, match="no font"):
+        analyses.write_findings([finding], tmp_path, title="x")
+    assert load_finding(tmp_path / "entropy.json").table == finding.table
+    assert (tmp_path / "entropy.csv").is_file()
