@@ -11,7 +11,8 @@ head's channels, a product, a sum. Outputs and gradients must be equal before an
 - with both matrices: 1/20 and 1/8 of the time.
 
 A sample is a second of the plain form and as many calls of ours: most of the plain form's time goes into fresh pages, and a
-single call of ours right after them would pay for what it left behind. `channels last` is the layout in which the layers hand over their tensors, `channels first` that of the equation.
+single call of ours right after them would pay for what it left behind. `channels last` is the layout in which the layers
+hand over their tensors, `channels first` that of the equation.
 """
 
 from __future__ import annotations
