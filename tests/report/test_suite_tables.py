@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -61,6 +63,23 @@ def test_results_are_read_back(tmp_path: Path) -> None:
     rows = (tmp_path / "noise" / "results.csv").read_text().splitlines()
     assert rows[1].startswith("noise,a,[red]noise,top1,0.51,0.38")
     assert rows[-1] == "noise,b,salient,,,,,0,12,no maps"
+
+
+def test_the_newest_whole_result_is_read(tmp_path: Path) -> None:
+    (choice,) = parse_suites(["clean=pictures-limit-9"])
+    for age, (folder, examples) in enumerate({"a": 30, "b": 20, "c": 10, "d-limit5": 5}.items()):
+        path = tmp_path / f"clean--{folder}"
+        save_suite_run(dataclasses.replace(found(), data=choice.data, examples=examples), path)
+        os.utime(path / "results.json", (1000 - abs(age - 1), 1000 - abs(age - 1)))
+    os.utime(tmp_path / "clean--d-limit5" / "results.json", (2000, 2000))
+    newest = find_suite_run(tmp_path, choice)
+    assert newest is not None and newest.examples == 20
+
+
+def test_what_a_folder_of_images_is_called_does_not_matter(tmp_path: Path) -> None:
+    (choice,) = parse_suites(["clean=pictures-limit-9"])
+    save_suite_run(dataclasses.replace(found(), data=choice.data), tmp_path / "clean--pictures-limit-9-0123abcd")
+    assert find_suite_run(tmp_path, choice) is not None
 
 
 def test_a_diagram_is_the_same_bytes_every_time() -> None:

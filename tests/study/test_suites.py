@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from attngraft.report.page import report_html
 from attngraft.report.suites import suite_comparison, suite_views, suites_csv
 from attngraft.study import StudyConfig, Tools, compare, load_result, report_only, study_from_dict
 from attngraft.study.calibrating import Beliefs, compare_calibration
+from attngraft.study.progress import StudyLog
 from attngraft.study.result import StudyResult, SuiteResult
 from attngraft.study.statistics import t_interval
+from attngraft.study.suites import evaluate_finished
 from attngraft.study.verdict import compare_scores
 from attngraft.tasks.calibration import reliability
 from attngraft.training.run_folder import read_run
@@ -212,7 +215,25 @@ def test_what_is_wrong_is_told_before_anything_is_trained(tmp_path: Path) -> Non
         compare(study(tmp_path, suites=["v2"]), tools=tools(trainer))
     with pytest.raises(DataError, match="there is no such folder"):
         compare(study(tmp_path, suites=[f"a={tmp_path / 'nowhere'}"]), tools=tools(trainer))
+    with pytest.raises(DataError, match="suite clean=.*nowhere: there is no such folder or file"):
+        compare(study(tmp_path, suites=[f"clean={tmp_path / 'nowhere'}"]), tools=tools(trainer))
     assert trainer.calls == []
+
+
+def test_one_failing_suite_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = SimpleNamespace(folder=tmp_path)
+    monkeypatch.setattr("attngraft.study.collect.finished_runs", lambda config: {"cb_s": {0: record}})
+    asked = []
+
+    def evaluate(folder: Path, choices: list[Any], **_: Any) -> None:
+        asked.append(choices[0].text)
+        if choices[0].text == "fgsm":
+            raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr("attngraft.study.suites.evaluate_suites", evaluate)
+    failed = evaluate_finished(study(tmp_path, suites=["fgsm", "noise"]), progress=StudyLog())
+    assert asked == ["fgsm", "noise"]
+    assert failed == ["cb_s seed 0: its evaluation under suite fgsm failed: not enough memory"]
 
 
 def test_the_file_of_a_study_keeps_its_suites(tmp_path: Path) -> None:

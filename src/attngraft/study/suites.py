@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attngraft.errors import AttngraftError
+from attngraft.errors import AttngraftError, DataError
 from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites
 from attngraft.evaluation.suites.evaluate import FOLDER, evaluate_suites
-from attngraft.evaluation.suites.kept import read_columns, read_kept
+from attngraft.evaluation.suites.kept import need_pyarrow, read_columns, read_kept
 from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run
 from attngraft.evaluation.suites.test_sets import imagenet_order, open_test_set
 from attngraft.study.calibrating import Beliefs, compare_calibration
@@ -25,6 +25,7 @@ from attngraft.study.pairing import Scores, aligned
 from attngraft.study.progress import StudyProgress
 from attngraft.study.result import ConditionResult, ConditionVariant, Difference, Spread, SuiteResult
 from attngraft.study.verdict import compare_scores
+from attngraft.tasks.images.sources import is_missing
 
 if TYPE_CHECKING:
     from attngraft.study.collect import Records
@@ -39,12 +40,19 @@ def check_suites(config: StudyConfig, material: Material | None) -> None:
     """Find out before anything is trained whether the suites can be evaluated.
 
     Raises:
-        DataError: images must be downloaded, are not laid out as they should be, or are of other classes.
+        DataError: images must be downloaded, are not there or not laid out as they should be, or are of other classes.
         ConfigError: the task does not say how its examples are pixels.
+        TrainingError: pyarrow is not installed.
     """
     from attngraft.evaluation.suites.ground import missing_images
 
+    if choices_of(config):
+        need_pyarrow()
     for choice in choices_of(config):
+        if choice.data is not None and is_missing(choice.data):
+            raise DataError(
+                f"suite {choice.text}: {choice.data}: there is no such folder or file; give that of the images"
+            )
         if choice.suite.test_set:
             if choice.data is None:
                 raise missing_images(choice.suite.test_set)
@@ -83,10 +91,11 @@ def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[s
     for name, by_seed in finished_runs(config).items():
         for seed, record in by_seed.items():
             label = f"{name} seed {seed}"
-            try:
-                evaluate_suites(record.folder, choices, weights="last", progress=_Stages(label, progress))
-            except AttngraftError as error:
-                failed.append(f"{label}: its evaluation under suites failed: {error}")
+            for choice in choices:  # each by itself: what fails under one says nothing of the others
+                try:
+                    evaluate_suites(record.folder, [choice], weights="last", progress=_Stages(label, progress))
+                except (AttngraftError, RuntimeError, OSError) as error:
+                    failed.append(f"{label}: its evaluation under suite {choice.text} failed: {error}")
     return failed
 
 

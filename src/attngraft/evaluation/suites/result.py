@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ from attngraft.study.statistics import t_interval
 
 FORMAT = 1
 RESULT_FILE, TABLE_FILE = "results.json", "results.csv"
+#: how the folder of results on a part of the images (`--limit`) ends: whatever the data's own folder is called comes before
+_LIMITED = re.compile(r"-limit\d+$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +121,7 @@ def save_suite_run(result: SuiteRun, folder: Path) -> None:
 
 def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
     """The results in a run's `evaluation/<weights>` of this suite, on all of the run's own validation part or the images
-    that `choice` names; None: there are none.
+    that `choice` names, the newest where those have been other ones since; None: there are none.
 
     Raises:
         ConfigError: they cannot be read.
@@ -126,10 +129,11 @@ def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
     from attngraft.strict import read
 
     name = choice.suite.name
-    for folder in [evaluations / name] if choice.data is None else sorted(evaluations.glob(f"{name}--*")):
-        path = folder / RESULT_FILE
-        if not path.is_file() or "-limit" in folder.name:
-            continue
+    folders = [evaluations / name] if choice.data is None else evaluations.glob(f"{name}--*")
+    paths = [
+        path for folder in folders if not _LIMITED.search(folder.name) and (path := folder / RESULT_FILE).is_file()
+    ]
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

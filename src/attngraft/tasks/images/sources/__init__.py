@@ -35,6 +35,14 @@ def open_source(config: DataConfig) -> Parts:
     return replace(parts, classes=printable(parts.classes))
 
 
+def is_missing(source: str) -> bool:
+    """Whether only a file or folder can be meant, and there is none: told without opening anything."""
+    from attngraft.tasks.images.sources import shard_names, timm_dataset
+
+    known = source == "digits" or shard_names.is_pattern(source) or source.startswith(("timm:", *timm_dataset.PREFIXES))
+    return not known and not Path(source.removeprefix("hf:")).expanduser().exists()
+
+
 def _open(config: DataConfig, source: str) -> Parts:
     from attngraft.tasks.images.sources import digits, shard_names, tar, timm_dataset
 
