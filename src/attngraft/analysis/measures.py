@@ -28,7 +28,6 @@ def relative_distance(
     weights: Tensor,
     grid: tuple[int, int],
     *,
-    whole: tuple[int, int] | None = None,
     normalize: Literal["pair_mean", "per_query"] = "per_query",
 ) -> Tensor:
     """How far each query looks: sum_j a_ij |p_i - p_j|_1, with p = (row / rows, column / columns) (Fig. 5b).
@@ -37,8 +36,7 @@ def relative_distance(
 
     Args:
         weights: (..., N, N), spatial tokens only, row by row.
-        grid: (rows, columns), N = rows * columns: of the map, or of the window that the tokens stand in.
-        whole: (rows, columns) of the map in whose parts distances count; None: the grid's own.
+        grid: (rows, columns) of the map, N = rows * columns.
         normalize: "per_query" is the expected distance of a query; "pair_mean" is that over N - 1, so that the mean is the
             mean over the N (N - 1) ordered pairs.
 
@@ -52,10 +50,9 @@ def relative_distance(
             f"an attention map of {weights.shape[-2]} x {weights.shape[-1]} does not fit a grid of {rows} x {columns} "
             f"tokens; drop prefix tokens first (without_prefix)"
         )
-    high, wide = whole or grid
     row, column = torch.meshgrid(
-        torch.arange(rows, device=weights.device, dtype=weights.dtype) / high,
-        torch.arange(columns, device=weights.device, dtype=weights.dtype) / wide,
+        torch.arange(rows, device=weights.device, dtype=weights.dtype) / rows,
+        torch.arange(columns, device=weights.device, dtype=weights.dtype) / columns,
         indexing="ij",
     )
     place = torch.stack([row.flatten(), column.flatten()], dim=-1)
