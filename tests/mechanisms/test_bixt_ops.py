@@ -379,6 +379,9 @@ def test_a_hook_on_any_projection_is_called(name: str, monkeypatch: pytest.Monke
     layer.get_submodule(name).register_forward_hook(lambda *_: called.append(name))
     layer(torch.randn(1, 5, 12), torch.randn(1, 20, 10))
     assert called == [name]
+    with torch.no_grad():
+        layer.eval()(torch.randn(1, 5, 12), torch.randn(1, 20, 10))
+    assert called == [name, name]
 
 
 @pytest.mark.parametrize(
@@ -444,6 +447,39 @@ def test_exports_with_the_number_of_tokens_left_open(monkeypatch: pytest.MonkeyP
     exported = torch.export.export(layer, few, dynamic_shapes=(None, {1: count})).module()
     for ours, theirs in zip(exported(*many), layer(*many), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_one_image_without_gradients_goes_a_way_of_few_calls(data: st.DataObject) -> None:
+    sizes = st.integers(1, 5)
+    heads, latents, count, width, of_latents, of_tokens = (data.draw(sizes) for _ in range(6))
+    layer = BidirectionalCrossAttention(
+        of_latents, of_tokens, dim_attention=heads * width, heads=heads, rv_bias=data.draw(st.booleans())
+    ).double()
+    operands = double(1, latents, of_latents), double(1, count, of_tokens)
+    expected = layer(*operands)
+    calls = []
+    with pytest.MonkeyPatch.context() as patched, torch.no_grad():
+        patched.setattr(eager, "FEWEST_TOKENS", 10)
+        way = eager._of_one_image
+        patched.setattr(eager, "_of_one_image", lambda *o, **kw: calls.append(1) or way(*o, **kw))
+        for most in (heads * latents * count, heads * latents * count - 1):
+            patched.setattr(eager, "TINY", most)
+            for ours, theirs in zip(layer(*operands), expected, strict=True):
+                torch.testing.assert_close(ours, theirs)
+    assert calls == [1]
+
+
+def test_what_counts_operations_sees_the_equation_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "FEWEST_TOKENS", 10)
+    monkeypatch.setattr(eager, "TINY", 2**16)
+    monkeypatch.setattr(eager, "_of_one_image", lambda *_, **__: pytest.fail("nobody was to look on"))
+    layer = BidirectionalCrossAttention(12, 12, dim_attention=12, heads=3)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        layer(torch.randn(1, 4, 12), torch.randn(1, 6, 12))
+    projections = 12 * 24 * (4 + 6) + 12 * 12 * (4 + 6)
+    assert counter.get_total_flops() == 2 * (projections + 3 * 4 * 6 * 12)
 
 
 @settings(max_examples=40)

@@ -12,8 +12,8 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from attngraft.anatomy.tap import TapPoint
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bixt.eager import folding_pays
-from attngraft.mechanisms.bixt.ops import BIDIRECTIONAL_ATTENTION, projected_attention
+from attngraft.mechanisms.bixt.eager import projecting_pays
+from attngraft.mechanisms.bixt.ops import BIDIRECTIONAL_ATTENTION, PROJECTED_ATTENTION
 
 
 class BidirectionalCrossAttention(TapPoint, nn.Module):
@@ -71,7 +71,7 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
             raise UsageError(
                 f"latents are for a batch of 1 or {tokens.shape[0]}, as the tokens, not {latents.shape[0]}"
             )
-        if folding_pays(tokens) and self._nobody_looks_on():
+        if projecting_pays(tokens) and self._nobody_looks_on():
             return self.attend_projected(latents, tokens)
         for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
         return self._dropped(self.proj_lat(merge_heads(for_latents)), self.proj_pat(merge_heads(for_tokens)))
@@ -85,7 +85,7 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         """`forward` with the tokens' projections in the operation."""
         r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
         into, out = self.rv_patches, self.proj_pat
-        for_latents, tokens = projected_attention(
+        for_latents, tokens = PROJECTED_ATTENTION(  # not its public form: the shapes fit by themselves
             r_latents, v_latents, tokens, into.weight, into.bias, out.weight, out.bias, scale=self.scale
         )
         return self._dropped(self.proj_lat(merge_heads(for_latents)), tokens)
