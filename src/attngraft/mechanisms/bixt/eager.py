@@ -43,7 +43,7 @@ def bidirectional_attention(
     """Latents (B, H, M, dt) and tokens (B, H, N, dl)."""
     if dropout:
         return reference.bidirectional_attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale, dropout=dropout)
-    if _small(r_latents, r_tokens) and _unwatched(r_latents, r_tokens, v_latents, v_tokens):
+    if _unwatched(r_latents, r_tokens, v_latents, v_tokens) and _small(r_latents, r_tokens):
         way = _fused if _fusing_pays(r_latents, r_tokens) else formula
         return way(r_latents, r_tokens, v_latents, v_tokens, scale=scale)
     operands = in_autocast_dtype(r_latents, r_tokens, v_latents, v_tokens)
