@@ -14,6 +14,7 @@ from attngraft.analysis.measures import entropy, placed_distance
 from attngraft.analysis.on_map import coordinates, put_back
 from attngraft.analysis.record import record
 from attngraft.analysis.recording import FILTERS, Recording
+from attngraft.analysis.reductions import REDUCTIONS, Around
 from attngraft.anatomy import AttentionGeometry
 from attngraft.errors import RecordError, UsageError
 from attngraft.hosts import find_host
@@ -71,8 +72,8 @@ class Layer:
     heads: int
     places: Tensor  #: (rows, columns): which token stands at each place, counted over windows
     prefix: tuple[str, ...]  #: names of the leading tokens
-    entropy: tuple[float, ...]  #: by head, mean over the rows, nats; none for what is no distribution over what is seen
-    ceiling: float  #: largest entropy that there can be
+    entropy: tuple[float, ...]  #: by head, mean over the rows, nats, without filling; none for what is no distribution
+    ceiling: float  #: largest entropy that there can be, mean over the rows
     distance: tuple[float, ...]  #: the same, in parts of the map's sides; none for latents
 
 
@@ -151,8 +152,8 @@ def _of_maps(recording: Recording, site: str, name: str) -> Layer:
     if windows != int(places.max()) // tokens + 1:
         raise RecordError(f"{site}: its {windows} sequences of {tokens} tokens are no windows of one map of the image")
     are_shares, prefix = name == "weights", recording.prefix(site)
-    rows = entropy(maps)
-    spread = rows.mean((0, 2)) if prefix else _by_place(rows, places)  # what fills windows up has no rows of its own
+    around, among = Around(len(prefix), places=places), "" if prefix else "patch_"  # what fills windows up is no place
+    spread, most = (REDUCTIONS[f"{among}{name}"](maps, around).mean((0, 2)) for name in ("entropy", "ceiling"))
     return Layer(
         site=_title(site, name),
         kind="maps",
@@ -161,7 +162,7 @@ def _of_maps(recording: Recording, site: str, name: str) -> Layer:
         places=places,
         prefix=prefix,
         entropy=_floats(spread) if are_shares else (),
-        ceiling=math.log(tokens),
+        ceiling=float(most.mean()),
         distance=_floats(_by_place(placed_distance(maps, coordinates(places, tokens)), places)) if are_shares else (),
     )
 
