@@ -176,6 +176,7 @@ def _of_filters(recording: Recording, site: str, name: str) -> Layer:
     filters = recording[site][name][0].float().cpu()
     heads, offsets, rows, columns = filters.shape
     spread, far = _of_shares(filters) if _are_shares(filters) else ((), ())
+    *_, inside = _neighborhood(offsets, rows, columns)
     return Layer(
         site=_title(site, name),
         kind="filters",
@@ -184,7 +185,7 @@ def _of_filters(recording: Recording, site: str, name: str) -> Layer:
         places=torch.arange(rows * columns).view(rows, columns),
         prefix=(),
         entropy=spread,
-        ceiling=math.log(min(offsets, rows * columns)),
+        ceiling=float(inside.sum(0).log().mean()),
         distance=far,
     )
 
@@ -195,13 +196,18 @@ def _are_shares(filters: Tensor) -> bool:
     return bool((filters >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
 
 
-def _of_shares(filters: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Entropy and distance by head of filters (H, K, rows, columns), among the neighbors that are on the map."""
-    _, offsets, rows, columns = filters.shape
+def _neighborhood(offsets: int, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each offset: rows and columns (K,) that it goes, and from which places (K, rows, columns) it stays on the map."""
     side = math.isqrt(offsets)
     down, across = (each.flatten() - side // 2 for each in torch.meshgrid(*[torch.arange(side)] * 2, indexing="ij"))
     row, column = (down[:, None] + torch.arange(rows))[:, :, None], (across[:, None] + torch.arange(columns))[:, None]
-    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+    return down, across, (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+
+
+def _of_shares(filters: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Entropy and distance by head of filters (H, K, rows, columns), among the neighbors that are on the map."""
+    _, offsets, rows, columns = filters.shape
+    down, across, inside = _neighborhood(offsets, rows, columns)
     shares = filters * inside
     shares = shares / shares.sum(1, keepdim=True).clamp_min(_TINY)
     far = (down.abs() / rows + across.abs() / columns)[:, None, None]
