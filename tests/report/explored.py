@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import timm
 import torch
 from PIL import Image
@@ -57,3 +58,13 @@ def close(found: Any, expected: Tensor, among: Tensor) -> bool:
 
 def place(row: int, column: int, grid: tuple[int, int]) -> dict[str, float]:
     return {"down": (row + 0.5) / grid[0], "across": (column + 0.5) / grid[1]}
+
+
+def pixels(driver: Any, canvas: Any) -> np.ndarray[Any, Any]:
+    """What stands on a canvas, (rows, columns, 4)."""
+    script = """const from = arguments[0], copy = new OffscreenCanvas(from.width, from.height);
+        const context = copy.getContext("2d", { willReadFrequently: true }); // or Chromium warns
+        context.drawImage(from, 0, 0);
+        return [copy.height, copy.width, [...context.getImageData(0, 0, copy.width, copy.height).data]]"""
+    rows, columns, numbers = driver.execute_script(script, canvas)
+    return np.array(numbers).reshape(rows, columns, 4)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attngraft.analysis.on_map import scattered, whole_map
+from tests.report.explored import pixels
 
 #: matplotlib's viridis at its quarters
 VIRIDIS = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]])
@@ -32,15 +33,6 @@ def among_places(layer: dict[str, Any]) -> Tensor:
     if layer["kind"] == "filters":
         return scattered(numbers[0][None])[0]
     return whole_map(numbers[0], torch.tensor(layer["places"]).view(layer["rows"], layer["columns"]))[0]
-
-
-def pixels(driver: Any, canvas: Any) -> np.ndarray[Any, Any]:
-    script = """const from = arguments[0], copy = new OffscreenCanvas(from.width, from.height);
-        const context = copy.getContext("2d", { willReadFrequently: true }); // or Chromium warns
-        context.drawImage(from, 0, 0);
-        return [copy.height, copy.width, [...context.getImageData(0, 0, copy.width, copy.height).data]]"""
-    rows, columns, numbers = driver.execute_script(script, canvas)
-    return np.array(numbers).reshape(rows, columns, 4)
 
 
 def painted(driver: Any, canvas: Any, expected: Tensor) -> None:
