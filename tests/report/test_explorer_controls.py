@@ -87,24 +87,30 @@ def test_charts_of_two_models_have_one_scale_and_a_line_over_layers_without_numb
         assert len(line) == 3, "inverse weights have no entropy; the layers on both sides are joined"
         steps = np.diff([x for x, _ in line])
         assert steps[0] == pytest.approx(steps[1], abs=0.2)
+    click(driver, chart(driver, "entropy"), 1, layers=3)
+    said = [each.text.split(",")[0] for each in driver.find_elements("css selector", ".said")]
+    assert said == ["blocks.1.attn"] * 2, "the host's second layer is bisa's third"
     assert driver.get_log("browser") == []
 
 
-def test_a_click_in_a_chart_chooses_the_layer(opened: Any) -> None:
+def click(driver: Any, svg: Any, index: int, layers: int) -> float:
+    """On a layer of a chart; where it stands in the drawing."""
     from selenium.webdriver.common.action_chains import ActionChains
 
+    x = 30 + index * (260 - 30 - 8) / (layers - 1)
+    box, scale = svg.rect, svg.rect["width"] / 260
+    ActionChains(driver).move_to_element_with_offset(svg, round(x * scale - box["width"] / 2), 5).click().perform()
+    return x
+
+
+def test_a_click_in_a_chart_chooses_the_layer(opened: Any) -> None:
     driver = opened("swin", "vit")  # of five layers, and of two
     for view, name in ((0, "entropy"), (0, "distance"), (1, "entropy")):
         svg = chart(driver, name, view)
-        layers = driver.execute_script("return views[arguments[0]].model.layers.map((layer) => layer.site)", view)
-        box, scale = svg.rect, svg.rect["width"] / 260
-        for index, site in enumerate(layers):
-            x = 30 + index * (260 - 30 - 8) / (len(layers) - 1)
-            ActionChains(driver).move_to_element_with_offset(
-                svg, round(x * scale - box["width"] / 2), 5
-            ).click().perform()
-            said = driver.find_elements("css selector", ".said")[view].text
-            assert said.startswith(f"{site}, ")
+        sites = driver.execute_script("return views[arguments[0]].model.layers.map((layer) => layer.site)", view)
+        for index, site in enumerate(sites):
+            x = click(driver, svg, index, len(sites))
+            assert driver.find_elements("css selector", ".said")[view].text.startswith(f"{site}, ")
             mark = svg.find_element("css selector", ".now")
             assert float(mark.get_attribute("x1")) == float(mark.get_attribute("x2")) == pytest.approx(x)
 
