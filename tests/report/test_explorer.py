@@ -222,6 +222,14 @@ def test_two_models_stand_side_by_side_layer_by_layer(picture: Path, tmp_path: P
         driver.execute_script("choose({ layer: arguments[0] })", layer)
         said = [each.text.split(",")[0] for each in driver.find_elements(By.CSS_SELECTOR, ".said")]
         assert said == shown
+    tops = "return [...document.querySelectorAll('.picture')].map((each) => each.getBoundingClientRect().top)"
+    for width, beside in ((1200, True), (800, True), (360, False)):  # a desk, a tablet, a phone
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 1000}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        host, grafted_ = driver.execute_script(tops)
+        assert (host == grafted_) == beside
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert driver.get_log("browser") == []
 
 
