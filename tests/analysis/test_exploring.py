@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import attngraft
 import attngraft.models  # registers BiXT
 from attngraft.analysis.exploring import Squeezed, explored
-from attngraft.analysis.on_map import put_back
+from attngraft.analysis.reductions import REDUCTIONS, Around
 from attngraft.errors import RecordError, UsageError
 
 
@@ -61,7 +62,7 @@ def test_a_vit() -> None:
         assert layer.numbers[0].bytes.shape == (1, 2, 18, 18)
         assert layer.entropy == pytest.approx(recording[layer.site]["entropy"].mean(1).tolist(), rel=1e-5)
         assert layer.distance == pytest.approx(recording[layer.site]["distance"].mean(1).tolist(), rel=1e-5)
-        assert layer.ceiling == math.log(18)
+        assert layer.ceiling == pytest.approx(math.log(18))
 
 
 def test_windows_that_are_shifted_and_filled_up() -> None:
@@ -81,8 +82,34 @@ def test_windows_that_are_shifted_and_filled_up() -> None:
         among = whole[0] / whole[0].sum(-1, keepdim=True)
         expected = (among * torch.cdist(at, at, p=1)).sum(2).mean(1)
         assert layer.distance == pytest.approx(expected.tolist(), rel=1e-4)
-        spread = put_back(torch.special.entr(weights).sum(-1).movedim(1, 2), layer.places).mean((0, 1, 2))
-        assert layer.entropy == pytest.approx(spread.tolist(), rel=1e-4), "rows of what fills windows up do not count"
+        spread = torch.special.entr(among).sum(2).mean(1)
+        assert layer.entropy == pytest.approx(spread.tolist(), rel=1e-4), "what fills windows up does not count"
+
+
+def test_the_ceiling_counts_the_places_of_a_window_and_not_what_fills_it_up() -> None:
+    sides = {14: (4, 4, 4, 2), 7: (4, 3)}  # of windows of 4 on a map of 14, and of 7: places by row, and by column
+    for layer in explored(swin(56), image(56)).layers:
+        grid = len(layer.places)
+        shapes = itertools.product(sides[grid], repeat=2)
+        expected = sum(down * across * math.log(down * across) for down, across in shapes) / grid**2
+        assert layer.ceiling == pytest.approx(expected)
+        assert all(each <= layer.ceiling + 1e-6 for each in layer.entropy)
+
+
+def test_what_looks_the_same_everywhere_reaches_the_ceiling() -> None:
+    model = swin(56)
+    for name, parameter in model.named_parameters():
+        if "qkv" in name or "relative_position" in name:
+            parameter.data.zero_()
+    for layer in explored(model, image(56), sites="layers.*.blocks.0").layers:  # those of no masks
+        assert layer.entropy == pytest.approx([layer.ceiling] * layer.heads)
+
+
+def test_a_row_that_looks_at_the_filling_alone() -> None:
+    places = torch.tensor([[0, 1]])  # the third token of the window is none
+    weights = torch.tensor([[[[0.0, 0.0, 1.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]]])
+    found = REDUCTIONS["patch_entropy"](weights, Around(places=places))
+    torch.testing.assert_close(found, torch.tensor([[[0.0, math.log(2)]]]))
 
 
 def test_what_grafts_put_in_its_place_or_beside() -> None:
@@ -98,7 +125,8 @@ def test_what_grafts_put_in_its_place_or_beside() -> None:
     ]
     filters = found["layers.0.blocks.0.attn: elsa.local_filters"]
     assert (filters.kind, filters.numbers[0].bytes.shape) == ("filters", (1, 9, 8, 8))
-    assert filters.ceiling == math.log(9)
+    around = (36 * math.log(9) + 24 * math.log(6) + 4 * math.log(4)) / 64  # in the middle, at the sides, in the corners
+    assert filters.ceiling == pytest.approx(around), "neighbors beyond the map do not count"
     assert 0 < filters.distance[0] < 2 / 8
     inverse = found["layers.1.blocks.1.attn: bisa.inverse_weights"]
     assert (inverse.entropy, inverse.distance) == ((), ()), "its rows do not sum to 1"
@@ -136,7 +164,7 @@ def test_neighbors_beyond_the_map_do_not_count() -> None:
         whole = recording.whole(site, "elsa.local_filters")[0]
         among = whole / whole.sum(-1, keepdim=True)
         at = torch.tensor([[row / 4, column / 4] for row in range(4) for column in range(4)])
-        assert layer.ceiling == math.log(16)
+        assert layer.ceiling == pytest.approx(math.log(16))
         assert layer.entropy == pytest.approx(torch.special.entr(among).sum(-1).mean(1).tolist(), rel=1e-4)
         assert layer.distance == pytest.approx((among * torch.cdist(at, at, p=1)).sum(2).mean(1).tolist(), rel=1e-4)
 

@@ -7,8 +7,6 @@ import hashlib
 import io
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +15,17 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from torch import Tensor, nn
 
 import attngraft
 import attngraft.models  # registers BiXT
 from attngraft.errors import DataError, UsageError
-from attngraft.hosts import find_host
 from attngraft.report import explorer
 from attngraft.report.explorer import explore
-from tests.analysis.test_exploring import swin, vit
+from tests.analysis.test_exploring import vit
+from tests.report.explored import close, looked, models, place, seen
 
 #: as an attacker would call a model
 NASTY = "</script><script>document.title = 'taken'</script><b>&amp;"
-
-
-def models(kind: str) -> nn.Module:
-    torch.manual_seed(0)
-    if kind == "vit":
-        model = vit(reg_tokens=1)
-    elif kind == "bixt":
-        model = timm.create_model("bixt_ti_l64_p16", img_size=64, depth=2)
-    else:
-        model = swin(56)  # shifted, filled up
-        attngraft.graft(model, "elsa(kernel=3)@layers.0.blocks.0 + bisa@layers.1.blocks.1")
-    for parameter in model.parameters():
-        parameter.data.mul_(3 if parameter.ndim > 1 else 1)  # so that heads do not look everywhere alike
-    return model.eval()
-
-
-@pytest.fixture
-def picture(tmp_path: Path) -> Path:
-    pixels = np.random.default_rng(0).integers(0, 255, (90, 70, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "a <picture>.png")
-    return tmp_path / "a <picture>.png"
-
-
-def seen(model: nn.Module, picture: Path) -> Tensor:
-    """The image as the model takes it."""
-    (example,) = find_host(model).adapter.example_inputs(model, batch=1)
-    config = timm.data.resolve_model_data_config(model) | {"input_size": tuple(example.shape[1:])}
-    with Image.open(picture) as image:  # timm's own transform, where the page has ours
-        pixels: Tensor = timm.data.create_transform(**config, is_training=False)(image.convert("RGB"))
-    return pixels.unsqueeze(0)
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
@@ -119,54 +86,6 @@ def test_what_makes_no_page(picture: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    webdriver = pytest.importorskip(
-        "selenium.webdriver", reason="pip install selenium, and Chromium, to look at the page"
-    )
-    chromium, chromedriver = (shutil.which(name) for name in ("chromium", "chromedriver"))
-    if not (chromium and chromedriver):
-        pytest.skip("no Chromium with its driver here (Debian: apt install chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,1400"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
-    yield found
-    found.quit()
-
-
-@pytest.fixture
-def opened(driver: Any, picture: Path, tmp_path: Path) -> Iterator[Any]:
-    """Opens a page of models by kind; at the end nothing may stand in the browser's log."""
-
-    def open_page(*kinds: str, **names: str) -> Any:
-        page = explore({names.get(kind, kind): models(kind) for kind in kinds}, picture, out=tmp_path / "page.html")
-        driver.get(page.as_uri())
-        return driver
-
-    yield open_page
-    assert driver.get_log("browser") == []
-
-
-def looked(driver: Any, layer: int, query: dict[str, Any], head: int, direction: str) -> dict[str, Any]:
-    """What the page's own code finds."""
-    script = "return views[0].model.layers[arguments[0]].look(arguments[1], arguments[2], arguments[3])"
-    found: dict[str, Any] = driver.execute_script(script, layer, query, head, direction)
-    return found
-
-
-def close(found: Any, expected: Tensor, among: Tensor) -> bool:
-    """As close as bytes keep numbers `among` all of the layer."""
-    numbers = torch.as_tensor(found, dtype=torch.float32).reshape(expected.shape)
-    return bool((numbers - expected).abs().max() <= 0.01 * among.abs().max())
-
-
-def place(row: int, column: int, grid: tuple[int, int]) -> dict[str, float]:
-    return {"down": (row + 0.5) / grid[0], "across": (column + 0.5) / grid[1]}
 
 
 def test_a_vits_looks_are_the_recorded_ones(opened: Any, picture: Path) -> None:
@@ -303,6 +222,14 @@ def test_two_models_stand_side_by_side_layer_by_layer(picture: Path, tmp_path: P
         driver.execute_script("choose({ layer: arguments[0] })", layer)
         said = [each.text.split(",")[0] for each in driver.find_elements(By.CSS_SELECTOR, ".said")]
         assert said == shown
+    tops = "return [...document.querySelectorAll('.picture')].map((each) => each.getBoundingClientRect().top)"
+    for width, beside in ((1200, True), (800, True), (360, False)):  # a desk, a tablet, a phone
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 1000}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        host, grafted_ = driver.execute_script(tops)
+        assert (host == grafted_) == beside
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert driver.get_log("browser") == []
 
 

@@ -14,6 +14,7 @@ from attngraft.analysis.measures import entropy, placed_distance
 from attngraft.analysis.on_map import coordinates, put_back
 from attngraft.analysis.record import record
 from attngraft.analysis.recording import FILTERS, Recording
+from attngraft.analysis.reductions import REDUCTIONS, Around
 from attngraft.anatomy import AttentionGeometry
 from attngraft.errors import RecordError, UsageError
 from attngraft.hosts import find_host
@@ -71,8 +72,8 @@ class Layer:
     heads: int
     places: Tensor  #: (rows, columns): which token stands at each place, counted over windows
     prefix: tuple[str, ...]  #: names of the leading tokens
-    entropy: tuple[float, ...]  #: by head, mean over the rows, nats; none for what is no distribution over what is seen
-    ceiling: float  #: largest entropy that there can be
+    entropy: tuple[float, ...]  #: by head, mean over the rows, nats, without filling; none for what is no distribution
+    ceiling: float  #: largest entropy that there can be, mean over the rows
     distance: tuple[float, ...]  #: the same, in parts of the map's sides; none for latents
 
 
@@ -151,8 +152,8 @@ def _of_maps(recording: Recording, site: str, name: str) -> Layer:
     if windows != int(places.max()) // tokens + 1:
         raise RecordError(f"{site}: its {windows} sequences of {tokens} tokens are no windows of one map of the image")
     are_shares, prefix = name == "weights", recording.prefix(site)
-    rows = entropy(maps)
-    spread = rows.mean((0, 2)) if prefix else _by_place(rows, places)  # what fills windows up has no rows of its own
+    around, among = Around(len(prefix), places=places), "" if prefix else "patch_"  # what fills windows up is no place
+    spread, most = (REDUCTIONS[f"{among}{name}"](maps, around).mean((0, 2)) for name in ("entropy", "ceiling"))
     return Layer(
         site=_title(site, name),
         kind="maps",
@@ -161,7 +162,7 @@ def _of_maps(recording: Recording, site: str, name: str) -> Layer:
         places=places,
         prefix=prefix,
         entropy=_floats(spread) if are_shares else (),
-        ceiling=math.log(tokens),
+        ceiling=float(most.mean()),
         distance=_floats(_by_place(placed_distance(maps, coordinates(places, tokens)), places)) if are_shares else (),
     )
 
@@ -175,6 +176,7 @@ def _of_filters(recording: Recording, site: str, name: str) -> Layer:
     filters = recording[site][name][0].float().cpu()
     heads, offsets, rows, columns = filters.shape
     spread, far = _of_shares(filters) if _are_shares(filters) else ((), ())
+    *_, inside = _neighborhood(offsets, rows, columns)
     return Layer(
         site=_title(site, name),
         kind="filters",
@@ -183,7 +185,7 @@ def _of_filters(recording: Recording, site: str, name: str) -> Layer:
         places=torch.arange(rows * columns).view(rows, columns),
         prefix=(),
         entropy=spread,
-        ceiling=math.log(min(offsets, rows * columns)),
+        ceiling=float(inside.sum(0).log().mean()),
         distance=far,
     )
 
@@ -194,13 +196,18 @@ def _are_shares(filters: Tensor) -> bool:
     return bool((filters >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2)
 
 
-def _of_shares(filters: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Entropy and distance by head of filters (H, K, rows, columns), among the neighbors that are on the map."""
-    _, offsets, rows, columns = filters.shape
+def _neighborhood(offsets: int, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each offset: rows and columns (K,) that it goes, and from which places (K, rows, columns) it stays on the map."""
     side = math.isqrt(offsets)
     down, across = (each.flatten() - side // 2 for each in torch.meshgrid(*[torch.arange(side)] * 2, indexing="ij"))
     row, column = (down[:, None] + torch.arange(rows))[:, :, None], (across[:, None] + torch.arange(columns))[:, None]
-    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+    return down, across, (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+
+
+def _of_shares(filters: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Entropy and distance by head of filters (H, K, rows, columns), among the neighbors that are on the map."""
+    _, offsets, rows, columns = filters.shape
+    down, across, inside = _neighborhood(offsets, rows, columns)
     shares = filters * inside
     shares = shares / shares.sum(1, keepdim=True).clamp_min(_TINY)
     far = (down.abs() / rows + across.abs() / columns)[:, None, None]

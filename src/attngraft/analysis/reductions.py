@@ -60,7 +60,8 @@ def _among_patches(weights: Tensor, around: Around) -> Tensor:
         if bool(stands.all()):
             return weights
         among = windows * stands
-        return (among / among.sum(-1, keepdim=True)).flatten(0, 1)
+        total = among.sum(-1, keepdim=True).clamp_min(torch.finfo(among.dtype).tiny)  # 0: it looks at the filling alone
+        return (among / total).flatten(0, 1)
     return without_prefix(weights, around.prefix)
 
 

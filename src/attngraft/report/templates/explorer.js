@@ -123,6 +123,19 @@ function paint(canvas, map, rows, columns, opacity) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
+const SMALL = 36; // pixels of the side of the smallest small picture
+
+// A map finer than a small picture of it: of every few places the largest, so that none is lost.
+function pooled(map, rows, columns) {
+  const step = Math.ceil(Math.max(rows, columns) / SMALL), across = Math.ceil(columns / step), down = Math.ceil(rows / step);
+  const most = new Array(down * across).fill(0);
+  map.forEach((number, i) => {
+    const place = Math.floor(Math.floor(i / columns) / step) * across + Math.floor((i % columns) / step);
+    most[place] = Math.max(most[place], Math.abs(number));
+  });
+  return [most, down, across];
+}
+
 const percent = (share) => `${Number((100 * share).toPrecision(2))}%`;
 
 // A site's path may be broken into lines at its dots.
@@ -271,7 +284,7 @@ class View {
   charts() {
     const layers = this.model.layers;
     const parts = [
-      ["entropy", "entropy, nats", (layer) => layer.ceiling],
+      ["entropy", "entropy, nats", (layer) => (layer.entropy.length ? layer.ceiling : null)],
       ["distance", "distance, parts of the image’s sides", () => null],
     ];
     this.marks = [];
@@ -279,12 +292,13 @@ class View {
       if (!layers.some((layer) => layer[name].length)) continue;
       const width = 260, height = 120, left = 30, bottom = 16, top = 22;
       const x = (i) => left + (layers.length > 1 ? (i * (width - left - 8)) / (layers.length - 1) : 0);
-      const most = Math.max(...layers.flatMap((layer) => [...layer[name], ceiling(layer) ?? 0])) || 1;
+      const all = models.flatMap((model) => model.layers); // one scale for models beside each other
+      const most = Math.max(...all.flatMap((layer) => [...layer[name], ceiling(layer) ?? 0])) || 1;
       const y = (number) => top + (1 - number / most) * (height - top - bottom);
       const means = layers.map((layer) =>
         layer[name].length ? layer[name].reduce((a, b) => a + b, 0) / layer[name].length : null);
-      const line = (numbers) => numbers.map((number, i) => (number === null ? "" :
-        `${i && numbers[i - 1] !== null ? "L" : "M"}${x(i).toFixed(1)} ${y(number).toFixed(1)}`)).join("");
+      const line = (numbers) => "M" + numbers.flatMap((number, i) =>
+        (number === null ? [] : [`${x(i).toFixed(1)} ${y(number).toFixed(1)}`])).join("L");
       const mark = drawn("line", { class: "now", y1: top - 4, y2: height - bottom });
       const said = means.map((mean, i) => (mean === null ? "" : `${layers[i].site} ${mean.toPrecision(3)}`));
       const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
@@ -302,6 +316,11 @@ class View {
         drawn("path", { class: "mean", d: line(means) }),
       );
       if (name === "entropy") svg.append(drawn("path", { class: "ceiling", d: line(layers.map(ceiling)) }));
+      svg.addEventListener("click", ({ clientX }) => {
+        const box = svg.getBoundingClientRect(), at = ((clientX - box.left) / box.width) * width;
+        const far = layers.map((_, i) => Math.abs(x(i) - at));
+        choose({ layer: this.shared(far.indexOf(Math.min(...far))) });
+      });
       this.marks.push([mark, x]);
       this.part(".charts").append(svg);
     }
@@ -348,7 +367,7 @@ class View {
     for (const { layer, canvas, cell, head: own } of this.cells) {
       const look = layer.knows(state.query) ? layer.look(state.query, own, state.direction).map : [];
       const map = look.length ? look : new Array(layer.rows * layer.columns).fill(0);
-      paint(canvas, map, layer.rows, layer.columns, () => 1);
+      paint(canvas, ...pooled(map, layer.rows, layer.columns), () => 1);
       cell.setAttribute("aria-pressed", String(layer === shown && (own === head || layer.heads === 1)));
     }
   }
