@@ -19,4 +19,4 @@ def run_with_images(folder: Path, graft: str | None = None, **more: Any) -> Path
         make_folder(data, TREE, size=(20, 16))
     task = {"name": "classification", "data": {"source": str(data)}}
     train = {"batch_size": 4, "threads": 1}
-    return make_run(folder, graft, classes=NAMES, **({"host": VIT, "task": task, "train": train} | more))
+    return make_run(folder, graft, **({"classes": NAMES, "host": VIT, "task": task, "train": train} | more))
