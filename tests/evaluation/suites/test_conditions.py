@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from attngraft.evaluation.suites import Condition, suites
-from attngraft.evaluation.suites.changes import SalientDropped, noise_of
+from attngraft.evaluation.suites.changes import SalientDropped, Victim, noise_of
 from tests.evaluation.making import smooth_picture
 from tests.evaluation.plain import LEVELS, MOST_APART, differences, noisy
 from tests.evaluation.suites.making import MEAN, victim
@@ -48,7 +50,7 @@ def test_which_corruptions_there_are(suite: str) -> None:
 
 @pytest.mark.parametrize(("suite", "group", "name", "level"), [each for each in GROUPS if each[2] in MOST_APART])
 def test_what_draws_nothing(suite: str, group: str, name: str, level: float) -> None:
-    image = smooth_picture()
+    image = smooth_picture(112, 96)  # large enough that 0.01 more or less is another number of pixels
     (condition,) = of_group(suite, group)
     mean, most = differences(name, image.numpy(), level, shown(condition, image))
     assert mean < MOST_APART[name][0] and most < MOST_APART[name][1]
@@ -93,29 +95,38 @@ def test_dropped_patches(percent: int) -> None:
     assert salient.batch == SalientDropped(percent / 100)
 
 
+def attacked(name: str, part: int, pixels: Tensor, model: Victim) -> np.ndarray:
+    (condition,) = of_group(name, f"{name}-{part}")
+    assert condition.batch is not None
+    return condition.batch(pixels, model, noise_seed=condition.noise_seed or 0).numpy()
+
+
 @pytest.mark.parametrize("part", [1, 2, 4, 8])
-def test_attacks(part: int) -> None:
+def test_fgsm(part: int) -> None:
     """On a softmax regression, whose gradient is W^T (p - y)."""
     torch.manual_seed(0)
-    linear, labels, numbers = nn.Linear(3 * 4 * 4, 5).double(), torch.tensor([0, 1, 2, 3]), [7, 8, 9, 10]
-    attacked = victim(nn.Sequential(nn.Flatten(), linear), labels, numbers)
+    linear, labels = nn.Linear(3 * 4 * 4, 5).double(), torch.tensor([0, 1, 2, 3])
     pixels = torch.rand(4, 3, 4, 4, dtype=torch.float64)
-    weight, bias = linear.weight.detach().numpy(), linear.bias.detach().numpy()
-    start, epsilon = pixels.flatten(1).numpy(), part / 255
+    x, weight, bias = pixels.flatten(1).numpy(), linear.weight.detach().numpy(), linear.bias.detach().numpy()
+    shares = np.exp(x @ weight.T + bias)
+    gradient = (shares / shares.sum(1, keepdims=True) - np.eye(5)[labels.numpy()]) @ weight
+    found = attacked("fgsm", part, pixels, victim(nn.Sequential(nn.Flatten(), linear), labels, [0, 1, 2, 3]))
+    expected = np.clip(x + part / 255 * np.sign(gradient), 0, 1)
+    np.testing.assert_allclose(found.reshape(4, -1), expected, atol=1e-12)
 
-    def uphill(x: np.ndarray) -> np.ndarray:
-        shares = np.exp(x @ weight.T + bias)
-        return np.asarray(np.sign((shares / shares.sum(1, keepdims=True) - np.eye(5)[labels.numpy()]) @ weight))
 
-    def under(name: str) -> np.ndarray:
-        (condition,) = of_group(name, f"{name}-{part}")
-        assert condition.batch is not None
-        return condition.batch(pixels, attacked, noise_seed=condition.noise_seed or 0).flatten(1).numpy()
-
-    np.testing.assert_allclose(under("fgsm"), np.clip(start + epsilon * uphill(start), 0, 1), atol=1e-12)
-    draws = torch.stack([torch.rand(3, 4, 4, generator=noise_of(0, number)) for number in numbers])
-    moved = np.clip(start + epsilon * (2 * draws.flatten(1).double().numpy() - 1), 0, 1)
+@pytest.mark.parametrize("part", [1, 2, 4, 8])
+def test_pgd(part: int) -> None:
+    """Uphill to a top of the loss near each pixel, and to and fro around it: where that ends is a matter of every step."""
+    torch.manual_seed(0)
+    numbers, epsilon = [7, 8, 9, 10], part / 255
+    pixels = torch.rand(4, 3, 4, 4, dtype=torch.float64)
+    top = pixels + 1.5 * epsilon * (2 * torch.rand_like(pixels) - 1)
+    hill = replace(victim(nn.Identity(), torch.zeros(4), numbers), losses=lambda x: -(x - top).square().sum((1, 2, 3)))
+    start = pixels.numpy()
+    draws = torch.stack([torch.rand(3, 4, 4, generator=noise_of(0, number)) for number in numbers]).double().numpy()
+    moved = np.clip(start + epsilon * (2 * draws - 1), 0, 1)
     for _ in range(10):
-        moved = moved + 0.25 * epsilon * uphill(moved)
+        moved = moved + 0.25 * epsilon * np.sign(top.numpy() - moved)
         moved = np.clip(np.clip(moved, start - epsilon, start + epsilon), 0, 1)
-    np.testing.assert_allclose(under("pgd"), moved, atol=1e-7)  # draws are of single precision
+    np.testing.assert_allclose(attacked("pgd", part, pixels, hill), moved, atol=1e-7)  # draws are of single precision
