@@ -15,7 +15,7 @@ import pytest
 from attngraft.cli import main
 from attngraft.evaluation.suites.kept import read_columns
 from attngraft.study import conduct, load_result
-from tests.evaluation.suites.making import run_with_images
+from tests.evaluation.suites.making import NAMES, run_with_images
 from tests.export.runs import VIT, make_run
 from tests.tasks.images.making import make_folder
 
@@ -123,6 +123,22 @@ def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         shown = capsys.readouterr()
         assert message in " ".join(shown.err.split())
         assert "Traceback" not in shown.err
+
+
+def test_one_that_fails_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_with_images(tmp_path / "run")
+    broken = make_folder(tmp_path / "broken", dict.fromkeys(NAMES, 1))
+    (broken / "dog" / "0.png").write_bytes(b"no image")
+    assert call("eval", run, "--suite", f"occlusion={broken}", "--suite", "clean") == 1
+    shown = capsys.readouterr()
+    assert "Clean images" in shown.out and "Hidden center" not in shown.out
+    assert f"Predictions and results: {run / 'evaluation'}" in shown.out
+    assert f"attngraft: suite occlusion={broken} failed: {broken}/dog/0.png: " in shown.err
+    assert "Traceback" not in shown.err
+    assert call("eval", run, "--suite", f"occlusion={broken}", "--suite", "clean", "--json") == 1
+    assert [each["suite"] for each in json.loads(capsys.readouterr().out)] == ["clean"]
+    assert call("eval", run, "--suite", f"occlusion={broken}") == 1
+    assert capsys.readouterr().out == ""
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:

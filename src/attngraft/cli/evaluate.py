@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from attngraft.evaluation.suites import SuiteRun
 
 
@@ -53,7 +55,7 @@ def evaluate(
     """Evaluate a trained model, on its own validation data or on other data, as they are or under suites.
 
     Predictions and results of suites go to RUN_DIR/evaluation. What is done already is not done again: the same command
-    continues where it was stopped.
+    continues where it was stopped. Where one suite fails the others are evaluated all the same, and the exit code is 1.
 
     Examples:
 
@@ -102,27 +104,42 @@ def _plainly(run: Path, *, data: str | None, split: str | None, weights: Weights
 
 
 def _under_suites(run: Path, texts: list[str], *, as_json: bool, weights: Weights, **where: Any) -> None:
+    import os
+    from contextlib import nullcontext
+
+    from rich.console import Console
+
+    from attngraft.evaluation.suites import SuitesFailed, evaluate_suites, parse_suites
+    from attngraft.evaluation.suites.progress import NobodyToldOfSuites, SuiteBar, SuiteLog
+
+    choices = parse_suites(texts)
+    console = Console(stderr=True)
+    silent = bool(int(os.environ.get("RANK", "0")))  # one of several processes, of which the first one speaks
+    if silent:
+        progress: Any = nullcontext(NobodyToldOfSuites())
+    else:
+        progress = SuiteBar(console) if console.is_terminal else nullcontext(SuiteLog())
+    failed = None
+    try:
+        with progress as told:
+            found = evaluate_suites(run, choices, weights=weights.value, progress=told, **where)
+    except SuitesFailed as error:
+        found, failed = error.found, error
+    if not silent:
+        _show(run, found, as_json=as_json)
+    if failed is not None:
+        raise failed
+
+
+def _show(run: Path, found: Sequence[SuiteRun], *, as_json: bool) -> None:
     import dataclasses
     import json
-    import os
     import sys
 
     from rich.console import Console
 
-    from attngraft.evaluation.suites import evaluate_suites, parse_suites
-    from attngraft.evaluation.suites.progress import NobodyToldOfSuites, SuiteBar, SuiteLog
     from attngraft.report.suite_tables import suite_heading, suite_table
 
-    choices = parse_suites(texts)
-    console = Console(stderr=True)
-    if int(os.environ.get("RANK", "0")):  # one of several processes, of which the first one speaks
-        evaluate_suites(run, choices, weights=weights.value, progress=NobodyToldOfSuites(), **where)
-        return
-    if console.is_terminal:
-        with SuiteBar(console) as bar:
-            found = evaluate_suites(run, choices, weights=weights.value, progress=bar, **where)
-    else:
-        found = evaluate_suites(run, choices, weights=weights.value, progress=SuiteLog(), **where)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
         return
@@ -131,7 +148,8 @@ def _under_suites(run: Path, texts: list[str], *, as_json: bool, weights: Weight
         out.print(suite_heading(each), markup=False, highlight=False, soft_wrap=True)
         out.print(suite_table(each))
         _notes(out, each)
-    out.print(f"Predictions and results: {run / 'evaluation'}", markup=False, highlight=False, soft_wrap=True)
+    if found:
+        out.print(f"Predictions and results: {run / 'evaluation'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _notes(out: Any, found: SuiteRun) -> None:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attngraft.errors import AttngraftError, DataError
+from attngraft.errors import DataError
 from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites
 from attngraft.evaluation.suites.evaluate import FOLDER, evaluate_suites
+from attngraft.evaluation.suites.failing import FAILURES
 from attngraft.evaluation.suites.kept import need_pyarrow, read_columns, read_kept
 from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run
 from attngraft.evaluation.suites.test_sets import imagenet_order, open_test_set
@@ -94,7 +95,7 @@ def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[s
             for choice in choices:  # each by itself: what fails under one says nothing of the others
                 try:
                     evaluate_suites(record.folder, [choice], weights="last", progress=_Stages(label, progress))
-                except (AttngraftError, RuntimeError, OSError) as error:
+                except FAILURES as error:
                     failed.append(f"{label}: its evaluation under suite {choice.text} failed: {error}")
     return failed
 
@@ -118,6 +119,9 @@ class _Stages:
         pass
 
     def on_outcome(self, label: str, outcome: str) -> None:
+        pass
+
+    def on_failure(self, title: str, error: str) -> None:
         pass
 
 

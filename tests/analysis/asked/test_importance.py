@@ -47,6 +47,18 @@ def test_maps_and_sizes_of_shifted_windows(tmp_path: Path) -> None:
     assert [(line.name, line.y[1] is None) for line in sizes.lines] == [("bisa: self", True), ("bisa: inverse", False)]
 
 
+def test_models_share_the_axis_of_layers(tmp_path: Path) -> None:
+    """In its order, whichever model comes first; curves begin and end where their models' layers do."""
+    late, early = vit(), vit()
+    attngraft.graft(late, "bisa@blocks.1-2")
+    attngraft.graft(early, "bisa@blocks.0-1")
+    sizes = found(importance.ANALYSIS, ask(late, early, shown=1), tmp_path).panels[-1]
+    assert isinstance(sizes, Curves)
+    assert sizes.ticks == ["0", "1", "2"]
+    assert [line.x for line in sizes.lines] == [[1, 2], [1, 2], [0, 1], [0, 1]]
+    assert all(size is not None for line in sizes.lines for size in line.y)
+
+
 def test_head_by_head(tmp_path: Path) -> None:
     model = vit()
     attngraft.graft(model, "bisa@blocks.1-2")

@@ -1,14 +1,19 @@
-"""Runs to put under suites: random weights, and little folders of images as their data."""
+"""Runs to put under suites: random weights, and little folders of images as their data. And a model by itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attngraft.evaluation.suites.changes import Victim
 from tests.export.runs import VIT, make_run
 from tests.tasks.images.making import make_folder
 
 NAMES = ("cat", "dog", "owl")
+MEAN = (0.485, 0.456, 0.406)
 TREE = {"train": dict.fromkeys(NAMES, 4), "val": {"cat": 5, "dog": 4, "owl": 3}}
 
 
@@ -19,4 +24,15 @@ def run_with_images(folder: Path, graft: str | None = None, **more: Any) -> Path
         make_folder(data, TREE, size=(20, 16))
     task = {"name": "classification", "data": {"source": str(data)}}
     train = {"batch_size": 4, "threads": 1}
-    return make_run(folder, graft, classes=NAMES, **({"host": VIT, "task": task, "train": train} | more))
+    return make_run(folder, graft, **({"classes": NAMES, "host": VIT, "task": task, "train": train} | more))
+
+
+def victim(model: nn.Module, labels: Tensor, numbers: list[int]) -> Victim:
+    """A classifier, and a batch of the examples of these numbers."""
+    return Victim(
+        model=model,
+        outputs=model,
+        losses=lambda x: F.cross_entropy(model(x), labels, reduction="none"),
+        numbers=numbers,
+        color=MEAN,
+    )

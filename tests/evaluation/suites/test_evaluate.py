@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 
-from attngraft.errors import ConfigError, TrainingError, UsageError
+from attngraft.errors import AttngraftError, ConfigError, DataError, TrainingError, UsageError
 from attngraft.evaluation.corruptions import corruption
-from attngraft.evaluation.suites import SuiteRun, evaluate_suites, parse_suites
+from attngraft.evaluation.suites import SuiteRun, SuitesFailed, evaluate_suites, parse_suites
 from attngraft.evaluation.suites.changes import noise_of
 from attngraft.evaluation.suites.kept import read_columns
 from attngraft.evaluation.suites.progress import NobodyToldOfSuites
@@ -23,8 +24,9 @@ from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.run_folder import read_run
 from attngraft.training.stopping import Interrupted
-from tests.evaluation.suites.making import run_with_images
+from tests.evaluation.suites.making import NAMES, run_with_images
 from tests.export.runs import VIT
+from tests.tasks.images.making import make_folder
 from tests.training.toys import toy_recipe
 
 SILENT = NobodyToldOfSuites()
@@ -295,6 +297,66 @@ def test_what_cannot_be_put_under_suites(tmp_path: Path, done: Path, monkeypatch
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(TrainingError, match=r"pip install 'attngraft\[data\]'"):
         under(done, "noise")
+
+
+def broken_images(tmp_path: Path) -> Path:
+    """A folder of the same classes, of which one image cannot be read."""
+    folder = make_folder(tmp_path / "broken", dict.fromkeys(NAMES, 2))
+    (folder / "dog" / "1.png").write_bytes(b"no image")
+    return folder
+
+
+def test_a_suite_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    """Before it, and behind it."""
+    run, folder = run_with_images(tmp_path / "run"), broken_images(tmp_path)
+    with pytest.raises(SuitesFailed) as told:
+        under(run, "clean", f"occlusion={folder}", "fgsm", f"pgd={folder}")
+    assert [each.suite for each in told.value.found] == ["clean", "fgsm"]
+    assert list(told.value.failed) == [f"occlusion={folder}", f"pgd={folder}"]
+    assert all("dog/1.png" in error for error in told.value.failed.values())
+    assert sorted(path.parent.name for path in run.rglob("results.json")) == ["clean", "fgsm"]
+    with pytest.raises(DataError, match=r"dog/1.png"):  # alone it is its own error
+        under(run, f"occlusion={folder}")
+
+
+def test_an_error_that_suites_share_is_told_once(tmp_path: Path) -> None:
+    with pytest.raises(SuitesFailed, match="^suites clean, fgsm failed: .*keeps no moving average[^\n]*$"):
+        under(run_with_images(tmp_path / "run"), "clean", "fgsm", weights="ema")
+
+
+def test_what_can_be_known_before_is_said_before_anything_is_evaluated(tmp_path: Path) -> None:
+    run = run_with_images(tmp_path / "run")
+    for other in ("a", f"fgsm={tmp_path / 'nowhere'}"):
+        with pytest.raises(DataError):
+            under(run, "clean", other)
+    assert not (run / "evaluation").exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("stopped"), ValueError("a fault of the program")])
+def test_what_says_something_of_all_suites_ends_them(tmp_path: Path, error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        evaluate_suites(run_with_images(tmp_path / "run"), parse_suites(["clean", "fgsm"]), progress=Stopping(0, fail))
+
+
+def test_of_several_processes_none_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would wait for it in the suite that it failed in."""
+    from attngraft.evaluation.suites import evaluate
+
+    run, asked = run_with_images(tmp_path / "run"), []
+
+    def fail(self: object, choice: object, ground: object, stop: object) -> None:
+        asked.append(choice)
+        raise AttngraftError("of this process alone")
+
+    monkeypatch.setattr(evaluate._Work, "suite", fail)
+    work = evaluate._Work(read_run(run), "last", SILENT)
+    work.bench.accelerator = SimpleNamespace(num_processes=2)  # type: ignore[assignment]
+    with pytest.raises(AttngraftError, match="^of this process alone$"):
+        work.suites([(choice, None) for choice in parse_suites(["clean", "fgsm"])], None)  # type: ignore[misc,arg-type]
+    assert len(asked) == 1
 
 
 def test_corruptions_have_means_over_severities(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ def test_a_bar_on_a_terminal() -> None:
         bar.on_condition("a condition")
         bar.on_examples(10)
         bar.on_outcome("a condition", "top1 0.5")
+        bar.on_failure("Dropped [patches]", "cat/[0].png: cannot be read")
         bar._bars.refresh()
         shown = sheet.getvalue()
         bar.on_suite("Another", conditions=1, done=0, examples=10)
         assert len(bar._bars.tasks) == 1
     assert "Dropped [patches]" in shown and "20/40" in shown and "a condition" in shown
+    assert "Dropped [patches] failed: cat/[0].png: cannot be read\n" in shown
 
 
 def test_lines_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
@@ -33,8 +35,10 @@ def test_lines_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
         log.on_condition("blur")
         log.on_examples(4)
         log.on_outcome("blur", "top1 0.25")
+        log.on_failure("Noise", "no memory")
     assert caplog.messages == [
         "Noise: 17 conditions, 3 of them done before",
         "blur: 4 of 10 examples",
         "blur: top1 0.25",
+        "Noise failed: no memory",
     ]

@@ -109,6 +109,15 @@ def test_layouts_are_checked(imagenet_run: Path, tmp_path: Path) -> None:
     assert "197 of 200 class folders are missing or empty" in str(told.value)
     assert "1 folders are none of its classes (kittens" in str(told.value)
     assert "natural-adv-examples" in str(told.value)
+    whole = make_folder(tmp_path / "whole", {synsets()[index]: 1 for index in timms_indices("imagenet_a")}, size=(2, 2))
+    assert len(open_test_set("a", whole).images) == 200
+    (whole / "README.txt").write_text("no image")
+    assert len(open_test_set("a", whole).images) == 200
+    picture(0).save(whole / "beside.png")
+    with pytest.raises(
+        DataError, match=r"whole: 1 image beside the class folders \(beside.png\).*: move them into its"
+    ):
+        open_test_set("a", whole)
     with pytest.raises(DataError, match="no file named as ImageNet's validation images are"):
         open_test_set("real", tmp_path / "some")
 

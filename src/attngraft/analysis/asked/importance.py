@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from attngraft.analysis.ask import Analysis, Ask, by_subject
-from attngraft.analysis.asked.layers import captions, layer_line, table_of, ticks
+from attngraft.analysis.asked.layers import Layers, captions, table_of
 from attngraft.analysis.asked.offers import offered
 from attngraft.analysis.asked.showing import numbers_of, png
 from attngraft.analysis.importance import importance_map
@@ -155,18 +155,18 @@ def _by_head(name: str, found: _Found) -> list[Pictures]:
 
 
 def _sizes(names: Sequence[str], found: Mapping[int, _Found]) -> list[Curves]:
-    """Over the layers of all models, each by its own name."""
-    sites = list(dict.fromkeys(site for each in found.values() for site in each.sites))
+    """Over the layers that the models share."""
+    axis = Layers.of(each.sites for each in found.values())
     lines: list[Line] = []
     for place, each in found.items():
         for branch in _BRANCHES:
-            sizes = [each.size(site, branch) for site in sites]
-            if any(size is not None for size in sizes):
-                lines.append(layer_line(f"{names[place]}: {branch}", place, sizes, dashed=branch == "inverse"))
+            sizes = {site: each.size(site, branch) for site in each.sites}
+            if any(size is not None for size in sizes.values()):
+                lines.append(axis.line(f"{names[place]}: {branch}", place, sizes, dashed=branch == "inverse"))
     if not lines:
         return []
     return [
-        Curves(title="how large both branches are", lines=lines, x_axis="layer", y_axis="mean |x|", ticks=ticks(sites))
+        Curves(title="how large both branches are", lines=lines, x_axis="layer", y_axis="mean |x|", ticks=axis.ticks)
     ]
 
 

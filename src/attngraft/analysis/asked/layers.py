@@ -38,12 +38,6 @@ def _common(parts: Sequence[Sequence[str]]) -> int:
     return min(count, min(len(part) for part in parts) - 1)
 
 
-def layer_line(name: str, subject: int | None, values: Iterable[float | None], *, dashed: bool = False) -> Line:
-    """A curve over layers 0, 1, ..."""
-    y = list(values)
-    return Line(name=name, subject=subject, x=[float(place) for place in range(len(y))], y=y, dashed=dashed)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Layers:
     """The axis of layers that several models share, by the names of their sites.

@@ -12,6 +12,7 @@
 | test_sets.py, judging.py | images that the user downloads; what may be answered there, and what is right |
 | ground.py | the examples for a suite |
 | bench.py, evaluate.py, throughput.py | the model under conditions |
+| failing.py | one suite's error among several |
 | kept.py, grouping.py, result.py | predictions, and what is told of them |
 | progress.py | who is told how it gets on |
 """
@@ -19,6 +20,7 @@
 from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites, suites
 from attngraft.evaluation.suites.condition import Condition, Suite
 from attngraft.evaluation.suites.evaluate import evaluate_suites
+from attngraft.evaluation.suites.failing import SuitesFailed
 from attngraft.evaluation.suites.result import GroupResult, Measured, SuiteRun
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "Suite",
     "SuiteChoice",
     "SuiteRun",
+    "SuitesFailed",
     "evaluate_suites",
     "parse_suites",
     "suites",

@@ -11,6 +11,7 @@ made from the same weights, data and settings, is not evaluated again.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from attngraft.errors import TrainingError
 from attngraft.evaluation.suites.bench import Bench, Conditions
 from attngraft.evaluation.suites.catalog import SuiteChoice
 from attngraft.evaluation.suites.condition import Condition
+from attngraft.evaluation.suites.failing import FAILURES, SuitesFailed
 from attngraft.evaluation.suites.ground import Ground, open_ground
 from attngraft.evaluation.suites.grouping import calibrated, grouped, write_diagram
 from attngraft.evaluation.suites.kept import Fingerprint, Kept, need_pyarrow, read_kept, write_kept
@@ -32,6 +34,8 @@ from attngraft.training.evaluate import Weights, weights_file
 from attngraft.training.run_folder import RunRecord, read_run
 from attngraft.training.setup import create_accelerator
 from attngraft.training.stopping import Interrupted, StopSignal
+
+log = logging.getLogger(__name__)
 
 FOLDER = "evaluation"
 FORMAT = 1  #: of what decides predictions; raised when the same settings come to mean something else
@@ -67,6 +71,8 @@ def evaluate_suites(
         TrainingError: no run, no such weights, or pyarrow is not installed.
         DataError: as `open_ground`: says what must be downloaded. Nothing was evaluated.
         ConfigError: the task does not say how its examples are pixels. Nothing was evaluated.
+        SuitesFailed: of several suites some failed while they were evaluated (one that was asked for alone raises its
+            error itself); the others were evaluated all the same.
         Interrupted: Ctrl-C; what was done stays, and the same call goes on.
     """
     need_pyarrow()
@@ -78,7 +84,7 @@ def evaluate_suites(
             grounds[key] = open_ground(record, choice, data=data, split=split, limit=limit)
     work = _Work(record, weights, progress or SuiteLog())
     with StopSignal(work.bench.accelerator) as stop:
-        return [work.suite(choice, grounds[choice.data, choice.suite.test_set], stop) for choice in choices]
+        return work.suites([(choice, grounds[choice.data, choice.suite.test_set]) for choice in choices], stop)
 
 
 class _Work:
@@ -92,6 +98,29 @@ class _Work:
         with path.open("rb") as file:
             self.checkpoint = hashlib.file_digest(file, "sha256").hexdigest()
         self.bench = Bench(record, weights, create_accelerator(record.recipe))
+
+    def suites(self, asked: Sequence[tuple[SuiteChoice, Ground]], stop: StopSignal) -> list[SuiteRun]:
+        """Evaluate each, also where one before it failed.
+
+        Raises:
+            SuitesFailed: some did. An only suite's error is raised as it is, and so is any where there are several
+                processes: the others wait for the one that failed, so that none may go on to the next suite.
+            Interrupted: `stop` said so.
+        """
+        found: list[SuiteRun] = []
+        failed: dict[str, str] = {}
+        for choice, ground in asked:
+            try:
+                found.append(self.suite(choice, ground, stop))
+            except FAILURES as error:
+                if len(asked) == 1 or self.bench.accelerator.num_processes > 1:
+                    raise
+                log.debug("suite %s failed", choice.text, exc_info=True)
+                self.progress.on_failure(choice.suite.title, str(error))
+                failed[choice.text] = str(error)  # not the error, which holds on to the tensors of its frames
+        if failed:
+            raise SuitesFailed(found, failed)
+        return found
 
     def suite(self, choice: SuiteChoice, ground: Ground, stop: StopSignal) -> SuiteRun:
         """Evaluate, write and return.

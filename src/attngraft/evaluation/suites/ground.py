@@ -14,9 +14,16 @@ import numpy as np
 from attngraft.errors import DataError, UsageError
 from attngraft.evaluation.suites.catalog import SuiteChoice
 from attngraft.evaluation.suites.condition import Condition
-from attngraft.evaluation.suites.test_sets import TestImages, how_to_get, imagenet_order, open_test_set
+from attngraft.evaluation.suites.test_sets import (
+    TestImages,
+    by_top_folder,
+    how_to_get,
+    imagenet_order,
+    open_test_set,
+)
 from attngraft.tasks.classification import Classification
 from attngraft.tasks.images.sources.folder import FolderImages, list_folder
+from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.probe import Pixels, Probe
 from attngraft.tasks.task import Batch, Split, Task
@@ -86,7 +93,8 @@ def open_ground(
         limit: so many of the examples, spread evenly over all.
 
     Raises:
-        DataError: the data cannot be used; of a suite whose images must be downloaded, what to download and from where.
+        DataError: the data cannot be used, or images lie outside of its class folders; of a suite whose images must be
+            downloaded, what to download and from where.
         ConfigError: the task does not say how its examples are pixels.
         UsageError: a part of a test set is asked for.
     """
@@ -134,14 +142,30 @@ def _in_order(found: TestImages, order: np.ndarray) -> dict[str, list[int]]:
 
 
 def _class_folders(record: RunRecord, source: str) -> Ground | None:
-    """All images of a folder of class folders, named as the run's classes are; None: it is something else."""
+    """All images of a folder of class folders, named as the run's classes are; None: it is something else.
+
+    Raises:
+        DataError: images lie outside of the class folders: which of them to count would be a guess.
+    """
     task, folder = build_task(record.recipe), Path(source)
     classes = {name: place for place, name in enumerate(record.facts.get("classes", ()))}
     if not isinstance(task, Classification) or not folder.is_dir():
         return None
-    files = sorted(list_folder(folder).files)
-    if not files or any(file.split("/")[0] not in classes or "/" not in file for file in files):
+    by_folder = by_top_folder(list_folder(folder).files)
+    if by_folder.keys().isdisjoint(classes):
         return None
+    outside = sorted(file for name, files in by_folder.items() if name not in classes for file in files)
+    parts = {name.lower() for name in by_folder} & {*TRAIN_NAMES, *VAL_NAMES} if outside else set()
+    training = not parts.isdisjoint(TRAIN_NAMES)
+    if training and not parts.isdisjoint(VAL_NAMES):  # parts, of which one is called like a class
+        return None
+    if outside:
+        raise DataError(
+            f"{folder}: has folders of the run's classes, and {len(outside):,} image{'s' * (len(outside) > 1)} outside of "
+            f"them ({outside[0]}): move what is of no class away"
+            + (", or name a part of the data with --split" if training else "")
+        )
+    files = sorted(file for each in by_folder.values() for file in each)
     labels = np.array([classes[file.split("/")[0]] for file in files], dtype=np.int64)
     return _of_images(record, task, FolderImages(folder, names=files, labels=labels), where=source)
 

@@ -29,6 +29,9 @@ class SuiteProgress(Protocol):
     def on_outcome(self, label: str, outcome: str) -> None:
         """A condition is done, or has no numbers."""
 
+    def on_failure(self, title: str, error: str) -> None:
+        """A suite failed; the next one begins."""
+
 
 class NobodyToldOfSuites:
     """Tells nobody."""
@@ -43,6 +46,9 @@ class NobodyToldOfSuites:
         pass
 
     def on_outcome(self, label: str, outcome: str) -> None:
+        pass
+
+    def on_failure(self, title: str, error: str) -> None:
         pass
 
 
@@ -69,6 +75,9 @@ class SuiteLog:
 
     def on_outcome(self, label: str, outcome: str) -> None:
         log.info("%s: %s", label, outcome)
+
+    def on_failure(self, title: str, error: str) -> None:
+        log.info("%s failed: %s", title, error)
 
 
 class SuiteBar:
@@ -115,3 +124,6 @@ class SuiteBar:
 
     def on_outcome(self, label: str, outcome: str) -> None:
         pass
+
+    def on_failure(self, title: str, error: str) -> None:
+        self._bars.console.print(f"{title} failed: {error}", markup=False, highlight=False, soft_wrap=True)

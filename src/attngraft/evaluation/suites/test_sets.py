@@ -9,7 +9,7 @@ import json
 import os
 import pkgutil
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -129,13 +129,17 @@ def open_test_set(name: str, folder: Path) -> TestImages:
     if found.by_name:
         return _real(name, folder, files)
     wanted = _folders(found)
-    by_class: dict[str, list[str]] = {}
-    for file in files:
-        by_class.setdefault(file.split("/")[0] if "/" in file else "", []).append(file)
+    by_class = by_top_folder(files)
+    outside = by_class.pop("", [])
     naming = next((names for names in wanted if by_class.keys() & names.keys()), wanted[0])
-    missing, other = sorted(naming.keys() - by_class.keys()), sorted(by_class.keys() - naming.keys() - {""})
+    missing, other = sorted(naming.keys() - by_class.keys()), sorted(by_class.keys() - naming.keys())
     if missing or other:
         raise DataError(_wrong_folders(name, folder, missing, other, len(naming)))
+    if outside:
+        raise DataError(
+            f"{folder}: {len(outside):,} image{'s' * (len(outside) > 1)} beside the class folders ({outside[0]}), whose "
+            "class is not known: move them into its folder, or away"
+        )
     names = [file for label in naming for file in by_class[label]]
     labels = np.array([naming[label] for label in naming for _ in by_class[label]], dtype=np.int64)
     return TestImages(
@@ -143,6 +147,14 @@ def open_test_set(name: str, folder: Path) -> TestImages:
         classes=tuple(_subset(found.subset)) if found.subset else None,
         notes=_incomplete(folder, found, len(names)),
     )
+
+
+def by_top_folder(files: Iterable[str]) -> dict[str, list[str]]:
+    """Files, as listed, by the uppermost folder that they are in; those in none under the empty name."""
+    found: dict[str, list[str]] = {}
+    for file in files:
+        found.setdefault(file.split("/")[0] if "/" in file else "", []).append(file)
+    return found
 
 
 def _real(name: str, folder: Path, files: Sequence[str]) -> TestImages:

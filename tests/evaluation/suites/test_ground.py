@@ -1,0 +1,70 @@
+"""What a suite is evaluated on: folders of class folders, and what is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attngraft.errors import DataError
+from attngraft.evaluation.suites import parse_suites
+from attngraft.evaluation.suites.ground import Ground, open_ground
+from attngraft.training.run_folder import read_run
+from tests.evaluation.suites.making import NAMES, run_with_images
+from tests.tasks.images.making import Tree, make_folder, picture
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_with_images(tmp_path_factory.mktemp("run") / "run")
+
+
+def opened(run: Path, folder: Path, **more: str) -> Ground:
+    (choice,) = parse_suites([f"clean={folder}"])
+    return open_ground(read_run(run), choice, **more)  # type: ignore[arg-type]
+
+
+FLAT = dict.fromkeys(NAMES, 2)
+
+
+def test_all_images_of_class_folders(run: Path, tmp_path: Path) -> None:
+    """Whatever else lies there that is no image."""
+    make_folder(tmp_path, {**FLAT, "owl/more": 1, "empty": 0})
+    (tmp_path / "README.txt").write_text("no image")
+    (tmp_path / ".hidden.png").write_bytes(b"")
+    assert len(opened(run, tmp_path).split) == 7
+    for path in (tmp_path / "cat").iterdir():
+        path.unlink()
+    assert len(opened(run, tmp_path).split) == 5  # not every class need be there
+
+
+@pytest.mark.parametrize(
+    ("outside", "told"), [({"": 1}, r"1 image outside of them \(0.png\)"), ({"bat": 2}, r"2 images .* \(bat/0.png\)")]
+)
+def test_images_outside_of_class_folders_are_not_passed_over(
+    run: Path, tmp_path: Path, outside: Tree, told: str
+) -> None:
+    make_folder(tmp_path, {**FLAT, **outside})
+    with pytest.raises(DataError, match=f"{tmp_path}: has folders of the run's classes, and {told}: move .* away$"):
+        opened(run, tmp_path)
+
+
+def test_parts_beside_class_folders(run: Path, tmp_path: Path) -> None:
+    make_folder(tmp_path, {**FLAT, "train": FLAT, "held": dict.fromkeys(NAMES, 3)})
+    with pytest.raises(DataError, match=r"15 images .* \(held/cat/0.png\): .* away, or name a part .* with --split$"):
+        opened(run, tmp_path)
+    assert len(opened(run, tmp_path, split="held").split) == 9
+
+
+def test_parts_are_no_class_folders(run: Path, tmp_path: Path) -> None:
+    parts = make_folder(tmp_path / "parts", {"train": FLAT, "val": dict.fromkeys(NAMES, 1)})
+    picture(0).save(parts / "beside.png")
+    assert len(opened(run, parts).split) == 3
+
+
+def test_parts_called_like_classes(tmp_path: Path) -> None:
+    """`train` may be a vehicle."""
+    run = run_with_images(tmp_path / "run", classes=("car", "train"))
+    parts = make_folder(tmp_path / "parts", {"train": {"car": 2, "train": 2}, "test": {"car": 1, "train": 1}})
+    assert len(opened(run, parts).split) == 2
+    assert len(opened(run, make_folder(tmp_path / "flat", {"car": 2, "train": 3})).split) == 5
