@@ -353,7 +353,7 @@ def test_of_several_processes_none_goes_on_alone(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(evaluate._Work, "suite", fail)
     work = evaluate._Work(read_run(run), "last", SILENT)
-    work.bench.accelerator = SimpleNamespace(num_processes=2)  # type: ignore[assignment]
+    work.bench.accelerator = SimpleNamespace(num_processes=2)
     with pytest.raises(AttngraftError, match="^of this process alone$"):
         work.suites([(choice, None) for choice in parse_suites(["clean", "fgsm"])], None)  # type: ignore[misc,arg-type]
     assert len(asked) == 1
