@@ -272,6 +272,56 @@ def test_the_page_of_figures_prints_what_the_suites_measured() -> None:
         assert f" | {' | '.join(shown)} |" in page
 
 
+@pytest.mark.parametrize(
+    ("study", "baseline", "others"),
+    [
+        ("vit", "baseline", ("cb", "cb_s")),
+        ("vit", "baseline", ("horizontal", "vertical")),
+        ("bisa-swin", "baseline", ("bisa@first:2",)),
+        ("bixt", "BiXT", ("ViT", "iterative", "sequential")),
+        ("elsa", "baseline", ("Hadamard and ghost head",)),
+    ],
+)
+def test_the_page_of_figures_prints_what_all_suites_measured(
+    study: str, baseline: str, others: tuple[str, ...]
+) -> None:
+    page = FIGURES.read_text(encoding="utf-8")
+    conditions: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for row in rows(f"studies/cifar10-{study}-suites"):
+        conditions.setdefault((row["suite"], row["condition"]), {})[row["variant"]] = row
+    printed = 0
+    for (suite, condition), found in conditions.items():
+        if not found[baseline]["mean"] or (suite == "corruptions" and condition != "mean"):
+            continue
+        shown = [f"{100 * float(found[baseline]['mean']):.2f}"]
+        for row in (found[other] for other in others):
+            gain, low, high = (points(row[name]) for name in ("difference", "bootstrap_low", "bootstrap_high"))
+            shown.append(f"{100 * float(row['mean']):.2f} ({gain}, {low} to {high})")
+        label = "nine corruptions, five severities, mean" if suite == "corruptions" else found[baseline]["label"]
+        printed += f"| {label} | {' | '.join(shown)} |" in page
+    tables = [line for line in page.splitlines() if line.startswith("| condition |")]
+    assert len(tables) == 6
+    assert printed >= (10 if study != "bixt" else 9), "a row of the page is not what was measured"
+
+
+def test_the_page_of_figures_prints_curves_layers_and_fields() -> None:
+    page = " ".join(FIGURES.read_text(encoding="utf-8").split())
+    epochs = {row["model"]: row["epochs to baseline's best"] for row in rows("analysis/curves")}
+    assert f"best after {epochs['baseline']} of 12 epochs; `cb` is as good after {epochs['cb']}, `cb_s` after" in page
+    assert f"`cb_s` after {epochs['cb_s']}, `horizontal` and `vertical` never" in page
+    assert not epochs["horizontal"] and not epochs["vertical"]
+    alike = [row["CKA"] for row in rows("analysis/cka") if row["layer of baseline"] == row["layer of cb"]]
+    first, second, third = (f"{float(each):.2f}" for each in alike)
+    assert f"({first} on the diagonal, then {second} and {third})" in page
+    areas = {(row["model"], row["share"]): row["area"] for row in rows("analysis/receptive-field")}
+    ours, windows = "Hadamard and ghost head", "baseline"
+    assert (
+        f"holds half of it is {float(areas[ours, '0.5']):.0%} of the map with Hadamard attention and the ghost head, "
+        f"and {float(areas[windows, '0.5']):.0%} with windows; that which holds nine tenths is "
+        f"{float(areas[ours, '0.9']):.0%} against {float(areas[windows, '0.9']):.0%}" in page
+    )
+
+
 def test_the_page_of_figures_prints_what_the_analyses_found() -> None:
     page = " ".join(FIGURES.read_text(encoding="utf-8").split())
     entropy, scaling, gates = (rows(f"analysis/{name}") for name in ("entropy", "scaling", "gates"))
