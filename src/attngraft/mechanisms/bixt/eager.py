@@ -5,29 +5,31 @@ is worked on in float32. Where the maps are so small that to keep them costs not
 there, and without gradients, for one image or many numbers, PyTorch's fused attention, once for each direction. With dropout
 the equation itself runs: what is dropped is kept for the backward, and is as large as the maps.
 
-With the projections of the tokens in the operation, those of many tokens are folded into the latents (folded.py), and one
-image's few tokens take fewer calls.
+With the projections of the tokens in the operation, these are folded into the latents where that is less work (folding.py):
+in plain operations where the maps are small, else piece by piece (folded.py). One image's few tokens take fewer calls.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.dispatch.formula import accurate, counted, in_autocast_dtype, plain_wanted
-from attngraft.mechanisms.bixt import folded, reference
+from attngraft.mechanisms.bixt import folded, folding, reference
 from attngraft.mechanisms.bixt.derivatives import empty_gradients, empty_outputs, register
 from attngraft.mechanisms.bixt.formula import formula, projected
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
 #: numbers in one direction's maps together up to which plain operations or fused attention are the faster ones
-SMALL = 2**21
+SMALL = 2**22
 #: numbers up to which the maps of several images stay in the cache, and are faster than fused attention's two similarities
 CACHED = 2**19
 #: numbers up to which one image's maps are faster than fused attention, on processors with AVX-512
 TINY = 2**16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
-#: tokens of an image from which on it pays to fold their projections
+#: tokens of an image from which on piece by piece is faster than the maps of some images at once
 FEWEST_TOKENS = 1024
 
 
@@ -68,22 +70,30 @@ def projected_attention(
 ) -> tuple[Tensor, Tensor]:
     """Latents (B, H, M, d) and tokens (B, N, c')."""
     operands = (r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias)
-    if projecting_pays(tokens):
-        if tokens.shape[1] < FEWEST_TOKENS:
-            if tokens.shape[1] * r_latents.shape[1:3].numel() <= TINY and _unwatched(r_latents, v_latents, tokens):
-                return _of_one_image(*operands, scale=scale)
-        elif r_latents.numel() and not plain_wanted(*operands) and not _mixed(operands):
-            latents, out, *_ = folded.attend(*operands, float(scale))
-            return latents, out
+    if not torch.compiler.is_exporting():  # an exporter may leave sizes open, and is not to be asked for them
+        if _one_and_tiny(r_latents, tokens) and _unwatched(r_latents, v_latents, tokens):
+            return _of_one_image(*operands, scale=scale)
+        pays = r_latents.numel() and folding.pays(r_latents, tokens, out_weight)
+        if pays and not plain_wanted(*operands) and not _mixed(operands):
+            return _folded(*operands, scale=scale)
     return projected(*operands, attention=bidirectional_attention, scale=scale)
 
 
-def projecting_pays(tokens: Tensor) -> bool:
-    """Whether the operation with the tokens' projections in it is the faster one: of many tokens, and of one image's that
-    nobody differentiates. An exporter, which may leave sizes open, is not asked for them."""
-    if torch.compiler.is_exporting():
-        return False
-    return tokens.shape[1] >= FEWEST_TOKENS or (len(tokens) == 1 and not torch.is_grad_enabled())
+def _one_and_tiny(r_latents: Tensor, tokens: Tensor) -> bool:
+    """Whether it is one image whose maps are so small that calls are felt."""
+    return len(tokens) == 1 and tokens.shape[1] * r_latents.shape[1] * r_latents.shape[2] <= TINY
+
+
+def _folded(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any, scale: float) -> tuple[Tensor, Tensor]:
+    """With the maps of all images where these are small, else of none, or of some of few tokens at once."""
+    operands = (r_latents, v_latents, tokens, *weights)
+    images = SMALL // (tokens.shape[1] * r_latents.shape[1] * r_latents.shape[2])
+    if images >= len(tokens) and not counted():
+        return folding.attend(*operands, scale=scale)
+    if images and tokens.shape[1] < FEWEST_TOKENS and _unwatched(r_latents, v_latents, tokens):
+        return folding.attend_by_groups(*operands, scale=scale, images=images)
+    latents, out, *_ = folded.attend(*operands, float(scale))
+    return latents, out
 
 
 def _numbers(r_latents: Tensor, r_tokens: Tensor) -> int:

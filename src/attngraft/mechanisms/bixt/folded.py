@@ -1,64 +1,28 @@
-"""Bi-directional cross-attention with the projections of the tokens in it, folded into the latents.
-
-Tokens x_n become references and values by W_r, W_v, and what they get leaves by W_out. All of that is linear, and the
-latents are few. So they are projected in the tokens' place, and tokens are used as they are; of head h and latent m:
-
-    A        x_n . key_hm                                key_hm     scale r_latent_hm W_r,h
-    latents  (softmax over tokens(A) x)_hm W_v,h^T
-    tokens   sum_hm softmax over m(A)_nhm answer_hm      answer_hm  v_latent_hm W_out,h^T
-
-What is left per token are three products, each with all heads at once: less than before where d > M c / (M + c), d a head's
-width and c the tokens' (three quarters of it for heads of 64, 64 latents, c = 192). References, values and what the tokens
-get before it is projected are never made. A bias is the weight of one more channel, which is 1 for every token; that of the
-output is shared out among the heads, because the weights of each add up to 1.
-"""
+"""Bi-directional cross-attention with folded projections (folding.py), piece by piece, with its backward written out."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attngraft.dispatch.flops import register_flops
 from attngraft.dispatch.formula import differentiable
+from attngraft.mechanisms.bixt.folding import Latents, by_head, fold, unfold
 from attngraft.mechanisms.bixt.formula import formula, projected
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
 
-class _Weights(NamedTuple):
-    """The projections by head, biases among them."""
-
-    to_r: Tensor  #: (H, d, c + 1)
-    to_v: Tensor  #: (H, d, c + 1)
-    out: Tensor  #: (H, d, c')
-
-
-def _by_head(in_weight: Tensor, in_bias: Tensor | None, out_weight: Tensor, heads: int) -> _Weights:
-    bias = in_weight.new_zeros(len(in_weight)) if in_bias is None else in_bias
-    to_r, to_v = torch.cat([in_weight, bias.unsqueeze(-1)], -1).unflatten(0, (2, heads, -1))
-    return _Weights(to_r, to_v, out_weight.t().unflatten(0, (heads, -1)))
-
-
-class _Latents:
-    """The latents as the tokens meet them: keys (b, H M, c), shifts (b, 1, H M) and answers (b, H M, c')."""
-
-    def __init__(self, r_latents: Tensor, v_latents: Tensor, weights: _Weights, out_bias: Tensor, scale: float) -> None:
-        self.heads = r_latents.shape[1]
-        keys = torch.einsum("bhmd,hdc->bhmc", r_latents * scale, weights.to_r).flatten(1, 2)
-        answers = torch.einsum("bhmd,hdo->bhmo", v_latents, weights.out).flatten(1, 2)
-        self.keys, self.shifts = keys[..., :-1].contiguous(), keys[..., -1].unsqueeze(1)
-        self.answers = answers + out_bias / self.heads
-
-    def of(self, image: int) -> dict[str, Any]:
-        """What `Forward` and `Backward` take of an image: all heads share its tokens, as one matrix."""
-        keys, answers = _at(image, self.keys), _at(image, self.answers)
-        return {
-            "r_latents": self.keys[keys],
-            "v_latents": self.answers[answers],
-            "heads": self.heads,
-            "shift": self.shifts[keys],
-        }
+def _of(latents: Latents, image: int, heads: int) -> dict[str, Any]:
+    """What `Forward` and `Backward` take of an image: all heads share its tokens, as one matrix."""
+    keys, answers = _at(image, latents.keys), _at(image, latents.answers)
+    return {
+        "r_latents": latents.keys[keys],
+        "v_latents": latents.answers[answers],
+        "heads": heads,
+        "shift": latents.shifts[keys],
+    }
 
 
 def _at(image: int, latents: Tensor) -> slice:
@@ -83,23 +47,23 @@ def attend(
     out_bias: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Latents (B, H, M, d), tokens (B, N, c'), what was gathered (B, H M, c + 1), log sum over tokens of exp(A) (B, H M).
+    """Latents (B, H, M, d), tokens (B, N, c'), what was gathered (B, H M, c), log sum over tokens of exp(A) (B, H M).
 
     All of one dtype, float32 or float64; neither M nor N is 0.
     """
     found, out, gathered, log_sums = _empty_outputs(r_latents, tokens, out_weight)
-    weights = _by_head(in_weight, in_bias, out_weight, r_latents.shape[1])
-    latents = _Latents(r_latents, v_latents, weights, out_bias, scale)
+    heads = r_latents.shape[1]
+    weights = by_head(in_weight, in_bias, out_weight, heads)
+    latents = fold(r_latents, v_latents, weights, out_bias, scale)
     steps, buffers = _pieces(2, r_latents, tokens)
-    gathered[..., -1] = 1
     for image in range(len(tokens)):
         one = slice(image, image + 1)
-        walk = Forward(**latents.of(image), buffers=buffers)
+        walk = Forward(**_of(latents, image, heads), buffers=buffers)
         for step in steps:
             piece = tokens[one, step]
             walk.step(piece, piece, out=out[one, step])
-        gathered[one, :, :-1], log_sums[one] = walk.latents()
-    found.copy_(torch.einsum("bhmc,hdc->bhmd", gathered.unflatten(1, (latents.heads, -1)), weights.to_v))
+        gathered[one], log_sums[one] = walk.latents()
+    found.copy_(unfold(gathered, weights))
     return found, out, gathered, log_sums
 
 
@@ -108,7 +72,7 @@ def _empty_outputs(r_latents: Tensor, tokens: Tensor, out_weight: Tensor) -> tup
     return (
         tokens.new_empty(batch, rows, heads, head_width).transpose(1, 2),
         tokens.new_empty(batch, count, out_weight.shape[0]),
-        tokens.new_empty(batch, heads * rows, width + 1),
+        tokens.new_empty(batch, heads * rows, width),
         tokens.new_empty(batch, heads * rows),
     )
 
@@ -145,43 +109,42 @@ def attend_backward(
     """The gradients of the seven operands; that of `in_bias` also where it is None, and means nothing then."""
     with torch.autocast(tokens.device.type, enabled=False):
         heads = r_latents.shape[1]
-        weights = _by_head(in_weight, in_bias, out_weight, heads)
-        latents = _Latents(r_latents, v_latents, weights, out_bias, scale)
+        weights = by_head(in_weight, in_bias, out_weight, heads)
+        latents = fold(r_latents, v_latents, weights, out_bias, scale)
         steps, buffers = _pieces(3, r_latents, tokens)
         to_tokens = torch.empty_like(tokens, memory_format=torch.contiguous_format)
-        to_keys = tokens.new_zeros(len(r_latents), *gathered.shape[1:])  # the shifts' last
-        to_answers = torch.zeros_like(latents.answers)
-        to_gathered = torch.einsum("bhmd,hdc->bhmc", to_latents, weights.to_v).flatten(1, 2)[..., :-1].contiguous()
+        to_keys, to_shifts, to_answers = (torch.zeros_like(tensor) for tensor in latents)
+        to_gathered = (to_latents @ weights.to_v).flatten(1, 2)
         for image in range(len(tokens)):
             one = slice(image, image + 1)
             walk = Backward(
-                **latents.of(image),
+                **_of(latents, image, heads),
                 to_latents=to_gathered[one],
-                latents=gathered[one, :, :-1],
+                latents=gathered[one],
                 log_sums=log_sums[one],
                 buffers=buffers,
             )
             for step in steps:
                 piece, out = tokens[one, step], to_tokens[one, step]
                 walk.step(piece, piece, to_out[one, step], to_r=out, to_v=out)
-            here = to_keys[_at(image, to_keys)]
-            here[..., :-1] += walk.to_r
-            here[..., -1:] += walk.to_shift.mT
+            to_keys[_at(image, to_keys)] += walk.to_r
+            to_shifts[_at(image, to_shifts)] += walk.to_shift
             to_answers[_at(image, to_answers)] += walk.to_v
-        to_keys, by_head = (tensor.unflatten(1, (heads, -1)) for tensor in (to_keys, to_answers))
-        to_in = torch.stack(
-            [
-                torch.einsum("bhmc,bhmd->hdc", to_keys, r_latents * scale),
-                torch.einsum("bhmc,bhmd->hdc", gathered.unflatten(1, (heads, -1)), to_latents),
-            ]
-        ).flatten(0, 2)
+        of_keys, of_answers = (tensor.unflatten(1, (heads, -1)) for tensor in (to_keys, to_answers))
+        of_shifts = to_shifts.view(*of_keys.shape[:3], 1)
+        to_scaled = of_keys @ weights.to_r.mT
+        if weights.r_bias is not None:
+            to_scaled += of_shifts * weights.r_bias
+        scaled, by_latent = r_latents * scale, gathered.unflatten(1, (heads, -1))
+        to_in = [torch.einsum("bhmd,bhmc->hdc", *pair) for pair in ((scaled, of_keys), (to_latents, by_latent))]
+        to_biases = [(scaled * of_shifts).sum((0, 2)), to_latents.sum((0, 2))]
         return (
-            torch.einsum("bhmc,hdc->bhmd", to_keys, weights.to_r * scale).contiguous(),
-            torch.einsum("bhmo,hdo->bhmd", by_head, weights.out).contiguous(),
+            (to_scaled * scale).contiguous(),
+            (of_answers @ weights.out.mT).contiguous(),
             to_tokens,
-            to_in[:, :-1].contiguous(),
-            to_in[:, -1].contiguous(),
-            torch.einsum("bhmo,bhmd->ohd", by_head, v_latents).flatten(1).contiguous(),
+            torch.stack(to_in).flatten(0, 2),
+            torch.stack(to_biases).flatten(),
+            torch.einsum("bhmo,bhmd->ohd", of_answers, v_latents).flatten(1).contiguous(),
             to_answers.sum((0, 1)).div_(heads),
         )
 

@@ -12,7 +12,6 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from attngraft.anatomy.tap import TapPoint
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bixt.eager import projecting_pays
 from attngraft.mechanisms.bixt.ops import BIDIRECTIONAL_ATTENTION, PROJECTED_ATTENTION
 
 
@@ -71,7 +70,7 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
             raise UsageError(
                 f"latents are for a batch of 1 or {tokens.shape[0]}, as the tokens, not {latents.shape[0]}"
             )
-        if projecting_pays(tokens) and self._nobody_looks_on():
+        if self._nobody_looks_on():
             return self.attend_projected(latents, tokens)
         for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
         return self._dropped(self.proj_lat(merge_heads(for_latents)), self.proj_pat(merge_heads(for_tokens)))
