@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import UsageError
+from attngraft.mechanisms.bixt import folding
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention
 from tests.listening import Heard
 
@@ -82,9 +83,12 @@ def test_any_numbers_of_latents_and_tokens(latents: int, tokens: int) -> None:
     assert one_sided()(*given).shape == (2, latents, 10)
 
 
+@pytest.mark.parametrize(("latents", "tokens"), [(5, 7), (2, 200)])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_listener_hears_the_maps(shared: bool) -> None:
-    given = inputs(shared=shared)
+def test_a_listener_hears_the_maps(shared: bool, latents: int, tokens: int) -> None:
+    """And changes nothing, bit for bit; few latents and many tokens are those whose projections are folded."""
+    given = inputs(shared=shared, latents=latents, tokens=tokens)
+    assert folding.pays(torch.ones(1, 3, latents, 4), given[1], torch.ones(14, 12)) == (tokens == 200)
     for layer, names in ((two_way(), ["latents_to_tokens", "tokens_to_latents"]), (one_sided(), ["latents_to_tokens"])):
         before = layer(*given)
         heard = Heard()
@@ -92,7 +96,7 @@ def test_a_listener_hears_the_maps(shared: bool) -> None:
         torch.testing.assert_close(layer(*given), before, rtol=0, atol=0)
         assert list(heard) == ["scores", *names]
         assert torch.equal(heard.pop("scores").softmax(-1), heard["latents_to_tokens"])
-        assert heard["latents_to_tokens"].shape == (2, 3, 5, 7)
+        assert heard["latents_to_tokens"].shape == (2, 3, latents, tokens)
         for weights in heard.values():
             torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
         values = layer.rv_patches(given[1])[..., 12:].unflatten(-1, (3, 4)).transpose(1, 2)

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from attngraft.errors import BackendError, UsageError
-from attngraft.mechanisms.bixt import eager, folded, ops, pieces
-from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, is_plain
+from attngraft.mechanisms.bixt import eager, folded, folding, ops, pieces
+from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, are_plain
 from tests.mechanisms.op_tester import Call, OpTester, as_good_as_plain
 
 
@@ -32,7 +34,8 @@ def double(*shape: int) -> Tensor:
 def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tested here is small, and must go the way of what is not, in several pieces."""
     monkeypatch.setattr(eager, "SMALL", 0)
-    monkeypatch.setattr(eager, "FEWEST_TOKENS", 1)
+    monkeypatch.setattr(eager, "TINY", 0)
+    monkeypatch.setattr(folding, "WORTH", math.inf)
     monkeypatch.setattr(pieces, "NUMBERS", 1)
     monkeypatch.setattr(pieces, "FEWEST_TOKENS", 3)
 
@@ -159,6 +162,13 @@ class TestProjectedWithoutBias(TestProjected):
     small = {**TestProjected.small, "bias": False, "shared": (False, False)}
 
 
+class TestProjectedSmall(TestProjected):
+    @pytest.fixture(autouse=True)
+    def _small(self, _nothing_is_small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Plain operations run, on folded projections."""
+        monkeypatch.setattr(eager, "SMALL", 2**20)
+
+
 def attention(**sizes: Any) -> Call:
     torch.manual_seed(0)
     return TestBidirectional().build(**{**TestBidirectional.large, **sizes})
@@ -256,9 +266,11 @@ def test_pieces_whose_scores_lie_far_apart_are_put_together_rightly(offset: floa
         torch.testing.assert_close(ours.double(), truth, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("small", [0, 2**20])
 @pytest.mark.parametrize("training", [False, True])
-def test_folding_the_projections_costs_no_accuracy(training: bool) -> None:
+def test_folding_the_projections_costs_no_accuracy(training: bool, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against float64, beside the same equation unfolded: at most twice its error."""
+    monkeypatch.setattr(eager, "SMALL", small)
     tester = TestProjected()
     torch.manual_seed(0)
     call = tester.build(**{**tester.large, "tokens": 300}).map(Tensor.float)
@@ -350,7 +362,7 @@ def test_a_layer_gives_the_same_whether_its_projections_are_folded_or_called(bia
         called: list[Any] = []
         if hooked:
             layer.proj_pat.register_forward_hook(lambda *_, called=called: called.append(1))
-        assert is_plain(layer.proj_pat) != hooked
+        assert are_plain(layer.proj_pat) != hooked
         outputs = layer(latents, tokens)
         assert len(called) == hooked, "a hook on a projection is not passed over"
         results.append([*outputs, *torch.autograd.grad([out.square().sum() for out in outputs], wanted)])
@@ -359,22 +371,22 @@ def test_a_layer_gives_the_same_whether_its_projections_are_folded_or_called(bia
 
 
 def test_a_projection_that_is_more_than_a_linear_layer_is_called() -> None:
-    assert is_plain(nn.Linear(2, 2))
-    assert not is_plain(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
-    assert not is_plain(nn.Sequential(nn.Linear(2, 2)))
+    assert are_plain(nn.Linear(2, 2))
+    assert not are_plain(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+    assert not are_plain(nn.Sequential(nn.Linear(2, 2)))
     patched = nn.Linear(2, 2)
     patched.forward = lambda x: x  # type: ignore[method-assign, assignment]
-    assert not is_plain(patched)
+    assert not are_plain(patched)
     with_global_hook = register_module_forward_hook(lambda *_: None)
     try:
-        assert not is_plain(nn.Linear(2, 2))
+        assert not are_plain(nn.Linear(2, 2))
     finally:
         with_global_hook.remove()
 
 
 @pytest.mark.parametrize("name", ["rv_latents", "rv_patches", "proj_lat", "proj_pat"])
 def test_a_hook_on_any_projection_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "FEWEST_TOKENS", 1000)
+    monkeypatch.setattr(eager, "TINY", 2**16)
     layer, called = BidirectionalCrossAttention(12, 10, dim_attention=16, heads=2), []
     layer.get_submodule(name).register_forward_hook(lambda *_: called.append(name))
     layer(torch.randn(1, 5, 12), torch.randn(1, 20, 10))
@@ -440,7 +452,7 @@ def test_exports_as_operations_that_everybody_knows(tester: type[OpTester]) -> N
 
 @pytest.mark.slow
 def test_exports_with_the_number_of_tokens_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "FEWEST_TOKENS", 40)
+    monkeypatch.setattr(folding, "WORTH", 0.9)  # more tokens than the example's are folded
     layer = BidirectionalCrossAttention(12, 12, dim_attention=12, heads=3)
     few, many = ((torch.randn(2, 4, 12), torch.randn(2, count, 12)) for count in (30, 90))
     count = torch.export.Dim("N", min=2, max=5000)
@@ -449,37 +461,107 @@ def test_exports_with_the_number_of_tokens_left_open(monkeypatch: pytest.MonkeyP
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
+def way_of(operands: Sequence[Tensor | None], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which of its ways the operation with the projections goes."""
+    seen: list[str] = []
+    ways = [(eager, "_of_one_image"), (folding, "attend_by_groups"), (folding, "attend"), (folded, "attend")]
+    with monkeypatch.context() as patched:
+        for module, name in [*ways, (eager, "projected")]:
+            label, way = f"{module.__name__.rpartition('.')[2]}.{name}", getattr(module, name)
+            patched.setattr(module, name, lambda *o, label=label, way=way, **kw: seen.append(label) or way(*o, **kw))
+        ops.projected_attention(*operands, scale=0.7, backend="eager")  # type: ignore[arg-type]
+    return seen[0]
+
+
+def bixt_projected(
+    batch: int, tokens: int, *, heads: int = 3, latents: int = 64, **changes: Any
+) -> list[Tensor | None]:
+    """Operands as wide as the published models'."""
+    sizes = {"batch": batch, "tokens": tokens, "heads": heads, "latents": latents, "width": 192 // heads}
+    call = TestProjected().build(**TestProjected.large | sizes | {"channels": 192, "out": 192} | changes)
+    return list(call.map(Tensor.float).arguments)
+
+
+@pytest.mark.parametrize(
+    ("images", "tokens", "heads", "training", "way"),
+    [
+        (1, 196, 3, False, "eager._of_one_image"),
+        (1, 196, 3, True, "eager.projected"),
+        (2, 196, 3, False, "eager.projected"),  # to fold takes what it saves
+        (2, 400, 3, False, "folding.attend"),
+        (2, 400, 3, True, "folding.attend"),
+        (2, 784, 6, False, "eager.projected"),  # narrow heads: folded products are the larger ones
+        (60, 400, 3, False, "folding.attend_by_groups"),
+        (60, 400, 3, True, "folded.attend"),
+        (8, 3136, 3, False, "folded.attend"),
+        (8, 3136, 6, False, "eager.projected"),
+    ],
+)
+def test_the_way_follows_from_the_sizes(
+    images: int, tokens: int, heads: int, training: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager, "SMALL", 2**22)
+    monkeypatch.setattr(eager, "TINY", 2**16)
+    monkeypatch.setattr(folding, "WORTH", 0.9)
+    with torch.set_grad_enabled(training):
+        assert way_of(bixt_projected(images, tokens, heads=heads), monkeypatch) == way
+
+
+@pytest.mark.parametrize("watched", ["counted", "half", "autocast", "meta"])
+@pytest.mark.parametrize("images", [1, 2, 60])
+def test_who_looks_on_meets_no_way_that_is_not_for_him(
+    watched: str, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A counter sees the equation's operations or one whose costs are known; what is cast runs unfolded."""
+    monkeypatch.setattr(eager, "SMALL", 2**22)
+    operands = bixt_projected(images, 400)
+    if watched in ("half", "meta"):
+        change = {"half": {"dtype": torch.bfloat16}, "meta": {"device": "meta"}}[watched]
+        operands = [None if operand is None else operand.to(**change) for operand in operands]
+    looking_on = {"counted": FlopCounterMode(display=False), "autocast": torch.autocast("cpu", torch.bfloat16)}
+    with torch.no_grad(), looking_on.get(watched, nullcontext()):
+        assert way_of(operands, monkeypatch) == ("folded.attend" if watched == "counted" else "eager.projected")
+
+
 @settings(max_examples=40)
 @given(data=st.data())
 def test_one_image_without_gradients_goes_a_way_of_few_calls(data: st.DataObject) -> None:
-    sizes = st.integers(1, 5)
-    heads, latents, count, width, of_latents, of_tokens = (data.draw(sizes) for _ in range(6))
-    layer = BidirectionalCrossAttention(
-        of_latents, of_tokens, dim_attention=heads * width, heads=heads, rv_bias=data.draw(st.booleans())
-    ).double()
-    operands = double(1, latents, of_latents), double(1, count, of_tokens)
-    expected = layer(*operands)
-    calls = []
+    call = TestProjected().build(**data.draw(st.fixed_dictionaries(TestProjected.sizes)) | {"batch": 1})
+    expected = TestProjected().outputs(call, "reference")
+    heads, latents, _ = call.arguments[0].shape[1:]  # type: ignore[union-attr]
     with pytest.MonkeyPatch.context() as patched, torch.no_grad():
-        patched.setattr(eager, "FEWEST_TOKENS", 10)
-        way = eager._of_one_image
-        patched.setattr(eager, "_of_one_image", lambda *o, **kw: calls.append(1) or way(*o, **kw))
-        for most in (heads * latents * count, heads * latents * count - 1):
-            patched.setattr(eager, "TINY", most)
-            for ours, theirs in zip(layer(*operands), expected, strict=True):
-                torch.testing.assert_close(ours, theirs)
-    assert calls == [1]
+        patched.setattr(eager, "TINY", heads * latents * call.arguments[2].shape[1])  # type: ignore[union-attr]
+        assert way_of(call.arguments, patched) == "eager._of_one_image"
+        for ours, theirs in zip(TestProjected().outputs(call, "eager"), expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+        patched.setattr(eager, "TINY", eager.TINY - 1)
+        assert way_of(call.arguments, patched) != "eager._of_one_image"
 
 
-def test_what_counts_operations_sees_the_equation_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "FEWEST_TOKENS", 10)
-    monkeypatch.setattr(eager, "TINY", 2**16)
-    monkeypatch.setattr(eager, "_of_one_image", lambda *_, **__: pytest.fail("nobody was to look on"))
-    layer = BidirectionalCrossAttention(12, 12, dim_attention=12, heads=3)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_images_in_groups_are_the_images_together(data: st.DataObject) -> None:
+    drawn = data.draw(st.fixed_dictionaries(TestProjected.sizes)) | {"batch": data.draw(st.integers(2, 7))}
+    call = TestProjected().build(**drawn)
+    images = data.draw(st.integers(1, drawn["batch"] - 1))
+    with torch.no_grad():
+        found = folding.attend_by_groups(*call.arguments, scale=0.7, images=images)  # type: ignore[arg-type]
+    for ours, theirs in zip(found, TestProjected().outputs(call, "reference"), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("tokens", [6, 400])
+def test_a_counter_sees_what_the_equation_costs_whichever_way_is_gone(
+    images: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, value in ((eager, "TINY", 2**16), (eager, "SMALL", 2**22), (folding, "WORTH", 0.9)):
+        monkeypatch.setattr(module, name, value)
+    layer = BidirectionalCrossAttention(48, 48, dim_attention=48, heads=3)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        layer(torch.randn(1, 4, 12), torch.randn(1, 6, 12))
-    projections = 12 * 24 * (4 + 6) + 12 * 12 * (4 + 6)
-    assert counter.get_total_flops() == 2 * (projections + 3 * 4 * 6 * 12)
+        layer(torch.randn(images, 4, 48), torch.randn(images, tokens, 48))
+    projections = (48 * 96 + 48 * 48) * (4 + tokens)
+    assert counter.get_total_flops() == images * 2 * (projections + 3 * 4 * tokens * 48)
 
 
 @settings(max_examples=40)

@@ -31,6 +31,19 @@ class Backend:
     obstacle: Callable[..., str | None] = no_obstacle
 
 
+_KEY = os.environ.encodekey(ENVIRONMENT)
+
+
+def named_by_environment() -> str | None:
+    """What `ENVIRONMENT` says now.
+
+    Where it says nothing, `os.environ.get` raises and catches two errors on the way, which takes longer than all else that
+    is asked before a small operation; so what it looks into is looked into.
+    """
+    named = os.environ._data.get(_KEY)  # type: ignore[attr-defined]
+    return None if named is None else str(os.environ.decodevalue(named))
+
+
 @contextmanager
 def reference_backend() -> Iterator[None]:
     """Inside, every op runs its reference backend, the equation itself."""

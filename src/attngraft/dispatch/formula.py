@@ -28,8 +28,9 @@ def plain_wanted(*tensors: Tensor | None) -> bool:
 
 
 def counted() -> bool:
-    """Whether a dispatch mode is told of every operation, as a counter of multiply-adds is: it is to see the equation's."""
-    return bool(torch._C._len_torch_dispatch_stack())
+    """Whether a dispatch mode is told of every operation, as a counter of multiply-adds is: it is to see the equation's.
+    A compiler cannot ask."""
+    return not torch.compiler.is_compiling() and bool(torch._C._len_torch_dispatch_stack())
 
 
 def in_autocast_dtype(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attngraft.dispatch.backend import BACKENDS, ENVIRONMENT, Backend
+from attngraft.dispatch.backend import BACKENDS, ENVIRONMENT, Backend, named_by_environment
 from attngraft.errors import BackendError
 
 _registered: dict[str, Op] = {}
@@ -99,7 +98,7 @@ class Op:
                     f"{self.name} has no backend {backend!r}; it has {', '.join(self.backends)} and auto"
                 )
             return backend
-        forced = os.environ.get(ENVIRONMENT)
+        forced = named_by_environment()
         if not forced or forced == "auto":
             return None
         if forced not in BACKENDS:

@@ -29,6 +29,8 @@ SMALL = 2**22
 CACHED = 2**19
 #: numbers up to which one image's maps are faster than fused attention, on processors with AVX-512
 TINY = 2**16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
+#: dtypes that softmaxes and long sums need not leave
+ACCURATE = (torch.float32, torch.float64)
 #: tokens of an image from which on piece by piece is faster than the maps of some images at once
 FEWEST_TOKENS = 1024
 
@@ -45,12 +47,14 @@ def bidirectional_attention(
     """Latents (B, H, M, dt) and tokens (B, H, N, dl)."""
     if dropout:
         return reference.bidirectional_attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale, dropout=dropout)
-    if _unwatched(r_latents, r_tokens, v_latents, v_tokens) and _small(r_latents, r_tokens):
-        way = _fused if _fusing_pays(r_latents, r_tokens) else formula
-        return way(r_latents, r_tokens, v_latents, v_tokens, scale=scale)
     operands = in_autocast_dtype(r_latents, r_tokens, v_latents, v_tokens)
-    # an exporter may leave sizes open, and is not to be asked for them
-    if torch.compiler.is_exporting() or _small(r_latents, r_tokens) or plain_wanted(*operands):
+    if torch.compiler.is_exporting():  # may leave sizes open, and is not to be asked for them
+        return formula(*operands, scale=scale)
+    numbers = r_tokens.shape[0] * r_tokens.shape[1] * r_tokens.shape[2] * r_latents.shape[2]
+    if numbers <= SMALL:
+        fused = numbers > (TINY if len(r_tokens) == 1 else CACHED) and _unwatched(*operands)
+        return (_fused if fused else formula)(*operands, scale=scale)
+    if plain_wanted(*operands):
         return formula(*operands, scale=scale)
     with torch.autocast(r_tokens.device.type, enabled=False):
         latents, tokens, _ = attend(*(tensor.to(accurate(tensor)) for tensor in operands), float(scale))
@@ -71,7 +75,7 @@ def projected_attention(
     """Latents (B, H, M, d) and tokens (B, N, c')."""
     operands = (r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias)
     if not torch.compiler.is_exporting():  # an exporter may leave sizes open, and is not to be asked for them
-        if _one_and_tiny(r_latents, tokens) and _unwatched(r_latents, v_latents, tokens):
+        if _one_and_tiny(r_latents, tokens):
             return _of_one_image(*operands, scale=scale)
         pays = r_latents.numel() and folding.pays(r_latents, tokens, out_weight)
         if pays and not plain_wanted(*operands) and not _mixed(operands):
@@ -80,8 +84,15 @@ def projected_attention(
 
 
 def _one_and_tiny(r_latents: Tensor, tokens: Tensor) -> bool:
-    """Whether it is one image whose maps are so small that calls are felt."""
-    return len(tokens) == 1 and tokens.shape[1] * r_latents.shape[1] * r_latents.shape[2] <= TINY
+    """Whether it is one image whose maps are so small that calls are felt, nothing is to be cast, and no backward follows,
+    beside which they are not felt."""
+    return (
+        len(tokens) == 1
+        and not torch.is_grad_enabled()
+        and tokens.shape[1] * r_latents.shape[1] * r_latents.shape[2] <= TINY
+        and tokens.dtype in ACCURATE
+        and not torch._C._is_any_autocast_enabled()
+    )
 
 
 def _folded(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any, scale: float) -> tuple[Tensor, Tensor]:
@@ -94,15 +105,6 @@ def _folded(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any,
         return folding.attend_by_groups(*operands, scale=scale, images=images)
     latents, out, *_ = folded.attend(*operands, float(scale))
     return latents, out
-
-
-def _numbers(r_latents: Tensor, r_tokens: Tensor) -> int:
-    """In one direction's maps together."""
-    return r_tokens.shape[:3].numel() * r_latents.shape[2]
-
-
-def _small(r_latents: Tensor, r_tokens: Tensor) -> bool:
-    return _numbers(r_latents, r_tokens) <= SMALL
 
 
 def _unwatched(*operands: Tensor) -> bool:
@@ -119,12 +121,7 @@ def _unwatched(*operands: Tensor) -> bool:
     for tensor in operands:
         if not (type(tensor) is Tensor and tensor.is_cpu and tensor.dtype == dtype and tensor.numel()):
             return False
-    return dtype == torch.float32 or dtype == torch.float64
-
-
-def _fusing_pays(r_latents: Tensor, r_tokens: Tensor) -> bool:
-    """Whether fused attention, once for each direction, is faster than maps that fit the cache."""
-    return _numbers(r_latents, r_tokens) > (TINY if len(r_tokens) == 1 else CACHED)
+    return dtype in ACCURATE
 
 
 def _fused(

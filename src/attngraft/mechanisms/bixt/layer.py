@@ -14,6 +14,9 @@ from attngraft.anatomy.tap import TapPoint
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bixt.ops import BIDIRECTIONAL_ATTENTION, PROJECTED_ATTENTION
 
+#: what a listener is offered of a two-way layer
+OFFERED = ("scores", "latents_to_tokens", "tokens_to_latents")
+
 
 class BidirectionalCrossAttention(TapPoint, nn.Module):
     """Latents attend to tokens and tokens to latents, by one similarity.
@@ -70,20 +73,26 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
             raise UsageError(
                 f"latents are for a batch of 1 or {tokens.shape[0]}, as the tokens, not {latents.shape[0]}"
             )
-        if self._nobody_looks_on():
-            return self.attend_projected(latents, tokens)
-        for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
-        return self._dropped(self.proj_lat(merge_heads(for_latents)), self.proj_pat(merge_heads(for_tokens)))
-
-    def _nobody_looks_on(self) -> bool:
-        """Whether maps and projections need not exist: no dropout, no listener, no hooks."""
+        into, out = (
+            self.rv_patches,
+            self.proj_pat,
+        )  # once: few tokens take less than a millisecond, and such calls a part
         dropout = self.training and self.attn_drop
-        return not dropout and not self.listened() and is_plain(self.rv_patches) and is_plain(self.proj_pat)
+        if not dropout and are_plain(into, out):
+            return self.attend_projected(latents, tokens, into, out)
+        for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
+        return self._dropped(self.proj_lat(merge_heads(for_latents)), out(merge_heads(for_tokens)))
 
-    def attend_projected(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """`forward` with the tokens' projections in the operation."""
+    def attend_projected(
+        self, latents: Tensor, tokens: Tensor, into: nn.Linear, out: nn.Linear
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` with the tokens' projections in the operation. A listener's maps are made for him alone: that he listens
+        changes nothing."""
         r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
-        into, out = self.rv_patches, self.proj_pat
+        if self.listened(*OFFERED):
+            count = len(into.weight) // 2
+            references = F.linear(tokens, into.weight[:count], None if into.bias is None else into.bias[:count])
+            self.offer_maps(r_latents, *split_parts(references, 1, self.heads))
         for_latents, tokens = PROJECTED_ATTENTION(  # not its public form: the shapes fit by themselves
             r_latents, v_latents, tokens, into.weight, into.bias, out.weight, out.bias, scale=self.scale
         )
@@ -98,11 +107,8 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         """What each gets by head, (B, H, M, d) and (B, H, N, d), before the output projections."""
         r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
         r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
-        if self.listened("scores", "latents_to_tokens", "tokens_to_latents"):
-            scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
-            self.offer("scores", scores)
-            self.offer("latents_to_tokens", scores.softmax(dim=-1))
-            self.offer("tokens_to_latents", scores.transpose(-2, -1).softmax(dim=-1))
+        if self.listened(*OFFERED):
+            self.offer_maps(r_latents, r_tokens)
         found: tuple[Tensor, Tensor] = BIDIRECTIONAL_ATTENTION(  # not its public form: the shapes fit by themselves
             r_latents,
             r_tokens,
@@ -112,6 +118,13 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
             dropout=self.attn_drop if self.training else 0.0,
         )
         return found
+
+    def offer_maps(self, r_latents: Tensor, r_tokens: Tensor) -> None:
+        """The similarity and its two softmaxes, to a listener."""
+        scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
+        self.offer("scores", scores)
+        self.offer("latents_to_tokens", scores.softmax(dim=-1))
+        self.offer("tokens_to_latents", scores.transpose(-2, -1).softmax(dim=-1))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}"
@@ -187,11 +200,14 @@ def head_width(dim: int, heads: int) -> int:
     return dim // heads
 
 
-def is_plain(linear: nn.Module) -> bool:
-    """Whether to call `linear` is to multiply by its weight and add its bias, and nobody looks on: then others may do it."""
-    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
-    watched = any(hooks) or _has_any_global_hook()
-    return type(linear) is nn.Linear and "forward" not in vars(linear) and not watched
+def are_plain(*linears: nn.Module) -> bool:
+    """Whether to call these is to multiply by the weight and add the bias, and nobody looks on: then others may do it."""
+    for linear in linears:
+        if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
+            return False
+        if linear._backward_hooks or linear._backward_pre_hooks or "forward" in vars(linear):
+            return False
+    return not _has_any_global_hook()
 
 
 def split_parts(projected: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
