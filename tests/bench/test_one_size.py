@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from attngraft.bench.layers import LATENTS, LAYERS, WIDTH
 from attngraft.bench.macs import count_macs
 from attngraft.bench.memory import address_space_limited, free_memory, growth
 from attngraft.bench.one_size import Job, MeasuringError, Reading, measure_size
-from attngraft.mechanisms.bixt import eager, folded
+from attngraft.mechanisms.bixt import eager, folded, folding
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits and forgets")
 
@@ -158,25 +159,32 @@ def test_outputs_that_are_wrong_are_not_measured(
         def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
             return torch.rand(3)
 
-    wrong = SimpleNamespace(title="noise", stack=lambda depth: Noisy(), inputs=LAYERS["vit"].inputs)
+    wrong = replace(LAYERS["vit"], title="noise", stack=lambda depth: Noisy())
     monkeypatch.setattr(one_size, "LAYERS", {"noise": wrong})
     found = in_this_process(a_job(layer="noise"), monkeypatch, capsys)
     assert found.outcome == "failed"
     assert "noise: not timed" in found.message
 
 
-@pytest.mark.parametrize(("tokens", "folds"), [(196, False), (12544, True)])
-def test_what_is_timed_is_what_was_checked(tokens: int, folds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tokens", "way"), [(196, None), (12544, "folding"), (50176, "folded")])
+def test_what_is_timed_is_what_was_checked(tokens: int, way: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens and many take different ways through the operation."""
-    ways: list[int] = []
+    ways: list[str] = []
 
-    def attend(*operands: Any) -> Any:
-        ways.append(operands[2].shape[1])
-        return folded.attend(*operands)
+    def seen(name: str, module: Any) -> SimpleNamespace:
+        return SimpleNamespace(
+            **vars(module) | {"attend": lambda *o, **kw: ways.append(name) or module.attend(*o, **kw)}
+        )
 
-    monkeypatch.setattr(eager, "folded", SimpleNamespace(attend=attend))
-    one_size._check(a_job(tokens=tokens), LAYERS["bixt"].stack(1).eval())
-    assert ways == ([one_size.GATE_TOKENS] if folds else [])
+    monkeypatch.setattr(eager, "folding", seen("folding", folding))
+    monkeypatch.setattr(eager, "folded", seen("folded", folded))
+    layer = LAYERS["bixt"].stack(1).eval()
+    one_size._check(a_job(tokens=tokens), layer)
+    checked = ways.copy()
+    ways.clear()
+    with torch.no_grad():
+        layer(*LAYERS["bixt"].inputs(tokens))
+    assert ways == checked == ([way] if way else [])
 
 
 def test_memory_that_runs_out_later_leaves_the_first_call(

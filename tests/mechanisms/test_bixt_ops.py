@@ -34,7 +34,6 @@ def double(*shape: int) -> Tensor:
 def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tested here is small, and must go the way of what is not, in several pieces."""
     monkeypatch.setattr(eager, "SMALL", 0)
-    monkeypatch.setattr(eager, "TINY", 0)
     monkeypatch.setattr(folding, "WORTH", math.inf)
     monkeypatch.setattr(pieces, "NUMBERS", 1)
     monkeypatch.setattr(pieces, "FEWEST_TOKENS", 3)
@@ -386,7 +385,7 @@ def test_a_projection_that_is_more_than_a_linear_layer_is_called() -> None:
 
 @pytest.mark.parametrize("name", ["rv_latents", "rv_patches", "proj_lat", "proj_pat"])
 def test_a_hook_on_any_projection_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "TINY", 2**16)
+    monkeypatch.setattr(folding, "WORTH", 0)
     layer, called = BidirectionalCrossAttention(12, 10, dim_attention=16, heads=2), []
     layer.get_submodule(name).register_forward_hook(lambda *_: called.append(name))
     layer(torch.randn(1, 5, 12), torch.randn(1, 20, 10))
@@ -501,7 +500,6 @@ def test_the_way_follows_from_the_sizes(
     images: int, tokens: int, heads: int, training: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager, "SMALL", 2**22)
-    monkeypatch.setattr(eager, "TINY", 2**16)
     monkeypatch.setattr(folding, "WORTH", 0.9)
     with torch.set_grad_enabled(training):
         assert way_of(bixt_projected(images, tokens, heads=heads), monkeypatch) == way
@@ -520,22 +518,26 @@ def test_who_looks_on_meets_no_way_that_is_not_for_him(
         operands = [None if operand is None else operand.to(**change) for operand in operands]
     looking_on = {"counted": FlopCounterMode(display=False), "autocast": torch.autocast("cpu", torch.bfloat16)}
     with torch.no_grad(), looking_on.get(watched, nullcontext()):
-        assert way_of(operands, monkeypatch) == ("folded.attend" if watched == "counted" else "eager.projected")
+        way = way_of(operands, monkeypatch)
+    if watched == "meta" and images == 1:
+        assert way == "eager._of_one_image", "plain operations, as those of the equation"
+    else:
+        assert way == ("folded.attend" if watched == "counted" else "eager.projected")
 
 
 @settings(max_examples=40)
 @given(data=st.data())
 def test_one_image_without_gradients_goes_a_way_of_few_calls(data: st.DataObject) -> None:
     call = TestProjected().build(**data.draw(st.fixed_dictionaries(TestProjected.sizes)) | {"batch": 1})
-    expected = TestProjected().outputs(call, "reference")
-    heads, latents, _ = call.arguments[0].shape[1:]  # type: ignore[union-attr]
+    expected, count = TestProjected().outputs(call, "reference"), call.arguments[2].shape[1]  # type: ignore[union-attr]
     with pytest.MonkeyPatch.context() as patched, torch.no_grad():
-        patched.setattr(eager, "TINY", heads * latents * call.arguments[2].shape[1])  # type: ignore[union-attr]
+        patched.setattr(folding, "WORTH", 0)
+        patched.setattr(eager, "FUSED_FROM", count + 1)
         assert way_of(call.arguments, patched) == "eager._of_one_image"
         for ours, theirs in zip(TestProjected().outputs(call, "eager"), expected, strict=True):
             torch.testing.assert_close(ours, theirs)
-        patched.setattr(eager, "TINY", eager.TINY - 1)
-        assert way_of(call.arguments, patched) != "eager._of_one_image"
+        patched.setattr(eager, "FUSED_FROM", count)
+        assert way_of(call.arguments, patched) == "eager.projected"
 
 
 @settings(max_examples=30)
@@ -555,8 +557,8 @@ def test_images_in_groups_are_the_images_together(data: st.DataObject) -> None:
 def test_a_counter_sees_what_the_equation_costs_whichever_way_is_gone(
     images: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name, value in ((eager, "TINY", 2**16), (eager, "SMALL", 2**22), (folding, "WORTH", 0.9)):
-        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(eager, "SMALL", 2**22)
+    monkeypatch.setattr(folding, "WORTH", 0.9)
     layer = BidirectionalCrossAttention(48, 48, dim_attention=48, heads=3)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         layer(torch.randn(images, 4, 48), torch.randn(images, tokens, 48))
@@ -566,9 +568,9 @@ def test_a_counter_sees_what_the_equation_costs_whichever_way_is_gone(
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_small_calls_without_gradients_run_fused_attention_or_maps_in_the_cache(data: st.DataObject) -> None:
+def test_small_calls_without_gradients_run_fused_attention_or_maps_of_few_tokens(data: st.DataObject) -> None:
     """Any shapes: latents of batch 1, more latents than tokens, widths that differ; tokens as projections lay them out."""
-    cached = data.draw(st.sampled_from((0, 2**19)))
+    fewest = data.draw(st.integers(0, 6))
     sizes = st.integers(1, 5)
     batch, heads, latents, count, width, to_tokens, to_latents = (data.draw(sizes) for _ in range(7))
     of_latents = [data.draw(st.sampled_from((1, batch))) for _ in range(2)]
@@ -581,13 +583,12 @@ def test_small_calls_without_gradients_run_fused_attention_or_maps_in_the_cache(
     expected = ops.bidirectional_attention(*operands, scale=0.7, backend="reference")
     with pytest.MonkeyPatch.context() as patched, torch.no_grad():
         patched.setattr(eager, "SMALL", 2**20)
-        patched.setattr(eager, "CACHED", cached)
-        patched.setattr(eager, "TINY", cached)
+        patched.setattr(eager, "FUSED_FROM" if batch == 1 else "FUSED_FROM_OF_SEVERAL", fewest)
         calls = []
         fused = eager._fused
         patched.setattr(eager, "_fused", lambda *o, **kw: calls.append(1) or fused(*o, **kw))
         found = ops.bidirectional_attention(*operands, scale=0.7)
-    assert bool(calls) == (not cached)
+    assert bool(calls) == (count >= fewest)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -596,7 +597,7 @@ def test_small_calls_without_gradients_run_fused_attention_or_maps_in_the_cache(
 @pytest.mark.parametrize("watched", ["gradients", "counted", "meta", "half", "nobody"])
 def test_who_looks_on_sees_the_equation(monkeypatch: pytest.MonkeyPatch, watched: str, tokens: int) -> None:
     monkeypatch.setattr(eager, "SMALL", 2**20)
-    monkeypatch.setattr(eager, "CACHED", 0)
+    monkeypatch.setattr(eager, "FUSED_FROM_OF_SEVERAL", 0)
     calls: list[int] = []
     fused = eager._fused
     monkeypatch.setattr(eager, "_fused", lambda *o, **kw: calls.append(1) or fused(*o, **kw))

@@ -21,6 +21,7 @@ class Measured:
     title: str
     stack: Callable[[int], nn.Module]  #: so many layers
     inputs: Callable[[int], tuple[Tensor, ...]]  #: so many tokens, and what else the stack takes; a batch of one
+    checked: int = 1024  #: tokens that outputs are checked with, or fewer where fewer are measured
 
 
 class BiXTStack(nn.Module):
@@ -65,7 +66,9 @@ def latents_and_tokens(count: int) -> tuple[Tensor, ...]:
 
 #: name -> kind of layer; a mechanism's own bench adds a line here and a verb in `cli/bench.py`
 LAYERS: Mapping[str, Measured] = {
-    "bixt": Measured(title="BiXT layer", stack=BiXTStack, inputs=latents_and_tokens),
+    "bixt": Measured(  # checked with so many that they take the way of a million
+        title="BiXT layer", stack=BiXTStack, inputs=latents_and_tokens, checked=2**15
+    ),
     "vit": Measured(title="ViT block, fused attention", stack=vit, inputs=tokens_alone),
     "vit-explicit": Measured(
         title="ViT block, N x N maps", stack=lambda depth: vit(depth, explicit=True), inputs=tokens_alone

@@ -30,8 +30,6 @@ from attngraft.bench.memory import address_space_limited, growth
 from attngraft.dispatch import reference_backend
 from attngraft.errors import AttngraftError
 
-#: the outputs are checked with so many, or with fewer where fewer are measured: enough for the ways that many tokens take
-GATE_TOKENS = 1024
 MIN_SECONDS = 0.5  #: short calls are repeated until they have taken so long
 
 Outcome = Literal["measured", "too slow", "out of memory", "failed"]
@@ -141,7 +139,7 @@ class _Answer:
 
 def _check(job: Job, stack: torch.nn.Module) -> None:
     """The gate; it also warms libraries and threads up, whose memory is then no longer counted."""
-    inputs = LAYERS[job.layer].inputs(min(job.tokens, GATE_TOKENS))
+    inputs = LAYERS[job.layer].inputs(min(job.tokens, LAYERS[job.layer].checked))
     with torch.no_grad():
         with reference_backend():
             expected = stack(*inputs)

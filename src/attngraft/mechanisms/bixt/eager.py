@@ -2,8 +2,8 @@
 
 The tokens of an image come piece by piece (pieces.py); the backward makes the scores of a piece once more. Half precision
 is worked on in float32. Where the maps are so small that to keep them costs nothing, plain operations run, which are faster
-there, and without gradients, for one image or many numbers, PyTorch's fused attention, once for each direction. With dropout
-the equation itself runs: what is dropped is kept for the backward, and is as large as the maps.
+there, and without gradients, unless an image has few tokens, PyTorch's fused attention, once for each direction. With
+dropout the equation itself runs: what is dropped is kept for the backward, and is as large as the maps.
 
 With the projections of the tokens in the operation, these are folded into the latents where that is less work (folding.py):
 in plain operations where the maps are small, else piece by piece (folded.py). One image's few tokens take fewer calls.
@@ -25,10 +25,10 @@ from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
 #: numbers in one direction's maps together up to which plain operations or fused attention are the faster ones
 SMALL = 2**22
-#: numbers up to which the maps of several images stay in the cache, and are faster than fused attention's two similarities
-CACHED = 2**19
-#: numbers up to which one image's maps are faster than fused attention, on processors with AVX-512
-TINY = 2**16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
+#: tokens of an image from which on fused attention, which makes the similarity twice, is faster than maps
+FUSED_FROM = 512
+#: the same for several images together, whose maps are slower without AVX-512
+FUSED_FROM_OF_SEVERAL = FUSED_FROM if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
 #: dtypes that softmaxes and long sums need not leave
 ACCURATE = (torch.float32, torch.float64)
 #: tokens of an image from which on piece by piece is faster than the maps of some images at once
@@ -52,7 +52,8 @@ def bidirectional_attention(
         return formula(*operands, scale=scale)
     numbers = r_tokens.shape[0] * r_tokens.shape[1] * r_tokens.shape[2] * r_latents.shape[2]
     if numbers <= SMALL:
-        fused = numbers > (TINY if len(r_tokens) == 1 else CACHED) and _unwatched(*operands)
+        fewest = FUSED_FROM if len(r_tokens) == 1 else FUSED_FROM_OF_SEVERAL
+        fused = r_tokens.shape[2] >= fewest and _unwatched(*operands)
         return (_fused if fused else formula)(*operands, scale=scale)
     if plain_wanted(*operands):
         return formula(*operands, scale=scale)
@@ -75,21 +76,20 @@ def projected_attention(
     """Latents (B, H, M, d) and tokens (B, N, c')."""
     operands = (r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias)
     if not torch.compiler.is_exporting():  # an exporter may leave sizes open, and is not to be asked for them
-        if _one_and_tiny(r_latents, tokens):
-            return _of_one_image(*operands, scale=scale)
         pays = r_latents.numel() and folding.pays(r_latents, tokens, out_weight)
         if pays and not plain_wanted(*operands) and not _mixed(operands):
             return _folded(*operands, scale=scale)
+        if _few_of_one_image(tokens):
+            return _of_one_image(*operands, scale=scale)
     return projected(*operands, attention=bidirectional_attention, scale=scale)
 
 
-def _one_and_tiny(r_latents: Tensor, tokens: Tensor) -> bool:
-    """Whether it is one image whose maps are so small that calls are felt, nothing is to be cast, and no backward follows,
-    beside which they are not felt."""
+def _few_of_one_image(tokens: Tensor) -> bool:
+    """Whether calls are felt beside the work: few tokens, no backward to follow. Nothing may have to be cast."""
     return (
         len(tokens) == 1
         and not torch.is_grad_enabled()
-        and tokens.shape[1] * r_latents.shape[1] * r_latents.shape[2] <= TINY
+        and tokens.shape[1] < FUSED_FROM
         and tokens.dtype in ACCURATE
         and not torch._C._is_any_autocast_enabled()
     )
