@@ -519,10 +519,7 @@ def test_who_looks_on_meets_no_way_that_is_not_for_him(
     looking_on = {"counted": FlopCounterMode(display=False), "autocast": torch.autocast("cpu", torch.bfloat16)}
     with torch.no_grad(), looking_on.get(watched, nullcontext()):
         way = way_of(operands, monkeypatch)
-    if watched == "meta" and images == 1:
-        assert way == "eager._of_one_image", "plain operations, as those of the equation"
-    else:
-        assert way == ("folded.attend" if watched == "counted" else "eager.projected")
+    assert way == ("folded.attend" if watched == "counted" else "eager.projected")
 
 
 @settings(max_examples=40)
@@ -532,11 +529,11 @@ def test_one_image_without_gradients_goes_a_way_of_few_calls(data: st.DataObject
     expected, count = TestProjected().outputs(call, "reference"), call.arguments[2].shape[1]  # type: ignore[union-attr]
     with pytest.MonkeyPatch.context() as patched, torch.no_grad():
         patched.setattr(folding, "WORTH", 0)
-        patched.setattr(eager, "FUSED_FROM", count + 1)
+        patched.setattr(eager, "FEW_TOKENS", count)
         assert way_of(call.arguments, patched) == "eager._of_one_image"
         for ours, theirs in zip(TestProjected().outputs(call, "eager"), expected, strict=True):
             torch.testing.assert_close(ours, theirs)
-        patched.setattr(eager, "FUSED_FROM", count)
+        patched.setattr(eager, "FEW_TOKENS", count - 1)
         assert way_of(call.arguments, patched) == "eager.projected"
 
 

@@ -73,30 +73,42 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
             raise UsageError(
                 f"latents are for a batch of 1 or {tokens.shape[0]}, as the tokens, not {latents.shape[0]}"
             )
-        into, out = (
-            self.rv_patches,
-            self.proj_pat,
-        )  # once: few tokens take less than a millisecond, and such calls a part
+        linears = self.rv_latents, self.rv_patches, self.proj_lat, self.proj_pat
         dropout = self.training and self.attn_drop
-        if not dropout and are_plain(into, out):
-            return self.attend_projected(latents, tokens, into, out)
+        if not dropout and are_plain(*linears):
+            return self._dropped(*self.attend_projected(latents, tokens, *linears))
         for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
-        return self._dropped(self.proj_lat(merge_heads(for_latents)), out(merge_heads(for_tokens)))
+        return self._dropped(self.proj_lat(merge_heads(for_latents)), self.proj_pat(merge_heads(for_tokens)))
 
     def attend_projected(
-        self, latents: Tensor, tokens: Tensor, into: nn.Linear, out: nn.Linear
+        self,
+        latents: Tensor,
+        tokens: Tensor,
+        latents_in: nn.Linear,
+        tokens_in: nn.Linear,
+        latents_out: nn.Linear,
+        tokens_out: nn.Linear,
     ) -> tuple[Tensor, Tensor]:
-        """`forward` with the tokens' projections in the operation. A listener's maps are made for him alone: that he listens
-        changes nothing."""
-        r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
+        """`forward` with the tokens' projections in the operation. Modules are looked up once and not called: few tokens
+        take so little that it is felt. A listener's maps are made for him alone; that he listens changes nothing."""
+        projected = F.linear(latents, latents_in.weight, latents_in.bias)
+        r_latents, v_latents = split_parts(projected, 2, self.heads)
         if self.listened(*OFFERED):
-            count = len(into.weight) // 2
-            references = F.linear(tokens, into.weight[:count], None if into.bias is None else into.bias[:count])
+            count = len(tokens_in.weight) // 2
+            bias = None if tokens_in.bias is None else tokens_in.bias[:count]
+            references = F.linear(tokens, tokens_in.weight[:count], bias)
             self.offer_maps(r_latents, *split_parts(references, 1, self.heads))
         for_latents, tokens = PROJECTED_ATTENTION(  # not its public form: the shapes fit by themselves
-            r_latents, v_latents, tokens, into.weight, into.bias, out.weight, out.bias, scale=self.scale
+            r_latents,
+            v_latents,
+            tokens,
+            tokens_in.weight,
+            tokens_in.bias,
+            tokens_out.weight,
+            tokens_out.bias,
+            scale=self.scale,
         )
-        return self._dropped(self.proj_lat(merge_heads(for_latents)), tokens)
+        return F.linear(merge_heads(for_latents), latents_out.weight, latents_out.bias), tokens
 
     def _dropped(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         if not self.proj_drop.training:  # two calls that do nothing are felt where there are few tokens
