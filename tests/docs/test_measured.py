@@ -335,7 +335,13 @@ def test_the_page_of_figures_prints_what_the_analyses_found() -> None:
     assert ", ".join(f"{float(row['mean']):.3f}" for row in scaling) in page
     for model in ("BiXT", "sequential"):
         of = [row for row in symmetry if row["model"] == model]
-        shown = [", ".join(f"{float(row[what]):.2f}" for row in of) for what in ("correlation", "agreement")]
+        shown = [
+            ", ".join(
+                "{:.2f} ({:.2f} to {:.2f})".format(*(float(row[what + end]) for end in ("", " low", " high")))
+                for row in of
+            )
+            for what in ("correlation", "agreement")
+        ]
         assert f"| {model} | {' | '.join(shown)} |" in page
     spread = [float(row["95%"]) - float(row["5%"]) for row in gates if row["model"] == "horizontal"]
     assert "those of heads less in the first layer than later" in page
