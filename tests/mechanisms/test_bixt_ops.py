@@ -505,6 +505,15 @@ def test_the_way_follows_from_the_sizes(
         assert way_of(bixt_projected(images, tokens, heads=heads), monkeypatch) == way
 
 
+def test_projections_of_very_many_tokens_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where to fold them is more work."""
+    monkeypatch.setattr(folding, "WORTH", 0.9)
+    operands = bixt_projected(1, 1000, heads=6)
+    for most, way in ((1001, "eager.projected"), (1000, "folded.attend")):
+        monkeypatch.setattr(eager, "MANY_TOKENS", most)
+        assert way_of(operands, monkeypatch) == way
+
+
 @pytest.mark.parametrize("watched", ["counted", "half", "autocast", "meta"])
 @pytest.mark.parametrize("images", [1, 2, 60])
 def test_who_looks_on_meets_no_way_that_is_not_for_him(

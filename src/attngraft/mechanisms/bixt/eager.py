@@ -5,8 +5,9 @@ is worked on in float32. Where the maps are so small that to keep them costs not
 there, and without gradients, unless an image has few tokens, PyTorch's fused attention, once for each direction. With
 dropout the equation itself runs: what is dropped is kept for the backward, and is as large as the maps.
 
-With the projections of the tokens in the operation, these are folded into the latents where that is less work (folding.py):
-in plain operations where the maps are small, else piece by piece (folded.py). One image's few tokens take fewer calls.
+With the projections of the tokens in the operation, these are folded into the latents where that is less work (folding.py),
+and of very many tokens: in plain operations where the maps are small, else piece by piece (folded.py). One image's few
+tokens take fewer calls.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ SMALL = 2**22
 FUSED_FROM = 512
 #: the same for several images together, whose maps are slower without AVX-512
 FUSED_FROM_OF_SEVERAL = FUSED_FROM if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
+#: tokens of an image from which on their projections are too large to exist, though to fold them may be more work
+MANY_TOKENS = 2**17
 #: tokens of one image up to which calls are felt beside the work
 FEW_TOKENS = 256
 #: dtypes that softmaxes and long sums need not leave
@@ -80,8 +83,8 @@ def projected_attention(
     if not torch.compiler.is_exporting():  # an exporter may leave sizes open, and is not to be asked for them
         if _few_of_one_image(tokens):
             return _of_one_image(*operands, scale=scale)
-        pays = r_latents.numel() and folding.pays(r_latents, tokens, out_weight)
-        if pays and not plain_wanted(*operands) and not _mixed(operands):
+        pays = tokens.shape[1] >= MANY_TOKENS or folding.pays(r_latents, tokens, out_weight)
+        if pays and r_latents.numel() and not plain_wanted(*operands) and not _mixed(operands):
             return _folded(*operands, scale=scale)
     return projected(*operands, attention=bidirectional_attention, scale=scale)
 

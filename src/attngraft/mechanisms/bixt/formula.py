@@ -33,7 +33,13 @@ def projected(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Tokens (B, N, c) to references and values, `attention`, and what the tokens got to (B, N, c')."""
-    parts = F.linear(tokens, in_weight, in_bias).view(*tokens.shape[:2], 2, r_latents.shape[1], r_latents.shape[3])
-    r_tokens, v_tokens = parts.permute(2, 0, 3, 1, 4).unbind(0)
-    latents, got = attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale)
+
+    def attended() -> tuple[
+        Tensor, Tensor
+    ]:  # by itself, so that references and values are gone at the output projection
+        parts = F.linear(tokens, in_weight, in_bias).view(*tokens.shape[:2], 2, r_latents.shape[1], r_latents.shape[3])
+        r_tokens, v_tokens = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        return attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale)
+
+    latents, got = attended()
     return latents, F.linear(got.transpose(1, 2).flatten(2), out_weight, out_bias)
