@@ -34,9 +34,8 @@ def projected(
 ) -> tuple[Tensor, Tensor]:
     """Tokens (B, N, c) to references and values, `attention`, and what the tokens got to (B, N, c')."""
 
-    def attended() -> tuple[
-        Tensor, Tensor
-    ]:  # by itself, so that references and values are gone at the output projection
+    # by itself, so that references and values are gone at the output projection
+    def attended() -> tuple[Tensor, Tensor]:
         parts = F.linear(tokens, in_weight, in_bias).view(*tokens.shape[:2], 2, r_latents.shape[1], r_latents.shape[3])
         r_tokens, v_tokens = parts.permute(2, 0, 3, 1, 4).unbind(0)
         return attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale)
