@@ -154,6 +154,12 @@ def test_latents_and_tokens_that_attend_one_after_the_other() -> None:
     assert shapes(model, 128) == [[(3, 64, 64), None], [None, (3, 64, 64)], [(3, 64, 64), None]]
 
 
+def test_latents_that_attend_while_no_site_has_the_tokens_alone() -> None:
+    found = explored(timm.create_model("iterative_sa5_d8_k2", img_size=64), image(64))
+    assert {layer.places.shape for layer in found.layers} == {(4, 4)}
+    assert {layer.kind for layer in found.layers} == {"latents"}
+
+
 def test_neighbors_beyond_the_map_do_not_count() -> None:
     model = swin()
     attngraft.graft(model, "elsa(kernel=7)@layers.1")  # neighborhoods of 7 x 7 on a map of 4 x 4
@@ -186,14 +192,26 @@ def test_other_precisions(dtype: torch.dtype) -> None:
         assert ours.entropy == pytest.approx(theirs.entropy, rel=0.02)
 
 
-def test_an_image_of_another_size_than_the_models_is_not_misread() -> None:
-    with pytest.raises(RecordError, match="saw 65 tokens"):
-        explored(vit(dynamic_img_size=True), image(64))
+@pytest.mark.parametrize("size", [(64, 64), (16, 64)], ids=str)
+def test_an_image_of_another_size_than_the_models_has_its_own_map(size: tuple[int, int]) -> None:
+    model, pixels = vit(dynamic_img_size=True), torch.randn(1, 3, *size)
+    with torch.no_grad(), attngraft.record(model.eval(), "weights") as recording:
+        recording.reduce("entropy", "distance")
+        model(pixels)
+    found = explored(model, pixels)
+    assert [tuple(layer.places.shape) for layer in found.layers] == [(size[0] // 8, size[1] // 8)] * 2
+    for layer in found.layers:
+        assert layer.distance == pytest.approx(recording[layer.site]["distance"].mean(1).tolist(), rel=1e-5)
 
 
-def test_several_sequences_of_one_image_are_no_windows() -> None:
-    with pytest.raises(RecordError, match="are no windows of one map"):
-        explored(timm.create_model("mobilevit_xxs"), image(256), sites="stages.2.1.transformer.0.attn")
+def test_sequences_that_lie_between_each_other() -> None:
+    """MobileViT's, one for each pixel of its patches of 2 x 2."""
+    found = explored(timm.create_model("mobilevit_xxs"), image(256), sites="stages.2.1.transformer.0.attn")
+    (layer,) = found.layers
+    assert layer.places.shape == (32, 32)
+    assert layer.numbers[0].bytes.shape == (4, 4, 256, 256)
+    assert layer.places[:2, :3].tolist() == [[0, 256, 1], [512, 768, 513]]
+    assert layer.ceiling == pytest.approx(math.log(256))
 
 
 def test_numbers_that_are_not_finite() -> None:

@@ -9,8 +9,8 @@ import torch
 import attngraft
 from attngraft.analysis.importance import importance, importance_map
 from attngraft.analysis.recording import Recording
+from attngraft.analysis.standing import Standing
 from attngraft.anatomy import Geometry
-from attngraft.errors import RecordError
 
 
 def test_a_query_counts_by_the_key_that_it_agrees_with_best() -> None:
@@ -20,7 +20,7 @@ def test_a_query_counts_by_the_key_that_it_agrees_with_best() -> None:
 
 def recorded(weights: torch.Tensor, places: torch.Tensor) -> Recording:
     """As a host with windows would have said it."""
-    recording = Recording(geometries={"attn": Geometry(dim=4)})
+    recording = Recording(standing=Standing({"attn": Geometry(dim=4)}))
     recording.add("attn", "places", places)
     recording.add("attn", "bisa.inverse_weights", weights)
     return recording
@@ -71,8 +71,8 @@ def test_on_a_swin_with_shifted_windows() -> None:
             torch.testing.assert_close(scaled, (raw - low) / (high - low))
 
 
-def test_maps_that_are_not_of_the_maps_tokens_are_refused() -> None:
-    """An image of another size than the model was built for: its tokens are not those of the host's own map."""
+def test_images_of_another_size_have_their_own_map() -> None:
+    """Of as many tokens as the model was built for, but not on a map of 4 x 4."""
     model = timm.create_model(
         "vit_tiny_patch16_224",
         img_size=32,
@@ -84,6 +84,9 @@ def test_maps_that_are_not_of_the_maps_tokens_are_refused() -> None:
     )
     attngraft.graft(model, "bisa")
     with torch.no_grad(), attngraft.record(model.eval(), "bisa") as recording:
-        model(torch.randn(1, 3, 64, 64))
-    with pytest.raises(RecordError, match="saw 65 tokens"):
-        importance_map(recording, "blocks.0.attn")
+        model(torch.randn(1, 3, 16, 64))
+    found = importance_map(recording, "blocks.0.attn")
+    assert found.shape == (1, 2, 2, 8)
+    of_patches = importance(recording["blocks.0.attn"]["bisa.inverse_weights"])[0, :, 1:]
+    low, high = of_patches.amin(1, keepdim=True), of_patches.amax(1, keepdim=True)
+    torch.testing.assert_close(found[0].flatten(1), (of_patches - low) / (high - low))

@@ -211,9 +211,9 @@ def test_a_recording_of_what_no_site_has_is_refused() -> None:
         model(IMAGES)
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["wrapped", "in place"])
+@pytest.mark.parametrize("how", ["wrapped", "in place", "recorded inside of its wrapper", "called by a function"])
 @pytest.mark.parametrize("spec", [None, "horizontal"])
-def test_a_compiled_model_is_recorded_and_not_compiled_again(whole: bool, spec: str | None) -> None:
+def test_a_compiled_model_is_recorded_and_not_compiled_again(how: str, spec: str | None) -> None:
     torch._dynamo.reset()
     made: list[object] = []
 
@@ -226,15 +226,17 @@ def test_a_compiled_model_is_recorded_and_not_compiled_again(whole: bool, spec: 
         attngraft.graft(model, spec)
     expected = model(IMAGES)
     compiled: Any = model
-    if whole:
-        compiled = torch.compile(model, backend=backend)
-    else:
+    if how == "in place":
         model.compile(backend=backend)
+    elif how == "called by a function":
+        compiled = torch.compile(lambda images: model(images), backend=backend)
+    else:
+        compiled = torch.compile(model, backend=backend)
     with torch.no_grad():
         compiled(IMAGES)
         before = len(made)
         assert before
-        with attngraft.record(compiled, {"weights"}) as recording:
+        with attngraft.record(compiled if how == "wrapped" else model, {"weights"}) as recording:
             assert torch.equal(compiled(IMAGES), expected)
         compiled(IMAGES)
     assert recording["blocks.2.attn"]["weights"].shape == (2, 3, 5, 5)

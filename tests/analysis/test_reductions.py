@@ -138,10 +138,14 @@ def test_what_cannot_be_reduced_is_refused() -> None:
         assert recording[SITE]["mean"].shape == (3, 9, 9)
     with torch.no_grad(), attngraft.record(model, "weights") as recording:
         recording.reduce("distance", "entropy")
-        model(IMAGES.repeat(1, 1, 2, 1))
-    assert recording[SITE]["entropy"].shape == (3, 9), "what can be had goes on"
-    with pytest.raises(attngraft.RecordError, match=r"blocks.1.attn: .* 9 x 9 tokens stand on no grid"):
-        recording[SITE]["distance"]
+        model(IMAGES)
+        with pytest.raises(
+            attngraft.RecordError, match=r"blocks.0.attn: .* a map of 1 x 4, .* of 2 x 2 before; reduce inputs of one"
+        ):
+            model(IMAGES.reshape(-1, 3, 8, 32))  # as many tokens, elsewhere
+        recording.clear()
+        model(IMAGES.reshape(-1, 3, 8, 32))
+    assert recording[SITE]["distance"].shape == (3, 4)
 
 
 def test_windows_of_which_nobody_says_where_they_stand_have_no_distances() -> None:

@@ -217,33 +217,19 @@ def _of_shares(filters: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def _of_latents(recording: Recording, site: str, first: str) -> Layer:
     found = {name: recording[site][name][0].float().cpu() for name in _LATENTS if name in recording[site]}
-    tokens = found[first].shape[-1 if first == _LATENTS[0] else -2]
-    places = next(_grids(recording, tokens), None)
-    if places is None:
-        raise RecordError(f"{site}: no site of the model says how its {tokens} tokens stand on the map")
     ours = found.get(_LATENTS[0])
+    rows, columns = recording.places(site).shape if ours is None else recording.keys_on_map(site, first).shape[-2:]
     return Layer(
         site=site,
         kind="latents",
         numbers=tuple(_squeezed(site, found[name]) if name in found else None for name in _LATENTS),
         heads=len(found[first]),
-        places=places,
+        places=torch.arange(rows * columns).view(rows, columns),
         prefix=(),
         entropy=() if ours is None else _floats(entropy(ours).mean(1)),
-        ceiling=math.log(tokens),
+        ceiling=math.log(rows * columns),
         distance=(),
     )
-
-
-def _grids(recording: Recording, tokens: int) -> Iterator[Tensor]:
-    """How so many tokens stand on the map, by any site that says it."""
-    for site in recording:
-        try:
-            places = recording.places(site).cpu()
-        except RecordError:
-            continue
-        if places.numel() == tokens and int(places.min()) == 0:
-            yield places
 
 
 def _squeezed(site: str, numbers: Tensor) -> Squeezed:

@@ -15,6 +15,39 @@ from torch import Tensor
 from attngraft.errors import UsageError
 
 
+def grid_at(
+    seen: tuple[int, int], *, grid: tuple[int, int], made_for: tuple[int, int], tokens: int | None = None
+) -> tuple[int, int] | None:
+    """(rows, columns) that a host cuts images of `seen` pixels into, as it cuts those of `made_for` into `grid`.
+
+    Args:
+        seen: rows and columns of the images.
+        grid: of images of the host's own size.
+        made_for: that size.
+        tokens: how many places there are. What is left over at a side is dropped by one host and filled up by another,
+            which only their number tells.
+
+    Returns:
+        None where no such grid has so many places, or nothing tells which of two it is.
+    """
+    sides = list(zip(grid, seen, made_for, strict=True))
+    rows, columns = (side * pixels // own for side, pixels, own in sides)
+    filled_rows, filled_columns = (-(-side * pixels // own) for side, pixels, own in sides)
+    found = {(rows, columns), (filled_rows, filled_columns)}
+    fitting = [each for each in found if tokens is None or each[0] * each[1] == tokens]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def interleaved(grid: tuple[int, int], apart: tuple[int, int]) -> Tensor:
+    """`places` of sequences whose tokens lie `apart` (rows, columns), each of `grid`: those between are of the others.
+
+    The map is `grid` times `apart`, and sequences are numbered by where their first token lies, row by row.
+    """
+    down, across = (torch.arange(side * each) for side, each in zip(grid, apart, strict=True))
+    sequence = (down % apart[0])[:, None] * apart[1] + across % apart[1]
+    return sequence * (grid[0] * grid[1]) + (down // apart[0])[:, None] * grid[1] + across // apart[1]
+
+
 def put_back(tokens: Tensor, places: Tensor) -> Tensor:
     """Tokens (B * W, N, ...) to the map (B, rows, columns, ...)."""
     windows = _windows(places, tokens.shape[1], tokens.shape[0])
@@ -101,13 +134,21 @@ def _inside(query: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
     return row, column
 
 
-def _square(weights: Tensor, places: Tensor) -> tuple[int, int]:
-    """(W, N) of maps whose queries are their keys."""
+def check_square(weights: Tensor) -> None:
+    """
+    Raises:
+        UsageError: these are no maps whose queries are their keys.
+    """
     if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
         raise UsageError(
             f"a tensor of shape {tuple(weights.shape)} is no map (B, H, N, N) whose queries are its keys; such a map alone "
             "can be put back on the image"
         )
+
+
+def _square(weights: Tensor, places: Tensor) -> tuple[int, int]:
+    """(W, N) of maps whose queries are their keys."""
+    check_square(weights)
     return _windows(places, weights.shape[-1], weights.shape[0]), weights.shape[-1]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.analysis.recording import Recording
+from attngraft.analysis.standing import Standing
 from attngraft.anatomy import STAGES, Graft, GraftedModule, Listener
 from attngraft.errors import GraftSpecError
 from attngraft.grafting.apply import enrich, restore
@@ -29,13 +31,14 @@ def record(
         recording["blocks.11.attn"]["weights"]  # (B, H, N, N), also where the host uses a fused kernel
 
     Outputs do not change: a fused host computes its map beside the fused kernel, so that a map is held in memory that the
-    model itself never holds. A compiled model (`torch.compile`) runs without its compiled code inside the block, and with
-    the same compiled code as before afterwards. On leaving, listeners are removed and modules without grafts get their own
-    class back.
+    model itself never holds. Inside the block nothing runs as compiled code (`torch.compile`), whoever compiled it and
+    holds it; afterwards the same compiled code runs as before. On leaving, listeners are removed and modules without
+    grafts get their own class back.
 
     Args:
         what: what to keep (see `Recording`): names, a graft's name for all that it offers, or `gates` for everything by
-            which grafts weigh (HV's alpha and beta, gates, BiSA's lambda, CB_S's scale); all offered tensors by default.
+            which grafts weigh (HV's alpha and beta, gates, BiSA's lambda, CB_S's scale); all offered tensors by default. Of
+            none (`()`) nothing is kept, and `Recording.offered` says what there is.
         sites: which sites, as in a graft specification.
         detach: keep tensors without their graph; with False gradients can be taken through them.
 
@@ -46,10 +49,8 @@ def record(
     """
     host = find_host(getattr(model, "_orig_mod", model))  # torch.compile's wrapper holds the model itself
     places = list(_places(host, sites))
-    recording = Recording(
-        None if what is None else frozenset([what] if isinstance(what, str) else what),
-        {site.path: site.geometry for site in host.sites if any(site.path == place.site for place in places)},
-    )
+    standing = _standing(host, {place.site for place in places})
+    recording = Recording(None if what is None else frozenset([what] if isinstance(what, str) else what), standing)
     enriched = [place.module for place in places if place.carries and not isinstance(place.module, GraftedModule)]
     heard: list[tuple[Any, Listener | None]] = []
     try:
@@ -59,7 +60,7 @@ def record(
             before = point.listener
             heard.append((point, before))
             point.listener = _Ear(recording, site, prefix, elsewhere, detach, before)
-        with _eager(model):
+        with _eager(), _watched(host, standing):
             yield recording
     finally:
         for point, before in reversed(heard):
@@ -72,10 +73,45 @@ def record(
     recording.check()
 
 
-def _eager(model: nn.Module) -> AbstractContextManager[Any]:
-    """Without the compiled code of a model that has some: no listener gets into it, and none of it is made again."""
-    compiled = hasattr(model, "_orig_mod") or any(each._compiled_call_impl is not None for each in model.modules())
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+def _eager() -> AbstractContextManager[Any]:
+    """Without compiled code, whoever holds it: no listener gets into it, and none of it is made again."""
+    compiles = "torch._dynamo" in sys.modules  # which takes seconds to import, and without which nothing is compiled
+    return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
+
+
+def _standing(host: Host, chosen: Collection[str]) -> Standing:
+    geometries = {site.path: site.geometry for site in host.sites if site.path in chosen}
+    if not any(geometry.grid or getattr(geometry, "keys_grid", None) for geometry in geometries.values()):
+        return Standing(geometries)
+    return Standing(geometries, _size_of(host.adapter.example_inputs(host.core, batch=1)))
+
+
+def _size_of(inputs: Iterable[Any]) -> tuple[int, int] | None:
+    """(rows, columns) of the images among what goes into a module."""
+    images = next((each for each in inputs if isinstance(each, Tensor) and each.ndim == 4), None)
+    return None if images is None else (images.shape[2], images.shape[3])
+
+
+@contextmanager
+def _watched(host: Host, standing: Standing) -> Iterator[None]:
+    """The size of all images that go through the model is told, also where only a part of it is called
+    (`forward_features`)."""
+    if standing.made_for is None:
+        yield
+        return
+
+    def tell(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        if (size := _size_of((*args, *given.values()))) is not None:
+            standing.saw(size)
+
+    first = next((module for module in host.core.modules() if isinstance(module, nn.Conv2d)), None)
+    takes_images = [host.core] if first is None else [host.core, first]
+    hooks = [module.register_forward_pre_hook(tell, with_kwargs=True) for module in takes_images]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @dataclass(frozen=True)

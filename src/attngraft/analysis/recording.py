@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
-from attngraft.analysis.on_map import looks_of, looks_of_filters, put_back, scattered, whole_map
-from attngraft.analysis.reductions import REDUCTIONS, Around, RunningMean
-from attngraft.anatomy import AttentionGeometry, Geometry
+from attngraft.analysis.on_map import check_square, looks_of, looks_of_filters, put_back, scattered, whole_map
+from attngraft.analysis.reductions import REDUCTIONS, RunningMean
+from attngraft.analysis.standing import Standing
 from attngraft.errors import RecordError, UsageError
 from attngraft.suggest import did_you_mean
 
@@ -46,13 +44,10 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     tokens have names (`prefix`). Where maps are too many to be kept, `reduce` keeps means of them.
     """
 
-    def __init__(
-        self, what: frozenset[str] | None = None, geometries: Mapping[str, Geometry] = MappingProxyType({})
-    ) -> None:
-        self._what, self._geometries = what, geometries
+    def __init__(self, what: frozenset[str] | None = None, standing: Standing | None = None) -> None:
+        self._what, self._standing = what, standing or Standing({})
         self._offered: dict[str, dict[str, None]] = {}  # site -> names, in their order
         self._calls: dict[str, dict[str, list[Tensor]]] = {}
-        self._places: dict[str, Tensor] = {}
         self._reduced: dict[str, tuple[str, ...]] = {}  # name of maps -> what becomes of them
         self._means: dict[str, dict[str, RunningMean]] = {}
         self._refused: dict[str, dict[str, str]] = {}  # site -> what it cannot be reduced to, and why
@@ -67,7 +62,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     def add(self, site: str, name: str, tensor: Tensor) -> None:
         """Keep one tensor, or what it is reduced to."""
         if name == PLACES:
-            self._places[site] = tensor
+            self._standing.offered(site, tensor)
         elif name in self._reduced:
             self._reduce(site, name, tensor)
         else:
@@ -75,16 +70,16 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
 
     def _reduce(self, site: str, name: str, tensor: Tensor) -> None:
         """What cannot be had at this site is remembered with the reason; other sites and reductions go on."""
-        means = self._means.setdefault(site, {})
+        means, around = self._means.setdefault(site, {}), self._standing.around(site, tensor.shape[-1])
         for reduction in self._reduced[name]:
             key = _reduced(name, reduction)
             try:
-                values = REDUCTIONS[reduction](tensor, self._around(site))
+                values = REDUCTIONS[reduction](tensor, around)
             except RecordError as error:
                 self._refused.setdefault(site, {})[key] = f"{site}: {error}"
                 continue
             try:
-                means.setdefault(key, RunningMean()).add(values)
+                means.setdefault(key, RunningMean()).add(values, around.map)
             except RecordError as error:
                 raise RecordError(f"{site}: {error}") from None
 
@@ -132,22 +127,15 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         Raises:
             RecordError: the site was not among the chosen ones.
         """
-        return self._geometry(site).prefix
+        return self._standing.geometry(site).prefix
 
     def places(self, site: str) -> Tensor:
         """(rows, columns): which token stands at each place of the map, counted over the windows of one image.
 
         Raises:
-            RecordError: the host does not say where the tokens of this site stand.
+            RecordError: the host does not say where the tokens of this site stand, or they are not as many as it says.
         """
-        if site in self._places:
-            return self._places[site]
-        geometry = self._geometry(site)
-        rows, columns = geometry.grid or (0, 0)
-        if not rows or (isinstance(geometry, AttentionGeometry) and geometry.window is not None):
-            why = "hosts of its family do not say how they cut windows" if rows else "they stand on no grid"
-            raise RecordError(f"where the tokens of {site!r} stand on the map is not known: {why}")
-        return geometry.prefix_tokens + torch.arange(rows * columns).view(rows, columns)
+        return self._standing.places(site)
 
     def on_map(self, site: str, name: str) -> Tensor:
         """A tensor of tokens (B, N, C) or (B, H, N, d) on the map: (B, rows, columns, C) or (B, H, rows, columns, d).
@@ -156,20 +144,21 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         """
         tokens = self[site][name]
         if tokens.ndim == 3:
-            return put_back(tokens, self._places_for(site, tokens.shape[1]))
+            return put_back(tokens, self._standing.places(site, tokens.shape[1]))
         by_token = tokens.transpose(1, 2)
-        return put_back(by_token, self._places_for(site, by_token.shape[1])).movedim(3, 1)
+        return put_back(by_token, self._standing.places(site, by_token.shape[1])).movedim(3, 1)
 
     def looks(self, site: str, query: tuple[int, int], name: str = "weights") -> Tensor:
         """Where the token at `query` (row, column) looks, (B, H, rows, columns): its row of the map, on the image.
 
         With windows it is 0 outside the token's own. What prefix tokens get is left out. `name` may be filters of
-        neighborhoods too (`elsa.local_filters`).
+        neighborhoods too (`elsa.local_filters`). Of cross-attention see `keys_on_map`.
         """
         weights = self[site][name]
         if weights.ndim == FILTERS:
             return looks_of_filters(weights, query)
-        return looks_of(weights, self._places_for(site, weights.shape[-1]), query)
+        check_square(weights)
+        return looks_of(weights, self._standing.places(site, weights.shape[-1]), query)
 
     def whole(self, site: str, name: str = "weights") -> Tensor:
         """The map of the image, (B, H, rows * columns, rows * columns), windows in their places and 0 between them.
@@ -179,36 +168,25 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         weights = self[site][name]
         if weights.ndim == FILTERS:
             return scattered(weights)
-        return whole_map(weights, self._places_for(site, weights.shape[-1]))
+        check_square(weights)
+        return whole_map(weights, self._standing.places(site, weights.shape[-1]))
 
-    def _places_for(self, site: str, tokens: int) -> Tensor:
-        places, geometry = self.places(site), self._geometry(site)
-        if site not in self._places and tokens != geometry.prefix_tokens + places.numel():
-            raise RecordError(
-                f"{site!r} saw {tokens} tokens, and the host's own size is {geometry.prefix_tokens} and a map of "
-                f"{places.shape[0]} x {places.shape[1]}: give it images of that size to see them on the map"
-            )
-        return places
+    def keys_on_map(self, site: str, name: str = "weights") -> Tensor:
+        """Where each query of a cross-attention looks (BiXT's latents), (B, H, Nq, rows, columns): the keys on their map.
 
-    def _geometry(self, site: str) -> Geometry:
-        if site not in self._geometries:
-            raise RecordError(f"{site!r} is none of the chosen sites: {', '.join(self._geometries)}")
-        return self._geometries[site]
-
-    def _around(self, site: str) -> Around:
-        geometry = self._geometry(site)
-        window = geometry.window if isinstance(geometry, AttentionGeometry) else None
-        grid = (
-            geometry.grid if window in (None, geometry.grid) else None
-        )  # windows may be spread: their host must say how
-        return Around(geometry.prefix_tokens, grid, self._places.get(site))
+        Raises:
+            RecordError: the site is no cross-attention, or its host does not say where its keys stand.
+        """
+        weights = self[site][name]
+        return weights[..., self._standing.key_places(site, weights.shape[-1])]
 
     def offered(self, site: str) -> tuple[str, ...]:
         """Names of all that the site has offered so far, asked for or not."""
         return tuple(self._offered.get(site, ()))
 
     def calls(self, site: str, name: str) -> list[Tensor]:
-        """The tensors of every call, oldest first (a shared module is called several times in one forward).
+        """The tensors of every call, oldest first (a shared module is called several times in one forward, and a block
+        under gradient checkpointing again in the backward pass).
 
         Raises:
             RecordError: nothing of this name was recorded there.

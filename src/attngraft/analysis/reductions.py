@@ -21,6 +21,11 @@ class Around(NamedTuple):
     grid: tuple[int, int] | None = None  #: (rows, columns) of the others; None: not known
     places: Tensor | None = None  #: (rows, columns), which token of the windows stands at each place; None: not said
 
+    @property
+    def map(self) -> tuple[int, int] | None:
+        """(rows, columns) of the map of the image; None: not known."""
+        return self.grid if self.places is None else (self.places.shape[0], self.places.shape[1])
+
 
 def _placed(weights: Tensor, around: Around) -> bool:
     """Whether the host says where each token of these windows stands."""
@@ -120,20 +125,28 @@ class RunningMean:
     def __init__(self) -> None:
         self.count = 0
         self.mean: Tensor | None = None
+        self._size: tuple[int, int] | None = None
 
-    def add(self, values: Tensor) -> None:
+    def add(self, values: Tensor, size: tuple[int, int] | None = None) -> None:
         """
+        Args:
+            values: of images, (B, ...).
+            size: (rows, columns) of the map on which their tokens stand; None: not known.
+
         Raises:
-            RecordError: the shape is another one than before.
+            RecordError: the shape or the map is another one than before.
         """
         found = values.mean(0, dtype=torch.promote_types(values.dtype, torch.float32))
-        self.count += len(values)
         if self.mean is None:
-            self.mean = found
+            self.count, self.mean, self._size = len(values), found, size
             return
+        one = "reduce inputs of one size at a time (`clear` begins anew)"
         if found.shape != self.mean.shape:
             raise RecordError(
-                f"its maps have {tuple(found.shape)} numbers, and had {tuple(self.mean.shape)} before; reduce inputs of one "
-                "size at a time (`clear` begins anew)"
+                f"its maps have {tuple(found.shape)} numbers, and had {tuple(self.mean.shape)} before; {one}"
             )
+        if size != self._size:
+            now, before = (f"a map of {each[0]} x {each[1]}" if each else "no map" for each in (size, self._size))
+            raise RecordError(f"its tokens stand on {now}, and stood on {before} before; {one}")
+        self.count += len(values)
         self.mean += (found - self.mean) * (len(values) / self.count)

@@ -62,6 +62,9 @@ class Geometry:
     sequences: int = 1  #: sequences (windows) per input
     prefix: tuple[str, ...] = ()  #: names of the leading tokens that stand on no grid; see `prefix_names`
     grid: tuple[int, int] | None = None  #: (rows, columns) of the whole map of spatial tokens
+    #: (rows, columns) from one token of a sequence to the next, where what lies between is other sequences' (row by row):
+    #: `grid` is then of one sequence, and the map so many times as large
+    apart: tuple[int, int] | None = None
     causal: bool = False  #: tokens must not see later ones
     padded: bool = False  #: a batch may hold padding tokens
     #: the host's rule for weight matrices; `torch` is that of `torch.nn.Linear`
@@ -95,6 +98,7 @@ class AttentionGeometry(Geometry):
     value_width: int  #: dv, width of v per head
     window: tuple[int, int] | None = None  #: (rows, columns) of a window; None where attention is global
     cross: bool = False  #: keys and values come from other tokens than the queries
+    keys_grid: tuple[int, int] | None = None  #: (rows, columns) of the map that those other tokens are; None: of none
     talking: bool = False  #: heads are mixed with each other behind the softmax, so that there are as many as there are
     query_tokens: int | None = None  #: Nq, where the query side has not all N tokens (subsampling)
     key_tokens: int | None = None  #: Nk, where the key side has not all N tokens (subsampled keys)

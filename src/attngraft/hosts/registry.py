@@ -172,6 +172,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
             wrapper = "torch.nn.utils.parametrize"
         if wrapper:
             where = f" at {path}" if path else ""
+            other = "; module.compile() compiles without wrapping" if wrapper == "torch.compile" else ""
             raise HostError(
-                f"the model is wrapped already{where} ({wrapper}); graft the plain model first, then wrap it"
+                f"the model is wrapped already{where} ({wrapper}); graft the plain model first, then wrap it{other}"
             )

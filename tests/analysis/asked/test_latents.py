@@ -39,6 +39,23 @@ def test_chosen_latents_through_the_layers(tmp_path: Path) -> None:
     assert "BiXT" in finding.left_out["ViT"]
 
 
+def test_the_iterative_baselines_latents() -> None:
+    """None of its sites has the tokens alone: the cross-attention says where its keys stand."""
+    given = ask(bixt("iterative_sa5_d8_k2"), names=["iterative"], shown=1)
+    finding = latents.ANALYSIS(given)
+    model = given.subjects[0].model
+    with torch.no_grad(), attngraft.record(model) as recording:
+        model(inputs(given, [0]))
+    sites = [site for site in recording if "latents_to_tokens" in recording[site]]
+    assert sites
+    for site in sites:
+        looks = recording[site]["latents_to_tokens"][0].mean(0)[0]
+        assert [row["share"] for row in rows_of(finding, layer=site, latent=0)] == pytest.approx(
+            looks.tolist(), rel=1e-4
+        )
+        assert torch.equal(recording.keys_on_map(site)[0].mean(0)[0].flatten(), looks)
+
+
 def test_head_by_head_of_the_last_layer() -> None:
     given = ask(bixt(num_latents=70), names=["BiXT"], heads=True, shown=1, sites="blocks.2")
     finding = latents.ANALYSIS(given)

@@ -236,3 +236,21 @@ def test_a_decoder_refuses_what_mixes_tokens(spec: str) -> None:
     with pytest.raises(attngraft.HostError, match=r"decoder\.layers\.0.*must not see later ones"):
         attngraft.graft(host, spec)
     attngraft.graft(host, f"{spec}@encoder")
+
+
+@pytest.mark.filterwarnings("ignore:Support for mismatched")
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("added", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 8, "vdim": 8}], ids=str)
+def test_a_map_that_takes_no_graft_is_recorded(added: dict[str, Any], need_weights: bool) -> None:
+    """Queries of other keys, among them one that stands for no token."""
+    host = _attention(**added).eval()
+    memory = MEMORY[..., : added.get("kdim", E)].contiguous()
+    given = {"attn_mask": torch.randn(N, 5, generator=generator), "average_attn_weights": False}
+    _, expected = host(X, memory, memory, **given)
+    output, _ = host(X, memory, memory, **given, need_weights=need_weights)
+    with attngraft.record(host, {"weights", "scores"}) as recording:
+        found, _ = host(X, memory, memory, **given, need_weights=need_weights)
+    assert torch.equal(found, output)
+    (site,) = recording
+    assert torch.equal(recording[site]["weights"], expected)
+    assert torch.equal(recording[site]["scores"].softmax(-1), expected)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import captions, table_of
-from attngraft.analysis.asked.offers import grid_of, offered
+from attngraft.analysis.asked.offers import offered
 from attngraft.analysis.asked.showing import backdrop, numbers_of, png
 from attngraft.analysis.record import record
 from attngraft.analysis.subjects import Subject
@@ -45,8 +45,7 @@ def _images(ask: Ask, subject: Subject) -> list[_Image]:
             raise RecordError("no chosen layer has latents that look at tokens; BiXT's cross-attention layers have")
         with record(subject.model, _LOOKS, sites=ask.sites) as recording:
             subject.model(inputs)
-        maps = {site: recording[site][_LOOKS][0].float().cpu() for site in recording}
-        on_image = {site: each.unflatten(2, grid_of(subject, each.shape[2])) for site, each in maps.items()}
+        on_image = {site: recording.keys_on_map(site, _LOOKS)[0].float().cpu() for site in recording}
         _refuse_unknown(ask.latents, on_image)
         found.append(_Image(name=name, pixels=png(view), under=backdrop(view), maps=on_image))
     return found

@@ -55,16 +55,3 @@ def features(recording: Recording, site: str, name: str) -> Tensor:
         return recording.on_map(site, name)
     except UsageError as error:
         raise RecordError(f"{site}: {error}") from None
-
-
-def grid_of(subject: Subject, tokens: int) -> tuple[int, int]:
-    """(rows, columns) of the map that so many tokens are, by any site that says it.
-
-    Raises:
-        RecordError: none does.
-    """
-    for site in host_of(subject).sites:
-        rows, columns = site.geometry.grid or (0, 0)
-        if rows * columns == tokens and not site.geometry.prefix_tokens:
-            return rows, columns
-    raise RecordError(f"no site says how the {tokens} tokens that latents look at stand on the map")

@@ -159,6 +159,7 @@ class _Reader:
             key_width=width,
             value_width=width,
             cross=True,
+            keys_grid=answering.get("grid"),
             rows={} if _both_ways(module) else _rows(module, width),
         )
         if _both_ways(module):

@@ -48,7 +48,9 @@ class TimmMobileVit(TimmFamily):
         rows, columns = (
             -(-side // each) for side, each in zip(look.leaving(f"{parent}.conv_1x1")[2:], patch, strict=True)
         )
-        yield from block_sites(block, path, dim=dim, tokens=tokens, sequences=sequences, grid=(rows, columns))
+        yield from block_sites(
+            block, path, dim=dim, tokens=tokens, sequences=sequences, grid=(rows, columns), apart=tuple(patch)
+        )
 
     def _linear(self, block: Any, path: str, look: Look) -> Iterable[Site]:
         _, dim, pixels, patches = look.entering(path)

@@ -296,6 +296,7 @@ def attention_site(
         geometry=geometry,
         carriers=dict.fromkeys(stages, carrier),
         missing=missing,
+        taps={"weights": carrier} if "weights" in missing else {},  # a map that takes no graft can still be looked at
         rounds=True,
         informants={stage: paths for stage, paths in told.items() if paths},
     )
