@@ -243,6 +243,15 @@ def test_a_compiled_model_is_recorded_and_not_compiled_again(how: str, spec: str
     assert len(made) == before
 
 
+def test_numbers_that_are_drawn_in_training_are_the_same() -> None:
+    model = tiny_vit(attn_drop_rate=0.3, proj_drop_rate=0.2, drop_path_rate=0.4).train()
+    torch.manual_seed(3)
+    expected = model(IMAGES)
+    torch.manual_seed(3)
+    with attngraft.record(model, {"weights"}):
+        assert torch.equal(model(IMAGES), expected)
+
+
 def test_leading_tokens_have_names() -> None:
     with attngraft.record(tiny_vit(reg_tokens=2)) as recording:
         pass

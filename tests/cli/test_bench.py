@@ -64,7 +64,7 @@ def test_it_measures_writes_and_goes_on(jobs: list[Job], tmp_path: Path, capsys:
     result = json.loads(capsys.readouterr().out)
     assert [(job.layer, job.tokens) for job in jobs] == [("bixt", 784), ("vit", 784)]
     assert result == json.loads(out.read_text())
-    assert [point["tokens"] for point in result["curves"][0]["points"]] == [196, 784, 3136, 12544, 50176]
+    assert [point["tokens"] for point in result["curves"][0]["points"]] == [196, 3136, 12544, 25088]
     assert result["call"] == {"depth": 1, "backward": False, "cpu_time": False, "threads": 1, "repeats": 5}
     assert result["environment"]["threads"] == 1
     assert run([*arguments, "--backward"]) == 2
@@ -178,11 +178,11 @@ def test_for_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In processes of their own. On a busy machine an exponent may miss its bar."""
     out = tmp_path / "x.json"
     limits = ["--repeats=1", "--time-limit=60", "--memory-limit=0.5"]
-    arguments = ["--sizes=196,784,3136,6272,12544", "--against=vit-explicit", *limits]
+    arguments = ["--sizes=196,3136,12544,25088", "--against=vit-explicit", *limits]
     assert run(["bench", "bixt", "--out", str(out), "--threads", "1", *arguments]) in (0, 1)
     found = scaling.read_scaling(out)
     bixt, explicit = found.curves
-    assert [point.tokens for point in bixt.points] == [196, 784, 3136, 6272, 12544]
+    assert [point.tokens for point in bixt.points] == [196, 3136, 12544, 25088]
     assert bixt.time is not None
     assert bixt.memory is not None and bixt.memory.value == pytest.approx(1.0, abs=0.15)
     assert all(point.seconds > 0 and point.memory for point in (*bixt.points, *explicit.points))

@@ -83,7 +83,9 @@ def _standing(host: Host, chosen: Collection[str]) -> Standing:
     geometries = {site.path: site.geometry for site in host.sites if site.path in chosen}
     if not any(geometry.grid or getattr(geometry, "keys_grid", None) for geometry in geometries.values()):
         return Standing(geometries)
-    return Standing(geometries, _size_of(host.adapter.example_inputs(host.core, batch=1)))
+    devices = {parameter.device for parameter in host.core.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices=devices):  # examples are random, and a model may draw numbers while it is recorded
+        return Standing(geometries, _size_of(host.adapter.example_inputs(host.core, batch=1)))
 
 
 def _size_of(inputs: Iterable[Any]) -> tuple[int, int] | None:
