@@ -171,3 +171,20 @@ def test_the_reason_is_the_pooled_keys_and_not_the_size() -> None:
     for look in (recording.looks, lambda site, _: recording.whole(site)):
         with pytest.raises(UsageError, match="no map .* whose queries are its keys"):
             look("blocks.0.1.attn", (0, 0))
+
+
+def test_what_is_no_image_says_no_size() -> None:
+    """NaFlexViT takes patches with their coordinates too: as many as its own size has, on another map."""
+    model = timm.create_model("naflexvit_base_patch16_gap", embed_dim=32, num_heads=2, depth=1).eval()
+    rows, columns = torch.meshgrid(torch.arange(8), torch.arange(72), indexing="ij")
+    cut = {
+        "patches": torch.randn(1, 576, 768),
+        "patch_coord": torch.stack([rows, columns], -1).view(1, 576, 2),
+        "patch_valid": torch.ones(1, 576, dtype=torch.bool),
+    }
+    with torch.no_grad(), attngraft.record(model, {"weights"}) as recording:
+        model(cut)
+        with pytest.raises(RecordError, match="the model got no images, whose size would say it"):
+            recording.looks("blocks.0.attn", (0, 0))
+        model(torch.randn(1, 3, 128, 1152))
+    assert recording.looks("blocks.0.attn", (7, 71)).shape == (1, 2, 8, 72)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attngraft.analysis.recording import Recording
 from attngraft.analysis.standing import Standing
-from attngraft.anatomy import STAGES, Graft, GraftedModule, Listener
+from attngraft.anatomy import STAGES, Geometry, Graft, GraftedModule, Listener
 from attngraft.errors import GraftSpecError
 from attngraft.grafting.apply import enrich, restore
 from attngraft.grafting.where import near_paths, parse_where
@@ -49,7 +49,10 @@ def record(
     """
     host = find_host(getattr(model, "_orig_mod", model))  # torch.compile's wrapper holds the model itself
     places = list(_places(host, sites))
-    standing = _standing(host, {place.site for place in places})
+    chosen = {place.site for place in places}
+    geometries = {site.path: site.geometry for site in host.sites if site.path in chosen}
+    own = _own_images(host, geometries.values())
+    standing = Standing(geometries, None if own is None else (own[2], own[3]))
     recording = Recording(None if what is None else frozenset([what] if isinstance(what, str) else what), standing)
     enriched = [place.module for place in places if place.carries and not isinstance(place.module, GraftedModule)]
     heard: list[tuple[Any, Listener | None]] = []
@@ -60,7 +63,7 @@ def record(
             before = point.listener
             heard.append((point, before))
             point.listener = _Ear(recording, site, prefix, elsewhere, detach, before)
-        with _eager(), _watched(host, standing):
+        with _eager(), _watched(host, standing, own):
             yield recording
     finally:
         for point, before in reversed(heard):
@@ -79,34 +82,36 @@ def _eager() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
 
 
-def _standing(host: Host, chosen: Collection[str]) -> Standing:
-    geometries = {site.path: site.geometry for site in host.sites if site.path in chosen}
-    if not any(geometry.grid or getattr(geometry, "keys_grid", None) for geometry in geometries.values()):
-        return Standing(geometries)
+def _own_images(host: Host, chosen: Collection[Geometry]) -> torch.Size | None:
+    """Shape (B, C, H, W) of images of the host's own size; None: it takes none, or no chosen site has a map of them."""
+    if not any(geometry.grid or getattr(geometry, "keys_grid", None) for geometry in chosen):
+        return None
     devices = {parameter.device for parameter in host.core.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(devices=devices):  # examples are random, and a model may draw numbers while it is recorded
-        return Standing(geometries, _size_of(host.adapter.example_inputs(host.core, batch=1)))
-
-
-def _size_of(inputs: Iterable[Any]) -> tuple[int, int] | None:
-    """(rows, columns) of the images among what goes into a module."""
-    images = next((each for each in inputs if isinstance(each, Tensor) and each.ndim == 4), None)
-    return None if images is None else (images.shape[2], images.shape[3])
+    with torch.random.fork_rng(
+        devices=devices
+    ):  # examples are random, and a model may draw numbers while it is recorded
+        first = host.adapter.example_inputs(host.core, batch=1)[0]
+    return first.shape if first.ndim == 4 else None
 
 
 @contextmanager
-def _watched(host: Host, standing: Standing) -> Iterator[None]:
+def _watched(host: Host, standing: Standing, own: torch.Size | None) -> Iterator[None]:
     """The size of all images that go through the model is told, also where only a part of it is called
     (`forward_features`)."""
-    if standing.made_for is None:
+    if own is None:
         yield
         return
 
     def tell(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        if (size := _size_of((*args, *given.values()))) is not None:
-            standing.saw(size)
+        """`module` is the model, or its first convolution."""
+        for each in (*args, *given.values()):
+            if isinstance(each, Tensor) and each.ndim == 4 and each.shape[1] == own[1]:
+                standing.saw((each.shape[2], each.shape[3]))
+                return
+        standing.saw(None)
 
-    first = next((module for module in host.core.modules() if isinstance(module, nn.Conv2d)), None)
+    of_images = (module for module in host.core.modules() if isinstance(module, nn.Conv2d))
+    first = next((module for module in of_images if module.in_channels == own[1]), None)
     takes_images = [host.core] if first is None else [host.core, first]
     hooks = [module.register_forward_pre_hook(tell, with_kwargs=True) for module in takes_images]
     try:

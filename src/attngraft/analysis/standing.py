@@ -22,12 +22,12 @@ class Standing:
     """
 
     def __init__(self, geometries: Mapping[str, Geometry], made_for: tuple[int, int] | None = None) -> None:
-        self._geometries, self.made_for = geometries, made_for
+        self._geometries, self._made_for = geometries, made_for
         self._seen = made_for
         self._offered: dict[str, Tensor] = {}  # by hosts that say how they cut windows
 
-    def saw(self, size: tuple[int, int]) -> None:
-        """Images of this size, (rows, columns) of pixels, are on their way through the model."""
+    def saw(self, size: tuple[int, int] | None) -> None:
+        """Images of this size, (rows, columns) of pixels, are on their way through the model; None: something else is."""
         self._seen = size
 
     def offered(self, site: str, places: Tensor) -> None:
@@ -97,15 +97,19 @@ class Standing:
 
     def _at(self, grid: tuple[int, int], tokens: int | None) -> tuple[int, int] | None:
         """What `grid` is of images as large as those that came; None: it has not so many places."""
-        if self._seen is not None and self.made_for is not None:
-            return grid_at(self._seen, grid=grid, made_for=self.made_for, tokens=tokens)
-        return grid if tokens in (None, grid[0] * grid[1]) else None
+        if self._made_for is None:
+            return grid if tokens in (None, grid[0] * grid[1]) else None
+        if self._seen is None:
+            return None
+        return grid_at(self._seen, grid=grid, made_for=self._made_for, tokens=tokens)
 
     def _not_so_many(self, site: str, tokens: int | None, leading: str, grid: tuple[int, int]) -> str:
         own = f"{leading}a map of {grid[0]} x {grid[1]}"
-        if self._seen is None or self.made_for is None:
+        if self._made_for is None:
             return f"{site!r} saw {tokens} tokens, and its host's own size is {own}"
-        seen, made_for = (f"{size[0]} x {size[1]}" for size in (self._seen, self.made_for))
+        if self._seen is None:
+            return f"where the tokens of {site!r} stand is not known: the model got no images, whose size would say it"
+        seen, made_for = (f"{size[0]} x {size[1]}" for size in (self._seen, self._made_for))
         saw = "which are no whole number of patches" if tokens is None else f"and saw {tokens} tokens"
         return (
             f"{site!r} got images of {seen}, {saw}, where its host's own size of {made_for} is {own}: give it images of "
