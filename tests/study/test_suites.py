@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from attngraft.study.statistics import t_interval
 from attngraft.study.suites import evaluate_finished
 from attngraft.study.verdict import compare_scores
 from attngraft.tasks.calibration import reliability
+from attngraft.training.evaluate import weights_file
 from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import TREE
 from tests.export.runs import VIT
@@ -259,3 +261,51 @@ def test_failures_of_suites_are_notes_and_ctrl_c_goes_through(tmp_path: Path) ->
         compare(study(tmp_path, suites=["noise"]), tools=replace(fake, evaluate_suites=pressed))
     without = compare(study(tmp_path), tools=replace(fake, evaluate_suites=pressed))
     assert without.suites == []
+
+
+@pytest.fixture
+def copied(found: tuple[Path, StudyResult], tmp_path: Path) -> Path:
+    """The study with suites and its images, at a place of its own."""
+    shutil.copytree(found[0].parent, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def of_copy(place: Path, suite: str) -> SuiteResult:
+    """What a report of what is there says."""
+    config = replace(small(place), out=place / "study", suites=(suite,))
+    (result,) = report_only(config, tools=BARE).suites
+    return result
+
+
+def test_results_of_other_weights_are_left_out(copied: Path) -> None:
+    assert not any("left out" in note for note in of_copy(copied, "fgsm").notes)
+    folder = copied / "study/runs/cb/seed1"
+    path = weights_file(folder, "last")
+    path.write_bytes(path.read_bytes() + b" ")
+    result = of_copy(copied, "fgsm")
+    assert "cb seed 1 is left out: what is kept is of other weights than the run has now" in " ".join(result.notes)
+    value = result.conditions[0].variants[1].value
+    assert value is not None
+    assert value.deviation is None, "one seed is left"
+
+
+def test_results_on_other_examples_are_left_out(copied: Path) -> None:
+    path = copied / "study/runs/baseline/seed0/evaluation/last/fgsm/results.json"
+    found = json.loads(path.read_text())
+    assert found["digest"]
+    path.write_text(json.dumps(found | {"digest": "0" * 64}))
+    result = of_copy(copied, "fgsm")
+    assert "baseline seed 0 is left out: it was evaluated on other examples than most runs" in " ".join(result.notes)
+
+
+def test_results_whose_predictions_are_gone_or_of_something_else_are_left_out(copied: Path) -> None:
+    """As where an evaluation stopped between writing predictions and results."""
+    folder = copied / "study/runs"
+    (folder / "cb/seed0/evaluation/last/fgsm/fgsm-2.parquet").unlink()
+    other = folder / "baseline/seed0/evaluation/last/fgsm/fgsm-2.parquet"
+    shutil.copy(other, folder / "baseline/seed1/evaluation/last/fgsm/fgsm-2.parquet")
+    notes = " ".join(of_copy(copied, "fgsm").notes)
+    for name in ("cb seed 0", "baseline seed 1"):
+        assert f"{name} is left out: its files of predictions are not those" in notes
+    assert evaluate_finished(replace(small(copied), suites=("fgsm",)), progress=StudyLog()) == []
+    assert not any("left out" in note for note in of_copy(copied, "fgsm").notes)

@@ -15,9 +15,9 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites
-from attngraft.evaluation.suites.evaluate import FOLDER, evaluate_suites
+from attngraft.evaluation.suites.evaluate import FOLDER, checkpoint_digest, evaluate_suites
 from attngraft.evaluation.suites.failing import FAILURES
-from attngraft.evaluation.suites.kept import need_pyarrow, read_columns, read_kept
+from attngraft.evaluation.suites.kept import made_from, need_pyarrow, read_columns, read_kept
 from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run
 from attngraft.evaluation.suites.test_sets import imagenet_order, open_test_set
 from attngraft.study.calibrating import Beliefs, compare_calibration
@@ -27,6 +27,7 @@ from attngraft.study.progress import StudyProgress
 from attngraft.study.result import ConditionResult, ConditionVariant, Difference, Spread, SuiteResult
 from attngraft.study.verdict import compare_scores
 from attngraft.tasks.images.sources import is_missing
+from attngraft.training.evaluate import Weights
 
 if TYPE_CHECKING:
     from attngraft.study.collect import Records
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from attngraft.tasks.task import Task
     from attngraft.training.run_folder import RunRecord
 
-WEIGHTS = "last"
+WEIGHTS: Weights = "last"
 
 
 def check_suites(config: StudyConfig, material: Material | None) -> None:
@@ -134,18 +135,39 @@ def suite_results(config: StudyConfig, records: Records, task: Task) -> list[Sui
         TrainingError: a file of predictions cannot be read.
     """
     found = []
+    checkpoints: dict[Path, str] = {}
     for choice in choices_of(config):
-        runs = {
-            name: {
-                seed: _Evaluated(record, found_run)
-                for seed, record in by_seed.items()
-                if (found_run := find_suite_run(record.folder / FOLDER / WEIGHTS, choice)) is not None
-            }
+        there = {
+            (name, seed): _Evaluated(record, found_run)
             for name, by_seed in records.items()
+            for seed, record in by_seed.items()
+            if (found_run := find_suite_run(record.folder / FOLDER / WEIGHTS, choice)) is not None
         }
-        first = next((run for by_seed in runs.values() for run in by_seed.values()), None)
-        if first is not None:
-            found.append(_suite(config, choice, runs, first.found, task))
+        notes = []
+        for (name, seed), why in _stale(there, checkpoints).items():
+            del there[name, seed]
+            notes.append(f"{name} seed {seed} is left out: {why}; the command without --report-only evaluates it.")
+        runs = {name: {seed: run for (of, seed), run in there.items() if of == name} for name in records}
+        if there:
+            found.append(_suite(config, choice, runs, next(iter(there.values())).found, task, notes))
+    return found
+
+
+def _stale(there: Mapping[tuple[str, int], _Evaluated], checkpoints: dict[Path, str]) -> dict[tuple[str, int], str]:
+    """Those whose results are not of what the others' are, and why. `checkpoints` keeps digests of the runs' weights."""
+    digests = [run.found.digest for run in there.values()]
+    digest = max(digests, key=digests.count, default="")  # what most of them saw
+    found = {}
+    for key, run in there.items():
+        folder = run.record.folder
+        if folder not in checkpoints:
+            checkpoints[folder] = checkpoint_digest(run.record, WEIGHTS)
+        if run.found.checkpoint != checkpoints[folder]:
+            found[key] = "what is kept is of other weights than the run has now"
+        elif run.found.digest != digest:
+            found[key] = "it was evaluated on other examples than most runs"
+        elif not run.whole():
+            found[key] = "its files of predictions are not those that its results were made from"
     return found
 
 
@@ -156,6 +178,15 @@ class _Evaluated:
         self.record, self.found = record, found
         self.groups = {group.name: group for group in found.groups}
         self._read: dict[str, Scores] = {}
+
+    def whole(self) -> bool:
+        """Whether all files of predictions are there, and of the weights and examples of the results."""
+        files = (self.record.folder / FOLDER / file for group in self.found.groups for file in group.files)
+        made = (made_from(file) for file in files)
+        return all(
+            each is not None and (each["checkpoint"], each["data"]) == (self.found.checkpoint, self.found.digest)
+            for each in made
+        )
 
     def scores(self, name: str) -> Scores:
         """By example: the mean over severities of the mean over noise seeds."""
@@ -187,14 +218,16 @@ class _Evaluated:
 _Runs = Mapping[str, Mapping[int, _Evaluated]]
 
 
-def _suite(config: StudyConfig, choice: SuiteChoice, runs: _Runs, first: SuiteRun, task: Task) -> SuiteResult:
-    notes = list(first.notes)
+def _suite(
+    config: StudyConfig, choice: SuiteChoice, runs: _Runs, first: SuiteRun, task: Task, said: list[str]
+) -> SuiteResult:
+    notes = [*first.notes, *said]
     seeds = max((len(group.noise_seeds) for group in first.groups), default=0)
     if seeds > 1:
         notes.append(f"Where there is noise, an example's score is its mean over {seeds} noise seeds.")
     for name, by_seed in runs.items():
-        said = dict.fromkeys(text for run in by_seed.values() for group in run.found.groups for text in group.said)
-        notes += [f"{name}: {text}." for text in said]
+        ways = dict.fromkeys(text for run in by_seed.values() for group in run.found.groups for text in group.said)
+        notes += [f"{name}: {text}." for text in ways]
     return SuiteResult(
         name=choice.suite.name,
         title=choice.suite.title,

@@ -152,7 +152,32 @@ def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tup
             f"{record.folder}: this run's model was built for {record.model_args}, "
             f"but the data asks for {dict(found.model_args)}: evaluate it on data of the same kind"
         )
+    _check_classes(record, found.facts.get("classes"), where=data or "the data")
     return recipe, task, found.val
+
+
+def _check_classes(record: RunRecord, theirs: object, *, where: str) -> None:
+    """Numbers of labels mean the run's classes by their places. Data without names of classes has its numbers for names,
+    and is taken at its word.
+
+    Raises:
+        DataError: the data has other classes, or has them in another order.
+    """
+    ours = record.facts.get("classes")
+    if not isinstance(ours, list) or not isinstance(theirs, list) or ours == theirs:
+        return
+    if [str(place) for place in range(len(ours))] in (ours, theirs):
+        return
+    both = f"{where}: its classes are {_few(theirs)}, and those of {record.folder} are {_few(ours)}"
+    odd = next((name for name in theirs if name not in ours), None)
+    if odd is not None:
+        raise DataError(f"{both}: {odd!r} is none of them; evaluate the run on data of its own classes")
+    raise DataError(f"{both}: the same in another order, so that labels would be taken for others; order them alike")
+
+
+def _few(names: list[object]) -> str:
+    shown = ", ".join(str(name) for name in names[:4])
+    return f"{shown}, ... ({len(names)})" if len(names) > 4 else shown
 
 
 def weights_file(folder: Path, weights: Weights) -> Path:

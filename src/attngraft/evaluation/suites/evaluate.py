@@ -87,16 +87,25 @@ def evaluate_suites(
         return work.suites([(choice, grounds[choice.data, choice.suite.test_set]) for choice in choices], stop)
 
 
+def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
+    """SHA-256 of the file of a run's weights.
+
+    Raises:
+        TrainingError: the run has no such weights.
+    """
+    path = weights_file(record.folder, weights)
+    if not path.is_file():
+        raise TrainingError(f"{path}: is not there: the run has no such weights (yet)")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 class _Work:
     """One run under suites."""
 
     def __init__(self, record: RunRecord, weights: Weights, progress: SuiteProgress) -> None:
         self.record, self.weights, self.progress = record, weights, progress
-        path = weights_file(record.folder, weights)
-        if not path.is_file():
-            raise TrainingError(f"{path}: is not there: the run has no such weights (yet)")
-        with path.open("rb") as file:
-            self.checkpoint = hashlib.file_digest(file, "sha256").hexdigest()
+        self.checkpoint = checkpoint_digest(record, weights)
         self.bench = Bench(record, weights, create_accelerator(record.recipe))
 
     def suites(self, asked: Sequence[tuple[SuiteChoice, Ground]], stop: StopSignal) -> list[SuiteRun]:
@@ -161,6 +170,7 @@ class _Work:
             reliability=reliable,
             machine=machine,
             version=__version__,
+            digest=ground.digest,
         )
         if self.bench.accelerator.is_main_process:
             save_suite_run(found, own)

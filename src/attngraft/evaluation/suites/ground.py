@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from attngraft.errors import DataError, UsageError
 from attngraft.evaluation.suites.catalog import SuiteChoice
@@ -41,8 +43,8 @@ class Ground:
     split: Split
     numbers: np.ndarray  #: of the examples, in the whole data: what is random depends on them
     where: str  #: in words
-    digest: str  #: changes when the examples do
-    slug: str  #: of the folder for results; empty for all of the run's own validation part
+    digest: str = ""  #: changes when the examples do
+    slug: str = ""  #: of the folder for results; empty for all of the run's own validation part
     answers: np.ndarray | None = None  #: the classes that may be answered; None: all
     accepted: Mapping[str, Sequence[int]] = field(default_factory=dict)  #: by name, the classes that count as right
     notes: tuple[str, ...] = ()
@@ -108,8 +110,12 @@ def open_ground(
     else:
         _, task, examples = open_split(record, data=source, split=split)
         named = [part for part in (source, split) if part is not None]
-        ground = _ground(task, examples, where=", ".join(named) or "the run's own validation part", named=bool(named))
-    return ground if limit is None else _part(ground, limit)
+        ground = _ground(task, examples, where=", ".join(named) or "the run's own validation part")
+    part = ground if limit is None else _part(ground, limit)
+    digest = _digest(part.split)
+    other = f"{_plain(ground.where)}-{digest[:6]}" if source is not None or split is not None else ""
+    limited = "" if part is ground else f"limit{limit}"
+    return replace(part, digest=digest, slug="-".join(each for each in (other, limited) if each))
 
 
 def _test_set(record: RunRecord, name: str, source: str | None) -> Ground:
@@ -172,20 +178,11 @@ def _class_folders(record: RunRecord, source: str) -> Ground | None:
 
 def _of_images(record: RunRecord, task: Classification, images: FolderImages, *, where: str) -> Ground:
     split = task.open_test(images, facts=record.facts, model_data_config=model_data_config(record.recipe))
-    return _ground(task, split, where=where, named=True)
+    return _ground(task, split, where=where)
 
 
-def _ground(task: Task, split: Split, *, where: str, named: bool) -> Ground:
-    digest = _digest(split)
-    return Ground(
-        task=task,
-        probe=task.probe(),
-        split=split,
-        numbers=np.arange(len(split)),
-        where=where,
-        digest=digest,
-        slug=f"{_plain(where)}-{digest[:6]}" if named else "",
-    )
+def _ground(task: Task, split: Split, *, where: str) -> Ground:
+    return Ground(task=task, probe=task.probe(), split=split, numbers=np.arange(len(split)), where=where)
 
 
 def _part(ground: Ground, limit: int) -> Ground:
@@ -197,21 +194,38 @@ def _part(ground: Ground, limit: int) -> Ground:
         ground,
         split=split,
         numbers=ground.numbers[indices],
-        digest=_digest(split),
-        slug="-".join(part for part in (ground.slug, f"limit{limit}") if part),
         notes=(*ground.notes, f"{len(indices):,} of {len(ground.split):,} examples, spread evenly over all (--limit)."),
     )
 
 
 def _digest(split: Split) -> str:
-    """SHA-256 of names, labels, and what changes when files do."""
+    """SHA-256 of names, labels, and what changes when files do; where no file says so, of the examples themselves."""
     seen = hashlib.sha256()
     for index in range(len(split)):
         seen.update(split.name(index).encode("utf-8", "surrogateescape") + b"\0")
-    if isinstance(split, LabelledSplit):
+    stamps = [split.images.stamp(index) for index in range(len(split))] if isinstance(split, LabelledSplit) else [None]
+    if isinstance(split, LabelledSplit) and None not in stamps:
         seen.update(np.ascontiguousarray(split.labels).tobytes())
-        seen.update(repr([split.images.stamp(index) for index in range(len(split))]).encode())
+        seen.update(repr(stamps).encode())
+        return seen.hexdigest()
+    for index in range(len(split)):
+        _see(seen, split.collate([split[(0, index)]]))
     return seen.hexdigest()
+
+
+def _see(seen: Any, value: Any) -> None:
+    """Add a part of a batch to a hash."""
+    if isinstance(value, Tensor):
+        seen.update(f"{value.dtype} {tuple(value.shape)}\0".encode())
+        seen.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, Mapping):
+        _see(seen, sorted(value.items()))
+    elif isinstance(value, list | tuple):
+        seen.update(f"{len(value)}\0".encode())
+        for each in value:
+            _see(seen, each)
+    else:
+        seen.update(f"{value!r}\0".encode())
 
 
 def _plain(text: str) -> str:

@@ -107,6 +107,17 @@ def read_kept(path: Path, *, fingerprint: Fingerprint | None = None) -> Kept | N
         return None
 
 
+def made_from(path: Path) -> Fingerprint | None:
+    """What the predictions in a file were made from; None where it is not there or not whole."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        found: Fingerprint = json.loads((parquet.read_schema(path).metadata or {})[KEY])["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError, ArrowException):
+        return None
+    return found
+
+
 def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.ndarray]:
     """The columns of a file that `write_kept` wrote, all or some.
 

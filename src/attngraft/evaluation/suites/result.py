@@ -71,6 +71,7 @@ class SuiteRun:
     reliability: Reliability | None = None
     machine: dict[str, Any] = field(default_factory=dict)  #: where something was timed
     version: str = ""
+    digest: str = ""  #: of the examples: two runs with the same one saw the same
     format: int = FORMAT
 
 
