@@ -75,6 +75,25 @@ def test_more_steps_do_more_harm_and_the_model_is_left_alone() -> None:
     assert torch.equal(fgsm(loss, pixels, epsilon=0), pixels)
 
 
+def test_the_gradient_of_a_sure_model_does_not_vanish_under_autocast() -> None:
+    """In fp16 softmax - onehot would come to nothing."""
+    torch.manual_seed(0)
+    model, pixels = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.GELU(), nn.Linear(64, 5)), torch.rand(8, 3, 8, 8)
+    labels = torch.zeros(8, dtype=torch.long)
+    with torch.no_grad():
+        model[3].bias[0] += 20  # type: ignore[index,operator]
+
+    def loss(x: Tensor) -> Tensor:
+        return F.cross_entropy(model(x).float(), labels, reduction="sum")
+
+    expected = [fgsm(loss, pixels, epsilon=8 / 255), pgd(loss, pixels, epsilon=8 / 255)]
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = [fgsm(loss, pixels, epsilon=8 / 255), pgd(loss, pixels, epsilon=8 / 255)]
+    assert all(map(torch.equal, found, expected))
+    inside = (pixels > 0.1) & (pixels < 0.9)
+    assert (found[0] != pixels)[inside].all()
+
+
 @pytest.mark.parametrize(
     ("pixels", "epsilon", "steps", "message"),
     [

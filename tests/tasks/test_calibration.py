@@ -7,6 +7,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
+from attngraft.study.calibrating import Beliefs, compare_calibration
 from attngraft.tasks.calibration import mean_over_seeds, reliability, share_or_none
 
 
@@ -40,6 +41,22 @@ def test_the_ends_of_the_scale_and_empty_bins() -> None:
     assert found.stated == [0.0, None, None, 1.0]
     assert found.observed == [0.0, None, None, 0.5]
     assert found.error_by_seed == pytest.approx([1 / 3])
+
+
+def test_a_confidence_of_1_is_in_the_last_bin_with_its_neighbors() -> None:
+    """Of 15: half of 100 images at 1, of which 45 are right, and half at 0.95, all right; |0.975 - 0.95|, not the mean of
+    0.1 and 0.05. A study's difference to a model without any error is the same number."""
+    stated = np.repeat([1.0, 0.95], 50).astype(np.float32)
+    true = np.arange(100) % 50 < np.repeat([45, 50], 50)
+    found = reliability([stated, stated[::-1].copy()], [true, true[::-1]])
+    assert found.counts == [0] * 14 + [200]
+    assert found.stated[-1] == pytest.approx(0.975, abs=1e-7)
+    assert found.error_by_seed == pytest.approx([0.025, 0.025], abs=1e-7)
+    names = np.array([f"{place:03}" for place in range(100)])
+    exact = Beliefs(names=names, stated=np.ones((100, 1)), true=np.ones((100, 1), dtype=bool))
+    variant = Beliefs(names=names, stated=stated[:, None], true=true[:, None])
+    difference = compare_calibration([exact] * 2, [variant] * 2, resamples=10)
+    assert difference.mean == pytest.approx(found.error_by_seed[0], abs=1e-12)
 
 
 def test_means_leave_out_what_is_not_there() -> None:

@@ -21,8 +21,9 @@ def fgsm(loss: Loss, pixels: Tensor, *, epsilon: float) -> Tensor:
             lambda x: F.cross_entropy(model(normalize(x)), labels, reduction="sum"), pixels, epsilon=1 / 255
         )
 
-    The model should be in eval mode. A sum, not a mean: with a mean the gradient of half precision may vanish. Gradients of
-    parameters stay as they are.
+    The model should be in eval mode. `torch.autocast` around the call is off while the gradient is taken: in fp16 it
+    vanishes on its way back where the model is sure, and the image would stay as it is. One that `loss` itself enters stays.
+    Gradients of parameters stay as they are.
 
     Args:
         loss: of the images; what it is, is the task's affair (one label, several, one per pixel).
@@ -77,8 +78,8 @@ def pgd(
 
 
 def _uphill(loss: Loss, pixels: Tensor) -> Tensor:
-    """Signs of the loss's gradient."""
-    with torch.enable_grad():
+    """Signs of the loss's gradient, taken in full precision."""
+    with torch.enable_grad(), torch.autocast(pixels.device.type, enabled=False):
         moved = pixels.detach().clone().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(moved).sum(), moved)
     return gradient.sign()

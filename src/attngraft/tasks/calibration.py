@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torchmetrics.functional.classification import binary_calibration_error
 
 from attngraft.sections import Reliability
 
@@ -19,10 +18,7 @@ def reliability(stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, bin
     The error of a seed is sum_b n_b / N |mean stated - share true| over bins of equal width (Guo et al. 2017, equation 3);
     the bins that are shown hold all seeds.
     """
-    errors = [
-        float(binary_calibration_error(torch.from_numpy(p), torch.from_numpy(hit.astype(np.int64)), n_bins=bins))
-        for p, hit in zip(stated, true, strict=True)
-    ]
+    errors = [_error(p.astype(float), hit.astype(float), bins) for p, hit in zip(stated, true, strict=True)]
     probability, hit = np.concatenate(stated).astype(float), np.concatenate(true).astype(float)
     place = bin_of(probability, bins=bins)
     counts = np.bincount(place, minlength=bins)
@@ -34,8 +30,13 @@ def reliability(stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, bin
     return Reliability(counts=counts.tolist(), stated=means(probability), observed=means(hit), error_by_seed=errors)
 
 
+def _error(stated: np.ndarray, true: np.ndarray, bins: int) -> float:
+    gaps = np.bincount(bin_of(stated, bins=bins), weights=stated - true, minlength=bins)
+    return float(np.abs(gaps).sum() / len(stated))
+
+
 def bin_of(probability: np.ndarray, *, bins: int = BINS) -> np.ndarray:
-    """The bin of each probability."""
+    """The bin of each probability; 1 is in the last one (torchmetrics gives it a bin more, of its own)."""
     edges = torch.linspace(0, 1, bins + 1).double().numpy()  # torchmetrics' own, to the last digit
     place: np.ndarray = np.clip(np.searchsorted(edges, probability, side="right") - 1, 0, bins - 1)
     return place

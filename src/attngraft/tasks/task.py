@@ -158,6 +158,11 @@ class Task(ABC):
         that draws nothing leaves both out."""
         return None
 
+    def follow(self, facts: Mapping[str, Any]) -> None:
+        """Asked for before `load`, where a trained model is evaluated: examples are to be prepared as its run's were, of
+        which `load` said `facts`, whatever these data are like. A task that decides nothing by its data leaves it out."""
+        return None
+
     def keep(self, path: Path) -> bool:
         """Asked for after `load`: write to `path` what was drawn at random (which examples are for validation), so that it
         stays as it is when examples come or go; whether there was anything to write.

@@ -144,6 +144,7 @@ def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tup
     """
     recipe = _with_data(record.recipe, data, split)
     task = build_task(recipe)
+    task.follow(record.facts)
     if data is None and split is None:
         task.recall(RunFolder(record.folder).split)
     found = task.load(model_data_config=model_data_config(recipe))

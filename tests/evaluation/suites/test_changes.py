@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +15,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 from attngraft.evaluation.corruptions import CORRUPTIONS, corruption
-from attngraft.evaluation.suites import suites
+from attngraft.evaluation.suites import changes, suites
 from attngraft.evaluation.suites.changes import (
     CenterHidden,
     Corrupted,
     ManySteps,
     PatchesDropped,
+    SalientDropped,
     noise_of,
     patch_side,
 )
-from attngraft.evaluation.suites.salience import NotPossible
+from attngraft.evaluation.suites.salience import NotPossible, Salience
 from tests.evaluation.plain import MOST_APART, differences
 from tests.evaluation.suites.making import MEAN, victim
 
@@ -56,6 +59,33 @@ def test_patches_are_those_of_16_of_224_pixels(size: tuple[int, int], side: int)
 def test_sides_without_a_common_patch() -> None:
     with pytest.raises(NotPossible, match="223 x 224 cannot be cut into at most 14 square patches"):
         patch_side(223, 224)
+
+
+@pytest.mark.parametrize(
+    ("size", "patches", "possible"),
+    [((37, 37), "1 patch", ()), ((17, 34), "2 patches", (0.5,)), ((17, 51), "3 patches", (0.25, 0.5, 0.75))],
+)
+def test_too_few_patches_to_drop_a_share_of(
+    size: tuple[int, int], patches: str, possible: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At random, or by a map of as many places."""
+    pixels, model = torch.rand(2, 3, *size), victim(nn.Identity(), torch.zeros(2), [0, 1])
+    side = patch_side(*size)
+    scores = torch.rand(2, size[0] // side * (size[1] // side))
+    monkeypatch.setattr(changes, "salience", lambda *_, **__: Salience(scores=scores, patch=side, site="", by=""))
+    for share in (0.25, 0.5, 0.75):
+        ways: list[Callable[[], Tensor]] = [
+            partial(PatchesDropped(share), pixels[0], noise_of(0, 0), color=(9.0,) * 3),
+            partial(SalientDropped(share), pixels, dataclasses.replace(model, color=(9.0,) * 3), noise_seed=0),
+        ]
+        for drop in ways:
+            if share in possible:
+                assert 0 < (drop() == 9).float().mean() < 1
+            else:
+                with pytest.raises(
+                    NotPossible, match=rf"{size[0]} x {size[1]} are {patches} .* {share:.0%} would be (all|none)$"
+                ):
+                    drop()
 
 
 def test_a_real_image_without_its_center(photograph: Tensor) -> None:

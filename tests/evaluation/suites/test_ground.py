@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from attngraft.errors import DataError
 from attngraft.evaluation.suites import parse_suites
 from attngraft.evaluation.suites.ground import Ground, open_ground
+from attngraft.training.evaluate import open_split
 from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import NAMES, run_with_images
 from tests.tasks.images.making import Tree, make_folder, picture
@@ -68,3 +71,25 @@ def test_parts_called_like_classes(tmp_path: Path) -> None:
     parts = make_folder(tmp_path / "parts", {"train": {"car": 2, "train": 2}, "test": {"car": 1, "train": 1}})
     assert len(opened(run, parts).split) == 2
     assert len(opened(run, make_folder(tmp_path / "flat", {"car": 2, "train": 3})).split) == 5
+
+
+def test_the_crop_is_the_runs_however_the_data_lie(run: Path, tmp_path: Path) -> None:
+    """Images as small as the input, of which data by themselves would have nothing cut away."""
+    flat = make_folder(tmp_path / "flat", FLAT)
+    for part in ("train", "val"):
+        shutil.copytree(flat, tmp_path / "parts" / part)
+    in_folders, in_parts = opened(run, flat).split, opened(run, tmp_path / "parts").split
+    assert len(in_folders) == len(in_parts) == 6
+    for index in range(6):
+        assert torch.equal(in_folders[(0, index)][0], in_parts[(0, index)][0])
+
+
+def test_the_crop_is_the_runs_with_several_labels(tmp_path: Path) -> None:
+    make_folder(tmp_path / "small", FLAT)
+    files = [path for path in sorted((tmp_path / "small").rglob("*.png")) for _ in range(2)]
+    rows = [f"{path},{path.parent.name}|owl,{part}" for path, part in zip(files, ["train", "val"] * 6, strict=True)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,labels,split", *rows]) + "\n")
+    task = {"name": "multilabel", "data": {"source": str(tmp_path / "labels.csv")}}
+    record = read_run(run_with_images(tmp_path / "run", task=task))
+    _, _, split = open_split(record, data=str(tmp_path / "labels.csv"), split=None)
+    assert split.view.transforms[0].size == 17  # type: ignore[attr-defined]  # of which 16, the run's nine tenths

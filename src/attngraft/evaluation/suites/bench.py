@@ -31,13 +31,25 @@ class Bench:
 
     @cached_property
     def core(self) -> nn.Module:
-        """Without what accelerate puts around it."""
+        """Without what accelerate puts around it: in full precision, unless it is called within an autocast."""
         return trained_model(self.record, self.weights).requires_grad_(False).eval()
 
     @cached_property
     def model(self) -> nn.Module:
-        prepared: nn.Module = self.accelerator.prepare_model(self.core, evaluation_mode=True)
+        """In the run's precision."""
+        prepared: nn.Module = self.accelerator.prepare_model(_Shell(self.core), evaluation_mode=True)
         return prepared
+
+
+class _Shell(nn.Module):
+    """What accelerate may give another `forward`, so that the model keeps its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
 
 
 class Conditions:
@@ -58,13 +70,10 @@ class Conditions:
         """
         ground, place = self._ground, self._conditions.index(condition)
         self.said.clear()
-        model: nn.Module = self._bench.model
-        if ground.answers is not None:
-            answering = Answering(model, ground.answers, classes=len(self._bench.record.facts["classes"]))
-            model = answering.to(self._bench.accelerator.device)
+        model, exact = self._answering(self._bench.model), self._answering(self._bench.core)
 
         def change(batch: Batch, indices: Tensor) -> Batch:
-            changed = self._changed(batch, indices, condition, model)
+            changed = self._changed(batch, indices, condition, model, exact)
             self._progress.on_examples(len(indices))
             return changed
 
@@ -76,6 +85,13 @@ class Conditions:
         """Send the loading processes away."""
         for evaluator in self._evaluators.values():
             evaluator.send_workers_away()
+
+    def _answering(self, model: nn.Module) -> nn.Module:
+        """The model, answering with the classes that may be answered."""
+        if self._ground.answers is None:
+            return model
+        answering = Answering(model, self._ground.answers, classes=len(self._bench.record.facts["classes"]))
+        return answering.to(self._bench.accelerator.device)
 
     def _evaluator(self, *, gradients: bool) -> SplitEvaluator:
         if gradients not in self._evaluators:
@@ -90,21 +106,27 @@ class Conditions:
             )
         return self._evaluators[gradients]
 
-    def _changed(self, batch: Batch, indices: Tensor, condition: Condition, model: nn.Module) -> Batch:
+    def _changed(
+        self, batch: Batch, indices: Tensor, condition: Condition, model: nn.Module, exact: nn.Module
+    ) -> Batch:
+        """The batch under the condition; `exact` is the model in full precision, of which attacks take gradients."""
         if condition.batch is None:
             return batch
         ground, accelerator, pixels = self._ground, self._bench.accelerator, self._ground.probe.pixels
         layout = self._bench.record.recipe.train.channels_last
 
-        def outputs(changed: Tensor) -> Any:
+        def called(one: nn.Module, changed: Tensor) -> Any:
             args, kwargs = model_inputs(ground.task, pixels.into_batch(batch, changed), channels_last=layout)
+            return one(*args, **kwargs)
+
+        def outputs(changed: Tensor) -> Any:
             with accelerator.autocast():
-                return model(*args, **kwargs)
+                return called(model, changed)
 
         victim = Victim(
             model=self._bench.core,
             outputs=outputs,
-            losses=lambda changed: ground.probe.losses(outputs(changed), batch),
+            losses=lambda changed: ground.probe.losses(called(exact, changed), batch),
             numbers=[int(ground.numbers[index]) for index in indices.tolist()],
             color=pixels.color,
             say=lambda text: self.said.update({text: None}),

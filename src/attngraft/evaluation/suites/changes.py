@@ -67,7 +67,7 @@ class PatchesDropped:
 
     def __call__(self, pixels: Tensor, generator: torch.Generator, *, color: Color) -> Tensor:
         side = patch_side(int(pixels.shape[-2]), int(pixels.shape[-1]))
-        count = pixels.shape[-2] // side * (pixels.shape[-1] // side)
+        count = patch_count(pixels, side, share=self.share)
         scores = torch.rand(1, count, generator=generator)
         dropped = drop_patches(pixels[None], scores, share=self.share, patch=side, fill=torch.tensor(color))
         return dropped[0]
@@ -86,13 +86,30 @@ def patch_side(height: int, width: int) -> int:
     raise NotPossible(f"images of {height} x {width} cannot be cut into at most {GRID} square patches along a side")
 
 
+def patch_count(pixels: Tensor, side: int, *, share: float) -> int:
+    """How many patches of `side` pixels the images (..., H, W) have.
+
+    Raises:
+        NotPossible: the `share` of them, in whole patches, is none or all.
+    """
+    height, width = int(pixels.shape[-2]), int(pixels.shape[-1])
+    count = height // side * (width // side)
+    gone = round(share * count)
+    if not 0 < gone < count:
+        patches = f"{count} patch{'es' * (count != 1)} of {side} x {side} pixels"
+        raise NotPossible(
+            f"images of {height} x {width} are {patches}, of which {share:.0%} would be {'all' if gone else 'none'}"
+        )
+    return count
+
+
 @dataclass(frozen=True, kw_only=True)
 class Victim:
     """A model and a batch, as attacks see them."""
 
     model: nn.Module
     outputs: Callable[[Tensor], Any]  #: of pixels (B, C, H, W) between 0 and 1
-    losses: Callable[[Tensor], Tensor]  #: of the same, by example (B,)
+    losses: Callable[[Tensor], Tensor]  #: of the same, by example (B,), in full precision
     numbers: Sequence[int]  #: of the examples
     color: Color
     say: Callable[[str], None] = lambda text: None  #: told how the change was made, where that is the model's affair
@@ -150,6 +167,7 @@ class SalientDropped:
 
     def __call__(self, pixels: Tensor, victim: Victim, *, noise_seed: int) -> Tensor:
         found = salience(victim.model, lambda: victim.outputs(pixels), size=(pixels.shape[-2], pixels.shape[-1]))
+        patch_count(pixels, found.patch, share=self.share)
         victim.say(f"looked at: {found.by}")
         return drop_patches(
             pixels,

@@ -38,7 +38,7 @@ from attngraft.training.stopping import Interrupted, StopSignal
 log = logging.getLogger(__name__)
 
 FOLDER = "evaluation"
-FORMAT = 1  #: of what decides predictions; raised when the same settings come to mean something else
+FORMAT = 2  #: of what decides predictions; raised when the same settings come to mean something else
 
 
 def evaluate_suites(

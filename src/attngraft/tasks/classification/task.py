@@ -58,6 +58,7 @@ class Classification(Task):
         self._loss = training_loss(config.loss)
         self._classes = 0  # known when the data are
         self._split = KeptSplit()
+        self._crop: float | None = None  # decided by the data, unless a run's is followed
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> Classification:
@@ -74,6 +75,7 @@ class Classification(Task):
             multilabel=False,
             sampling=config.sampling,
             kept=self._split.path,
+            eval_crop_pct=self._crop,
         )
         self._classes, self._split.drawn = len(found.classes), found.drawn
         if self.primary == "top5" and self._classes <= TOP:
@@ -88,6 +90,9 @@ class Classification(Task):
 
     def recall(self, path: Path) -> None:
         self._split.recall(path)
+
+    def follow(self, facts: Mapping[str, Any]) -> None:
+        self._crop = facts.get("input", {}).get("eval_crop_pct")
 
     def keep(self, path: Path) -> bool:
         return self._split.keep(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ def load_images(
     multilabel: bool,
     sampling: Sampling | None = None,
     kept: Path | None = None,
+    eval_crop_pct: float | None = None,
 ) -> LoadedImages:
     """Open the source, divide it, check it, and decide the views.
 
@@ -72,6 +73,7 @@ def load_images(
         multilabel: whether the task takes several labels per image.
         sampling: how often training sees each class; None: as often as it occurs.
         kept: a file of what was drawn before, which stands in place of a draw.
+        eval_crop_pct: of evaluation's view; None: as the size of the images asks for.
 
     Raises:
         DataError: the data cannot be used, or have labels of the other kind.
@@ -81,6 +83,8 @@ def load_images(
     refuse_other_labels(parts, task=task, multilabel=multilabel)
     first = parts.train.open(0)
     plan = ViewPlan.decide(augment, host, image_size=first.size, mirrored=parts.mirrored)
+    if eval_crop_pct is not None:
+        plan = replace(plan, eval_crop_pct=eval_crop_pct)
     splits = _Splits(data, augment, plan, host, classes=parts.classes, seed=seed)
     facts = {"task": task, "source": data.source, **_facts(opened, plan, host)}
     facts["image"] = {"first_size": list(first.size), "first_mode": first.mode}

@@ -52,6 +52,7 @@ class MultiLabel(Task):
         self._loss = training_loss(config.loss)
         self._classes = 0  # known when the data are
         self._split = KeptSplit()
+        self._crop: float | None = None  # decided by the data, unless a run's is followed
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> MultiLabel:
@@ -67,6 +68,7 @@ class MultiLabel(Task):
             task=self.name,
             multilabel=True,
             kept=self._split.path,
+            eval_crop_pct=self._crop,
         )
         for part, split in (("training", found.train), ("validation", found.val)):
             if not split.labels.any():
@@ -88,6 +90,9 @@ class MultiLabel(Task):
 
     def recall(self, path: Path) -> None:
         self._split.recall(path)
+
+    def follow(self, facts: Mapping[str, Any]) -> None:
+        self._crop = facts.get("input", {}).get("eval_crop_pct")
 
     def keep(self, path: Path) -> bool:
         return self._split.keep(path)
