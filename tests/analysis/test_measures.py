@@ -71,3 +71,20 @@ def test_distance_by_place_is_that_of_the_grid_and_leaves_out_what_stands_nowher
     expected = measures.relative_distance(own / own.sum(-1, keepdim=True), (2, 2))
     torch.testing.assert_close(found[..., [0, 2, 5, 3]], expected)
     assert not found[..., [1, 4]].any()
+
+
+def test_a_row_that_gives_everything_to_the_prefix_is_0() -> None:
+    weights = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0], [0.0, 0.25, 0.75]])
+    assert measures.without_prefix(weights).tolist() == [[0, 0], [0.25, 0.75]]
+    negative = torch.tensor([[1.0, 0, 0], [2.0, -3.0, 2.0], [0, 1, 0]])  # as talking heads may leave it
+    assert measures.without_prefix(negative)[0].tolist() == [3, -2]
+
+
+def test_distance_in_half_precision() -> None:
+    weights = torch.randn(2, 3, 12, 12, dtype=torch.float64).softmax(-1)
+    exact = measures.relative_distance(weights, (3, 4))
+    assert exact.dtype == torch.float64
+    for kind in (torch.bfloat16, torch.float16):
+        half = measures.relative_distance(weights.to(kind), (3, 4))
+        assert half.dtype == kind
+        torch.testing.assert_close(half.double(), exact, rtol=0.03, atol=0)

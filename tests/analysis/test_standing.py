@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import timm
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from timm.models.mobilevit import MobileVitBlock
+from timm.models.nest import Nest, deblockify
 from torch import Tensor, nn
 
 import attngraft
@@ -188,3 +190,61 @@ def test_what_is_no_image_says_no_size() -> None:
             recording.looks("blocks.0.attn", (0, 0))
         model(torch.randn(1, 3, 128, 1152))
     assert recording.looks("blocks.0.attn", (7, 71)).shape == (1, 2, 8, 72)
+
+
+def test_the_size_is_learned_where_patches_are_embedded_by_a_linear_layer() -> None:
+    model = timm.create_model("naflexvit_base_patch16_gap", embed_dim=32, num_heads=2, depth=1).eval()
+    with torch.no_grad(), attngraft.record(model, {"weights"}) as recording:
+        model(torch.randn(1, 3, 256, 256))
+        assert recording.looks("blocks.0.attn", (0, 0)).shape == (1, 2, 16, 16)
+        model.forward_features(torch.randn(1, 3, 64, 1024))
+        assert recording.looks("blocks.0.attn", (0, 0)).shape == (1, 2, 4, 64)
+        model.forward_features(
+            torch.randn(1, 256, 768), torch.zeros(1, 256, 2, dtype=torch.long), torch.ones(1, 256, dtype=torch.bool)
+        )
+        with pytest.raises(RecordError, match="the model got no images, whose size would say it"):
+            recording.looks("blocks.0.attn", (0, 0))
+    assert not model.embeds._forward_pre_hooks
+
+
+def test_blocks_of_nest_come_back_to_their_map() -> None:
+    """At the first level there are as many blocks of as many tokens as the map has rows and columns."""
+    model = Nest(img_size=64, embed_dims=(16, 24, 32), num_heads=(1, 2, 2), depths=(1, 1, 1), num_classes=3).eval()
+    with torch.no_grad(), attngraft.record(model, {"heads", "attn.end", "mlp.mid", "mlp.end"}) as recording:
+        model(torch.randn(2, 3, 64, 64))
+    assert recording["levels.0.transformer_encoder.0.attn"]["attn.end"].shape == (2, 16, 16, 16)
+    for level, side in enumerate((16, 8, 4)):
+        block = f"levels.{level}.transformer_encoder.0"
+        for site, name in ((f"{block}.attn", "attn.end"), (f"{block}.mlp", "mlp.mid"), (f"{block}.mlp", "mlp.end")):
+            assert torch.equal(recording.on_map(site, name), deblockify(recording[site][name], 4))
+            assert recording.on_map(site, name).shape[1:3] == (side, side)
+        assert recording.on_map(f"{block}.attn", "heads").shape[2:4] == (side, side)
+
+
+@pytest.mark.parametrize(
+    ("name", "sites", "changes"),
+    [
+        (
+            "swin_tiny_patch4_window7_224",
+            "all",
+            {"img_size": 64, "window_size": 4, "depths": (2, 2), "num_heads": (3, 3)},
+        ),
+        ("maxvit_tiny_tf_224", "stages.0-1", {"img_size": 64}),
+        ("sam2_hiera_tiny", "blocks.0-3", {}),  # queries are pooled in blocks 1 and 3
+    ],
+)
+def test_maps_stay_as_they_are(name: str, sites: str, changes: dict[str, Any]) -> None:
+    model = timm.create_model(name, **changes).eval()
+    with torch.no_grad(), attngraft.record(model, {"attn.end"}, sites=sites) as recording:
+        model(torch.randn(1, 3, 64, 64))
+    for site in recording:
+        assert torch.equal(recording.on_map(site, "attn.end"), recording[site]["attn.end"])
+
+
+def test_what_has_not_the_size_of_its_map_is_no_map() -> None:
+    standing = Standing({"mlp": Geometry(dim=4, grid=(8, 8)), "apart": Geometry(dim=4, grid=(2, 3), apart=(2, 2))})
+    assert standing.size("apart") == (4, 6)
+    recording = Recording(None, standing)
+    recording.add("mlp", "mlp.end", torch.randn(1, 4, 16, 4))
+    with pytest.raises(RecordError, match=r"'mlp.end' of 'mlp' has the shape \(1, 4, 16, 4\), and its map is 8 x 8"):
+        recording.on_map("mlp", "mlp.end")

@@ -62,3 +62,11 @@ def test_maps_that_do_not_belong_together_are_refused() -> None:
         symmetry(torch.rand(1, 1, 3, 9), torch.rand(1, 1, 3, 9))
     with pytest.raises(UsageError, match="k = 10 is not between 1 and the 9"):
         symmetry(torch.rand(1, 1, 3, 9), torch.rand(1, 1, 9, 3), k=10)
+
+
+def test_ties_are_broken_at_random() -> None:
+    uniform = torch.full((1, 1, 2, 8), 1 / 8)
+    assert symmetry(uniform, uniform.transpose(-2, -1), k=2).agreement.item() == pytest.approx(2 / 8)
+    ours = torch.tensor([5.0, 1, 1, 1]).view(1, 1, 1, 4)  # the first, and one of the others
+    theirs = torch.tensor([4.0, 3, 2, 1]).view(1, 1, 4, 1)  # the first two
+    assert symmetry(ours, theirs, k=2).agreement.item() == pytest.approx((1 + 1 / 3) / 2)

@@ -11,9 +11,13 @@ from attngraft.errors import UsageError
 
 
 def without_prefix(weights: Tensor, prefix: int = 1) -> Tensor:
-    """The attention map (..., N, N) among the tokens after the first `prefix`, rows summing to 1 again (Fig. 3a)."""
+    """The attention map (..., N, N) among the tokens after the first `prefix`, rows summing to 1 again (Fig. 3a).
+
+    A row that gives everything to the prefix is 0.
+    """
     spatial = weights[..., prefix:, prefix:]
-    return spatial / spatial.sum(-1, keepdim=True)
+    total = spatial.sum(-1, keepdim=True)
+    return spatial / total.masked_fill(total == 0, 1)  # no clamp: talking heads have maps with sums below 0
 
 
 def entropy(weights: Tensor) -> Tensor:
@@ -50,13 +54,15 @@ def relative_distance(
             f"an attention map of {weights.shape[-2]} x {weights.shape[-1]} does not fit a grid of {rows} x {columns} "
             f"tokens; drop prefix tokens first (without_prefix)"
         )
+    exact = torch.promote_types(weights.dtype, torch.float32)  # cdist has no half precision on the CPU
     row, column = torch.meshgrid(
-        torch.arange(rows, device=weights.device, dtype=weights.dtype) / rows,
-        torch.arange(columns, device=weights.device, dtype=weights.dtype) / columns,
+        torch.arange(rows, device=weights.device, dtype=exact) / rows,
+        torch.arange(columns, device=weights.device, dtype=exact) / columns,
         indexing="ij",
     )
     place = torch.stack([row.flatten(), column.flatten()], dim=-1)
-    by_query = torch.einsum("...ij,ij->...i", weights, torch.cdist(place, place, p=1))  # no second map is made
+    far = torch.cdist(place, place, p=1).to(weights.dtype)
+    by_query = torch.einsum("...ij,ij->...i", weights, far)  # no second map is made
     return by_query if normalize == "per_query" else by_query / (tokens - 1)
 
 

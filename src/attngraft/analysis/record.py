@@ -103,7 +103,7 @@ def _watched(host: Host, standing: Standing, own: torch.Size | None) -> Iterator
         return
 
     def tell(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """`module` is the model, or its first convolution."""
+        """`module` is the model, or what embeds images."""
         for each in (*args, *given.values()):
             if isinstance(each, Tensor) and each.ndim == 4 and each.shape[1] == own[1]:
                 standing.saw((each.shape[2], each.shape[3]))
@@ -111,7 +111,9 @@ def _watched(host: Host, standing: Standing, own: torch.Size | None) -> Iterator
         standing.saw(None)
 
     of_images = (module for module in host.core.modules() if isinstance(module, nn.Conv2d))
-    first = next((module for module in of_images if module.in_channels == own[1]), None)
+    first: nn.Module | None = next((module for module in of_images if module.in_channels == own[1]), None)
+    if first is None:  # patches are embedded by a linear layer
+        first = next((child for child in host.core.children() if any(True for _ in child.parameters())), None)
     takes_images = [host.core] if first is None else [host.core, first]
     hooks = [module.register_forward_pre_hook(tell, with_kwargs=True) for module in takes_images]
     try:

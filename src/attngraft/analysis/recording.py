@@ -10,14 +10,16 @@ from torch import Tensor
 from attngraft.analysis.on_map import check_square, looks_of, looks_of_filters, put_back, scattered, whole_map
 from attngraft.analysis.reductions import REDUCTIONS, RunningMean
 from attngraft.analysis.standing import Standing
+from attngraft.anatomy import AttentionGeometry
+from attngraft.anatomy.places import BLOCK_PLACES, PLACES
 from attngraft.errors import RecordError, UsageError
 from attngraft.suggest import did_you_mean
 
 #: what `gates` stands for: everything by which a graft weighs something of the host's
 GATES = frozenset({"alpha", "beta", "gate", "lambda", "scale"})
 
-#: the name under which hosts with windows offer where their tokens stand (`Recording.places`)
-PLACES = "places"
+#: stages at which hosts that keep maps have them, (B, rows, columns, C)
+ON_MAPS = frozenset({"attn.end", "mlp.front", "mlp.mid", "mlp.end", "space"})
 
 #: axes of filters (B, H, K, rows, columns), where maps (B, H, Nq, Nk) have one less
 FILTERS = 5
@@ -54,15 +56,15 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
 
     def asks(self, site: str, name: str) -> bool:
         """Whether a tensor of this name is to be kept; that the site has one is remembered."""
-        if name == PLACES:
+        if name in (PLACES, BLOCK_PLACES):
             return True
         self._offered.setdefault(site, {})[name] = None
         return name in self._reduced or self._what is None or any(_means(asked, name) for asked in self._what)
 
     def add(self, site: str, name: str, tensor: Tensor) -> None:
         """Keep one tensor, or what it is reduced to."""
-        if name == PLACES:
-            self._standing.offered(site, tensor)
+        if name in (PLACES, BLOCK_PLACES):
+            self._standing.offered(site, tensor, in_blocks=name == BLOCK_PLACES)
         elif name in self._reduced:
             self._reduce(site, name, tensor)
         else:
@@ -140,13 +142,41 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     def on_map(self, site: str, name: str) -> Tensor:
         """A tensor of tokens (B, N, C) or (B, H, N, d) on the map: (B, rows, columns, C) or (B, H, rows, columns, d).
 
-        Prefix tokens, and zeros that fill up windows, are left out.
+        Prefix tokens, and zeros that fill up windows, are left out. A stage of a host that keeps maps has its map already.
+
+        Raises:
+            RecordError: the host does not say where the tokens of this site stand, or they are not as many as it says.
         """
         tokens = self[site][name]
+        if name in ON_MAPS and tokens.ndim == 4:
+            return self._map_of(site, name, tokens)
         if tokens.ndim == 3:
             return put_back(tokens, self._standing.places(site, tokens.shape[1]))
         by_token = tokens.transpose(1, 2)
         return put_back(by_token, self._standing.places(site, by_token.shape[1])).movedim(3, 1)
+
+    def _map_of(self, site: str, name: str, tokens: Tensor) -> Tensor:
+        """What leaves a stage with four axes: the map, or blocks that nothing has put back."""
+        if self._standing.in_blocks(site):  # there may be as many blocks as rows: shapes alone do not tell
+            return put_back(tokens.flatten(0, 1), self._standing.places(site))
+        size = self._standing.size(site)
+        if size is not None and size != tokens.shape[1:3]:
+            raise RecordError(
+                f"{name!r} of {site!r} has the shape {tuple(tokens.shape)}, and its map is {size[0]} x {size[1]}: where its "
+                "tokens stand is not known"
+            )
+        return tokens
+
+    def without_filling(self, site: str, name: str) -> Tensor:
+        """A tensor as it is, or, of the tokens of windows, those alone that stand on the map, where the host says which."""
+        tensor, geometry = self[site][name], self._standing.geometry(site)
+        window = geometry.window if isinstance(geometry, AttentionGeometry) else None
+        if window is None or tensor.ndim not in (3, 4) or tensor.shape[tensor.ndim - 2] != window[0] * window[1]:
+            return tensor
+        try:
+            return self.on_map(site, name)
+        except (RecordError, UsageError):  # the host does not say, or it is not of its windows
+            return tensor
 
     def looks(self, site: str, query: tuple[int, int], name: str = "weights") -> Tensor:
         """Where the token at `query` (row, column) looks, (B, H, rows, columns): its row of the map, on the image.

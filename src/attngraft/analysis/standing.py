@@ -25,14 +25,21 @@ class Standing:
         self._geometries, self._made_for = geometries, made_for
         self._seen = made_for
         self._offered: dict[str, Tensor] = {}  # by hosts that say how they cut windows
+        self._in_blocks: set[str] = set()  # those of them whose stages have blocks, which nothing puts back
 
     def saw(self, size: tuple[int, int] | None) -> None:
         """Images of this size, (rows, columns) of pixels, are on their way through the model; None: something else is."""
         self._seen = size
 
-    def offered(self, site: str, places: Tensor) -> None:
+    def offered(self, site: str, places: Tensor, *, in_blocks: bool = False) -> None:
         """The host said itself where the tokens of this site stand, in this call."""
         self._offered[site] = places
+        if in_blocks:
+            self._in_blocks.add(site)
+
+    def in_blocks(self, site: str) -> bool:
+        """Whether what leaves a stage of this site is (B, blocks, tokens, C), and no map."""
+        return site in self._in_blocks
 
     def geometry(self, site: str) -> Geometry:
         """
@@ -64,6 +71,19 @@ class Standing:
         if geometry.apart is not None:
             return interleaved(grid, geometry.apart)
         return geometry.prefix_tokens + torch.arange(grid[0] * grid[1]).view(grid)
+
+    def size(self, site: str) -> tuple[int, int] | None:
+        """(rows, columns) of the whole map that leaves a stage of this site, whatever windows it is cut into; None: it is
+        not known, or queries are pooled to a smaller one."""
+        geometry = self.geometry(site)
+        if isinstance(geometry, AttentionGeometry) and geometry.query_tokens is not None:
+            return None
+        if (places := self._offered.get(site)) is not None:
+            return places.shape[0], places.shape[1]
+        grid = self._grid(geometry, None)
+        if grid is None or geometry.apart is None:
+            return grid
+        return grid[0] * geometry.apart[0], grid[1] * geometry.apart[1]
 
     def key_places(self, site: str, tokens: int | None = None) -> Tensor:
         """(rows, columns): which key of a cross-attention stands at each place of the map.

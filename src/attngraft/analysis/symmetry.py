@@ -24,7 +24,8 @@ def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | N
     """Pearson correlation and top-k agreement of the two directions of a layer.
 
     Both directions of bi-directional attention come from one matrix of scores; those of the sequential model from two. What
-    its maps have in common beyond `chance` they have learned.
+    its maps have in common beyond `chance` they have learned. Agreement is what it is on average when ties are broken at
+    random.
 
     Args:
         latents_to_tokens: (B, H, M, N), rows sum to 1.
@@ -48,7 +49,14 @@ def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | N
     ours_centred, theirs_centred = (each - each.mean(-1, keepdim=True) for each in (ours, theirs))
     lengths = ours_centred.norm(dim=-1) * theirs_centred.norm(dim=-1)
     correlation = (ours_centred * theirs_centred).sum(-1) / lengths.clamp_min(torch.finfo(torch.float64).tiny)
-    tops = (torch.zeros_like(ours).scatter_(-1, each.topk(k).indices, 1) for each in (ours, theirs))
-    agreement = torch.mul(*tops).sum(-1) / k
+    agreement = (_among_top(ours, k) * _among_top(theirs, k)).sum(-1) / k
     by_image = correlation.mean(2), agreement.mean(2)
     return Symmetry(by_image[0].mean(0), by_image[1].mean(0), k / tokens, *by_image)
+
+
+def _among_top(values: Tensor, k: int) -> Tensor:
+    """How likely each value (..., N) is among its row's k largest when ties are broken at random."""
+    least = values.topk(k).values[..., -1:]
+    above, equal = values > least, values == least
+    left = k - above.sum(-1, keepdim=True)
+    return above + equal * (left.double() / equal.sum(-1, keepdim=True))

@@ -9,16 +9,21 @@ from torch import Tensor
 
 from attngraft.anatomy.tap import TapPoint
 
+#: the names under which hosts offer where tokens stand: of windows that are put back before their branch ends, and of blocks
+#: that are not, so that what leaves a stage is (B, blocks, tokens, C)
+PLACES, BLOCK_PLACES = "places", "block_places"
 
-def offer_places(point: TapPoint, maps: Tensor, cut: Callable[[Tensor], Tensor]) -> None:
+
+def offer_places(point: TapPoint, maps: Tensor, cut: Callable[[Tensor], Tensor], *, name: str = PLACES) -> None:
     """Offer `places` (rows, columns): which token of all windows, one window after another, stands at each place.
 
     Args:
         point: what offers.
         maps: (B, rows, columns, C), what the host cuts.
         cut: the host's own way from maps to their windows (B * windows, N, C), zeros that fill up included.
+        name: `BLOCK_PLACES` where the stages of this site have blocks too.
     """
-    if not point.listened("places"):
+    if not point.listened(name):
         return
     rows, columns = maps.shape[1:3]
     numbers = torch.arange(1, rows * columns + 1, device=maps.device)  # 0 is left for what fills up
@@ -26,4 +31,4 @@ def offer_places(point: TapPoint, maps: Tensor, cut: Callable[[Tensor], Tensor])
     here = tokens.nonzero().squeeze(1)
     places = torch.empty_like(numbers)
     places[tokens[here] - 1] = here
-    point.offer("places", places.view(rows, columns))
+    point.offer(name, places.view(rows, columns))

@@ -13,6 +13,7 @@ import numpy as np
 import timm
 import torch
 from PIL import Image
+from timm.models.nest import Nest
 from torch import nn
 
 from attngraft.analysis.album import Album
@@ -35,6 +36,12 @@ def vit(**changes: Any) -> nn.Module:
 def swin(**changes: Any) -> nn.Module:
     shape = {"img_size": SIDE, "window_size": 4, "depths": (2, 2), "embed_dim": 24, "num_heads": (1, 2)}
     return sharp(timm.create_model("swin_tiny_patch4_window7_224", **shape | changes))
+
+
+def nest() -> nn.Module:
+    """As many blocks of as many tokens as its first map has rows and columns, 16 each."""
+    shape = {"img_size": 2 * SIDE, "embed_dims": (16, 24, 32), "num_heads": (1, 2, 2), "depths": (1, 1, 1)}
+    return sharp(Nest(**shape, num_classes=5))
 
 
 def sharp(model: nn.Module) -> nn.Module:

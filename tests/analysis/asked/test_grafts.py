@@ -11,7 +11,7 @@ import attngraft
 from attngraft.analysis.asked import gates, scaling
 from attngraft.errors import RecordError
 from attngraft.finding import Boxes
-from tests.analysis.asked.asking import ask, found, inputs, rows_of, vit
+from tests.analysis.asked.asking import ask, found, inputs, rows_of, swin, vit
 
 
 def test_scales(tmp_path: Path) -> None:
@@ -63,3 +63,37 @@ def test_gates_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     (row,) = rows_of(finding, gate="horizontal.alpha")
     assert (row["mean"], row["50%"], row["largest"]) == (None, None, None)
     assert "NaN or infinite" in finding.left_out["a, blocks.1.attn: horizontal.alpha"]
+
+
+def test_two_scales_of_one_site_have_a_row_each() -> None:
+    model = vit()
+    attngraft.graft(model, "cb_s(position=end)@blocks.0-1 + cb_s(position=front)@blocks.0")
+    with torch.no_grad():
+        for scale, graft in enumerate(model.blocks[0].mlp.grafts.values()):
+            graft.scale.fill_(1.0 + scale)
+    finding = scaling.ANALYSIS(ask(model, album=None))
+    names = list(model.blocks[0].mlp.grafts)
+    assert {row["layer"]: row["mean"] for row in rows_of(finding)} == {
+        f"blocks.0.mlp, {names[0]}": 1,
+        f"blocks.0.mlp, {names[1]}": 2,
+        "blocks.1.mlp": 0,
+    }
+
+
+def test_gates_of_tokens_that_only_fill_windows_up_do_not_count(tmp_path: Path) -> None:
+    model = swin(img_size=64, window_size=7)
+    attngraft.graft(model, "horizontal@layers.1 + vertical@layers.1")
+    given = ask(model)
+    finding = found(gates.ANALYSIS, given, tmp_path)
+    site = "layers.1.blocks.1.attn"  # 2 x 2 shifted windows of 7 x 7 on a map of 8 x 8
+    with torch.no_grad(), attngraft.record(model, "gates") as recording:
+        model(inputs(given, [0, 2, 4, 5, 7, 9]))
+    for gate in ("horizontal.alpha", "vertical.beta"):
+        every, on_map = recording[site][gate], recording.on_map(site, gate)
+        assert every.shape[:2] == (6 * 4, 49)
+        assert on_map.shape[:3] == (6, 8, 8)
+        (row,) = rows_of(finding, gate=gate, layer=site)
+        assert row["mean"] == pytest.approx(float(on_map.mean()), rel=1e-5)
+        assert (row["least"], row["largest"]) == pytest.approx((float(on_map.min()), float(on_map.max())))
+    (row,) = rows_of(finding, gate="vertical.beta", layer=site)
+    assert row["mean"] != pytest.approx(float(every.mean()), rel=1e-5)

@@ -10,7 +10,8 @@ import timm
 import torch
 
 import attngraft
-from attngraft.analysis.asked import distance, entropy
+from attngraft.analysis.ask import Analysis
+from attngraft.analysis.asked import distance, entropy, entropy_maps
 from attngraft.errors import RecordError
 from attngraft.finding import Curves
 from tests.analysis.asked.asking import SIDE, ask, found, inputs, rows_of, sharp, swin, vit
@@ -120,3 +121,22 @@ def test_subsampling_layers_alone_have_no_distance(tmp_path: Path) -> None:
     left_out = {name.removeprefix("a, ") for name in finding.left_out}
     assert left_out == {"stages.1.downsample.attn_downsample", "stages.2.downsample.attn_downsample"}
     assert not left_out & {row["layer"] for row in rows_of(finding)}
+
+
+@pytest.mark.parametrize(
+    "analysis", [entropy.ANALYSIS, distance.ANALYSIS, entropy_maps.ANALYSIS], ids=lambda each: each.name
+)
+def test_layers_without_a_map_are_named(analysis: Analysis) -> None:
+    model = vit()
+    attngraft.graft(model, "misa@blocks.1")
+    finding = analysis(ask(model))
+    assert {row["layer"] for row in rows_of(finding)} == {"blocks.0.attn", "blocks.2.attn"}
+    assert list(finding.left_out) == ["a, blocks.1.attn"]
+    assert "makes no attention map" in finding.left_out["a, blocks.1.attn"]
+
+
+def test_the_models_last_layer_is_not_drawn_whichever_were_chosen() -> None:
+    for sites, drawn in (("blocks.0-1", 2), ("blocks.1-2", 1), ("blocks.2", 1)):
+        (panel, _) = entropy.ANALYSIS(ask(vit(), sites=sites)).panels
+        assert isinstance(panel, Curves)
+        assert len(panel.lines[0].y) == drawn

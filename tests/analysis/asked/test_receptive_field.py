@@ -13,7 +13,7 @@ import attngraft
 from attngraft.analysis.asked import receptive_field
 from attngraft.errors import RecordError
 from attngraft.finding import Curves, Pictures
-from tests.analysis.asked.asking import ask, found, inputs, rows_of, swin, vit
+from tests.analysis.asked.asking import ask, found, inputs, nest, rows_of, swin, vit
 from tests.analysis.asked.bixts import bixt
 
 
@@ -84,3 +84,15 @@ def test_an_mlp_is_enough_and_what_has_no_map(tmp_path: Path) -> None:
     assert {row["model"] for row in rows_of(finding)} == {"a", "b"}
     with pytest.raises(RecordError, match="no chosen layer has a map"):
         receptive_field.ANALYSIS(ask(bixt(), limit=2, sites="blocks.2"))
+
+
+def test_blocks_of_nest_are_put_back() -> None:
+    """The middle of its last map but one is in the last of four blocks."""
+    model = nest()
+    given = ask(model, limit=2, sites="levels.1")
+    finding = receptive_field.ANALYSIS(given)
+    (row, *_) = rows_of(finding)
+    assert (row["layer"], row["stage"]) == ("levels.1.transformer_encoder.0.mlp", "mlp.end")
+    field = gradient(model, model.levels[1].transformer_encoder[0].mlp, inputs(given, [0, 9]), (3, 0))
+    (picture,) = finding.panels[0].rows[0].pictures
+    np.testing.assert_allclose(np.array(picture.values), np.log10(field.numpy().clip(1e-4)), atol=1e-3)

@@ -28,7 +28,7 @@ def test_class_token(tmp_path: Path) -> None:
     rows = rows_of(finding, image="noise/9")
     expected = recording["blocks.2.attn"]["weights"][0, :, 0].mean(0).log()
     for token in (0, 7, 16):
-        (value,) = [row["log attention"] for row in rows if (row["layer"], row["token"]) == (2, token)]
+        (value,) = [row["log attention"] for row in rows if (row["layer"], row["token"]) == ("blocks.2.attn", token)]
         assert value == pytest.approx(float(expected[token]), rel=1e-4)
     (panel,) = finding.panels
     assert isinstance(panel, Pictures)
@@ -58,3 +58,15 @@ def test_rollout(tmp_path: Path) -> None:
     assert sum(row["share"] for row in without) == pytest.approx(1, rel=1e-4)
     with pytest.raises(RecordError, match="not windows"):
         rollout.ANALYSIS(ask(swin()))
+
+
+def test_layers_whose_map_a_graft_replaced_are_named(tmp_path: Path) -> None:
+    model = vit()
+    attngraft.graft(model, "misa@blocks.1")
+    with pytest.raises(RecordError, match="blocks.1.attn: no attention map, .* not through all layers; .*--sites"):
+        rollout.ANALYSIS(ask(model))
+    assert rollout.ANALYSIS(ask(model, sites="blocks.2")).table.rows
+    finding = found(class_token.ANALYSIS, ask(model), tmp_path)
+    assert {row["layer"] for row in rows_of(finding)} == {"blocks.0.attn", "blocks.2.attn"}
+    assert list(finding.left_out) == ["a, blocks.1.attn"]
+    assert "makes no attention map, it offers values" in finding.left_out["a, blocks.1.attn"]

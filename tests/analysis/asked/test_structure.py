@@ -14,7 +14,7 @@ import attngraft
 from attngraft.analysis.asked import structure
 from attngraft.analysis.structure import sharpness
 from attngraft.errors import DataError, RecordError, UsageError
-from tests.analysis.asked.asking import ask, found, inputs, rows_of, swin, vit
+from tests.analysis.asked.asking import ask, found, inputs, nest, rows_of, swin, vit
 
 
 def outputs(model: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
@@ -160,3 +160,9 @@ def test_label_maps_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "colors" / "noise" / "0.png").write_text("text")
     with pytest.raises(DataError, match=r"noise/0.png: cannot be read as a label map"):
         asked(tmp_path / "colors")
+
+
+def test_blocks_of_nest_are_compared_as_a_map() -> None:
+    finding = structure.ANALYSIS(ask(nest(), nest(), limit=2, sites="levels.1"))
+    values = np.array(finding.panels[0].rows[0].pictures[2].values)
+    assert values.shape == (8, 8)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import table_of
+from attngraft.analysis.asked.offers import without_maps
 from attngraft.analysis.asked.showing import numbers_of, png
 from attngraft.analysis.class_token import class_looks
 from attngraft.analysis.record import record
@@ -15,26 +17,33 @@ from attngraft.finding import Finding, Picture, Pictures, Row
 _LEAST = math.log(1e-8)  #: what smaller weights are drawn as
 
 
-def _maps(ask: Ask, subject: Subject) -> list[tuple[str, str, list[list[float]]]]:
-    """Per image: its name, the image, and the logarithms (layers, tokens)."""
-    found = []
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    images: list[tuple[str, str, dict[str, list[float]]]]  #: name, image, and by site the logarithms of its tokens
+    no_map: dict[str, str]  #: layers that have no map, and why
+
+
+def _model(ask: Ask, subject: Subject) -> _Model:
+    found = _Model(images=[], no_map={})
     for name, view, inputs in ask.pictures(subject):
         with record(subject.model, "weights", sites=ask.sites) as recording:
             subject.model(inputs)
         logs = class_looks(recording)[0].float().log().clamp_min(_LEAST)
-        found.append((name, png(view), numbers_of(logs)))
+        found.images.append((name, png(view), dict(zip(recording, numbers_of(logs), strict=True))))
+        found.no_map.update(without_maps(recording, subject))
     return found
 
 
 def find(ask: Ask) -> Finding:
-    found, left_out = by_subject(ask, lambda subject: _maps(ask, subject))
+    found, left_out = by_subject(ask, lambda subject: _model(ask, subject))
     names = [subject.name for subject in ask.subjects]
     first = next(iter(found.values()))
-    rows = [Row(name="", pictures=[Picture(caption=name, image=image) for name, image, _ in first])]
+    rows = [Row(name="", pictures=[Picture(caption=name, image=image) for name, image, _ in first.images])]
     rows += [
-        Row(name=names[place], pictures=[Picture(values=logs) for _, _, logs in maps]) for place, maps in found.items()
+        Row(name=names[place], pictures=[Picture(values=list(logs.values())) for _, _, logs in model.images])
+        for place, model in found.items()
     ]
-    every = [value for maps in found.values() for _, _, logs in maps for row in logs for value in row]
+    every = [value for model in found.values() for _, _, logs in model.images for row in logs.values() for value in row]
     return Finding(
         name=ANALYSIS.name,
         title=ANALYSIS.title,
@@ -46,16 +55,17 @@ def find(ask: Ask) -> Finding:
         panels=[Pictures(title="log attention of the class token", rows=rows, low=min(every), high=max(every))],
         table=table_of(
             ["model", "image", "layer", "token", "log attention"],
-            2,
+            3,
             [
-                (names[place], name, layer, token, value)
-                for place, maps in found.items()
-                for name, _, logs in maps
-                for layer, row in enumerate(logs)
+                (names[place], name, site, token, value)
+                for place, model in found.items()
+                for name, _, logs in model.images
+                for site, row in logs.items()
                 for token, value in enumerate(row)
             ],
         ),
-        left_out=left_out,
+        left_out=left_out
+        | {f"{names[place]}, {site}": why for place, model in found.items() for site, why in model.no_map.items()},
     )
 
 

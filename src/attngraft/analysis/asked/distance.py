@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import Layers, table_of
+from attngraft.analysis.asked.offers import without_maps
 from attngraft.analysis.record import record
 from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
@@ -35,6 +36,7 @@ def _layers(ask: Ask, subject: Subject) -> _Distances:
             found.refused[site] = str(error)
     if not found.heads:
         raise RecordError("; ".join(found.refused.values()))
+    found.refused.update(without_maps(recording, subject))
     return found
 
 

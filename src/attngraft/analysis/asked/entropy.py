@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import Layers, mean, table_of
+from attngraft.analysis.asked.offers import host_of, without_maps
 from attngraft.analysis.record import record
 from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
@@ -29,12 +30,23 @@ class _Layer:
     why: str | None  #: it has nothing among patches
 
 
-def _layers(ask: Ask, subject: Subject) -> dict[str, _Layer]:
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    layers: dict[str, _Layer]  #: by site
+    no_map: dict[str, str]  #: sites that have none, and why
+    last: str  #: the model's last attention layer, chosen or not
+
+
+def _model(ask: Ask, subject: Subject) -> _Model:
     with record(subject.model, "weights", sites=ask.sites) as recording:
         recording.reduce("entropy", "patch_entropy", "ceiling", "patch_ceiling", "steepness", "evenness")
         for images in ask.batches(subject):
             subject.model(images)
-    return {site: _layer(recording[site], recording.prefix(site)) for site in recording}
+    return _Model(
+        layers={site: _layer(recording[site], recording.prefix(site)) for site in recording},
+        no_map=without_maps(recording, subject),
+        last=[site.path for site in host_of(subject).sites if site.kind == "attention"][-1],
+    )
 
 
 def _layer(means: Mapping[str, Tensor], prefix: Sequence[str]) -> _Layer:
@@ -57,10 +69,11 @@ def _layer(means: Mapping[str, Tensor], prefix: Sequence[str]) -> _Layer:
 
 
 def find(ask: Ask) -> Finding:
-    found, left_out = by_subject(ask, lambda subject: _layers(ask, subject))
+    models, left_out = by_subject(ask, lambda subject: _model(ask, subject))
+    found = {place: model.layers for place, model in models.items()}
     names = [subject.name for subject in ask.subjects]
     axis = Layers.of(list(layers) for layers in found.values())
-    patches = {p: _but_the_last(layers) for p, layers in found.items()}
+    patches = {p: _but_the_last(model) for p, model in models.items()}
     of_class = {
         p: {site: each for site, each in layers.items() if each.of_class is not None} for p, layers in found.items()
     }
@@ -128,7 +141,7 @@ def find(ask: Ask) -> Finding:
         source=ANALYSIS.source,
         note="Mean over images, heads and rows of -sum a ln a, in nats; the dotted line is the most that there can be,"
         " ln N (within windows: of their tokens). Among patches: leading tokens left out, rows summing to 1 "
-        "again; as in the paper the last layer is not drawn there (the table has it). Steepness is sum (a - a^2), the "
+        "again; as in the paper a model's last layer is not drawn there (the table has it). Steepness is sum (a - a^2), the "
         "nuclear norm of the softmax's Jacobian (CB, Sec. 2.1), and evenness that over its largest value, 1 - 1/N.",
         subjects=names,
         panels=panels,
@@ -137,6 +150,7 @@ def find(ask: Ask) -> Finding:
             f"{names[p]}: mean over layers, part of the ceiling": part for p, part in parts.items() if part is not None
         },
         left_out=left_out
+        | {f"{names[p]}, {site}": why for p, model in models.items() for site, why in model.no_map.items()}
         | {
             f"{names[p]}, {site}, among patches": each.why
             for p, layers in found.items()
@@ -146,10 +160,10 @@ def find(ask: Ask) -> Finding:
     )
 
 
-def _but_the_last(layers: Mapping[str, _Layer]) -> dict[str, _Layer]:
-    """Those with maps among patches, as in the paper without the last one, unless it is alone."""
-    found = {site: each for site, each in layers.items() if each.patches is not None}
-    return dict(list(found.items())[:-1]) or found
+def _but_the_last(model: _Model) -> dict[str, _Layer]:
+    """Those with maps among patches, as in the paper without the model's last layer, unless it is alone."""
+    found = {site: each for site, each in model.layers.items() if each.patches is not None}
+    return {site: each for site, each in found.items() if site != model.last} or found
 
 
 ANALYSIS = Analysis(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import captions, table_of
+from attngraft.analysis.asked.offers import without_maps
 from attngraft.analysis.asked.showing import backdrop, numbers_of, png
 from attngraft.analysis.measures import entropy, without_prefix
 from attngraft.analysis.on_map import put_back
@@ -41,7 +42,7 @@ class _Image:
 @dataclass(frozen=True, kw_only=True)
 class _Model:
     images: list[_Image]
-    no_map: dict[str, str]  #: layers whose tokens have no places on the image, and why
+    no_map: dict[str, str]  #: layers that have no map, or whose tokens have no places on the image, and why
 
 
 def _model(ask: Ask, subject: Subject) -> _Model:
@@ -58,6 +59,7 @@ def _model(ask: Ask, subject: Subject) -> _Model:
                 no_map[site] = str(error)
         if not maps:
             raise RecordError(next(iter(no_map.values())))
+        no_map.update(without_maps(recording, subject))
         images.append(_Image(name=name, pixels=png(view), under=backdrop(view), maps=maps))
     return _Model(images=images, no_map=no_map)
 

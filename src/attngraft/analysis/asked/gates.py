@@ -52,8 +52,8 @@ def _spreads(ask: Ask, subject: Subject) -> dict[str, dict[str, _Spread]]:
         with record(subject.model, "gates", sites=ask.sites) as recording:
             subject.model(images)
         for site in recording:
-            for name, numbers in recording[site].items():
-                found.setdefault(name, {}).setdefault(site, _Spread()).add(numbers)
+            for name in recording[site]:
+                found.setdefault(name, {}).setdefault(site, _Spread()).add(recording.without_filling(site, name))
     if all(each.numbers is None for by_site in found.values() for each in by_site.values()):
         raise RecordError("all of its gates are NaN or infinite: the model did not train well, or overflows")
     return found
@@ -69,7 +69,7 @@ def find(ask: Ask) -> Finding:
         source=ANALYSIS.source,
         note="Over images, tokens, heads and channels: the box holds the middle half, the line 5 to 95 percent, the "
         "bar is the median and the dot the mean. horizontal.alpha weighs heads and vertical.beta channels; at the"
-        " start they are what the form says (identity: 1).",
+        " start they are what the form says (identity: 1). Tokens that only fill windows up are left out.",
         subjects=names,
         panels=[
             _boxes(gate, {place: spreads[gate] for place, spreads in found.items() if gate in spreads})

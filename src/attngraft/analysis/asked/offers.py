@@ -42,15 +42,22 @@ def offered(subject: Subject, inputs: Tensor, *, sites: str, called: Collection[
     return {site: names for site, names in named.items() if names}
 
 
+def without_maps(recording: Recording, subject: Subject) -> dict[str, str]:
+    """Attention sites that ran and made no map (`weights`), with the reason: linear attention, or a graft in its place."""
+    names = {site.path: recording.offered(site.path) for site in host_of(subject).sites if site.kind == "attention"}
+    return {
+        site: f"{site}: makes no attention map, it offers {', '.join(each)}"
+        for site, each in names.items()
+        if "weights" not in each and not {"heads", "tokens", "attn.end"}.isdisjoint(each)
+    }
+
+
 def features(recording: Recording, site: str, name: str) -> Tensor:
     """What leaves a stage as a map (B, rows, columns, C), whether its host has tokens or a map.
 
     Raises:
         RecordError: nothing was recorded there under this name, or its tokens have no places on the map.
     """
-    tokens = recording[site][name]
-    if tokens.ndim == 4:  # windows are put back there already
-        return tokens
     try:
         return recording.on_map(site, name)
     except UsageError as error:

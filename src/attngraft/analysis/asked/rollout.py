@@ -6,6 +6,7 @@ from torch import Tensor
 
 from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import table_of
+from attngraft.analysis.asked.offers import without_maps
 from attngraft.analysis.asked.showing import numbers_of, png
 from attngraft.analysis.record import record
 from attngraft.analysis.recording import Recording
@@ -15,8 +16,13 @@ from attngraft.errors import RecordError
 from attngraft.finding import Finding, Picture, Pictures, Row
 
 
-def _through(recording: Recording) -> Tensor:
+def _through(recording: Recording, subject: Subject) -> Tensor:
     """(rows, columns): how much of each patch reaches the class token, or, without one, all tokens alike."""
+    if no_map := without_maps(recording, subject):
+        raise RecordError(
+            f"{', '.join(no_map)}: no attention map, so that the product of the others is not through all layers; name "
+            "those that have one with --sites"
+        )
     sites = [site for site in recording if "weights" in recording.offered(site)]
     maps = [recording[site]["weights"] for site in sites]
     for site, weights in zip(sites, maps, strict=True):
@@ -39,7 +45,7 @@ def _maps(ask: Ask, subject: Subject) -> list[tuple[str, str, list[list[float]]]
     for name, view, inputs in ask.pictures(subject):
         with record(subject.model, "weights", sites=ask.sites) as recording:
             subject.model(inputs)
-        found.append((name, png(view), numbers_of(_through(recording))))
+        found.append((name, png(view), numbers_of(_through(recording, subject))))
     return found
 
 

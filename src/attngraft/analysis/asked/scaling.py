@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -17,18 +18,23 @@ from attngraft.hosts import find_host
 
 
 def _scales(ask: Ask, subject: Subject) -> dict[str, ScaleStatistics]:
-    scales = dict(_learned(subject))
+    """By site; where one has several, by site and instance."""
+    scales = list(_learned(subject))
     if not scales:
         raise RecordError("it has no cb_s: graft cb_s, whose scale is learned, and train it")
-    return {site: scale_statistics(scale.float().cpu()) for site, scale in scales.items()}
+    count = Counter(path for path, _, _ in scales)
+    return {
+        path if count[path] == 1 else f"{path}, {instance}": scale_statistics(scale.float().cpu())
+        for path, instance, scale in scales
+    }
 
 
-def _learned(subject: Subject) -> Iterator[tuple[str, Tensor]]:
+def _learned(subject: Subject) -> Iterator[tuple[str, str, Tensor]]:
     host = find_host(subject.model)
     for path, _, instance, graft in grafted(host.core):
         scale = getattr(graft, "scale", None)
         if isinstance(scale, Tensor) and instance.startswith("cb_s"):
-            yield host.adapter.canonical(path), scale
+            yield host.adapter.canonical(path), instance, scale
 
 
 def find(ask: Ask) -> Finding:

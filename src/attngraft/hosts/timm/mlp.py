@@ -9,7 +9,7 @@ from timm.layers import ConvMlp, GluMlp, Mlp, SwiGLU
 from timm.models.vitamin import GeGluMlp
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry
+from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry, plain_class
 from attngraft.hosts import sites
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.linear_ends import LinearEnds
@@ -63,7 +63,7 @@ _CHILDREN = ("fc1", "fc1_g", "fc1_x", "w0", "w1", "w2", "act", "drop", "drop1", 
 
 def mlp_site(module: nn.Module, path: str, geometry: MlpGeometry) -> Site | None:
     """The site that `module` is, or None for an MLP of a class that we do not know."""
-    if type(module) not in KNOWN:
+    if plain_class(module) not in RICHER:
         return None
     check_known(module, path, arguments=("x",), children=_CHILDREN)
     plain = isinstance(module, Mlp | ConvMlp)

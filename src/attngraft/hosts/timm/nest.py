@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
+from timm.layers import Mlp
 from timm.models.nest import Attention, Nest, TransformerLayer, blockify
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected, offer_places
+from attngraft.anatomy import AttentionGeometry, Projected, TapPoint, offer_places
+from attngraft.anatomy.places import BLOCK_PLACES
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, window_site, windowed
@@ -19,13 +21,19 @@ from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.own_windows import OwnWindows
 
 
+def _offer_blocks(point: TapPoint, x: Tensor) -> None:
+    """Where the tokens of (B, blocks, tokens, C) stand."""
+    side = math.isqrt(x.shape[2])
+    rows = math.isqrt(x.shape[1]) * side
+    offer_places(point, x.new_empty(1, rows, rows, 1), lambda maps: blockify(maps, side), name=BLOCK_PLACES)
+
+
 class GraftedAttention(OwnWindows, Attention):
     """`timm.models.nest.Attention`: (B, blocks of an image, tokens of a block, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        blocks, side = x.shape[1], math.isqrt(x.shape[2])
-        rows = math.isqrt(blocks) * side
-        offer_places(self, x.new_empty(1, rows, rows, 1), lambda maps: blockify(maps, side))
+        _offer_blocks(self, x)
+        blocks = x.shape[1]
         return self.run("attn.end", super().forward(x.flatten(0, 1), blocks).unflatten(0, (-1, blocks)))
 
     def project(self, x: Tensor, blocks: int) -> Projected:
@@ -36,12 +44,20 @@ class GraftedAttention(OwnWindows, Attention):
         return cast(Tensor, self.proj(heads.permute(0, 2, 3, 1).flatten(2)))
 
 
+class GraftedMlp(timm_mlp.GraftedMlp):
+    """`timm.layers.Mlp`, given the same blocks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _offer_blocks(self, x)
+        return super().forward(x)
+
+
 class TimmNest(TimmFamily):
     """Sites `levels.<i>.transformer_encoder.<j>.attn` and `.mlp`; an image's blocks are its windows."""
 
     name = "timm.nest"
     summary = "timm NesT of any size, features_only too"
-    richer: ClassVar = {Attention: GraftedAttention, **timm_mlp.RICHER}
+    richer: ClassVar = {Attention: GraftedAttention, **timm_mlp.RICHER, Mlp: GraftedMlp}
     models = (Nest,)
     blocks = (TransformerLayer,)
 
