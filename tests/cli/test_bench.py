@@ -64,7 +64,7 @@ def test_it_measures_writes_and_goes_on(jobs: list[Job], tmp_path: Path, capsys:
     result = json.loads(capsys.readouterr().out)
     assert [(job.layer, job.tokens) for job in jobs] == [("bixt", 784), ("vit", 784)]
     assert result == json.loads(out.read_text())
-    assert [point["tokens"] for point in result["curves"][0]["points"]] == [196, 3136, 12544, 25088]
+    assert [point["tokens"] for point in result["curves"][0]["points"]] == [196, 784, 3136, 12544, 50176]
     assert result["call"] == {"depth": 1, "backward": False, "cpu_time": False, "threads": 1, "repeats": 5}
     assert result["environment"]["threads"] == 1
     assert run([*arguments, "--backward"]) == 2
