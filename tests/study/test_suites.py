@@ -309,3 +309,22 @@ def test_results_whose_predictions_are_gone_or_of_something_else_are_left_out(co
         assert f"{name} is left out: its files of predictions are not those" in notes
     assert evaluate_finished(replace(small(copied), suites=("fgsm",)), progress=StudyLog()) == []
     assert not any("left out" in note for note in of_copy(copied, "fgsm").notes)
+
+
+def test_results_that_do_not_tell_their_examples_and_runs_without_weights_are_taken_at_their_word(copied: Path) -> None:
+    before = of_copy(copied, "fgsm")
+    for path in copied.glob("study/runs/*/seed*/evaluation/last/fgsm/results.json"):
+        found = json.loads(path.read_text())
+        del found["digest"]
+        path.write_text(json.dumps(found))
+    weights_file(copied / "study/runs/cb/seed1", "last").unlink()
+    assert of_copy(copied, "fgsm") == before
+
+
+def test_a_suite_of_which_nothing_is_left_says_why(copied: Path) -> None:
+    for folder in copied.glob("study/runs/*/seed*"):
+        path = weights_file(folder, "last")
+        path.write_bytes(path.read_bytes() + b" ")
+    result = of_copy(copied, "fgsm")
+    assert sum("is left out" in note for note in result.notes) == 4
+    assert all(each.value is None for condition in result.conditions for each in condition.variants)

@@ -27,7 +27,7 @@ from attngraft.study.progress import StudyProgress
 from attngraft.study.result import ConditionResult, ConditionVariant, Difference, Spread, SuiteResult
 from attngraft.study.verdict import compare_scores
 from attngraft.tasks.images.sources import is_missing
-from attngraft.training.evaluate import Weights
+from attngraft.training.evaluate import Weights, weights_file
 
 if TYPE_CHECKING:
     from attngraft.study.collect import Records
@@ -143,30 +143,36 @@ def suite_results(config: StudyConfig, records: Records, task: Task) -> list[Sui
             for seed, record in by_seed.items()
             if (found_run := find_suite_run(record.folder / FOLDER / WEIGHTS, choice)) is not None
         }
-        notes = []
+        if not there:
+            continue
+        first, notes = next(iter(there.values())).found, []
         for (name, seed), why in _stale(there, checkpoints).items():
             del there[name, seed]
             notes.append(f"{name} seed {seed} is left out: {why}; the command without --report-only evaluates it.")
         runs = {name: {seed: run for (of, seed), run in there.items() if of == name} for name in records}
-        if there:
-            found.append(_suite(config, choice, runs, next(iter(there.values())).found, task, notes))
+        found.append(_suite(config, choice, runs, next((run.found for run in there.values()), first), task, notes))
     return found
 
 
 def _stale(there: Mapping[tuple[str, int], _Evaluated], checkpoints: dict[Path, str]) -> dict[tuple[str, int], str]:
-    """Those whose results are not of what the others' are, and why. `checkpoints` keeps digests of the runs' weights."""
-    digests = [run.found.digest for run in there.values()]
+    """Those whose results are not of what the others' are, and why. `checkpoints` keeps digests of the runs' weights.
+
+    What cannot be known is taken at its word: weights that are gone, and results of a time when they did not tell which
+    examples they are of.
+    """
+    digests = [run.found.digest for run in there.values() if run.found.digest]
     digest = max(digests, key=digests.count, default="")  # what most of them saw
     found = {}
     for key, run in there.items():
         folder = run.record.folder
         if folder not in checkpoints:
-            checkpoints[folder] = checkpoint_digest(run.record, WEIGHTS)
+            there_are = weights_file(folder, WEIGHTS).is_file()
+            checkpoints[folder] = checkpoint_digest(run.record, WEIGHTS) if there_are else run.found.checkpoint
         if run.found.checkpoint != checkpoints[folder]:
             found[key] = "what is kept is of other weights than the run has now"
-        elif run.found.digest != digest:
+        elif run.found.digest and run.found.digest != digest:
             found[key] = "it was evaluated on other examples than most runs"
-        elif not run.whole():
+        elif run.found.digest and not run.whole():
             found[key] = "its files of predictions are not those that its results were made from"
     return found
 

@@ -13,6 +13,8 @@ from attngraft.errors import DataError
 from attngraft.evaluation.suites import evaluate_suites, parse_suites
 from attngraft.evaluation.suites.ground import open_ground
 from attngraft.evaluation.suites.result import SuiteRun
+from attngraft.tasks.images.sources import Images
+from attngraft.tasks.images.sources.array import ArrayImages
 from attngraft.training.run_folder import read_run
 from tests.export.runs import VIT, make_run
 
@@ -101,3 +103,43 @@ def test_classes_without_names_are_their_numbers(tmp_path: Path) -> None:
     assert clean(run, unnamed).groups[0].metrics["loss"].mean == clean(run).groups[0].metrics["loss"].mean
     by_number = run_on(unnamed, tmp_path / "by number", classes=("0", "1", "2"))
     assert clean(by_number, tmp_path / "own.npz").examples == 30
+
+
+def test_examples_are_the_same_for_hosts_of_other_sizes(tmp_path: Path) -> None:
+    """Models of a study may take images of other sizes, and are compared on the same ones."""
+    data = npz(tmp_path / "own.npz", PIXELS)
+    (choice,) = parse_suites(["clean"])
+    digests = set()
+    for size in (16, 24):
+        host = {**VIT, "args": {**VIT["args"], "img_size": size, "patch_size": 8}}
+        task = {"name": "classification", "data": {"source": str(data)}}
+        run = make_run(tmp_path / f"run{size}", classes=CLASSES, host=host, task=task, train={"batch_size": 10})
+        digests.add(open_ground(read_run(run), choice).digest)
+    assert len(digests) == 1
+
+
+def test_images_that_lie_in_no_file_are_known_by_some_of_them() -> None:
+    class Made(Images):
+        def __init__(self, pixels: np.ndarray) -> None:
+            self.pixels, self.opened = pixels, 0
+            self.names, self.labels = (
+                [str(place) for place in range(len(pixels))],
+                np.zeros(len(pixels), dtype=np.int64),
+            )
+
+        def open(self, index: int) -> Image.Image:
+            self.opened += 1
+            return Image.fromarray(self.pixels[index])
+
+        def take(self, indices: np.ndarray, labels: np.ndarray) -> Images:
+            raise NotImplementedError
+
+    pixels = np.random.default_rng(1).integers(0, 256, (1000, 4, 4, 3)).astype(np.uint8)
+    first, again, other = Made(pixels), Made(pixels.copy()), Made(255 - pixels)
+    assert first.digest() == again.digest() != other.digest()
+    assert first.opened == 64
+    changed = pixels.copy()
+    changed[501] = 0
+    assert ArrayImages(changed, names=first.names, labels=first.labels).digest() != (
+        ArrayImages(pixels, names=first.names, labels=first.labels).digest()
+    ), "of arrays every one counts"

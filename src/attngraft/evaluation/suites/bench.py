@@ -136,7 +136,8 @@ class Conditions:
 
 
 def _of_training_size(recipe: Recipe) -> Recipe:
-    """With evaluation batches no larger than those that a backward pass is known to fit with."""
+    """With evaluation batches no larger than those that a backward pass is known to fit with: in full precision half of
+    what fits in half precision."""
     train = recipe.train
-    micro = train.batch_size // train.accumulate
+    micro = max(1, train.batch_size // train.accumulate // (1 if train.amp == "no" else 2))
     return replace(recipe, train=replace(train, eval_batch_size=min(train.eval_batch_size or micro, micro)))

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from attngraft.tasks.images.sources.decoding import in_mode
-from attngraft.tasks.images.sources.images import Images
+from attngraft.tasks.images.sources.images import Images, digest_of
 
 
 class ArrayImages(Images):
@@ -25,6 +25,9 @@ class ArrayImages(Images):
     def take(self, indices: np.ndarray, labels: np.ndarray) -> ArrayImages:
         pixels = self.pixels[indices] if isinstance(self.pixels, np.ndarray) else [self.pixels[i] for i in indices]
         return ArrayImages(pixels, names=[self.names[i] for i in indices], labels=labels)
+
+    def digest(self) -> str:
+        return digest_of(self.pixels)
 
 
 def decoded(images: Images, mode: str) -> ArrayImages:

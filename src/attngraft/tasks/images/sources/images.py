@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO
 
 import numpy as np
 from PIL import Image
 
 from attngraft.tasks.images.sources.decoding import decode
+
+_SOME = 64  #: images that are decoded to know a data set again
 
 Stamp = tuple[int, int]  #: a file's bytes, and when it was last changed (ns)
 
@@ -53,6 +56,28 @@ class Images(ABC):
     def stamp(self, index: int) -> Stamp | None:
         """What changes when the file of this image does; None where there is no such file, or it is not there."""
         return None
+
+    def digest(self) -> str:
+        """SHA-256 that changes when the images do, whatever is made of them later: of what their files say, or, where
+        nothing lies in a file, of the pixels of some of them, spread evenly.
+
+        Raises:
+            DataError: one of these cannot be read.
+        """
+        stamps = [self.stamp(index) for index in range(len(self))]
+        if any(stamp is not None for stamp in stamps):
+            return hashlib.sha256(repr(stamps).encode()).hexdigest()
+        chosen = np.unique(np.linspace(0, len(self) - 1, min(_SOME, len(self))).round().astype(np.int64))
+        return digest_of(np.asarray(self.open(int(index))) for index in chosen)
+
+
+def digest_of(pixels: Iterable[np.ndarray]) -> str:
+    """SHA-256 of images that are decoded."""
+    seen = hashlib.sha256()
+    for each in pixels:
+        seen.update(f"{each.dtype} {each.shape}\0".encode())
+        seen.update(np.ascontiguousarray(each).tobytes())
+    return seen.hexdigest()
 
 
 class FileImages(Images):
