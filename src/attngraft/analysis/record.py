@@ -84,12 +84,10 @@ def _eager() -> AbstractContextManager[Any]:
 
 def _own_images(host: Host, chosen: Collection[Geometry]) -> torch.Size | None:
     """Shape (B, C, H, W) of images of the host's own size; None: it takes none, or no chosen site has a map of them."""
-    if not any(geometry.grid or getattr(geometry, "keys_grid", None) for geometry in chosen):
+    if not any(geometry.on_a_map for geometry in chosen):
         return None
     devices = {parameter.device for parameter in host.core.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(
-        devices=devices
-    ):  # examples are random, and a model may draw numbers while it is recorded
+    with torch.random.fork_rng(devices):  # examples are random, and a model may draw numbers while it is recorded
         first = host.adapter.example_inputs(host.core, batch=1)[0]
     return first.shape if first.ndim == 4 else None
 

@@ -80,6 +80,11 @@ class Geometry:
         """Whether token 0 is a class token."""
         return self.prefix[:1] == CLASS
 
+    @property
+    def on_a_map(self) -> bool:
+        """Whether tokens of this site, or the keys that it asks, stand on a map of the image."""
+        return self.grid is not None
+
     def width(self, stage: Stage) -> int:
         """Width of the last axis of what stands at `stage`."""
         return self.dim
@@ -114,6 +119,10 @@ class AttentionGeometry(Geometry):
     def own_keys(self) -> bool:
         """Whether every query stands beside its own key: the map (Nq, Nk) is square, and its diagonal means something."""
         return not self.cross and self.query_tokens in (None, self.tokens) and self.key_tokens in (None, self.tokens)
+
+    @property
+    def on_a_map(self) -> bool:
+        return self.grid is not None or self.keys_grid is not None
 
     def head_rows(self, role: Literal["q", "k", "v"], first: int, stop: int) -> tuple[tuple[str, int, int], ...]:
         """(parameter, start, stop) of the rows that make q, k or v of heads `first` to `stop - 1`, as `Unused.rows`."""

@@ -96,26 +96,32 @@ def _write(
 
 def read_kept(path: Path, *, fingerprint: Fingerprint | None = None) -> Kept | None:
     """What the file says; None where it is not there, not whole, or, with a `fingerprint`, of something else."""
-    from pyarrow import ArrowException, parquet
-
+    if (said := _said(path)) is None:
+        return None
+    made = said.pop("fingerprint")
+    if fingerprint is not None and made != json.loads(json.dumps(fingerprint)):
+        return None
     try:
-        said = json.loads((parquet.read_schema(path).metadata or {})[KEY])
-        if fingerprint is not None and said["fingerprint"] != json.loads(json.dumps(fingerprint)):
-            return None
-        return Kept(**{name: value for name, value in said.items() if name != "fingerprint"})
-    except (OSError, ValueError, KeyError, TypeError, ArrowException):
+        return Kept(**said)
+    except TypeError:
         return None
 
 
 def made_from(path: Path) -> Fingerprint | None:
     """What the predictions in a file were made from; None where it is not there or not whole."""
+    said = _said(path)
+    found: Fingerprint | None = None if said is None else said["fingerprint"]
+    return found
+
+
+def _said(path: Path) -> dict[str, Any] | None:
     from pyarrow import ArrowException, parquet
 
     try:
-        found: Fingerprint = json.loads((parquet.read_schema(path).metadata or {})[KEY])["fingerprint"]
-    except (OSError, ValueError, KeyError, TypeError, ArrowException):
+        said = json.loads((parquet.read_schema(path).metadata or {})[KEY])
+    except (OSError, ValueError, KeyError, ArrowException):
         return None
-    return found
+    return said if isinstance(said, dict) and "fingerprint" in said else None
 
 
 def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.ndarray]:

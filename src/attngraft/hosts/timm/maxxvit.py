@@ -10,6 +10,7 @@ from timm.models.maxxvit import (
     Attention2d,
     AttentionCl,
     MaxxVit,
+    MaxxVitTransformerCfg,
     ParallelPartitionAttention,
     PartitionAttention2d,
     PartitionAttentionCl,
@@ -31,6 +32,7 @@ from attngraft.hosts.timm.maps import map_of
 from attngraft.hosts.timm.positions import score_columns, score_rows
 from attngraft.hosts.timm.windows import WindowEnd
 
+_IN_PARTS = (PartitionAttentionCl, PartitionAttention2d, ParallelPartitionAttention)
 _TOGETHER: dict[Stage, str] = {"attn.end": "two attentions stand side by side and end together; use scope=window"}
 
 
@@ -113,21 +115,29 @@ class TimmMaxxVit(TimmFamily):
         **timm_mlp.RICHER,
     }
     models = (MaxxVit,)
-    blocks = (TransformerBlock2d, PartitionAttentionCl, PartitionAttention2d, ParallelPartitionAttention)
+    blocks = (TransformerBlock2d, *_IN_PARTS)
 
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
-        """Positions of whole maps say the size that the model was made for, where it does not itself (timm 1.0.26)."""
-        size = image_size(model)
+        """Where the model does not say what size it was made for (timm 1.0.26), positions of whole maps or windows do."""
+        channels, rows, columns = image_size(model)
+        if not hasattr(model, "img_size"):
+            rows, columns = self._made_for(model) or (rows, columns)
+        return random_images(model, (channels, rows, columns), batch=batch)
+
+    def _made_for(self, model: nn.Module) -> tuple[int, int] | None:
         infos = getattr(getattr(model, "feature_info", []), "info", getattr(model, "feature_info", []))
         for path, block in model.named_modules():
-            if plain_class(block) is TransformerBlock2d and block.attn.rel_pos is not None:
+            kind = plain_class(block)
+            if kind is TransformerBlock2d and cast(Any, block).attn.rel_pos is not None:
                 stage = ".".join(self.canonical(path).split(".")[:2])
-                reduction = next((info["reduction"] for info in infos if info["module"] == stage), None)
-                if reduction is not None:
-                    rows, columns = (side * reduction for side in block.attn.rel_pos.window_size)
-                    size = (size[0], rows, columns)
-                break
-        return random_images(model, size, batch=batch)
+                scale = next((info["reduction"] for info in infos if info["module"] == stage), None)
+                side = cast(Any, block).attn.rel_pos.window_size
+            elif kind in _IN_PARTS:
+                scale, side = MaxxVitTransformerCfg.partition_ratio, cast(Any, block).partition_size
+            else:
+                continue
+            return None if scale is None else (side[0] * scale, side[1] * scale)
+        return None
 
     def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
         names = ("attn_block", "attn_grid") if plain_class(block) is ParallelPartitionAttention else ("attn",)
