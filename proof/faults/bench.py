@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attngraft.study.result import Cost
+from attngraft.results.study import Cost
 from proof.faults.case import NotHere
 from proof.faults.harm import Answer, FromTheStart, Harm
 from proof.faults.outcome import STEPS, differences, study_differences, updates

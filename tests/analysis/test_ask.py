@@ -11,8 +11,8 @@ import torch
 
 from attngraft.analysis.ask import by_subject
 from attngraft.analysis.catalog import ANALYSES, analyses, analysis
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import GraftSpecError, HostError, RecordError, UsageError
+from attngraft.targets.handle import Subject
 from tests.analysis.asked.asking import ask, vit
 
 ROOT = Path(__file__).parents[2]

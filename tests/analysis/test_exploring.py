@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import attngraft
 import attngraft.models  # registers BiXT
 from attngraft.analysis.exploring import Squeezed, explored
-from attngraft.analysis.reductions import REDUCTIONS, Around
 from attngraft.errors import RecordError, UsageError
+from attngraft.recording.reductions import REDUCTIONS, Around
 
 
 def vit(**changes: Any) -> nn.Module:

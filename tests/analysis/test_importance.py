@@ -8,9 +8,9 @@ import torch
 
 import attngraft
 from attngraft.analysis.importance import importance, importance_map
-from attngraft.analysis.recording import Recording
-from attngraft.analysis.standing import Standing
-from attngraft.anatomy import Geometry
+from attngraft.attention import Geometry
+from attngraft.recording.recording import Recording
+from attngraft.recording.token_coordinates import Standing
 
 
 def test_a_query_counts_by_the_key_that_it_agrees_with_best() -> None:

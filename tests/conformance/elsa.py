@@ -14,7 +14,7 @@ from attngraft.mechanisms.local import local_filter
 from attngraft.mechanisms.local.hadamard import HadamardAttention, StrictFilters
 from attngraft.mechanisms.local.offsets import Neighborhood
 from attngraft.models.elsa.blocks import PatchMerging, Residual, WindowAttention, elsa_block
-from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, Stage
+from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, HookPoint
 from attngraft.models.elsa.volo import ElsaVolo
 from attngraft.tasks.token_labeling.losses import TokenLabelLoss
 from tests.conformance.vector import Builder, Built, Vector
@@ -78,12 +78,12 @@ def attention_of(config: Mapping[str, Any]) -> HadamardAttention:
 
 
 def maps_of(attention: HadamardAttention, run: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """The output, and the maps as the published code has them; a first run without a listener must give the same."""
+    """The output, and the maps as the published code has them; a first run without a recorder must give the same."""
     seen = Heard()
     alone = run()
-    attention.listener = seen
+    attention.recorder = seen
     out = run()
-    attention.listener = None
+    attention.recorder = None
     torch.testing.assert_close(alone, out)
     return {"h_attn": seen["local_filters"].flatten(0, 1), "out": alone}
 
@@ -143,7 +143,7 @@ def stage(vector: Vector) -> Built:
         )
         for _ in range(config["depth"])
     ]
-    module = Stage(blocks, PatchMerging(config["dim"]))
+    module = HookPoint(blocks, PatchMerging(config["dim"]))
 
     def run(x: Tensor) -> dict[str, Tensor]:
         return {"after_block_0": on_map(blocks[0], sizes)(x), "out": on_map(module, sizes)(x)}

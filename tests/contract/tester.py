@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import attngraft
-from attngraft.anatomy import is_graft, parked, unparked
-from attngraft.bench.macs import count_macs
-from attngraft.grafting.apply import enrich, restore
+from attngraft.attention import is_graft, sites_with_detached, with_originals
+from attngraft.grafting.apply import patch, restore
 from attngraft.grafting.placement import place
 from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host, forget
+from attngraft.timing.macs import count_macs
 from tests.contract.stirring import stir
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
 from tests.seeding import seed
@@ -163,9 +163,9 @@ class HostContract:
         self.set_fused(host, fused)
         host.train(training)
         expected, gradients = outputs_and_gradients(host, inputs)
-        carriers = [find_host(host).module(path) for site in find_host(host).sites for path in site.carriers.values()]
-        for module in (unique := list(dict.fromkeys(carriers))):
-            enrich(module)
+        targets = [find_host(host).module(path) for site in find_host(host).sites for path in site.targets.values()]
+        for module in (unique := list(dict.fromkeys(targets))):
+            patch(module)
         found, found_gradients = outputs_and_gradients(host, inputs)
         for module in unique:
             restore(module)
@@ -178,8 +178,8 @@ class HostContract:
         inputs = self.given(host, batch=1)
         expected = host(*inputs)
         forget(host)
-        for module in {carrier for site in find_host(host).sites for carrier in site.carriers.values()}:
-            enrich(find_host(host).module(module))
+        for module in {target for site in find_host(host).sites for target in site.targets.values()}:
+            patch(find_host(host).module(module))
         assert torch.equal(host(*inputs), expected)
 
     def test_refusals(self, host) -> None:
@@ -206,7 +206,7 @@ class HostContract:
         assert torch.equal(found, expected)
         assert [type(module) for module in host.modules()] == classes
         for site in find_host(host).sites:
-            if site.kind == "attention" and "weights" not in site.carriers:
+            if site.kind == "attention" and "weights" not in site.targets:
                 assert "weights" in site.missing
             elif site.kind == "attention":
                 weights = recording[site.path]["weights"]
@@ -242,7 +242,7 @@ class HostContract:
             expected = host(*inputs)
         report = attngraft.graft(host, spec)
         assert report.parameters == sum(p.numel() for name, p in host.named_parameters() if is_graft(name))
-        with unparked(host):
+        with with_originals(host):
             plain = {name: p for name, p in host.named_parameters() if not is_graft(name)}
         assert list(plain) == list(before.parameters)
         assert all(torch.equal(plain[name], value) for name, value in before.parameters.items())
@@ -275,7 +275,7 @@ class HostContract:
         found = find_host(host)
         for entry in report.entries:  # and what a graft leaves unused has nothing to learn
             site = next(site for site in found.sites if site.path == entry.site)
-            module = found.module(site.carriers[entry.stage])
+            module = found.module(site.targets[entry.stage])
             for spans, axis in ((entry.unused.rows, 0), (entry.unused.columns, -1)):
                 for name, start, stop in spans:
                     gradient = module.get_parameter(name).grad
@@ -350,7 +350,7 @@ class HostContract:
         expected = host(*inputs)
         attngraft.graft(host, spec)
         alone = host(*inputs)
-        inside = any(site.parked() for _, site in parked(host))
+        inside = any(site.detached_modules() for _, site in sites_with_detached(host))
         report = attngraft.graft(host, "toy_other(start=0.25, stage='mlp.end')@first:1" if inside else self.beside)
         assert not torch.equal(host(*inputs), alone)
         attngraft.ungraft(host, report.names)

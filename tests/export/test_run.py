@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attngraft
-from attngraft.anatomy import parked_state
+from attngraft.attention import detached_state
 from attngraft.errors import ExportError, HostError, UsageError
 from attngraft.export.run import export_run
 from attngraft.training.evaluate import trained_model
@@ -60,7 +60,7 @@ def test_what_a_graft_stands_in_for_is_kept_by_the_run_and_not_by_the_folder(tmp
         with pytest.raises(HostError, match="whose weights were not saved"):
             attngraft.ungraft(loaded)
         assert torch.equal(loaded(images), expected)
-        kept = parked_state(trained)
+        kept = detached_state(trained)
         attngraft.ungraft(trained)
         loaded.load_state_dict(kept, strict=False)
         attngraft.ungraft(loaded)

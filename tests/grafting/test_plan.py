@@ -15,8 +15,8 @@ from rich.console import Console
 from torch import nn
 
 import attngraft
-from attngraft.bench.macs import count_macs
 from attngraft.hosts import find_host
+from attngraft.timing.macs import count_macs
 from tests.contract.tester import assert_same_host, snapshot
 from tests.contract.timm.test_levit import TINY as TINY_LEVIT
 from tests.grafting.test_apply import tiny_swin, tiny_vit

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.anatomy import AttentionGeometry
-from attngraft.anatomy.geometry import Projection
+from attngraft.attention import AttentionGeometry
+from attngraft.attention.geometry import Projection
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, reference
 from attngraft.mechanisms.bisa.mix import BidirectionalMix

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import attngraft
 import attngraft.models
-from attngraft.anatomy import AttentionGeometry
+from attngraft.attention import AttentionGeometry
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.mechanisms.registry import graft_types
 from tests.seeding import seed
@@ -72,8 +72,8 @@ def test_sizes_are_the_papers(spec: str, parameters: float, macs: float) -> None
         host = timm.create_model("swin_tiny_patch4_window7_224")
     plain = 4.4903e9  # of Swin-T, Table 4 prints 4.5
     report = attngraft.plan(host, spec)
-    parked = sum(sum(entry.parked.values()) for entry in report.entries)
-    total = report.host_parameters + report.parameters - parked
+    detached = sum(sum(entry.detached.values()) for entry in report.entries)
+    total = report.host_parameters + report.parameters - detached
     assert total == parameters or abs(total - parameters) < 0.5e6
     assert report.macs is not None
     assert f"{(plain + report.macs) / 1e9:.1f}" == str(macs)
@@ -91,7 +91,7 @@ def test_outlooks_on_volo_give_way() -> None:
     expected = host(images)
     report = attngraft.graft(host, "elsa(kernel=3)@network.0")
     assert [entry.site for entry in report.entries] == ["network.0.0.attn", "network.0.1.attn"]
-    assert {name.partition(".")[0] for entry in report.entries for name in entry.parked} == {"v", "attn", "proj"}
+    assert {name.partition(".")[0] for entry in report.entries for name in entry.detached} == {"v", "attn", "proj"}
     assert not torch.equal(host(images), expected)
     attngraft.ungraft(host)
     assert torch.equal(host(images), expected)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from attngraft.sections import Column, Matrix, Metric, Reliability, Section, Table
-from attngraft.study.epochs import epochs_to_baseline
-from attngraft.study.result import (
+from attngraft.results.epochs import epochs_to_baseline
+from attngraft.results.sections import Column, Matrix, Metric, Reliability, Section, Table
+from attngraft.results.study import (
     Cost,
     Difference,
     Interval,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from attngraft.analysis.storage import load_finding
-from attngraft.finding import Finding
 from attngraft.report import analyses
-from attngraft.sections import Column, Table
+from attngraft.results.analysis import Finding
+from attngraft.results.sections import Column, Table
 
 
 def test_an_error_in_drawing_loses_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from attngraft.report.coverage import coverage_note
-from attngraft.study.coverage import Coverage, SeedsCoverage, measured_coverage
+from attngraft.results.coverage import Coverage, SeedsCoverage, measured_coverage
 
 MADE_UP = Coverage(
     command="measure it",

@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 
+from attngraft.drawing.theme import THEMES
 from attngraft.report.diagrams import CELL, LEVELS, NUMBERED, SIDE, matrix_drawing, reliability_drawing
-from attngraft.report.theme import THEMES
-from attngraft.sections import Matrix, Reliability
+from attngraft.results.sections import Matrix, Reliability
 
 
 def _matrix(counts: np.ndarray) -> Matrix:

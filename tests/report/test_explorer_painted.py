@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attngraft.analysis.on_map import scattered, whole_map
+from attngraft.recording.attention_maps import scattered, whole_map
 from tests.report.explored import pixels
 
 #: matplotlib's viridis at its quarters

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attngraft.drawing.theme import LIGHT, THEMES
 from attngraft.report.figures import FILES, panel_svg, plot_files, study_figures
 from attngraft.report.inline import inline_svg
-from attngraft.report.theme import LIGHT, THEMES
 from tests.report import studies
 from tests.slow import slow_but
 

@@ -14,14 +14,14 @@ import pytest
 from PIL import Image
 
 from attngraft.analysis.storage import load_findings, save_finding
-from attngraft.finding import Box, Boxes, Curves, Finding, Grid, Line, Panel, Picture, Pictures, Row
+from attngraft.drawing.theme import DARK, LIGHT
 from attngraft.report import write_report
 from attngraft.report.analyses import analyses_html, write_findings
 from attngraft.report.findings import finding_csv, finding_plots, in_words, panel_drawing
 from attngraft.report.page import report_html
 from attngraft.report.picture_grid import limits, pixels
-from attngraft.report.theme import DARK, LIGHT
-from attngraft.sections import Column, Table
+from attngraft.results.analysis import Box, Boxes, Curves, Finding, Grid, Line, Panel, Picture, Pictures, Row
+from attngraft.results.sections import Column, Table
 from tests.report.studies import HOSTILE, usual
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attngraft.report.forest import difference_range
-from attngraft.study.result import Interval
+from attngraft.results.study import Interval
 from tests.report import studies
 
 

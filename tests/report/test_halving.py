@@ -7,8 +7,8 @@ from dataclasses import replace
 from attngraft.report.halving import fate, halving_view
 from attngraft.report.page import report_html
 from attngraft.report.tables import csv_rows, table_text
-from attngraft.report.wording import headline
-from attngraft.study.result import HalvingResult, Standing, StudyResult
+from attngraft.results.study import HalvingResult, Standing, StudyResult
+from attngraft.results.wording import headline
 
 from .studies import HOSTILE, usual
 

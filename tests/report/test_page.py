@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from attngraft.report import wording
 from attngraft.report.coverage import coverage_note
 from attngraft.report.page import report_html
-from attngraft.study.coverage import measured_coverage
+from attngraft.results import wording
+from attngraft.results.coverage import measured_coverage
 from tests.report import studies
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}

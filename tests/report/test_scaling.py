@@ -89,9 +89,9 @@ def test_plots_are_there_in_both_themes_and_the_same_each_time(tmp_path: Path) -
 
 
 def test_lines_ends_and_exponents_are_drawn() -> None:
+    from attngraft.drawing.sheet import drawing, sheet
+    from attngraft.drawing.theme import LIGHT
     from attngraft.report import scaling
-    from attngraft.report.sheet import drawing, sheet
-    from attngraft.report.theme import LIGHT
 
     with drawing(text_as_paths=True):
         _, (axes, _) = sheet([scaling._PANEL, scaling._PANEL], LIGHT, opaque=True)

@@ -8,8 +8,8 @@ import pytest
 
 from attngraft.report.page import report_html
 from attngraft.report.sections import ROWS, section_views
-from attngraft.sections import Column, Section, Table
-from attngraft.study.result import StudyResult
+from attngraft.results.sections import Column, Section, Table
+from attngraft.results.study import StudyResult
 from tests.report import studies
 from tests.report.test_page import Page
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from attngraft.drawing.reliability import reliability_files
 from attngraft.evaluation.suites.catalog import parse_suites
 from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run, measured, save_suite_run
-from attngraft.report.reliability import reliability_files
 from attngraft.report.suite_tables import suite_heading, suite_table
-from attngraft.sections import Reliability
+from attngraft.results.sections import Reliability
 
 
 def found(metric: str = "top1", **more: object) -> SuiteRun:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from jinja2 import UndefinedError
 
+from attngraft.drawing.theme import DARK, LIGHT
 from attngraft.report.templating import css_themes, environment
-from attngraft.report.theme import DARK, LIGHT
 
 
 def test_values_are_escaped_and_none_is_forgotten() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from attngraft.results.study import Cost, Interval, StudyResult
 from attngraft.study.conduct import Tools
 from attngraft.study.config import StudyConfig, study_from_dict
 from attngraft.study.estimate import Estimate, Pace
-from attngraft.study.result import Cost, Interval, StudyResult
 from attngraft.tasks.task import Predictions
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run

@@ -15,17 +15,17 @@ import pytest
 from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.report.page import report_html
 from attngraft.report.tables import csv_text, markdown_table, table_text
-from attngraft.report.wording import headline
+from attngraft.results.wording import headline
 from attngraft.study import compare, load_result, prepare, read_study, report_only, study_from_dict
 from attngraft.study.cost import COST_FILE, load_costs, measure_costs, save_costs
 from attngraft.study.estimate import measure_paces
 from attngraft.study.host import entry_against
 from attngraft.study.schedule import check_variants, plan_runs
 from attngraft.study.variants import read_variants
-from attngraft.study.workbench import load_material
-from attngraft.training.config import dump_yaml
+from attngraft.training.profiler import load_material
 from attngraft.training.recipe import recipe_to_dict
 from attngraft.training.run_folder import RunFolder
+from attngraft.yaml_config import dump_yaml
 
 from .fakes import HOST, FakeTrainer, study, tools
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from attngraft.errors import GraftSpecError, TrainingError, UsageError
+from attngraft.results.study import Cost, StudyResult
 from attngraft.study import compare, incomplete, load_result, prepare, read_study, report_only, study_from_dict
 from attngraft.study.config import StudyConfig
-from attngraft.study.result import Cost, StudyResult
 from attngraft.training.lock import locked
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunRecord

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from attngraft.bench import PairedRatio
 from attngraft.study import cost as cost_module
 from attngraft.study.cost import load_costs, measure_costs, save_costs
-from attngraft.study.memory import LiveStorages, peak_memory
-from attngraft.study.workbench import Workbench, load_material
+from attngraft.timing import PairedRatio
+from attngraft.timing.storages import LiveStorages
+from attngraft.training.profiler import Workbench, load_material, peak_memory
 
 from .fakes import cost, study
 

@@ -12,7 +12,7 @@ import torch
 from attngraft.errors import UsageError
 from attngraft.study.estimate import Estimate, Pace, fit_epochs, measure_paces
 from attngraft.study.schedule import plan_runs
-from attngraft.study.workbench import load_material
+from attngraft.training.profiler import load_material
 
 from .fakes import study
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from attngraft.errors import ConfigError, UsageError
+from attngraft.results.halving import HALVING_FILE, place_of, read_halving
 from attngraft.study import StudyConfig, StudyResult, compare, incomplete, load_result, prepare, report_only
-from attngraft.study.halving_record import HALVING_FILE, place_of, read_halving
 from attngraft.study.ladder import Ladder
 from attngraft.study.progress import plan_in_words
 from attngraft.study.schedule import plan_runs

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.anatomy import parked_state
+from attngraft.attention import detached_state
 from attngraft.errors import TrainingError
 from attngraft.training.checkpoint import Counters, Learner, load_weights, restore, save, save_weights
 from attngraft.training.run_folder import RunFolder
@@ -53,9 +53,9 @@ def test_what_a_graft_stands_in_for_is_kept(tmp_path: Path) -> None:
     run, first, second = RunFolder(tmp_path), _learner(1), _learner(2)
     run.create()
     save(run, first)
-    assert any(not torch.equal(a, b) for a, b in zip(*_parked(first, second), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(*_detached(first, second), strict=True))
     assert restore(run, second)
-    assert all(torch.equal(a, b) for a, b in zip(*_parked(first, second), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*_detached(first, second), strict=True))
 
 
 def _learner(seed: int) -> Learner:
@@ -74,8 +74,8 @@ def _learner(seed: int) -> Learner:
     )
 
 
-def _parked(*learners: Learner) -> list[list[Tensor]]:
-    return [list(parked_state(learner.model).values()) for learner in learners]
+def _detached(*learners: Learner) -> list[list[Tensor]]:
+    return [list(detached_state(learner.model).values()) for learner in learners]
 
 
 def shard_save_and_restore(folder: str) -> None:

@@ -15,7 +15,7 @@ import timm
 import torch
 
 import attngraft
-from attngraft.anatomy import GraftType
+from attngraft.attention import GraftType
 from attngraft.errors import AttngraftError, ConfigError, HostError
 from attngraft.mechanisms.registry import graft_types
 from attngraft.study.schedule import check_variants

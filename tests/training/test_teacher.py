@@ -18,11 +18,11 @@ from torch import nn
 
 from attngraft.errors import AttngraftError, ConfigError, TrainingError
 from attngraft.export.run import export_run
-from attngraft.study.workbench import Workbench, load_material
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.loop import train
 from attngraft.training.out_of_memory import OutOfMemory
+from attngraft.training.profiler import Workbench, load_material
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import read_run

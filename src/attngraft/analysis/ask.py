@@ -10,10 +10,10 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from attngraft.analysis.album import Album
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import AttngraftError, GraftSpecError, HostError, RecordError, UsageError
-from attngraft.finding import Finding
+from attngraft.results.analysis import Finding
+from attngraft.targets.handle import Subject
+from attngraft.targets.images import Album
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attngraft.analysis.recording import Recording
 from attngraft.errors import RecordError
+from attngraft.recording.recording import Recording
 
 
 def class_looks(recording: Recording) -> Tensor:

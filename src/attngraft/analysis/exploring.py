@@ -10,14 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attngraft.analysis.measures import entropy, placed_distance
-from attngraft.analysis.on_map import coordinates, put_back
-from attngraft.analysis.record import record
-from attngraft.analysis.recording import FILTERS, Recording
-from attngraft.analysis.reductions import REDUCTIONS, Around
-from attngraft.anatomy import AttentionGeometry
+from attngraft.attention import AttentionGeometry
 from attngraft.errors import RecordError, UsageError
 from attngraft.hosts import find_host
+from attngraft.recording.attention_maps import coordinates, put_back
+from attngraft.recording.measures import entropy, placed_distance
+from attngraft.recording.record import record
+from attngraft.recording.recording import FILTERS, Recording
+from attngraft.recording.reductions import REDUCTIONS, Around
 
 #: how the numbers of a layer are to be read: see `Layer.numbers`
 Kind = Literal["maps", "filters", "latents"]

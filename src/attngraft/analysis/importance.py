@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attngraft.analysis.on_map import put_back
-from attngraft.analysis.recording import Recording
+from attngraft.recording.attention_maps import put_back
+from attngraft.recording.recording import Recording
 
 
 def importance(inverse_weights: Tensor) -> Tensor:

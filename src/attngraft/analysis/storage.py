@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
-from attngraft.finding import FORMAT, Finding
+from attngraft.results.analysis import FORMAT, Finding
 from attngraft.strict import read
 
 FOLDER = "analysis"  #: in a study's or a run's folder

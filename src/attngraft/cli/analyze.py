@@ -11,8 +11,8 @@ from attngraft.cli.evaluate import Weights
 
 if TYPE_CHECKING:
     from attngraft.analysis.ask import Analysis, Ask
-    from attngraft.analysis.subjects import Subject
-    from attngraft.finding import Finding
+    from attngraft.results.analysis import Finding
+    from attngraft.targets.handle import Subject
 
 _MODELS, _IMAGES, _OUTPUT = "Which models", "Which images", "What comes out"
 ALL = "all"
@@ -279,7 +279,7 @@ def _find(
 
 def _renew_report(study: Path) -> None:
     from attngraft.report import write_report
-    from attngraft.study.storage import RESULT_FILE, load_result
+    from attngraft.results.storage import RESULT_FILE, load_result
 
     if (study / RESULT_FILE).is_file():
         write_report(load_result(study), study)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from attngraft.results.study import StudyResult
     from attngraft.study.conduct import Prepared
     from attngraft.study.config import StudyConfig
     from attngraft.study.executors import Executor
-    from attngraft.study.result import StudyResult
 
 _STUDY, _RUNS, _OUTPUT = "What is compared", "How it is run", "What comes out"
 _MANY = "Many runs"
@@ -410,7 +410,7 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
     from rich.console import Console
 
     from attngraft.report.tables import study_table
-    from attngraft.study.storage import result_to_dict
+    from attngraft.results.storage import result_to_dict
     from attngraft.tasks.task import SPLIT_FILE
 
     if as_json:

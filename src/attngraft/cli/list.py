@@ -157,7 +157,7 @@ def _analyses() -> list[dict[str, Any]]:
 
 def _suites() -> list[dict[str, Any]]:
     from attngraft.evaluation.suites import suites
-    from attngraft.evaluation.suites.test_sets import TEST_SETS, how_to_get
+    from attngraft.targets.test_sets import TEST_SETS, how_to_get
 
     return [
         {

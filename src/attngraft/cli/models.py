@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attngraft.analysis.album import Album
-    from attngraft.analysis.subjects import Subject
+    from attngraft.targets.handle import Subject
+    from attngraft.targets.images import Album
     from attngraft.training.evaluate import Weights
 
 
@@ -26,8 +26,8 @@ def open_models(
     Raises:
         UsageError: more names than models, or two models of one name.
     """
-    from attngraft.analysis.subjects import open_subject
     from attngraft.errors import UsageError
+    from attngraft.targets.handle import open_subject
 
     if len(names) > len(models):
         raise UsageError(
@@ -59,11 +59,11 @@ def models_of_study(
     """
     import dataclasses
 
-    from attngraft.analysis.subjects import open_subject
     from attngraft.errors import UsageError
     from attngraft.study.collect import finished_runs
     from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
     from attngraft.suggest import did_you_mean
+    from attngraft.targets.handle import open_subject
 
     file = folder / STUDY_FILE
     if not file.is_file():
@@ -97,9 +97,9 @@ def images_for(
     subjects: Sequence[Subject], *, images: Sequence[str], data: str | None, split: str | None
 ) -> Album | None:
     """The files that were named; else the data that were named; else what the first run was validated on; else none."""
-    from attngraft.analysis.album import album_of_data, album_of_files, album_of_run
     from attngraft.errors import UsageError
     from attngraft.export.images import find_images
+    from attngraft.targets.images import album_of_data, album_of_files, album_of_run
 
     if images:
         if data is not None or split is not None:

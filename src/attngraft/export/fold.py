@@ -14,11 +14,11 @@ from typing import Any, cast
 
 from torch import nn
 
-from attngraft.anatomy import Graft, GraftedModule
+from attngraft.attention import Graft, GraftedModule
 from attngraft.errors import HostError
-from attngraft.export.manifest import FoldEntry
 from attngraft.grafting.apply import grafted, restore
 from attngraft.hosts import find_host
+from attngraft.saved.manifest import FoldEntry
 
 _UNREAD = "no adapter reads it, so what of it could move where is not known"
 

@@ -1,4 +1,4 @@
-"""The surgery: a grafted module is the host's own with a richer class. Undo gives the old class back."""
+"""The surgery: a grafted module is the host's own with a patched class. Undo gives the old class back."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from attngraft.anatomy import Graft, GraftedModule, plain_class
+from attngraft.attention import Graft, GraftedModule, plain_class
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.grafting.describe import describe
 from attngraft.grafting.placement import Placement, build, place, with_options
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import Specification
-from attngraft.hosts import Host, HostAdapter, find_host, richer_class
+from attngraft.hosts import Host, HostAdapter, find_host, patched_class
 
 
 def graft(model: nn.Module, spec: Specification, **options: Any) -> GraftReport:
     """Graft `spec` into `model`, in place; the host's parameters keep their names and values.
 
-    Every module that carries a graft gets a richer class; what is added lives under `<module>.grafts.<name>.`. Initial
+    Every module that carries a graft gets a patched class; what is added lives under `<module>.grafts.<name>.`. Initial
     values come from torch's global CPU generator and move to the device and precision of the host. Nothing is changed if
     anything is refused. Graft first, then compile, shard, or make an optimizer.
 
@@ -43,17 +43,17 @@ def graft(model: nn.Module, spec: Specification, **options: Any) -> GraftReport:
 
 def install(host: Host, placements: list[Placement]) -> list[Graft]:
     """Build all grafts, then put them in; returns them in the order of `placements`."""
-    grafts = [_made_for(host.module(placement.carrier), host.core, placement) for placement in placements]
+    grafts = [_made_for(host.module(placement.target), host.core, placement) for placement in placements]
     for placement, made in zip(placements, grafts, strict=True):
-        module = enrich(host.module(placement.carrier), host.adapter)
+        module = patch(host.module(placement.target), host.adapter)
         unused = placement.graft_type.unused(placement.site.geometry, placement.stage, placement.term.options)
         made.unused = unused
         made.frozen = _freeze(module, unused.parameters)
         module.grafts[placement.instance] = made
         if placement.stage == "space":
-            module.park()
-        for path in placement.site.informants.get(placement.stage, ()):
-            enrich(host.module(path), host.adapter)
+            module.detach_modules()
+        for path in placement.site.companions.get(placement.stage, ()):
+            patch(host.module(path), host.adapter)
     return grafts
 
 
@@ -70,13 +70,13 @@ def _made_for(module: nn.Module, core: nn.Module, placement: Placement) -> Graft
     return made.train(module.training)
 
 
-def enrich(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
-    """Give `module` its richer class, with no grafts yet, if it does not have it; `adapter` is that of its host."""
+def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
+    """Give `module` its patched class, with no grafts yet, if it does not have it; `adapter` is that of its host."""
     if not isinstance(module, GraftedModule):
-        richer = richer_class(module, adapter)
-        if richer is None:
-            raise HostError(f"{type(module).__name__} has no richer class; its adapter must name one in `richer`")
-        module.__class__ = cast(Any, richer)
+        patched = patched_class(module, adapter)
+        if patched is None:
+            raise HostError(f"{type(module).__name__} has no patched class; its adapter must name one in `patched`")
+        module.__class__ = cast(Any, patched)
         module.grafts = nn.ModuleDict()
     return module
 
@@ -136,7 +136,7 @@ def _check_undo(path: str, module: Any, graft: Graft) -> None:
         )
     if graft.stage == "space" and not module.whole:
         raise HostError(
-            f"{path} cannot be taken out: it stands in for {', '.join(module.parks)} of the host, whose weights were not "
+            f"{path} cannot be taken out: it stands in for {', '.join(module.detaches)} of the host, whose weights were not "
             "saved with this model. Load the host's own weights first (model.load_state_dict(weights, strict=False))"
         )
 

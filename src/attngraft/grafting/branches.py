@@ -1,4 +1,4 @@
-"""What a graft that stands in for a branch of the host parks, and what it saves: the branch's own MACs."""
+"""What a graft that stands in for a branch of the host detaches, and what it saves: the branch's own MACs."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Hashable
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attngraft.anatomy import SpaceSite, plain_class
+from attngraft.attention import SpaceSite, plain_class
 from attngraft.grafting.placement import Placement
-from attngraft.hosts import Host, richer_class
+from attngraft.hosts import Host, patched_class
 from attngraft.tensors import on_meta
 
 _counted: dict[Hashable, int] = {}  #: what was counted once
 
 
 def parked_parameters(host: Host, placement: Placement) -> dict[str, int]:
-    """Parameters of the host's module that `placement` will park, relative to the module, and their sizes."""
+    """Parameters of the host's module that `placement` will detach, relative to the module, and their sizes."""
     if placement.stage != "space":
         return {}
-    module, kind = host.module(placement.carrier), _site(host, placement)
+    module, kind = host.module(placement.target), _site(host, placement)
     return {
         f"{child}.{name}": parameter.numel()
-        for child in kind.parks
+        for child in kind.detaches
         for name, parameter in module.get_submodule(child).named_parameters()
     }
 
 
 def branch_macs(host: Host, placement: Placement) -> int | None:
     """Multiply-adds of the branch that `placement` stands in for, for one input; None where the map is not known."""
-    geometry, module = placement.site.geometry, host.module(placement.carrier)
+    geometry, module = placement.site.geometry, host.module(placement.target)
     shape = geometry.shape("space")
     if shape is None:
         return None
@@ -43,7 +43,7 @@ def branch_macs(host: Host, placement: Placement) -> int | None:
 
 
 def _site(host: Host, placement: Placement) -> type[SpaceSite]:
-    found = richer_class(host.module(placement.carrier), host.adapter)
+    found = patched_class(host.module(placement.target), host.adapter)
     if found is None or not issubclass(found, SpaceSite):
-        raise TypeError(f"{placement.carrier} carries stage space, and its richer class is no SpaceSite")
+        raise TypeError(f"{placement.target} carries stage space, and its patched class is no SpaceSite")
     return found

@@ -7,7 +7,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from attngraft.anatomy import Stage
+from attngraft.attention import HookPoint
 from attngraft.grafting.spec import PRESETS
 from attngraft.hosts import host_adapters, missing_hosts
 from attngraft.mechanisms.registry import graft_types
@@ -20,7 +20,7 @@ class GraftInfo:
     name: str
     summary: str
     source: str
-    stages: tuple[Stage, ...]  #: with default options
+    stages: tuple[HookPoint, ...]  #: with default options
     options: dict[str, Any]
     choices: dict[str, str]  #: option -> its type or its allowed values, in words
     identity: bool  #: whether it starts as the identity, with default options

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Geometry, Stage, is_graft, plain_class
+from attngraft.attention import AttentionGeometry, Geometry, HookPoint, is_graft, plain_class
 from attngraft.dispatch.backend import ENVIRONMENT
 from attngraft.grafting.branches import branch_macs, parked_parameters
 from attngraft.grafting.fit import left_out
@@ -34,10 +34,12 @@ def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftR
 
 
 def _entry(host: Host, placement: Placement, parameters: int, macs: int | None) -> Entry:
-    term, graft_type, module = placement.term, placement.graft_type, host.module(placement.carrier)
+    term, graft_type, module = placement.term, placement.graft_type, host.module(placement.target)
     unused = graft_type.unused(placement.site.geometry, placement.stage, term.options)
-    parked = parked_parameters(host, placement)
-    sizes = {name: p for name, p in module.named_parameters() if not name.startswith("grafts.") and name not in parked}
+    detached = parked_parameters(host, placement)
+    sizes = {
+        name: p for name, p in module.named_parameters() if not name.startswith("grafts.") and name not in detached
+    }
     if placement.stage == "space" and macs is not None:
         macs -= branch_macs(host, placement) or 0
     idle = sum(sizes[name].numel() for name in unused.parameters)
@@ -54,7 +56,7 @@ def _entry(host: Host, placement: Placement, parameters: int, macs: int | None) 
         identity=graft_type.starts_as_identity(term.options),
         carried=sum(p.numel() for p in sizes.values()) - idle,
         unused=unused,
-        parked=parked,
+        detached=detached,
         rounds=placement.site.rounds,
         notes=tuple(graft_type.notes(placement.site.geometry, placement.stage, term.options)),
     )
@@ -90,7 +92,7 @@ def _cost(placement: Placement) -> tuple[int, int | None]:
     return parameters, counter.get_total_flops() // 2
 
 
-def _meta_inputs(geometry: Geometry, stage: Stage) -> tuple[Tensor | None, ...]:
+def _meta_inputs(geometry: Geometry, stage: HookPoint) -> tuple[Tensor | None, ...]:
     value = torch.empty(cast(tuple[int, ...], geometry.shape(stage)), device="meta")
     if isinstance(geometry, AttentionGeometry) and stage in ("heads", "tokens"):
         queries = geometry.tokens if geometry.query_tokens is None else geometry.query_tokens

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from attngraft.anatomy import Stage
+from attngraft.attention import HookPoint
 from attngraft.grafting.spec import GraftSpec, Term
 from attngraft.grafting.where import covering
 from attngraft.hosts import Host, Site
@@ -15,7 +15,7 @@ from attngraft.mechanisms.registry import graft_types
 
 _MANY = 5  #: patterns in an error message
 #: why most hosts lack a stage, where their adapters have nothing to say of it
-_NOT_THERE: Mapping[Stage, str] = {
+_NOT_THERE: Mapping[HookPoint, str] = {
     "space": "its blocks keep no map (rows, columns, channels) around their attention, as Swin's and VOLO's do"
 }
 
@@ -69,7 +69,7 @@ def fit(host: Host, term: Term) -> Fit:
     return Fit(tuple(taken), refused, None if taken or refused else without(host, stages[0]))
 
 
-def without(host: Host, stage: Stage) -> str:
+def without(host: Host, stage: HookPoint) -> str:
     """Why no site of `host` has `stage`."""
     reasons = (site.missing[stage] for site in host.sites if stage in site.missing)
     return next(reasons, _NOT_THERE.get(stage, "no site of it has this stage"))
@@ -86,7 +86,7 @@ def left_out(host: Host, spec: GraftSpec) -> list[str]:
             asked = [site for site in host.sites if kind_of(stage) == site.kind]
             if term.where.kind == "patterns":
                 asked = [asked[index] for index in term.where.select([site.path for site in asked])]
-            lacking = [site for site in asked if stage not in site.carriers]
+            lacking = [site for site in asked if stage not in site.targets]
             if lacking and term.where.kind in ("all", "patterns"):
                 kind = "MLPs" if asked[0].kind == "mlp" else "attention sites"
                 reasons = dict.fromkeys(_refusal(site, stage, term) or "" for site in lacking)
@@ -95,12 +95,12 @@ def left_out(host: Host, spec: GraftSpec) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def kind_of(stage: Stage) -> Literal["attention", "mlp"]:
+def kind_of(stage: HookPoint) -> Literal["attention", "mlp"]:
     """The kind of site that has `stage`."""
     return "mlp" if stage.startswith("mlp.") else "attention"
 
 
-def _refusal(site: Site, stage: Stage, term: Term) -> str | None:
-    if stage not in site.carriers:
+def _refusal(site: Site, stage: HookPoint, term: Term) -> str | None:
+    if stage not in site.targets:
         return site.missing.get(stage, _NOT_THERE.get(stage, f"it has no stage {stage}"))
     return graft_types()[term.name].refusal(site.geometry, stage, term.options)

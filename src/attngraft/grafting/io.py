@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from attngraft._version import __version__
-from attngraft.anatomy import Stage, is_graft, unparked
+from attngraft.attention import HookPoint, is_graft, with_originals
 from attngraft.errors import GraftFileError, GraftSpecError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted, install
@@ -102,7 +102,7 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _entries(host: Host) -> tuple[list[StoredGraft], dict[str, Tensor]]:
     """The manifest's entries and the tensors of every graft in the host."""
     entries, tensors = [], {}
-    sites = {(carrier, stage): site for site in host.sites for stage, carrier in site.carriers.items()}
+    sites = {(target, stage): site for site in host.sites for stage, target in site.targets.items()}
     for path, _, instance, graft in grafted(host.core):
         site = sites[path, graft.stage]
         entries.append(
@@ -130,8 +130,8 @@ def _spec(entries: Iterable[StoredGraft]) -> str:
     return str(GraftSpec(tuple(terms)))
 
 
-def _tensor_prefix(host: Host, carrier: str, instance: str) -> str:
-    return f"{host.adapter.canonical(carrier)}.grafts.{instance}."
+def _tensor_prefix(host: Host, target: str, instance: str) -> str:
+    return f"{host.adapter.canonical(target)}.grafts.{instance}."
 
 
 def _included(host: Host, include: list[str]) -> dict[str, Tensor]:
@@ -147,7 +147,7 @@ def weights_fingerprint(host: Host) -> str:
     """SHA-256 over names, shapes, types and bytes of the host's parameters, grafts and classification head left out."""
     digest = hashlib.sha256()
     head = set(host.adapter.parts(host.core).get("head", ()))
-    with unparked(host.core):
+    with with_originals(host.core):
         parameters = list(host.core.named_parameters())
     for name, parameter in parameters:
         if not is_graft(name) and name not in head:
@@ -177,7 +177,7 @@ def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerp
     included = _host_state(file, host, tensors)
     _check_tensors(file, host, placements, tensors)
     for placement, graft in zip(placements, install(host, placements), strict=True):
-        prefix = _tensor_prefix(host, placement.carrier, placement.instance)
+        prefix = _tensor_prefix(host, placement.target, placement.instance)
         graft.load_state_dict({name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)})
     with torch.no_grad():
         for name, value in included.items():
@@ -224,7 +224,7 @@ def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerpri
 
 def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Placement]) -> Placement:
     """Where a graft of the file goes, beside those that are placed already."""
-    name, stage, instance = entry.graft, cast(Stage, entry.stage), entry.instance
+    name, stage, instance = entry.graft, cast(HookPoint, entry.stage), entry.instance
     graft_type = graft_types().get(name)
     if graft_type is None:
         raise GraftFileError(
@@ -237,7 +237,7 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
             f"{file}: an entry of its manifest cannot be used, {instance!r} at {entry.site!r}: {error}"
         ) from None
     site = next((site for site in host.sites if site.path == entry.site), None)
-    if site is None or stage not in site.carriers:
+    if site is None or stage not in site.targets:
         raise GraftFileError(f"{file}: this host has no site {entry.site!r} with stage {stage!r}")
     if stage not in graft_type.stages(options):
         raise GraftFileError(
@@ -246,11 +246,11 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
     refusal = graft_type.refusal(site.geometry, stage, options)
     if refusal:
         raise GraftFileError(f"{file}: {name} cannot stand at {site.path}: {refusal}")
-    if any(instance == other.instance and site.carriers[stage] == other.carrier for other in placements):
+    if any(instance == other.instance and site.targets[stage] == other.target for other in placements):
         raise GraftFileError(f"{file} holds the graft {instance!r} at {site.path} twice; save the grafts again")
     if conflict := in_the_way(host, site, stage, placements):
         raise GraftFileError(f"{file}: {conflict}")
-    module = host.module(site.carriers[stage])
+    module = host.module(site.targets[stage])
     if instance in getattr(module, "grafts", {}):
         raise GraftFileError(
             f"{file}: the model has a graft {instance!r} at {site.path} already; attngraft.ungraft it first"
@@ -264,7 +264,7 @@ def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors:
     for placement in placements:
         with torch.device("meta"):
             state = build(placement).state_dict()
-        prefix = _tensor_prefix(host, placement.carrier, placement.instance)
+        prefix = _tensor_prefix(host, placement.target, placement.instance)
         expected.update((prefix + name, tensor.shape) for name, tensor in state.items())
     stored = {name: tensor.shape for name, tensor in tensors.items() if not name.startswith(_HOST)}
     problems = [f"lacks {name}" for name in expected if name not in stored]

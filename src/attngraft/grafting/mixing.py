@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from attngraft.anatomy import AttentionGeometry, AttentionSite, Graft, Projected
+from attngraft.attention import AttentionGeometry, AttentionSite, Graft, Projected
 
 
 class _Site(AttentionSite, nn.Module):

@@ -8,7 +8,7 @@ import types
 import typing
 from typing import Any, Literal, Union, get_args, get_origin
 
-from attngraft.anatomy import GraftType
+from attngraft.attention import GraftType
 from attngraft.suggest import did_you_mean
 
 _LARGEST = 3.4028234663852886e38  #: that float32 holds; options become values of parameters

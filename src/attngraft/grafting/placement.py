@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
-from attngraft.anatomy import CIRCUMSTANCES, Circumstance, Graft, GraftedModule, GraftType, Stage
+from attngraft.attention import CIRCUMSTANCES, Circumstance, Graft, GraftedModule, GraftType, HookPoint
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.grafting.fit import fit, without
 from attngraft.grafting.options import build_options
@@ -20,14 +20,14 @@ class Placement:
     """One graft at one site, decided and not yet made."""
 
     site: Site
-    stage: Stage
+    stage: HookPoint
     term: Term
     instance: str
 
     @property
-    def carrier(self) -> str:
+    def target(self) -> str:
         """Host path of the module that will hold it."""
-        return self.site.carriers[self.stage]
+        return self.site.targets[self.stage]
 
     @property
     def graft_type(self) -> GraftType[Any]:
@@ -72,20 +72,20 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
                     raise _refused(host, term, site, stage, refusal)
                 if conflict := in_the_way(host, site, stage, placements):
                     raise HostError(conflict)
-                taken = _taken(host, site.carriers[stage], placements)
+                taken = _taken(host, site.targets[stage], placements)
                 placements.append(Placement(site, stage, term, _free_name(term.name, taken)))
     return placements
 
 
 #: the stages within the branch that a graft at `space` stands in for
-_BRANCH: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window", "space")
+_BRANCH: tuple[HookPoint, ...] = ("mix", "weights", "heads", "tokens", "attn.window", "space")
 
 
-def in_the_way(host: Host, site: Site, stage: Stage, placements: list[Placement]) -> str | None:
+def in_the_way(host: Host, site: Site, stage: HookPoint, placements: list[Placement]) -> str | None:
     """Which graft, there or placed already, leaves no room for one at this stage of the site; None: none does."""
     here = {
-        each for each, carrier in site.carriers.items() if each in _taken(host, carrier, placements).values()
-    }  # the carriers of one site's stages carry no other site's
+        each for each, target in site.targets.items() if each in _taken(host, target, placements).values()
+    }  # the targets of one site's stages carry no other site's
     others = {"mix"} if stage == "mix" else set(_BRANCH) if stage == "space" else set()
     if stage in _BRANCH:
         others.add("space")
@@ -97,7 +97,7 @@ def in_the_way(host: Host, site: Site, stage: Stage, placements: list[Placement]
     return f"{site.path} has {which}; ungraft it first, or choose other sites"
 
 
-def _refused(host: Host, term: Term, site: Site, stage: Stage, refusal: str) -> HostError:
+def _refused(host: Host, term: Term, site: Site, stage: HookPoint, refusal: str) -> HostError:
     """The error about `site`; if all sites were meant and none takes `term`, about the first with the reason of most."""
     found, path = fit(host, term), site.path
     if term.where.kind == "all" and not found.taken and found.reason is not None:
@@ -106,9 +106,9 @@ def _refused(host: Host, term: Term, site: Site, stage: Stage, refusal: str) -> 
     return HostError(f"{term} cannot stand at {path} ({stage}): {refusal}; {found.remedy()}")
 
 
-def _chosen(host: Host, term: Term, stage: Stage) -> list[Site]:
+def _chosen(host: Host, term: Term, stage: HookPoint) -> list[Site]:
     """The sites that `term` names among those with `stage`."""
-    able = [site for site in host.sites if stage in site.carriers]
+    able = [site for site in host.sites if stage in site.targets]
     if not able:
         why = without(host, stage)
         raise HostError(f"{term.name} stands at stage {stage}, which {host.adapter.name} does not offer: {why}")
@@ -126,16 +126,16 @@ def _chosen(host: Host, term: Term, stage: Stage) -> list[Site]:
     return [able[index] for index in term.where.select(paths)]
 
 
-def _taken(host: Host, carrier: str, placements: list[Placement]) -> dict[str, Stage]:
+def _taken(host: Host, target: str, placements: list[Placement]) -> dict[str, HookPoint]:
     """Instance names in use at a module, with their stages: grafts that stand there and those already placed."""
-    module = host.module(carrier)
-    planned = {other.instance: other.stage for other in placements if other.carrier == carrier}
+    module = host.module(target)
+    planned = {other.instance: other.stage for other in placements if other.target == target}
     if not isinstance(module, GraftedModule):
         return planned
     return {**{name: cast(Graft, graft).stage for name, graft in module.grafts.items()}, **planned}
 
 
-def _free_name(name: str, taken: dict[str, Stage]) -> str:
+def _free_name(name: str, taken: dict[str, HookPoint]) -> str:
     if name not in taken:
         return name
     return next(f"{name}_{number}" for number in range(2, len(taken) + 3) if f"{name}_{number}" not in taken)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from attngraft.anatomy import Stage, Unused
+from attngraft.attention import HookPoint, Unused
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +19,7 @@ class Entry:
 
     site: str
     module: str  #: class of the host's module that carries the stage
-    stage: Stage
+    stage: HookPoint
     graft: str  #: registered name
     instance: str  #: its name at this site (`cb`, `cb_2`)
     options: dict[str, Any]
@@ -29,7 +29,7 @@ class Entry:
     carried: int  #: parameters of the host's module that stay in use
     unused: Unused  #: what it leaves of the host without use
     #: host parameters taken out of the model until undo, where the graft stands in for them, with their sizes
-    parked: Mapping[str, int] = field(default_factory=dict)
+    detached: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     rounds: bool = False  #: whether a graft here makes the host give up a kernel of its own
 
@@ -109,7 +109,7 @@ class GraftReport:
                 f"{entry.parameters:,}",
                 _count(entry.macs),
                 f"{entry.carried:,}",
-                ", ".join(filter(None, (_parked(entry), _unused(entry.unused)))) or "-",
+                ", ".join(filter(None, (_detached(entry), _unused(entry.unused)))) or "-",
             )
         return table
 
@@ -120,11 +120,11 @@ class GraftReport:
     def summary(self) -> list[str]:
         """Sentences that belong under the table."""
         lines = [f"Adds {self.parameters:,} parameters to {self.host_parameters:,} ({_percent(self)})."]
-        parked = [entry for entry in self.entries if entry.parked]
-        if parked:
-            numbers = sum(sum(entry.parked.values()) for entry in parked)
+        detached = [entry for entry in self.entries if entry.detached]
+        if detached:
+            numbers = sum(sum(entry.detached.values()) for entry in detached)
             lines.append(
-                f"Stands in for the host's own attention at {len(parked)} sites: {numbers:,} parameters are parked, neither "
+                f"Stands in for the host's own attention at {len(detached)} sites: {numbers:,} parameters are detached, neither "
                 "trained nor saved, until the graft is taken out."
             )
         changing = sorted({entry.instance for entry in self.entries if not entry.identity})
@@ -158,5 +158,5 @@ def _unused(unused: Unused) -> str:
     return ", ".join([*unused.parameters, *rows, *columns])
 
 
-def _parked(entry: Entry) -> str:
-    return ", ".join(f"{name} (parked)" for name in dict.fromkeys(name.partition(".")[0] for name in entry.parked))
+def _detached(entry: Entry) -> str:
+    return ", ".join(f"{name} (detached)" for name in dict.fromkeys(name.partition(".")[0] for name in entry.detached))

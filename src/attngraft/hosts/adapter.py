@@ -12,7 +12,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, GraftedModule, HeadRows, MlpGeometry, Stage, is_graft, plain_class
+from attngraft.attention import (
+    AttentionGeometry,
+    GraftedModule,
+    HeadRows,
+    HookPoint,
+    MlpGeometry,
+    is_graft,
+    plain_class,
+)
 from attngraft.errors import HostError
 
 
@@ -20,19 +28,21 @@ from attngraft.errors import HostError
 class Site:
     """A place in a model where grafts can stand.
 
-    `carriers` says which module carries each stage: usually one does all, but a host may spread a site over several (the
-    block puts windows back). `missing` says, for stages that a user may ask for, why this site has none. `informants` get
-    their richer class too where a graft stands at the stage: they know something that the carrier cannot see. `taps` says
-    which tensors are offered to `attngraft.record` beside those of the stages; a site may have taps and no stages.
+    `targets` says which module carries each stage: usually one does all, but a host may spread a site over several (the
+    block puts windows back). `missing` says, for stages that a user may ask for, why this site has none. `companions` get
+    their patched class too where a graft stands at the stage: they know something that the target cannot see. `record_tensors` says
+    which tensors are offered to `attngraft.record` beside those of the stages; a site may have record_tensors and no stages.
     """
 
     path: str  #: the host's own path of the site (`blocks.3.attn`), whatever wraps the host
     kind: Literal["attention", "mlp"]
     geometry: AttentionGeometry | MlpGeometry
-    carriers: Mapping[Stage, str]  #: stage -> path of the module, in the host
-    missing: Mapping[Stage, str] = field(default_factory=dict)
-    informants: Mapping[Stage, tuple[str, ...]] = field(default_factory=dict)  #: stage -> paths of modules, in the host
-    taps: Mapping[str, str] = field(
+    targets: Mapping[HookPoint, str]  #: stage -> path of the module, in the host
+    missing: Mapping[HookPoint, str] = field(default_factory=dict)
+    companions: Mapping[HookPoint, tuple[str, ...]] = field(
+        default_factory=dict
+    )  #: stage -> paths of modules, in the host
+    record_tensors: Mapping[str, str] = field(
         default_factory=dict
     )  #: tensor's name -> path of the module that offers it, in the host
     #: whether the host has a kernel for more than a graft can stand in, and gives it up for one: its outputs are then what
@@ -50,14 +60,14 @@ class HostFold:
 
 
 class HostAdapter(ABC):
-    """Knows one host family: its model classes, its sites, and the richer class of each module that carries a stage."""
+    """Knows one host family: its model classes, its sites, and the patched class of each module that carries a stage."""
 
     name: ClassVar[str]
     summary: ClassVar[str]  #: one line for `attngraft list hosts`
     #: whether all of its hosts that stand in one model are one: `sites` takes the model that holds them, of whatever class
     gathers: ClassVar[bool] = False
     #: the host's own module class -> the subclass that spells its forward out
-    richer: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
+    patched: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
 
     @abstractmethod
     def recognizes(self, model: nn.Module) -> bool:
@@ -119,7 +129,7 @@ class HostAdapter(ABC):
 def check_known(module: nn.Module, path: str, *, arguments: Iterable[str], children: Iterable[str]) -> None:
     """Refuse a module whose host changed since its adapter was written.
 
-    The richer class is a private copy of the host's forward, so a new argument or a new sub-module means that the copy
+    The patched class is a private copy of the host's forward, so a new argument or a new sub-module means that the copy
     may leave something out.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from attngraft.anatomy import Circumstance, Graft, GraftedModule, Stage
+from attngraft.attention import Circumstance, Graft, GraftedModule, HookPoint
 from attngraft.errors import UsageError
 
 _GIVEN: Mapping[Circumstance, str] = {
@@ -24,7 +24,7 @@ def check_call(
     causal: bool = False,
     padded: bool = False,
     cross: bool = False,
-    told: tuple[Stage, ...] = (),
+    told: tuple[HookPoint, ...] = (),
 ) -> None:
     """Refuse a call that a graft of `module` could not stand in, had the geometry said so.
 

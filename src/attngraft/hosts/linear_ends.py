@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from attngraft.anatomy import GraftedModule, LinearLayer, Stage
+from attngraft.attention import GraftedModule, HookPoint, LinearLayer
 
 
 class LinearEnds(GraftedModule):
@@ -14,10 +14,10 @@ class LinearEnds(GraftedModule):
 
     linear_names: ClassVar[tuple[str, str]] = ("fc1", "fc2")
 
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
+    def linear_before(self, stage: HookPoint) -> LinearLayer | None:
         return linear(getattr(self, self.linear_names[1])) if stage == "mlp.end" else None
 
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
+    def linear_after(self, stage: HookPoint) -> LinearLayer | None:
         number = {"mlp.front": 0, "mlp.mid": 1}.get(stage)
         return None if number is None else linear(getattr(self, self.linear_names[number]))
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, AttentionSite, Projected
+from attngraft.attention import AttentionGeometry, AttentionSite, Projected
 from attngraft.grafting.spec import GraftSpec
 from attngraft.mechanisms.registry import graft_types
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from attngraft.study.result import StudyResult
+    from attngraft.results.study import StudyResult
 
 __all__ = ["write_report"]
 

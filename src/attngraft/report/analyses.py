@@ -11,14 +11,14 @@ from markupsafe import Markup
 
 from attngraft._version import __version__
 from attngraft.analysis.storage import load_findings, save_finding
+from attngraft.drawing.theme import LIGHT
 from attngraft.files import write_atomically
-from attngraft.finding import Finding
 from attngraft.report.findings import finding_csv, finding_plots, in_words, panel_drawing
 from attngraft.report.inline import inline_svg
 from attngraft.report.sections import Shown, shown_table
 from attngraft.report.templating import css_themes, environment
-from attngraft.report.theme import LIGHT
-from attngraft.report.wording import minus, shown
+from attngraft.results.analysis import Finding
+from attngraft.results.wording import minus, shown
 
 PAGE = "analysis.html"
 

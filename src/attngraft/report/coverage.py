@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngraft.study.coverage import Coverage
+from attngraft.results.coverage import Coverage
 
 
 def coverage_note(coverage: Coverage) -> str:

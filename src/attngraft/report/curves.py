@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attngraft.drawing.sheet import headed
 from attngraft.report.scene import Scene, name_points, ruled
-from attngraft.report.sheet import headed
-from attngraft.report.wording import baseline_of
-from attngraft.study.result import RunSummary, StudyResult
+from attngraft.results.study import RunSummary, StudyResult
+from attngraft.results.wording import baseline_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

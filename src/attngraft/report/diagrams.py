@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attngraft.report.wording import plural, shorten, shown
-from attngraft.sections import Matrix, Reliability
+from attngraft.results.sections import Matrix, Reliability
+from attngraft.results.wording import plural, shorten, shown
 
 NUMBERED = 12  #: rows and columns up to which a matrix is a table with its numbers
 CELL = 12  #: side of a cell of larger ones, in units of the drawing

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from attngraft.drawing.sheet import headed
+from attngraft.drawing.theme import Look
 from attngraft.report.scene import NAME_WIDTH, Scene, ruled
-from attngraft.report.sheet import headed
-from attngraft.report.theme import Look
-from attngraft.report.wording import minus, shorten
-from attngraft.study.result import EpochsToBaseline, StudyResult, VariantResult
+from attngraft.results.study import EpochsToBaseline, StudyResult, VariantResult
+from attngraft.results.wording import minus, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,13 +15,13 @@ from PIL import Image
 from torch import nn
 
 from attngraft._version import __version__
-from attngraft.analysis.album import album_of_files
 from attngraft.analysis.exploring import Explored, Layer, explored
-from attngraft.analysis.subjects import Subject, subject_of
 from attngraft.errors import UsageError
 from attngraft.files import write_atomically
 from attngraft.report.templating import css_themes, environment
-from attngraft.report.wording import shown
+from attngraft.results.wording import shown
+from attngraft.targets.handle import Subject, subject_of
+from attngraft.targets.images import album_of_files
 
 MOST_BYTES = 48_000_000  #: of a page; browsers become slow beyond
 

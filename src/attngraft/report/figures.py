@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from attngraft.report import wording
+from attngraft.drawing.sheet import LINE_HEIGHT, Panel, drawing, png, sheet, svg
+from attngraft.drawing.theme import THEMES, Theme
 from attngraft.report.curves import Band, curve_bands, difference_bands, draw_bands
 from attngraft.report.epochs import compared, draw_epochs, epochs_sentence
 from attngraft.report.forest import draw_forest
 from attngraft.report.scene import NAME_WIDTH, Scene, names_margin
-from attngraft.report.sheet import LINE_HEIGHT, Panel, drawing, png, sheet, svg
-from attngraft.report.theme import THEMES, Theme
 from attngraft.report.tradeoff import COST_AXES, cost_points, draw_cost
-from attngraft.study.result import StudyResult
+from attngraft.results import wording
+from attngraft.results.study import StudyResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

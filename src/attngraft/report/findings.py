@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attngraft.finding import Boxes, Curves, Finding, Grid, Panel, Pictures
+from attngraft.drawing.sheet import TEXT_SIZE, drawing, headed, png, sheet, svg
+from attngraft.drawing.sheet import Panel as Place
+from attngraft.drawing.theme import MARKERS, THEMES, Theme
 from attngraft.report import picture_grid
 from attngraft.report.scene import ruled
-from attngraft.report.sheet import TEXT_SIZE, drawing, headed, png, sheet, svg
-from attngraft.report.sheet import Panel as Place
-from attngraft.report.theme import MARKERS, THEMES, Theme
-from attngraft.report.wording import shorten
+from attngraft.results.analysis import Boxes, Curves, Finding, Grid, Panel, Pictures
+from attngraft.results.wording import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attngraft.drawing.sheet import TEXT_SIZE, headed
+from attngraft.drawing.theme import VERDICT_SIGNS, Look
 from attngraft.report.scene import NAME_WIDTH, Scene, ruled
-from attngraft.report.sheet import TEXT_SIZE, headed
-from attngraft.report.theme import VERDICT_SIGNS, Look
-from attngraft.report.wording import MetricFormat, metric_format, minus, shorten
-from attngraft.study.result import Interval, StudyResult, VariantResult
+from attngraft.results.study import Interval, StudyResult, VariantResult
+from attngraft.results.wording import MetricFormat, metric_format, minus, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngraft.report.wording import metric_format
-from attngraft.study.halving_record import place_of
-from attngraft.study.result import HalvingResult, StudyResult
+from attngraft.results.halving import place_of
+from attngraft.results.study import HalvingResult, StudyResult
+from attngraft.results.wording import metric_format
 
 
 @dataclass(frozen=True, kw_only=True)

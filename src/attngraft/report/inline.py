@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from attngraft.report.theme import Theme
+from attngraft.drawing.theme import Theme
 
 _REFERENCES = re.compile(r"url\(#([^)]*)\)")
 _COLORS = re.compile(r"#[0-9a-f]{6}\b")

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from attngraft.finding import Finding
-from attngraft.report import wording
+from attngraft.drawing.theme import LIGHT, VERDICT_SIGNS, Look, looks
 from attngraft.report.analyses import finding_views
 from attngraft.report.coverage import coverage_note
 from attngraft.report.epochs import added_parameters, compared
-from attngraft.report.facts import facts
 from attngraft.report.figures import panel_svg, study_figures
 from attngraft.report.forest import difference_range
 from attngraft.report.halving import fate, halving_view
@@ -21,10 +19,12 @@ from attngraft.report.inline import inline_svg
 from attngraft.report.sections import section_views
 from attngraft.report.suites import NOT_CORRECTED, suite_views
 from attngraft.report.templating import css_themes, environment
-from attngraft.report.theme import LIGHT, VERDICT_SIGNS, Look, looks
-from attngraft.report.wording import MetricFormat, metric_format, shown
-from attngraft.study.coverage import measured_coverage
-from attngraft.study.result import Difference, Interval, StudyResult, VariantResult
+from attngraft.results import wording
+from attngraft.results.analysis import Finding
+from attngraft.results.coverage import measured_coverage
+from attngraft.results.facts import facts
+from attngraft.results.study import Difference, Interval, StudyResult, VariantResult
+from attngraft.results.wording import MetricFormat, metric_format, shown
 
 
 def report_html(result: StudyResult, findings: Sequence[Finding] = ()) -> str:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from attngraft.finding import Picture, Pictures
-from attngraft.report.sheet import TEXT_SIZE
-from attngraft.report.theme import Theme
-from attngraft.report.wording import shorten
+from attngraft.drawing.sheet import TEXT_SIZE
+from attngraft.drawing.theme import Theme
+from attngraft.results.analysis import Picture, Pictures
+from attngraft.results.wording import shorten
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attngraft.bench.scaling import FIT_FROM, TOLERANCE, Curve, End, Exponent, Point, ScalingResult
-from attngraft.report.sheet import TEXT_SIZE, Panel, drawing, headed, png, sheet, svg
-from attngraft.report.theme import MARKERS, THEMES, Theme
+from attngraft.drawing.sheet import TEXT_SIZE, Panel, drawing, headed, png, sheet, svg
+from attngraft.drawing.theme import MARKERS, THEMES, Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attngraft.report.sheet import LINE_HEIGHT, TEXT_SIZE, size_in_points, spread
-from attngraft.report.theme import Look, Theme, looks
-from attngraft.report.wording import minus, shorten
-from attngraft.study.result import StudyResult, VariantResult
+from attngraft.drawing.sheet import LINE_HEIGHT, TEXT_SIZE, size_in_points, spread
+from attngraft.drawing.theme import Look, Theme, looks
+from attngraft.results.study import StudyResult, VariantResult
+from attngraft.results.wording import minus, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from attngraft.report.diagrams import MatrixDrawing, ReliabilityDrawing, matrix_drawing, reliability_drawing
-from attngraft.report.wording import ABSENT, minus, shown
-from attngraft.sections import Cell, Column, Section, Table
-from attngraft.study.result import StudyResult
+from attngraft.results.sections import Cell, Column, Section, Table
+from attngraft.results.study import StudyResult
+from attngraft.results.wording import ABSENT, minus, shown
 
 ROWS = 100  #: of a table that are shown
 

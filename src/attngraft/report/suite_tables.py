@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attngraft.report.wording import ABSENT, plural, shown, size
-from attngraft.sections import Metric
+from attngraft.results.sections import Metric
+from attngraft.results.wording import ABSENT, plural, shown, size
 
 if TYPE_CHECKING:
     from rich.table import Table

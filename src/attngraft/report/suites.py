@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from attngraft.report import wording
+from attngraft.drawing.theme import VERDICT_SIGNS
 from attngraft.report.suite_tables import METRICS
-from attngraft.report.theme import VERDICT_SIGNS
-from attngraft.report.wording import MetricFormat, metric_format, shown
-from attngraft.study.result import ConditionResult, ConditionVariant, Interval, StudyResult, SuiteResult
+from attngraft.results import wording
+from attngraft.results.study import ConditionResult, ConditionVariant, Interval, StudyResult, SuiteResult
+from attngraft.results.wording import MetricFormat, metric_format, shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -149,34 +146,3 @@ def _text(each: ConditionVariant, style: MetricFormat) -> Text:
 
 def _bounds(interval: Interval, style: MetricFormat) -> str:
     return f"[{style.change(interval.low)}, {style.change(interval.high)}]"
-
-
-# --- CSV ----------------------------------------------------------------------------------------------------------
-
-_COLUMNS = ["suite", "condition", "label", "noise_seeds", "examples", "metric", "variant", "mean", "deviation"]
-_DIFFERENCE = ["difference", "bootstrap_low", "bootstrap_high", "t_low", "t_high", "p_value", "verdict", "reason"]
-
-
-def suites_csv(result: StudyResult) -> str:
-    """suites.csv: a row per suite, condition and variant, unrounded; empty where there is no number."""
-    sheet = io.StringIO()
-    writer = csv.writer(sheet, lineterminator="\n")
-    writer.writerow([*_COLUMNS, *_DIFFERENCE])
-    writer.writerows(_rows(result))
-    return sheet.getvalue()
-
-
-def _rows(result: StudyResult) -> Iterator[list[object]]:
-    for suite in result.suites:
-        for condition in suite.conditions:
-            for variant, each in zip(result.variants, condition.variants, strict=True):
-                found, value = each.difference, each.value
-                yield [
-                    *(suite.name, condition.name, condition.label, condition.noise_seeds, suite.examples, suite.metric),
-                    variant.name,
-                    *((value.mean, value.deviation) if value else (None, None)),
-                    *((found.mean, found.bootstrap.low, found.bootstrap.high) if found else (None, None, None)),
-                    *((found.t.low, found.t.high) if found and found.t else (None, None)),
-                    *((found.p_value, found.verdict) if found else (None, None)),
-                    each.reason,
-                ]

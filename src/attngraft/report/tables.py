@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import io
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from attngraft.report import wording
 from attngraft.report.epochs import ratio_text
 from attngraft.report.halving import fate
-from attngraft.report.wording import ABSENT, MetricFormat, metric_format, ratio, shown
-from attngraft.study.result import Cost, Difference, Interval, StudyResult, VariantResult
+from attngraft.results import wording
+from attngraft.results.csv_tables import cost_ratios
+from attngraft.results.study import Cost, Interval, StudyResult, VariantResult
+from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -184,7 +183,7 @@ def _markdown_cells(variant: VariantResult, result: StudyResult, style: MetricFo
     cells += (
         [ABSENT] * 5
         if cost is None
-        else [ratio(number, exact=name in ("parameters", "macs")) for name, number in _ratios(cost).items()]
+        else [ratio(number, exact=name in ("parameters", "macs")) for name, number in cost_ratios(cost).items()]
     )
     if variant.is_baseline:
         return [*cells, "", ""]
@@ -196,76 +195,3 @@ def _markdown_cells(variant: VariantResult, result: StudyResult, style: MetricFo
 def _markdown_text(text: str) -> str:
     """User text as inert Markdown: no cell, code, link, emphasis or HTML starts in it."""
     return "".join(f"\\{c}" if c in "\\`*_[]|~$#" else {"<": "&lt;", "&": "&amp;"}.get(c, c) for c in shown(text))
-
-
-# --- CSV ----------------------------------------------------------------------------------------------------------
-
-
-def csv_rows(result: StudyResult) -> list[Row]:
-    """One flat row per variant, unrounded, all with the same columns; None where there is no number."""
-    return [dict(_csv_cells(variant, result)) for variant in result.variants]
-
-
-def csv_text(result: StudyResult) -> str:
-    """`csv_rows` as the text of results.csv; None becomes an empty cell."""
-    rows, sheet = csv_rows(result), io.StringIO()
-    writer = csv.DictWriter(sheet, fieldnames=list(rows[0]) if rows else ["variant"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return sheet.getvalue()
-
-
-def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[str, str | int | float | bool | None]]:
-    yield from (("variant", variant.name), ("spec", variant.spec), ("baseline", variant.is_baseline))
-    if wording.has_other_hosts(result):
-        yield "host", wording.host_of(variant)
-    yield from (("metric", result.metric), ("epochs", result.epochs), ("seeds_finished", len(variant.runs)))
-    if result.halving is not None:
-        yield "stopped_after_epoch", result.halving.stopped.get(variant.name)
-    for name in wording.metric_names(result):
-        for kind, spreads in (("last", variant.last), ("best", variant.best)):
-            spread = spreads.get(name)
-            yield f"{kind}_{name}_mean", spread.mean if spread else None
-            yield f"{kind}_{name}_deviation", spread.deviation if spread else None
-    yield from _csv_difference(variant.difference)
-    cost = variant.cost
-    for name in ("parameters", "macs", "train_seconds_per_step", "inference_seconds_per_batch", "peak_memory_bytes"):
-        yield name, None if cost is None else getattr(cost, name)
-    yield from ((f"{name}_ratio", number) for name, number in _ratios(cost).items())
-    for name in ("train_time_ratio", "inference_time_ratio"):
-        interval: Interval | None = None if cost is None else getattr(cost, name)
-        yield f"{name}_low", interval.low if interval else None
-        yield f"{name}_high", interval.high if interval else None
-    reached = variant.epochs_to_baseline
-    yield "epochs_to_baseline_target", reached.target if reached else None
-    yield "epochs_to_baseline", reached.of_mean_curve if reached else None
-    yield "epochs_of_baseline", reached.baseline_epoch if reached else None
-    yield "epochs_to_baseline_ratio", reached.ratio if reached else None
-    yield "epochs_to_baseline_speed_up", reached.speed_up if reached else None
-    by_seed = {run.seed: run for run in variant.runs}
-    for seed in result.seeds:
-        run = by_seed.get(seed)
-        yield f"last_{result.metric}_seed{seed}", run.last.get(result.metric) if run else None
-
-
-def _csv_difference(found: Difference | None) -> Iterator[tuple[str, str | float | None]]:
-    yield "difference", found.mean if found else None
-    for name in ("bootstrap", "t"):
-        interval: Interval | None = getattr(found, name) if found else None
-        yield f"{name}_low", interval.low if interval else None
-        yield f"{name}_high", interval.high if interval else None
-    for name in ("p_value", "p_holm", "p_source", "verdict"):
-        yield name, getattr(found, name) if found else None
-
-
-def _ratios(cost: Cost | None) -> dict[str, float | None]:
-    if cost is None:
-        return dict.fromkeys(("parameters", "macs", "train_time", "inference_time", "memory"))
-    train, infer = cost.train_time_ratio, cost.inference_time_ratio
-    return {
-        "parameters": cost.parameters_ratio,
-        "macs": cost.macs_ratio,
-        "train_time": train.point if train else None,
-        "inference_time": infer.point if infer else None,
-        "memory": cost.memory_ratio,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attngraft.report.theme import THEMES
+from attngraft.drawing.theme import THEMES
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attngraft.drawing.sheet import headed
 from attngraft.report.scene import STEPS, Scene, name_points, ruled
-from attngraft.report.sheet import headed
-from attngraft.report.wording import metric_format
-from attngraft.study.result import Cost, Interval, StudyResult
+from attngraft.results.study import Cost, Interval, StudyResult
+from attngraft.results.wording import metric_format
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

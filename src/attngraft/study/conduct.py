@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import remove_leftovers, write_atomically, writing
+from attngraft.results.storage import save_result
+from attngraft.results.study import Cost, StudyResult
 from attngraft.study.collect import collect, finished_runs
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
 from attngraft.study.executors.serial import Serial
 from attngraft.study.expectation import expected, how, share_of
 from attngraft.study.progress import StudyLog, StudyProgress
-from attngraft.study.result import Cost, StudyResult
 from attngraft.study.running import run_all
 from attngraft.study.schedule import PlannedRun, check_variants, plan_runs, refuse_other_recipes, refuse_other_variants
 from attngraft.study.splits import keep_split, kept_split
-from attngraft.study.storage import save_result
 
 if TYPE_CHECKING:
     from attngraft.study.estimate import Estimate
     from attngraft.study.executors.work import Executor
-    from attngraft.study.workbench import Material
+    from attngraft.training.profiler import Material
     from attngraft.training.run_folder import RunRecord
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def _train(*args: Any, **kwargs: Any) -> RunRecord:
 
 
 def _open_data(config: StudyConfig) -> Material:
-    from attngraft.study.workbench import load_material
+    from attngraft.training.profiler import load_material
 
     return load_material(config.recipe_of(config.baseline, config.seeds[0]), split=kept_split(config))
 
@@ -245,7 +245,7 @@ def incomplete(result: StudyResult) -> bool:
 
 def write_study(config: StudyConfig) -> None:
     """Write study.yaml, from which the study can be repeated or continued."""
-    from attngraft.training.config import dump_yaml
+    from attngraft.yaml_config import dump_yaml
 
     write_atomically(config.out / STUDY_FILE, dump_yaml(config.to_dict()))
 

@@ -17,13 +17,12 @@ from typing import Any
 
 from accelerate.utils import send_to_device
 
-from attngraft.bench import PairedRatio, count_macs, count_parameters, several
 from attngraft.files import write_atomically
+from attngraft.results.study import Cost, Interval
 from attngraft.strict import read
 from attngraft.study.config import StudyConfig
-from attngraft.study.memory import peak_memory
-from attngraft.study.result import Cost, Interval
-from attngraft.study.workbench import Material, Workbench, synchronizer, threads_of
+from attngraft.timing import PairedRatio, count_macs, count_parameters, several
+from attngraft.training.profiler import Material, Workbench, peak_memory, synchronizer, threads_of
 
 COST_FILE = "cost.json"
 PAIRS = 30

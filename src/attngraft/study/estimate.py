@@ -12,7 +12,7 @@ from attngraft.errors import UsageError
 from attngraft.study.config import StudyConfig
 from attngraft.study.schedule import PlannedRun
 from attngraft.study.values import shown_duration
-from attngraft.study.workbench import Material, Workbench, synchronizer, threads_of
+from attngraft.training.profiler import Material, Workbench, synchronizer, threads_of
 
 ROUNDS = 3  #: timed steps per variant
 MARGIN = 1.1  #: what is beside steps and batches: checkpoints, metrics, events

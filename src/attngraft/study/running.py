@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from attngraft.errors import AttngraftError
+from attngraft.results.storage import save_result
 from attngraft.study.collect import collect
 from attngraft.study.executors.work import Crew, Executor, Outcome, Train, Work
 from attngraft.study.progress import StudyProgress
 from attngraft.study.queue import EveryRun, Queue
-from attngraft.study.storage import save_result
 
 if TYPE_CHECKING:
     from attngraft.study.config import StudyConfig

@@ -11,8 +11,8 @@ import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
-import attngraft
 from attngraft.errors import AttngraftError, ConfigError, HostError
+from attngraft.grafting.apply import graft as apply_graft
 from attngraft.models.create import create_host
 from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, mixes_none
 from attngraft.models.weights import WeightsFile, read_weights
@@ -82,7 +82,7 @@ def build_started_model(
     model, file, start = _started_host(recipe, model_args, weights=weights)
     with seeded("graft", recipe.seed):
         if recipe.graft is not None:
-            attngraft.graft(model, recipe.graft)
+            apply_graft(model, recipe.graft)
     if recipe.distill is not None and recipe.distill.kind == "token":
         _train_both_heads(model, recipe)
     if model_args.get(ARGUMENT):

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from attngraft.anatomy import load_parked_state, parked, parked_state
+from attngraft.attention import detached_state, load_detached_state, sites_with_detached
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
 from attngraft.tensors import apart
@@ -88,7 +88,7 @@ def save(run: RunFolder, learner: Learner) -> None:
     state = {
         "format": FORMAT,
         "model": model_state(learner.model),
-        "parked": parked_state(_core(learner)),
+        "parked": detached_state(_core(learner)),
         "optimizer": _optimizer_state(learner),
         "ema": learner.ema.module.state_dict() if learner.ema else None,
         "scaler": scaler.state_dict() if scaler else None,
@@ -109,15 +109,15 @@ def _core(learner: Learner) -> nn.Module:
     return cast(nn.Module, extract_model_from_parallel(learner.model, keep_torch_compile=False))
 
 
-def fill_parked(model: nn.Module, state: Mapping[str, Any]) -> None:
+def load_detached(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Give the modules of the host that grafts stand in for what `state`, a checkpoint, holds of them.
 
     Without a checkpoint they are not the run's own, and undo is to refuse them.
     """
     if "parked" in state:
-        load_parked_state(model, state["parked"])
+        load_detached_state(model, state["parked"])
     else:
-        for _, site in parked(model):
+        for _, site in sites_with_detached(model):
             site.whole = False
 
 
@@ -153,7 +153,7 @@ def restore(run: RunFolder, learner: Learner) -> bool:
         set_optimizer_state_dict(learner.model, learner.optimizer, state["optimizer"], options=options)
     set_model_state_dict(learner.model, state["model"], options=options)
     if "parked" in state:  # in the first process; the others have what they began with, which is the same
-        fill_parked(_core(learner), state)
+        load_detached(_core(learner), state)
     if learner.ema:
         set_model_state_dict(learner.ema.module, state["ema"], options=options)
     if accelerator.scaler:

@@ -12,12 +12,12 @@ from accelerate import Accelerator
 from accelerate.utils import gather, send_to_device
 from torch import Tensor, nn
 
-from attngraft.anatomy import parked
+from attngraft.attention import sites_with_detached
 from attngraft.errors import DataError, TrainingError
 from attngraft.hosts import forget
 from attngraft.tasks.task import Batch, Evaluation, Split, Task
 from attngraft.training.build import build_model, build_task, model_data_config
-from attngraft.training.checkpoint import fill_parked, load_weights, read_checkpoint
+from attngraft.training.checkpoint import load_detached, load_weights, read_checkpoint
 from attngraft.training.inputs import Arguments, model_inputs
 from attngraft.training.loading import EvalOrder, eval_batches, indices_of
 from attngraft.training.recipe import Recipe
@@ -214,8 +214,8 @@ def _with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
 def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
     if weights in ("best", "best-ema"):
         load_weights(run.best(weights.partition("-")[2]), model)
-        if any(parked(model)):
-            fill_parked(model, read_checkpoint(run) or {})
+        if any(sites_with_detached(model)):
+            load_detached(model, read_checkpoint(run) or {})
         return
     state = read_checkpoint(run)
     if state is None:
@@ -223,7 +223,7 @@ def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
     if state["ema" if weights == "ema" else "model"] is None:
         raise TrainingError(f"{run.path}: this run keeps no moving average (train.ema is null)")
     model.load_state_dict(state["ema" if weights == "ema" else "model"])
-    fill_parked(model, state)
+    load_detached(model, state)
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:

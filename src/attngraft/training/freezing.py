@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from attngraft.anatomy import is_graft
+from attngraft.attention import is_graft
 from attngraft.errors import ConfigError, HostError
 from attngraft.hosts import find_host
 from attngraft.training.recipe import TRAINED, Parameters

@@ -10,7 +10,7 @@ from timm.models import group_parameters
 from timm.optim import auto_group_layers
 from torch import nn
 
-from attngraft.anatomy import is_graft
+from attngraft.attention import is_graft
 from attngraft.training.recipe import OptimizerConfig
 
 
@@ -71,12 +71,12 @@ def _host_layers(model: nn.Module) -> dict[str, int]:
 
 def _layer_at(graft: str, layers: dict[str, int], *, default: int) -> int:
     """The layer in which a graft's parameter stands: the uppermost of the module that carries it, or around that."""
-    carrier = f".{graft}".partition(".grafts.")[0].removeprefix(".")
-    while carrier:
-        inside = [layer for name, layer in layers.items() if name.startswith(f"{carrier}.")]
+    target = f".{graft}".partition(".grafts.")[0].removeprefix(".")
+    while target:
+        inside = [layer for name, layer in layers.items() if name.startswith(f"{target}.")]
         if inside:
             return max(inside)
-        carrier = carrier.rpartition(".")[0]
+        target = target.rpartition(".")[0]
     return default
 
 

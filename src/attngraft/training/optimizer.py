@@ -12,6 +12,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from attngraft.errors import ConfigError
+from attngraft.grafting.unused import pin_unused
 from attngraft.suggest import did_you_mean
 from attngraft.training.groups import parameter_groups
 from attngraft.training.recipe import Recipe
@@ -26,8 +27,6 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     Raises:
         ConfigError: an optimizer or an argument that timm does not know.
     """
-    import attngraft
-
     config = recipe.optimizer
     given = {"betas": config.betas, "eps": config.eps, "momentum": config.momentum}
     extra = {name: value for name, value in given.items() if value is not None} | dict(config.args)
@@ -42,7 +41,7 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optimizer {config.name} with {extra}: {error}") from None
-    attngraft.pin_unused(optimizer, model)
+    pin_unused(optimizer, model)
     return optimizer
 
 

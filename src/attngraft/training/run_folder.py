@@ -27,7 +27,6 @@ import numpy as np
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
 from attngraft.tasks.task import SPLIT_FILE, Predictions
-from attngraft.training.config import differing_fields, read_yaml
 from attngraft.training.recipe import (
     CHOSEN_BY_MEMORY,
     HARMLESS,
@@ -36,6 +35,7 @@ from attngraft.training.recipe import (
     recipe_to_dict,
     recipe_to_yaml,
 )
+from attngraft.yaml_config import differing_fields, read_yaml
 
 Metrics = dict[str, float]
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import nn
 
-import attngraft
 from attngraft.errors import ConfigError, HostError, UsageError
 from attngraft.grafting.spec import parse
 from attngraft.models.weights import read_weights
+from attngraft.saved.folder import load
+from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.tasks.seeding import seeded
 from attngraft.training.build import Start, build_model, build_started_model, model_data_config
 from attngraft.training.checkpoint import load_weights
@@ -20,7 +21,6 @@ from attngraft.training.recipe import HostConfig, Recipe, TeacherConfig
 from attngraft.training.run_folder import RunFolder, read_run
 
 FIELD = "distill.teacher"  #: what errors call it
-_MANIFEST = "attngraft.json"  #: what makes a folder that of an exported model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
     """A model of timm's with its own weights, or with those of a file."""
     from_file = teacher.weights is not None
     place = Path(str(teacher.weights)).expanduser()
-    if from_file and ((place / _MANIFEST).is_file() or RunFolder(place).recipe.is_file()):
+    if from_file and ((place / MANIFEST).is_file() or RunFolder(place).recipe.is_file()):
         raise ConfigError(f"{FIELD}.name: follows from what lies in {place}; leave name and args out")
     host = HostConfig(name=name, args=teacher.args, pretrained=not from_file, weights=teacher.weights)
     recipe = Recipe(host=host)
@@ -93,7 +93,7 @@ def _headless(model: nn.Module, start: Start, *, host: str) -> str:
 
 def _own(place: Path) -> FoundTeacher:
     """The model of a run's folder, of a file of weights in one, or of an exported folder."""
-    if (place / _MANIFEST).is_file():
+    if (place / MANIFEST).is_file():
         return _exported(place)
     run = RunFolder(place if place.is_dir() else place.parent.parent)
     if not run.recipe.is_file():
@@ -122,12 +122,10 @@ def _own(place: Path) -> FoundTeacher:
 
 
 def _exported(folder: Path) -> FoundTeacher:
-    from attngraft.export.manifest import read_manifest  # only where one teaches: a run knows nothing of exports
-
     manifest = read_manifest(folder)
     serving = manifest.serving
     return FoundTeacher(
-        model=attngraft.load(folder).float(),  # exact where it was rounded to bfloat16
+        model=load(folder).float(),  # exact where it was rounded to bfloat16
         name=_grafted_name(manifest.host.name, manifest.graft),
         origin=f"the exported model in {folder}",
         expects={**serving.input, "input_size": manifest.input_size},

@@ -16,13 +16,13 @@ from PIL import Image
 from timm.models.nest import Nest
 from torch import nn
 
-from attngraft.analysis.album import Album
 from attngraft.analysis.ask import Analysis, Ask
 from attngraft.analysis.storage import load_finding, save_finding
-from attngraft.analysis.subjects import Subject, subject_of
-from attngraft.finding import Finding
 from attngraft.report.analyses import analyses_html
 from attngraft.report.findings import finding_csv, finding_plots, in_words
+from attngraft.results.analysis import Finding
+from attngraft.targets.handle import Subject, subject_of
+from attngraft.targets.images import Album
 
 SIDE = 32
 

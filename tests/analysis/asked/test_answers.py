@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attngraft.analysis.album import Album, album_of_data
 from attngraft.analysis.ask import Ask
 from attngraft.analysis.asked import answers, confusion, sides
-from attngraft.analysis.subjects import Subject, open_subject
 from attngraft.errors import UsageError
 from attngraft.export.predict import open_model
 from attngraft.export.run import export_run
-from attngraft.finding import Pictures
+from attngraft.results.analysis import Pictures
+from attngraft.targets.handle import Subject, open_subject
+from attngraft.targets.images import Album, album_of_data
 from tests.analysis.asked.asking import album, ask, found, rows_of, vit
 from tests.export.runs import make_run
 

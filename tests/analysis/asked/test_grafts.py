@@ -10,7 +10,7 @@ import torch
 import attngraft
 from attngraft.analysis.asked import gates, scaling
 from attngraft.errors import RecordError
-from attngraft.finding import Boxes
+from attngraft.results.analysis import Boxes
 from tests.analysis.asked.asking import ask, found, inputs, rows_of, swin, vit
 
 

@@ -10,7 +10,7 @@ import torch
 import attngraft
 from attngraft.analysis.asked import importance
 from attngraft.errors import RecordError
-from attngraft.finding import Curves, Pictures
+from attngraft.results.analysis import Curves, Pictures
 from tests.analysis.asked.asking import ask, found, inputs, rows_of, swin, vit
 
 

@@ -13,7 +13,7 @@ import attngraft
 from attngraft.analysis.ask import Analysis
 from attngraft.analysis.asked import distance, entropy, entropy_maps
 from attngraft.errors import RecordError
-from attngraft.finding import Curves
+from attngraft.results.analysis import Curves
 from tests.analysis.asked.asking import SIDE, ask, found, inputs, rows_of, sharp, swin, vit
 
 
@@ -94,9 +94,9 @@ def test_one_layer_without_distances_does_not_leave_the_model_out(tmp_path: Path
 
 
 def test_layers_of_two_models_stand_by_name(tmp_path: Path) -> None:
-    parked = swin()
-    attngraft.graft(parked, "elsa(kernel=3)@layers.0.blocks.0")
-    finding = found(distance.ANALYSIS, ask(parked, swin()), tmp_path)
+    detached = swin()
+    attngraft.graft(detached, "elsa(kernel=3)@layers.0.blocks.0")
+    finding = found(distance.ANALYSIS, ask(detached, swin()), tmp_path)
     (panel,) = finding.panels
     assert isinstance(panel, Curves)
     assert [line.x for line in panel.lines] == [[1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]]

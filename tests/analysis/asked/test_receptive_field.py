@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import attngraft
 from attngraft.analysis.asked import receptive_field
 from attngraft.errors import RecordError
-from attngraft.finding import Curves, Pictures
+from attngraft.results.analysis import Curves, Pictures
 from tests.analysis.asked.asking import ask, found, inputs, nest, rows_of, swin, vit
 from tests.analysis.asked.bixts import bixt
 

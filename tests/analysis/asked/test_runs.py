@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attngraft.analysis.album import Album
 from attngraft.analysis.asked import confusion, curves, sides
-from attngraft.analysis.subjects import Subject, open_subject
 from attngraft.errors import TrainingError, UsageError
-from attngraft.finding import Grid, Pictures
+from attngraft.results.analysis import Grid, Pictures
+from attngraft.targets.handle import Subject, open_subject
+from attngraft.targets.images import Album
 from attngraft.training.run_folder import RunFolder
 from tests.analysis.asked.asking import album, ask, found, rows_of, vit
 from tests.export.runs import CLASSES, make_run

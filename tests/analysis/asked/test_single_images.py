@@ -14,7 +14,7 @@ from PIL import Image
 import attngraft
 from attngraft.analysis.asked import class_token, rollout
 from attngraft.errors import RecordError
-from attngraft.finding import Pictures
+from attngraft.results.analysis import Pictures
 from tests.analysis.asked.asking import ask, found, inputs, rows_of, swin, vit
 
 

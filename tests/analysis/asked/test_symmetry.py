@@ -12,7 +12,7 @@ from scipy import stats
 import attngraft
 from attngraft.analysis.asked import symmetry
 from attngraft.errors import RecordError
-from attngraft.finding import Curves
+from attngraft.results.analysis import Curves
 from tests.analysis.asked.asking import ask, found, inputs, rows_of, vit
 from tests.analysis.asked.bixts import bixt
 

@@ -128,7 +128,7 @@ def test_both_maps_are_recorded_per_layer_and_head(graft: str | None) -> None:
         torch.testing.assert_close(both[name], reference)
         assert not torch.allclose(both[name][0], both[name][1])
     assert_same_host(model, before) if graft is None else None
-    assert module.listener is None
+    assert module.recorder is None
 
 
 @torch.no_grad()

@@ -108,9 +108,9 @@ def test_the_recorded_map_of_windows_is_the_one_that_it_uses() -> None:
             if name == "weights":
                 kept.append(tensor)
 
-    attention.listener = Ear()
+    attention.recorder = Ear()
     found = attention(x)
-    del attention.listener
+    del attention.recorder
     (weights,) = kept
     padded = F.pad(x, (0, 0, 0, 1, 0, 1))
     windows = padded.view(2, 3, 3, 3, 3, 16).transpose(2, 3).reshape(18, 9, 16)

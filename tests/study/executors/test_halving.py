@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from attngraft.results.halving import read_halving
+from attngraft.results.study import HalvingResult
 from attngraft.study import StudyConfig, compare, incomplete
 from attngraft.study.executors import Executor, Processes, Ray
-from attngraft.study.halving_record import read_halving
 from attngraft.study.ladder import Ladder
-from attngraft.study.result import HalvingResult
 from attngraft.study.schedule import plan_runs
 from tests.study.fakes import FakeTrainer, tools
 from tests.study.test_halving import GAINS, GRAFTS, epochs, halved

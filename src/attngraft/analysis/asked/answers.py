@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from attngraft.analysis.album import Album, numbered_names
 from attngraft.analysis.ask import Ask
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import TrainingError, UsageError
-from attngraft.evaluation.suites.test_sets import CLASSES, synsets
+from attngraft.targets.handle import Subject
+from attngraft.targets.images import Album, numbered_names
+from attngraft.targets.test_sets import CLASSES, synsets
 from attngraft.tasks.images.heads import mean_logits
 
 

@@ -11,10 +11,10 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from attngraft.analysis.album import Album
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import DataError, UsageError
-from attngraft.evaluation.boundaries import boundary
+from attngraft.targets.handle import Subject
+from attngraft.targets.images import Album
+from attngraft.tasks.images.boundaries import boundary
 from attngraft.tasks.images.views import fixed_view
 
 RADIUS = 2  #: pixels of the model's input, as `evaluation.boundaries` has it

@@ -8,10 +8,10 @@ import torch
 
 from attngraft.analysis.ask import Analysis, Ask
 from attngraft.analysis.asked.layers import mean, table_of, ticks
-from attngraft.analysis.record import record
 from attngraft.analysis.similarity import CentredKernelAlignment
 from attngraft.errors import UsageError
-from attngraft.finding import Finding, Grid
+from attngraft.recording.record import record
+from attngraft.results.analysis import Finding, Grid
 
 _LEAST = 4  #: images that the unbiased estimate needs
 

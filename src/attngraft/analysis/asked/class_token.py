@@ -10,9 +10,9 @@ from attngraft.analysis.asked.layers import table_of
 from attngraft.analysis.asked.offers import without_maps
 from attngraft.analysis.asked.showing import numbers_of, png
 from attngraft.analysis.class_token import class_looks
-from attngraft.analysis.record import record
-from attngraft.analysis.subjects import Subject
-from attngraft.finding import Finding, Picture, Pictures, Row
+from attngraft.recording.record import record
+from attngraft.results.analysis import Finding, Picture, Pictures, Row
+from attngraft.targets.handle import Subject
 
 _LEAST = math.log(1e-8)  #: what smaller weights are drawn as
 

@@ -7,7 +7,7 @@ import numpy as np
 from attngraft.analysis.ask import Analysis, Ask
 from attngraft.analysis.asked.answers import Answers, answers_of_all
 from attngraft.analysis.asked.layers import table_of
-from attngraft.finding import Finding, Grid, Panel
+from attngraft.results.analysis import Finding, Grid, Panel
 
 
 def find(ask: Ask) -> Finding:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from attngraft.analysis.ask import Analysis, Ask
 from attngraft.analysis.asked.layers import table_of
-from attngraft.analysis.subjects import Subject
-from attngraft.finding import Curves, Finding, Line
-from attngraft.study.epochs import epochs_to_baseline
+from attngraft.results.analysis import Curves, Finding, Line
+from attngraft.results.epochs import epochs_to_baseline
+from attngraft.targets.handle import Subject
 from attngraft.training.build import build_task
 from attngraft.training.run_folder import RunRecord
 

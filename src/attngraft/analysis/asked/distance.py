@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import Layers, table_of
 from attngraft.analysis.asked.offers import without_maps
-from attngraft.analysis.record import record
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
-from attngraft.finding import Curves, Finding
+from attngraft.recording.record import record
+from attngraft.results.analysis import Curves, Finding
+from attngraft.targets.handle import Subject
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from torch import Tensor
 from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import Layers, mean, table_of
 from attngraft.analysis.asked.offers import host_of, without_maps
-from attngraft.analysis.record import record
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
-from attngraft.finding import Curves, Finding, Panel
+from attngraft.recording.record import record
+from attngraft.results.analysis import Curves, Finding, Panel
+from attngraft.targets.handle import Subject
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,14 @@ from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import captions, table_of
 from attngraft.analysis.asked.offers import without_maps
 from attngraft.analysis.asked.showing import backdrop, numbers_of, png
-from attngraft.analysis.measures import entropy, without_prefix
-from attngraft.analysis.on_map import put_back
-from attngraft.analysis.record import record
-from attngraft.analysis.recording import Recording
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
-from attngraft.finding import Finding, Picture, Pictures, Row
-from attngraft.sections import Cell
+from attngraft.recording.attention_maps import put_back
+from attngraft.recording.measures import entropy, without_prefix
+from attngraft.recording.record import record
+from attngraft.recording.recording import Recording
+from attngraft.results.analysis import Finding, Picture, Pictures, Row
+from attngraft.results.sections import Cell
+from attngraft.targets.handle import Subject
 
 
 @dataclass(frozen=True, kw_only=True)

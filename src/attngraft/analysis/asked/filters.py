@@ -12,12 +12,12 @@ from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import captions, table_of
 from attngraft.analysis.asked.offers import offered
 from attngraft.analysis.asked.showing import marked, numbers_of
-from attngraft.analysis.record import record
-from attngraft.analysis.recording import FILTERS
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
-from attngraft.finding import Finding, Picture, Pictures, Row
-from attngraft.sections import Cell
+from attngraft.recording.record import record
+from attngraft.recording.recording import FILTERS
+from attngraft.results.analysis import Finding, Picture, Pictures, Row
+from attngraft.results.sections import Cell
+from attngraft.targets.handle import Subject
 
 _NAME = "local_filters"
 

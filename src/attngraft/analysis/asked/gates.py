@@ -10,11 +10,11 @@ from torch import Tensor
 from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import table_of, ticks
 from attngraft.analysis.distribution import Distribution
-from attngraft.analysis.record import record
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
-from attngraft.finding import Box, Boxes, Finding
-from attngraft.sections import Cell
+from attngraft.recording.record import record
+from attngraft.results.analysis import Box, Boxes, Finding
+from attngraft.results.sections import Cell
+from attngraft.targets.handle import Subject
 
 _SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BINS = 2000

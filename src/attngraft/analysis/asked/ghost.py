@@ -13,12 +13,12 @@ from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import captions, table_of
 from attngraft.analysis.asked.offers import host_of, offered
 from attngraft.analysis.asked.showing import numbers_of
-from attngraft.analysis.record import record
-from attngraft.analysis.subjects import Subject
-from attngraft.anatomy import AttentionGeometry, Geometry
+from attngraft.attention import AttentionGeometry, Geometry
 from attngraft.errors import RecordError
-from attngraft.finding import Finding, Panel, Picture, Pictures, Row
-from attngraft.sections import Cell
+from attngraft.recording.record import record
+from attngraft.results.analysis import Finding, Panel, Picture, Pictures, Row
+from attngraft.results.sections import Cell
+from attngraft.targets.handle import Subject
 
 _KINDS = {"ghost_mul": "multiplier", "ghost_add": "addend"}
 _FEW = 10  #: channels of a layer that are shown beside their mean

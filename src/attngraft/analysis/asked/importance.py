@@ -12,12 +12,12 @@ from attngraft.analysis.asked.layers import Layers, captions, table_of
 from attngraft.analysis.asked.offers import offered
 from attngraft.analysis.asked.showing import numbers_of, png
 from attngraft.analysis.importance import importance_map
-from attngraft.analysis.record import record
-from attngraft.analysis.recording import Recording
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError, UsageError
-from attngraft.finding import Curves, Finding, Line, Panel, Picture, Pictures, Row
-from attngraft.sections import Cell
+from attngraft.recording.record import record
+from attngraft.recording.recording import Recording
+from attngraft.results.analysis import Curves, Finding, Line, Panel, Picture, Pictures, Row
+from attngraft.results.sections import Cell
+from attngraft.targets.handle import Subject
 
 _BRANCHES = ("self", "inverse")
 

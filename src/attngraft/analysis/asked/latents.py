@@ -12,11 +12,11 @@ from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import captions, table_of
 from attngraft.analysis.asked.offers import offered
 from attngraft.analysis.asked.showing import backdrop, numbers_of, png
-from attngraft.analysis.record import record
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
-from attngraft.finding import Finding, Panel, Picture, Pictures, Row
-from attngraft.sections import Cell
+from attngraft.recording.record import record
+from attngraft.results.analysis import Finding, Panel, Picture, Pictures, Row
+from attngraft.results.sections import Cell
+from attngraft.targets.handle import Subject
 
 _LOOKS = "latents_to_tokens"
 _CHOSEN = 4  #: latents that are followed through the layers, where nobody names them

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from attngraft.finding import Line
-from attngraft.sections import Cell, Column, Table
+from attngraft.results.analysis import Line
+from attngraft.results.sections import Cell, Column, Table
 
 
 def ticks(sites: Sequence[str]) -> list[str]:

@@ -7,11 +7,11 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from attngraft.analysis.record import record
-from attngraft.analysis.recording import Recording
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError, UsageError
 from attngraft.hosts import Host, find_host
+from attngraft.recording.record import record
+from attngraft.recording.recording import Recording
+from attngraft.targets.handle import Subject
 
 
 def host_of(subject: Subject) -> Host:

@@ -12,10 +12,10 @@ from attngraft.analysis.asked.layers import table_of
 from attngraft.analysis.asked.offers import features, offered
 from attngraft.analysis.asked.showing import numbers_of
 from attngraft.analysis.receptive_field import area_holding, pixel_gradient
-from attngraft.analysis.record import record
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
-from attngraft.finding import Curves, Finding, Line, Picture, Pictures, Row
+from attngraft.recording.record import record
+from attngraft.results.analysis import Curves, Finding, Line, Picture, Pictures, Row
+from attngraft.targets.handle import Subject
 
 _STAGES = ("attn.end", "mlp.end")
 _SHARES = (0.2, 0.3, 0.5, 0.99)  #: as Ding et al. report them

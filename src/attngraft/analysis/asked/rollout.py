@@ -8,12 +8,12 @@ from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import table_of
 from attngraft.analysis.asked.offers import without_maps
 from attngraft.analysis.asked.showing import numbers_of, png
-from attngraft.analysis.record import record
-from attngraft.analysis.recording import Recording
 from attngraft.analysis.rollout import rollout
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
-from attngraft.finding import Finding, Picture, Pictures, Row
+from attngraft.recording.record import record
+from attngraft.recording.recording import Recording
+from attngraft.results.analysis import Finding, Picture, Pictures, Row
+from attngraft.targets.handle import Subject
 
 
 def _through(recording: Recording, subject: Subject) -> Tensor:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import Layers, table_of
-from attngraft.analysis.measures import ScaleStatistics, scale_statistics
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
-from attngraft.finding import Curves, Finding
 from attngraft.grafting.apply import grafted
 from attngraft.hosts import find_host
+from attngraft.recording.measures import ScaleStatistics, scale_statistics
+from attngraft.results.analysis import Curves, Finding
+from attngraft.targets.handle import Subject
 
 
 def _scales(ask: Ask, subject: Subject) -> dict[str, ScaleStatistics]:

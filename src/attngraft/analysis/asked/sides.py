@@ -11,8 +11,8 @@ from attngraft.analysis.asked.answers import Answers, answers_of_all
 from attngraft.analysis.asked.layers import table_of
 from attngraft.analysis.asked.showing import png
 from attngraft.analysis.sides import changed_sides
-from attngraft.finding import Finding, Grid, Panel, Picture, Pictures, Row
-from attngraft.sections import Cell
+from attngraft.results.analysis import Finding, Grid, Panel, Picture, Pictures, Row
+from attngraft.results.sections import Cell
 
 _MOST = 8  #: images of a side that are shown
 

@@ -16,12 +16,12 @@ from attngraft.analysis.asked.boundary_maps import RADIUS, LabelMaps
 from attngraft.analysis.asked.layers import table_of
 from attngraft.analysis.asked.offers import features, offered
 from attngraft.analysis.asked.showing import numbers_of, png
-from attngraft.analysis.record import record
 from attngraft.analysis.structure import gradient, pictures, sharpness, structural_similarity
-from attngraft.analysis.subjects import Subject
 from attngraft.errors import RecordError
-from attngraft.finding import Finding, Panel, Picture, Pictures, Row
-from attngraft.sections import Cell
+from attngraft.recording.record import record
+from attngraft.results.analysis import Finding, Panel, Picture, Pictures, Row
+from attngraft.results.sections import Cell
+from attngraft.targets.handle import Subject
 
 _STAGE = "attn.end"
 

@@ -11,14 +11,14 @@ from torch import Tensor
 from attngraft.analysis.ask import Analysis, Ask, by_subject
 from attngraft.analysis.asked.layers import Layers, table_of
 from attngraft.analysis.asked.offers import offered
-from attngraft.analysis.record import record
-from attngraft.analysis.recording import Recording
-from attngraft.analysis.subjects import Subject
 from attngraft.analysis.symmetry import symmetry
 from attngraft.errors import RecordError
-from attngraft.finding import Curves, Finding, Line
-from attngraft.sections import Cell
-from attngraft.study.statistics import t_interval
+from attngraft.recording.record import record
+from attngraft.recording.recording import Recording
+from attngraft.results.analysis import Curves, Finding, Line
+from attngraft.results.sections import Cell
+from attngraft.results.statistics import t_interval
+from attngraft.targets.handle import Subject
 
 _DIRECTIONS = ("latents_to_tokens", "tokens_to_latents")
 _NONE = "no chosen layer has latents and tokens that look at each other; BiXT's layers but the last one have"

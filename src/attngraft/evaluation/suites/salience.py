@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-import attngraft
-from attngraft.analysis.on_map import whole_map
-from attngraft.analysis.recording import Recording
 from attngraft.errors import AttngraftError, HostError, RecordError, UsageError
 from attngraft.hosts import find_host
+from attngraft.recording.attention_maps import whole_map
+from attngraft.recording.record import record
+from attngraft.recording.recording import Recording
 
 
 class NotPossible(AttngraftError):
@@ -48,9 +48,9 @@ def salience(model: nn.Module, run: Callable[[], object], *, size: tuple[int, in
     except HostError as error:
         raise NotPossible(f"no attention of this model can be read: {str(error).splitlines()[0]}") from None
     why = "its host names no attention over the patches"
-    for site in reversed([site for site in host.sites if "weights" in site.carriers]):
+    for site in reversed([site for site in host.sites if "weights" in site.targets]):
         try:
-            with torch.no_grad(), attngraft.record(host.core, "weights", sites=site.path) as recording:
+            with torch.no_grad(), record(host.core, "weights", sites=site.path) as recording:
                 run()
             return _of(recording, site.path, size)
         except (RecordError, NotPossible, UsageError) as error:

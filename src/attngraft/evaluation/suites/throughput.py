@@ -9,13 +9,13 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import nn
 
-from attngraft.bench import duration
 from attngraft.evaluation.suites.ground import Ground
 from attngraft.evaluation.suites.result import Measured
-from attngraft.study.memory import LiveStorages
-from attngraft.study.result import Interval
-from attngraft.study.workbench import synchronizer, threads_of
+from attngraft.results.study import Interval
+from attngraft.timing import duration
+from attngraft.timing.storages import LiveStorages
 from attngraft.training.inputs import model_inputs
+from attngraft.training.profiler import synchronizer, threads_of
 from attngraft.training.recipe import Recipe
 
 SAMPLES = 30

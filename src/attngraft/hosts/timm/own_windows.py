@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attngraft.anatomy import LinearLayer, Projected, Stage
+from attngraft.attention import HookPoint, LinearLayer, Projected
 from attngraft.hosts.timm.attention import SelfAttention
 
 
 class OwnEnd(SelfAttention):
     """Inside B counts windows; at `attn.end` stands what leaves, with all windows of an image."""
 
-    ends: tuple[Stage, ...] = ("attn.window",)
+    ends: tuple[HookPoint, ...] = ("attn.window",)
 
-    def between(self, stage: Stage) -> str | None:
+    def between(self, stage: HookPoint) -> str | None:
         if stage != "attn.end":
             return super().between(stage)
         if self.grafts_at("attn.window"):
             return "another graft stands between it and the host's output projection"
         return super().between("attn.window")
 
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
+    def linear_before(self, stage: HookPoint) -> LinearLayer | None:
         if stage != "attn.end":
             return super().linear_before(stage)
         return None if self.between(stage) else self.output_layer()

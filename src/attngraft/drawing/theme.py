@@ -1,0 +1,92 @@
+"""The report's colors, light and dark, and which variant has which.
+
+The series were chosen so that neighbors stay apart for readers with protanopia, deuteranopia and tritanopia and stand
+out from the background (both are tested); markers and direct labels say the same a second time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attngraft.results.study import StudyResult
+
+VERDICT_SIGNS = {"better": "▲", "worse": "▼", "inside the noise": "≈"}
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theme:
+    """Colors by their role, as hexadecimal sRGB. `colors` names each as the page's CSS variables do."""
+
+    name: str
+    surface: str
+    ink: str
+    muted: str
+    line: str
+    better: str
+    worse: str
+    noise: str
+    baseline: str
+    series: tuple[str, ...]
+
+    @property
+    def colors(self) -> dict[str, str]:
+        roles = ("surface", "ink", "muted", "line", "better", "worse", "noise", "baseline")
+        named = {role: str(getattr(self, role)) for role in roles}
+        return named | {f"series-{index}": color for index, color in enumerate(self.series)}
+
+    def verdict(self, verdict: str) -> str:
+        return {"better": self.better, "worse": self.worse}.get(verdict, self.noise)
+
+
+LIGHT = Theme(
+    name="light",
+    surface="#ffffff",
+    ink="#1b1f27",
+    muted="#5c6472",
+    line="#dfe2e8",
+    better="#0b6e4f",
+    worse="#b0370f",
+    noise="#626a78",
+    baseline="#4b5260",
+    series=("#1f5fc4", "#d9541e", "#14924f", "#b75fb5", "#7d5200", "#3a8ff0"),
+)
+DARK = Theme(
+    name="dark",
+    surface="#15171c",
+    ink="#e8eaee",
+    muted="#a0a7b4",
+    line="#31353e",
+    better="#4cc79a",
+    worse="#ff8d63",
+    noise="#a3aab6",
+    baseline="#858c99",
+    series=("#5f90ff", "#ff8e40", "#2bbd82", "#d695d6", "#ecd672", "#6fd6f5"),
+)
+THEMES = (LIGHT, DARK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How one variant is drawn, everywhere."""
+
+    role: str  #: the color's name in `Theme.colors`
+    marker: str
+    dashed: bool
+
+    def color(self, theme: Theme) -> str:
+        return theme.colors[self.role]
+
+
+def looks(result: StudyResult) -> list[Look]:
+    """One look per variant, in the study's order: gray for the baseline; past the last color, dashes and new markers."""
+    found, count = [], 0
+    for variant in result.variants:
+        if variant.is_baseline:
+            found.append(Look(role="baseline", marker="o", dashed=False))
+            continue
+        turn, index = divmod(count, len(LIGHT.series))
+        marker = MARKERS[(1 + count) % len(MARKERS)]
+        found.append(Look(role=f"series-{index}", marker=marker, dashed=turn % 2 == 1))
+        count += 1
+    return found
