@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from attngraft import _moved
 from attngraft._version import __version__
 
 if TYPE_CHECKING:
@@ -92,6 +93,9 @@ __all__ = [
     "save_pretrained",
     "ungraft",
 ]
+
+
+_moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from attngraft.mechanisms.local import local_filter
 from attngraft.mechanisms.local.hadamard import HadamardAttention, StrictFilters
 from attngraft.mechanisms.local.offsets import Neighborhood
 from attngraft.models.elsa.blocks import PatchMerging, Residual, WindowAttention, elsa_block
-from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, HookPoint
+from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, Stage
 from attngraft.models.elsa.volo import ElsaVolo
 from attngraft.tasks.token_labeling.losses import TokenLabelLoss
 from tests.conformance.vector import Builder, Built, Vector
@@ -143,7 +143,7 @@ def stage(vector: Vector) -> Built:
         )
         for _ in range(config["depth"])
     ]
-    module = HookPoint(blocks, PatchMerging(config["dim"]))
+    module = Stage(blocks, PatchMerging(config["dim"]))
 
     def run(x: Tensor) -> dict[str, Tensor]:
         return {"after_block_0": on_map(blocks[0], sizes)(x), "out": on_map(module, sizes)(x)}

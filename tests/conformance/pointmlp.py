@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attngraft.models.pointmlp import FeaturePropagation, Grouper, HookPoint
+from attngraft.models.pointmlp import FeaturePropagation, Grouper, Stage
 from tests.conformance.vector import Builder, Built, Vector
 
 
@@ -32,7 +32,7 @@ def grouper(vector: Vector) -> Built:
 
 def stage(vector: Vector) -> Built:
     config = vector.config
-    module = HookPoint(
+    module = Stage(
         config["channel"],
         config["out_channels"],
         **grouping(vector),

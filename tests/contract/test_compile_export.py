@@ -29,7 +29,7 @@ HOSTS = [
 COMPILED = [host for host in HOSTS if host not in (levit.TestLevitConv, sam.TestSam)]
 
 
-#: grafts that are exported at every change: one for each stage
+#: grafts that are exported at every change: one for each hook point
 QUICK = ("bisa(learned=true, norm=true)", "ghost", "horizontal", "vertical", "cb_s(init=1, position=mid)")
 
 

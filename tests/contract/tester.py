@@ -84,7 +84,7 @@ SPACE = [
 #: further forms of them, for the slow tests
 SPACE_FORMS = ["lsa(network=net7, area=neighborhood, size=3, norm=identity)"]
 
-#: a graft for each stage: enough for a host whose sites are read as those of another are
+#: a graft for each hook point: enough for a host whose sites are read as those of another are
 ONE_PER_STAGE = [
     "bisa(learned=true, norm=true)",
     "toy_flatten + toy_scale(start=0.5, stage=heads)",
@@ -183,7 +183,7 @@ class HostContract:
         assert torch.equal(host(*inputs), expected)
 
     def test_refusals(self, host) -> None:
-        maps = {} if self.space else {"elsa": "stands at stage space, which .* does not offer"}
+        maps = {} if self.space else {"elsa": "stands at hook point space, which .* does not offer"}
         for spec, reason in {**self.refused, **maps}.items():
             before = [type(module) for module in host.modules()]
             with pytest.raises(attngraft.HostError, match=reason):
@@ -275,7 +275,7 @@ class HostContract:
         found = find_host(host)
         for entry in report.entries:  # and what a graft leaves unused has nothing to learn
             site = next(site for site in found.sites if site.path == entry.site)
-            module = found.module(site.targets[entry.stage])
+            module = found.module(site.targets[entry.hook_point])
             for spans, axis in ((entry.unused.rows, 0), (entry.unused.columns, -1)):
                 for name, start, stop in spans:
                     gradient = module.get_parameter(name).grad
@@ -364,7 +364,7 @@ class HostContract:
         plain = count_macs(host, *inputs)
         report = attngraft.graft(host, spec)
         assert planned.to_dict() == report.to_dict()
-        at_weights = any(entry.stage == "weights" for entry in report.entries)
+        at_weights = any(entry.hook_point == "weights" for entry in report.entries)
         if report.macs is None:  # nobody knows how many tokens such a host gets
             assert any(site.geometry.tokens is None for site in find_host(host).sites)
         elif not at_weights:  # the explicit path counts the host's own products differently from the fused kernel
@@ -434,7 +434,7 @@ def inert_parameters(model: nn.Module, spec: str) -> set[str]:
     plain = copy.deepcopy(model)
     attngraft.ungraft(plain)
     for placement in place(find_host(plain), parse(spec)):
-        found |= placement.graft_type.inert_parameters(placement.site.geometry, placement.stage, placement.term.options)
+        found |= placement.graft_type.inert_parameters(placement.site.geometry, placement.hook_point, placement.term.options)
     return found
 
 

@@ -60,11 +60,11 @@ class ToyGhost(GraftType[GhostOptions]):
     source = "tests"
     Options = GhostOptions
 
-    def stages(self, options: GhostOptions) -> tuple[HookPoint, ...]:
+    def hook_points(self, options: GhostOptions) -> tuple[HookPoint, ...]:
         return (options.stage,)
 
-    def build(self, geometry: Geometry, stage: HookPoint, options: GhostOptions) -> Ghost:
-        return Ghost(geometry.width(stage))
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: GhostOptions) -> Ghost:
+        return Ghost(geometry.width(hook_point))
 
     def starts_as_identity(self, options: GhostOptions) -> bool:
         return True

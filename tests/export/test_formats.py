@@ -45,7 +45,7 @@ def test_every_graft_goes_through_every_format(tmp_path: Path, graft: str, host:
         run = make_run(tmp_path / "run", graft, host=ONE_BLOCK[host])
     except attngraft.HostError as refusal:
         pytest.skip(f"refused by this host: {refusal}")
-    stages = {stage for term in parse(graft).terms for stage in graft_types()[term.name].stages(term.options)}
+    stages = {stage for term in parse(graft).terms for stage in graft_types()[term.name].hook_points(term.options)}
     replaces = "space" in stages  # the host's own attention: plain timm could not do without
     made = export_run(run, tmp_path / "out", to=[to for to in ALL if not (replaces and to == "hf")], fold=True)
     checks = {check.file: check for check in made.manifest.checks}

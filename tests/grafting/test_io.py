@@ -185,9 +185,9 @@ def test_damaged_files_are_refused(file: Path, damage, message: str) -> None:
         (lambda m: m["entries"].append(dict(m["entries"][0])), "holds the graft 'horizontal' at blocks.0.attn twice"),
         (
             lambda m: m["entries"][0].update(stage="tokens"),
-            "horizontal has at blocks.0.attn, .* not stand at stage 'tokens'",
+            "horizontal has at blocks.0.attn, .* not stand at hook point 'tokens'",
         ),
-        (lambda m: m["entries"][0].update(stage="mlp"), "no site 'blocks.0.attn' with stage 'mlp'"),
+        (lambda m: m["entries"][0].update(stage="mlp"), "no site 'blocks.0.attn' with hook point 'mlp'"),
         (lambda m: m["entries"][1]["options"].update(init=1e300), r"'cb_s' at 'blocks.1.mlp': init is a finite number"),
     ],
 )
@@ -203,7 +203,7 @@ def test_two_grafts_of_a_file_do_not_get_in_each_others_way(tmp_path: Path) -> N
     rewrite(
         path, lambda m: m["entries"].append({**m["entries"][0], "graft": "misa", "instance": "misa", "options": {}})
     )
-    refused(path, "blocks.1.attn has a graft at stage mix already")
+    refused(path, "blocks.1.attn has a graft at hook point mix already")
 
 
 def test_of_any_manifest_only_a_refusal_escapes(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -144,7 +144,7 @@ def test_multiply_adds_of_uniform_heads(host: Callable[[], nn.Module]) -> None:
                 module.fused_attn = fused
         plain = count_macs(model, *inputs)
         planned = attngraft.plan(model, "uniform_heads")
-        assert {entry.stage for entry in planned.entries} == {"weights"}
+        assert {entry.hook_point for entry in planned.entries} == {"weights"}
         assert planned.macs == 0
         assert attngraft.graft(model, "uniform_heads").macs == 0
         assert count_macs(model, *inputs) == plain

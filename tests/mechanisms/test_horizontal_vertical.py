@@ -27,7 +27,7 @@ def site(dim: int, heads: int, **changes: object) -> AttentionGeometry:
 
 def built(name: str, geometry: AttentionGeometry, **options: object) -> nn.Module:
     graft_type = graft_types()[name]
-    return graft_type.build(geometry, graft_type.stages(graft_type.Options())[0], graft_type.Options(**options))
+    return graft_type.build(geometry, graft_type.hook_points(graft_type.Options())[0], graft_type.Options(**options))
 
 
 def parameters(*modules: nn.Module) -> int:

@@ -31,7 +31,7 @@ def test_it_stands_at_every_stage_and_changes_nothing(stage: str) -> None:
     expected, gradients = outputs_and_gradients(host, (images,))
     state = list(host.state_dict())
     report = attngraft.graft(host, "identity", stage=stage)
-    assert {entry.stage for entry in report.entries} == {stage}
+    assert {entry.hook_point for entry in report.entries} == {stage}
     assert (report.parameters, report.macs, list(host.state_dict())) == (0, 0, state)
     found, found_gradients = outputs_and_gradients(host, (images,))
     if stage == "weights":

@@ -14,7 +14,7 @@ from attngraft.models.pointmlp import (
     NEAR_ORIGIN,
     FeaturePropagation,
     Grouper,
-    HookPoint,
+    Stage,
     farthest_points,
     interpolated,
     nearest,
@@ -132,7 +132,7 @@ def test_groups_of_equal_points_and_of_equal_features_are_finite() -> None:
 
 def test_neighbours_order_does_not_reach_a_stages_output() -> None:
     torch.manual_seed(0)
-    stage = HookPoint(6, 16, anchors=10, neighbors=5, use_xyz=True).double().eval()
+    stage = Stage(6, 16, anchors=10, neighbors=5, use_xyz=True).double().eval()
     xyz, features = torch.randn(2, 30, 3, dtype=torch.double), torch.randn(2, 30, 6, dtype=torch.double)
     order = torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.randperm(29)])
     anchors, out = stage(xyz, features)
@@ -144,7 +144,7 @@ def test_neighbours_order_does_not_reach_a_stages_output() -> None:
 
 def test_a_stages_gradients() -> None:
     torch.manual_seed(0)
-    stage = HookPoint(3, 4, anchors=5, neighbors=3, normalize="center", bias=True).double().eval()
+    stage = Stage(3, 4, anchors=5, neighbors=3, normalize="center", bias=True).double().eval()
     xyz = torch.randn(2, 9, 3, dtype=torch.double)
     features = torch.randn(2, 9, 3, dtype=torch.double, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: stage(xyz, x)[1], (features,))
@@ -153,7 +153,7 @@ def test_a_stages_gradients() -> None:
 
 
 def test_the_names_and_the_number_of_parameters() -> None:
-    stage = HookPoint(8, 16, anchors=4, neighbors=2, pre_blocks=1, pos_blocks=2)
+    stage = Stage(8, 16, anchors=4, neighbors=2, pre_blocks=1, pos_blocks=2)
     names = {name for name, _ in stage.named_parameters()}
     assert {"grouper.affine_alpha", "pre.transfer.net.0.weight", "pre.operation.0.net1.0.weight"} <= names
     assert {"pos.operation.1.net2.1.bias"} <= names
@@ -210,7 +210,7 @@ def test_low_precision_chooses_as_float32_does(dtype: torch.dtype) -> None:
     [
         (lambda: Grouper(4, anchors=4, neighbors=9), 8, "neighbors=9 is more than the cloud's 8 points"),
         (lambda: Grouper(4, anchors=9, neighbors=4), 8, "anchors=9 is more than the cloud's 8 points"),
-        (lambda: HookPoint(5, 8, anchors=4, neighbors=4), 8, r"features at \(2, 8, 3\) points are \(2, 8, 5\)"),
+        (lambda: Stage(5, 8, anchors=4, neighbors=4), 8, r"features at \(2, 8, 3\) points are \(2, 8, 5\)"),
     ],
 )
 def test_clouds_that_do_not_fit_are_refused(make, points: int, message: str) -> None:

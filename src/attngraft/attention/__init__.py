@@ -1,12 +1,14 @@
-"""The anatomy of an attention block: the vocabulary that hosts and mechanisms share, and all that they share.
+"""The attention interface: what hosts and mechanisms share, and all that they share.
 
-Every host's attention is one sentence,
+Every host's attention follows one template,
 
     project (x -> q, k, v, bias, mask) -> MIX (scores -> weights -> heads) -> merge (heads -> tokens) -> drop
 
-and every MLP is `front -> hidden -> mid -> out -> end`. A host adapter reads its own modules as these sentences; a graft
-names the stage at which it stands. Neither knows the other: what a graft may know of a site is its `Geometry`.
+and every MLP is `front -> hidden -> mid -> out -> end`. A host adapter maps its own modules onto the template; a graft
+names the hook point that it changes. Neither knows the other: a graft sees only the `Geometry` of a site.
 """
+
+import warnings
 
 from attngraft.attention.geometry import (
     CLASS,
@@ -66,3 +68,12 @@ __all__ = [
     "sites_with_detached",
     "with_originals",
 ]
+
+_RENAMED = {"STAGES": HOOK_POINTS, "Listener": Recorder, "Stage": HookPoint, "TapPoint": Recordable}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"attngraft.attention.{name} has a new name; see the changelog", DeprecationWarning, stacklevel=2)
+    return _RENAMED[name]

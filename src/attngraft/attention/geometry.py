@@ -85,13 +85,13 @@ class Geometry:
         """Whether tokens of this site, or the keys that it asks, stand on a map of the image."""
         return self.grid is not None
 
-    def width(self, stage: HookPoint) -> int:
-        """Width of the last axis of what stands at `stage`."""
+    def width(self, hook_point: HookPoint) -> int:
+        """Width of the last axis of what stands at `hook_point`."""
         return self.dim
 
-    def shape(self, stage: HookPoint) -> tuple[int, ...] | None:
-        """Shape, for one input, of the tensor that a graft at `stage` receives; None where tokens are not known."""
-        return None if self.tokens is None else (self.sequences, self.tokens, self.width(stage))
+    def shape(self, hook_point: HookPoint) -> tuple[int, ...] | None:
+        """Shape, for one input, of the tensor that a graft at `hook_point` receives; None where tokens are not known."""
+        return None if self.tokens is None else (self.sequences, self.tokens, self.width(hook_point))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,22 +129,22 @@ class AttentionGeometry(Geometry):
         rows = self.rows.get(role, ())
         return tuple((name, *span) for each in rows for name in each.parameters for span in each.spans(first, stop))
 
-    def width(self, stage: HookPoint) -> int:
+    def width(self, hook_point: HookPoint) -> int:
         return self.dim if self.out_dim is None else self.out_dim
 
-    def shape(self, stage: HookPoint) -> tuple[int, ...] | None:
-        if stage == "space":
+    def shape(self, hook_point: HookPoint) -> tuple[int, ...] | None:
+        if hook_point == "space":
             return None if self.grid is None else (1, *self.grid, self.dim)
         if self.tokens is None:
             return None
         queries = self.tokens if self.query_tokens is None else self.query_tokens
-        if stage == "heads":
+        if hook_point == "heads":
             return self.sequences, self.heads, queries, self.value_width
-        if stage == "weights":
+        if hook_point == "weights":
             return self.sequences, self.heads, queries, self.tokens if self.key_tokens is None else self.key_tokens
-        if stage == "attn.end" and self.window is not None and self.grid is not None:  # windows put back
-            return 1, *self.grid, self.width(stage)
-        return self.sequences, queries, self.width(stage)
+        if hook_point == "attn.end" and self.window is not None and self.grid is not None:  # windows put back
+            return 1, *self.grid, self.width(hook_point)
+        return self.sequences, queries, self.width(hook_point)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,5 +153,5 @@ class MlpGeometry(Geometry):
 
     hidden: int  #: width after the activation
 
-    def width(self, stage: HookPoint) -> int:
-        return self.hidden if stage == "mlp.mid" else self.dim
+    def width(self, hook_point: HookPoint) -> int:
+        return self.hidden if hook_point == "mlp.mid" else self.dim

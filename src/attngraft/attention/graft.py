@@ -1,7 +1,8 @@
-"""What a graft is: a small module at one stage of one site, and the type that a graft's name stands for."""
+"""What a graft is: a small module at one hook point of one site, and the type that a graft's name stands for."""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,9 +47,9 @@ class Unused:
 
 
 class Graft(Recordable, nn.Module):
-    """A mechanism standing at one stage of one site; subclasses give `forward`.
+    """A mechanism standing at one hook point of one site; subclasses give `forward`.
 
-    | stage | forward | x is |
+    | hook point | forward | x is |
     |---|---|---|
     | mix | `(context)` -> `Mixed`; context is a `MixContext` | |
     | weights | `(weights, visible)` -> weights; (B, H, Nq, Nk), `visible` boolean, broadcastable to it, or None for all; \
@@ -58,11 +59,11 @@ several maps for each head share its values | |
     | space | `(map)` -> map; (B, rows, columns, C) | |
     | attn.end, attn.window, mlp.* | `(tokens)` -> tokens; (B, N, C) or (B, H, W, C) | |
 
-    The installer fills in `stage`, `kind` (the graft's registered name), `options` (as plain values), `refuses`, `unused`
+    The installer fills in `hook_point`, `kind` (the graft's registered name), `options` (as plain values), `refuses`, `unused`
     and `frozen`.
     """
 
-    stage: HookPoint
+    hook_point: HookPoint
     kind: str
     options: dict[str, Any]
     unused: Unused
@@ -97,7 +98,7 @@ OptionsT = TypeVar("OptionsT")
 
 
 class GraftType(ABC, Generic[OptionsT]):
-    """What a graft's name stands for: its options, the stages at which it stands, how it is built, what it refuses.
+    """What a graft's name stands for: its options, the hook points at which it stands, how it is built, what it refuses.
 
     Subclass it, give `name`, `summary`, `source` and `Options` (a frozen dataclass of plain values with defaults; its
     `__post_init__` raises ValueError for values that make no sense), and register an instance.
@@ -108,15 +109,21 @@ class GraftType(ABC, Generic[OptionsT]):
     source: ClassVar[str]  #: paper and equation or table
     Options: ClassVar[type] = NoOptions
 
-    @abstractmethod
-    def stages(self, options: OptionsT) -> tuple[HookPoint, ...]:
-        """The stages at which it stands, with these options."""
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "stages" in cls.__dict__ and "hook_points" not in cls.__dict__:
+            warnings.warn(f"{cls.__name__}.stages is deprecated; name it hook_points", DeprecationWarning, stacklevel=2)
+            cls.hook_points = cls.stages  # type: ignore[attr-defined, method-assign]
 
     @abstractmethod
-    def build(self, geometry: Geometry, stage: HookPoint, options: OptionsT) -> Graft:
+    def hook_points(self, options: OptionsT) -> tuple[HookPoint, ...]:
+        """Return the hook points that a graft with these options changes."""
+
+    @abstractmethod
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> Graft:
         """A fresh module for one site; draws its initial values from torch's global generator."""
 
-    def refusal(self, geometry: Geometry, stage: HookPoint, options: OptionsT) -> str | None:
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> str | None:
         """Why this site cannot take it, as a sentence with a remedy; None if it can."""
         return None
 
@@ -124,14 +131,14 @@ class GraftType(ABC, Generic[OptionsT]):
         """Whether a fresh graft leaves the host's outputs as they are."""
         return False
 
-    def unused(self, geometry: Geometry, stage: HookPoint, options: OptionsT) -> Unused:
+    def unused(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> Unused:
         """What it leaves of the host without use."""
         return Unused()
 
-    def notes(self, geometry: Geometry, stage: HookPoint, options: OptionsT) -> tuple[str, ...]:
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> tuple[str, ...]:
         """What a user should know before grafting (the paper's own count where it differs, ...), for `plan`."""
         return ()
 
-    def inert_parameters(self, geometry: Geometry, stage: HookPoint, options: OptionsT) -> frozenset[str]:
+    def inert_parameters(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> frozenset[str]:
         """Names of added parameters whose gradient is zero by mathematics (HV's score bias), for tests and readers."""
         return frozenset()

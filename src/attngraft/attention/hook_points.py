@@ -1,4 +1,4 @@
-"""The stages of a block at which a graft can stand."""
+"""The hook points of a block at which a graft can stand."""
 
 from __future__ import annotations
 

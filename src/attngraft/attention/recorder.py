@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Protocol
 
 from torch import Tensor
@@ -28,6 +29,11 @@ class Recordable:
         """Hand `tensor` to the recorder under `name`, if there is one."""
         if self.recorder is not None:
             self.recorder(name, tensor)
+
+    def offer(self, name: str, tensor: Tensor) -> None:
+        """Deprecated name of `record`."""
+        warnings.warn("offer() is deprecated; call record()", DeprecationWarning, stacklevel=2)
+        self.record(name, tensor)
 
     def is_recording(self, *names: str) -> bool:
         """Whether an offer of one of these names (of any, without names) would reach somebody.

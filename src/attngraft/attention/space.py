@@ -31,10 +31,10 @@ class SpaceSite(GraftedModule):
         """What the graft at `space` makes of the map; None: there is none."""
         return self.run("space", x) if self.grafts_at("space") else None
 
-    def between(self, stage: HookPoint) -> str | None:
-        if stage == "attn.end" and self.grafts_at("space"):
+    def between(self, hook_point: HookPoint) -> str | None:
+        if hook_point == "attn.end" and self.grafts_at("space"):
             return "another graft stands in for the host's attention"
-        return super().between(stage)
+        return super().between(hook_point)
 
     def detached_modules(self) -> dict[str, nn.Module]:
         """Name and module of what is detached now."""

@@ -34,27 +34,27 @@ class GraftedModule(Recordable):
         """Whether the patched class is needed: for its own grafts, or for what it tells another module's."""
         return bool(self.grafts)
 
-    def grafts_at(self, stage: HookPoint) -> list[nn.Module]:
-        """The grafts that stand at `stage`, oldest first."""
-        return [graft for graft in self.grafts.values() if graft.stage == stage]
+    def grafts_at(self, hook_point: HookPoint) -> list[nn.Module]:
+        """The grafts that stand at `hook_point`, oldest first."""
+        return [graft for graft in self.grafts.values() if graft.hook_point == hook_point]
 
-    def linear_before(self, stage: HookPoint) -> LinearLayer | None:
-        """The layer whose output, but for dropout, is what the first graft at `stage` gets; for folding."""
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        """The layer whose output, but for dropout, is what the first graft at `hook_point` gets; for folding."""
         return None
 
-    def between(self, stage: HookPoint) -> str | None:
-        """What keeps the host's linear layer from being the one before `stage`, for readers; None: nothing."""
+    def between(self, hook_point: HookPoint) -> str | None:
+        """What keeps the host's linear layer from being the one before `hook_point`, for readers; None: nothing."""
         return None
 
-    def linear_after(self, stage: HookPoint) -> LinearLayer | None:
-        """The layer whose input is what the last graft at `stage` puts out; for folding."""
+    def linear_after(self, hook_point: HookPoint) -> LinearLayer | None:
+        """The layer whose input is what the last graft at `hook_point` puts out; for folding."""
         return None
 
-    def run(self, stage: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
-        """Send `value` through the grafts at `stage`, each with the same context, and offer what comes out."""
-        for graft in self.grafts_at(stage):
+    def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
+        """Send `value` through the grafts at `hook_point`, each with the same context, and offer what comes out."""
+        for graft in self.grafts_at(hook_point):
             value = graft(value, *context)
-        self.record(stage, value)
+        self.record(hook_point, value)
         return value
 
 
@@ -71,7 +71,7 @@ class AttentionSite(GraftedModule):
     """project -> mix -> merge -> drop. An adapter supplies `project`, `merge`, `drop` and, if need be, `visible`; and
     `output_layer` for folding."""
 
-    #: the stages where it ends: ("attn.window",) where the block puts windows back after this module; both where a class
+    #: the hook points where it ends: ("attn.window",) where the block puts windows back after this module; both where a class
     #: stands in blocks of both kinds, and the site's targets say which one it carries
     ends: tuple[HookPoint, ...] = ("attn.end",)
     scale: float
@@ -92,16 +92,16 @@ class AttentionSite(GraftedModule):
         """The layer whose output is what `merge` returns, with nothing between; None: there is none."""
         return None
 
-    def between(self, stage: HookPoint) -> str | None:
+    def between(self, hook_point: HookPoint) -> str | None:
         made = next((graft for graft in self.grafts_at("mix") if graft.adds_after), None)
-        if stage in ("tokens", *self.ends) and made is not None:
+        if hook_point in ("tokens", *self.ends) and made is not None:
             return f"{made.kind} adds an output of its own behind the host's output projection"
-        if stage in self.ends and self.grafts_at("tokens"):
+        if hook_point in self.ends and self.grafts_at("tokens"):
             return "another graft stands between it and the host's output projection"
         return None
 
-    def linear_before(self, stage: HookPoint) -> LinearLayer | None:
-        if stage not in ("tokens", *self.ends) or self.between(stage):
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        if hook_point not in ("tokens", *self.ends) or self.between(hook_point):
             return None
         return self.output_layer()
 
@@ -132,8 +132,8 @@ class AttentionSite(GraftedModule):
             tokens = mixed.after(tokens)
         tokens = self.run("tokens", tokens, projected.queries)
         tokens = self.drop(tokens) if drop is None else drop(tokens)
-        for stage in self.ends:
-            tokens = self.run(stage, tokens)
+        for hook_point in self.ends:
+            tokens = self.run(hook_point, tokens)
         return tokens
 
     def dropped(self) -> float:
@@ -248,6 +248,6 @@ class MlpEnds(GraftedModule):
     """An MLP that is no plain fc1 -> act -> fc2 (gated ones): it has a front and an end, and no middle."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The host's own forward between the two stages."""
+        """The host's own forward between the two hook points."""
         x = super().forward(self.run("mlp.front", x))  # type: ignore[misc]
         return self.run("mlp.end", x)

@@ -10,7 +10,7 @@ from torch import Tensor
 from attngraft.attention.recorder import Recordable
 
 #: the names under which hosts offer where tokens stand: of windows that are put back before their branch ends, and of blocks
-#: that are not, so that what leaves a stage is (B, blocks, tokens, C)
+#: that are not, so that what leaves a hook point is (B, blocks, tokens, C)
 PLACES, BLOCK_PLACES = "places", "block_places"
 
 
@@ -21,7 +21,7 @@ def record_coordinates(point: Recordable, maps: Tensor, cut: Callable[[Tensor], 
         point: what offers.
         maps: (B, rows, columns, C), what the host cuts.
         cut: the host's own way from maps to their windows (B * windows, N, C), zeros that fill up included.
-        name: `BLOCK_PLACES` where the stages of this site have blocks too.
+        name: `BLOCK_PLACES` where the hook points of this site have blocks too.
     """
     if not point.is_recording(name):
         return

@@ -107,7 +107,7 @@ def _grafts() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
             "name": graft.name,
-            "stage": list(graft.stages),
+            "stage": list(graft.hook_points),
             "options": {name: f"{value}  [{graft.choices[name]}]" for name, value in graft.options.items()},
             "identity at start": "yes" if graft.identity else "no",
             "what": graft.summary,

@@ -46,13 +46,13 @@ def install(host: Host, placements: list[Placement]) -> list[Graft]:
     grafts = [_made_for(host.module(placement.target), host.core, placement) for placement in placements]
     for placement, made in zip(placements, grafts, strict=True):
         module = patch(host.module(placement.target), host.adapter)
-        unused = placement.graft_type.unused(placement.site.geometry, placement.stage, placement.term.options)
+        unused = placement.graft_type.unused(placement.site.geometry, placement.hook_point, placement.term.options)
         made.unused = unused
         made.frozen = _freeze(module, unused.parameters)
         module.grafts[placement.instance] = made
-        if placement.stage == "space":
+        if placement.hook_point == "space":
             module.detach_modules()
-        for path in placement.site.companions.get(placement.stage, ()):
+        for path in placement.site.companions.get(placement.hook_point, ()):
             patch(host.module(path), host.adapter)
     return grafts
 
@@ -134,7 +134,7 @@ def _check_undo(path: str, module: Any, graft: Graft) -> None:
             f"{path} cannot be taken out: this model was folded for inference, and {graft.folded}. Load the model as it was "
             "exported without folding"
         )
-    if graft.stage == "space" and not module.whole:
+    if graft.hook_point == "space" and not module.whole:
         raise HostError(
             f"{path} cannot be taken out: it stands in for {', '.join(module.detaches)} of the host, whose weights were not "
             "saved with this model. Load the host's own weights first (model.load_state_dict(weights, strict=False))"
@@ -143,7 +143,7 @@ def _check_undo(path: str, module: Any, graft: Graft) -> None:
 
 def _take_out(module: Any, name: str) -> None:
     graft = module.grafts.pop(name)
-    if graft.stage == "space":
+    if graft.hook_point == "space":
         module.give_back()
     for parameter in graft.frozen:
         heir = next((other for other in module.grafts.values() if parameter in other.unused.parameters), None)

@@ -17,7 +17,7 @@ _counted: dict[Hashable, int] = {}  #: what was counted once
 
 def parked_parameters(host: Host, placement: Placement) -> dict[str, int]:
     """Parameters of the host's module that `placement` will detach, relative to the module, and their sizes."""
-    if placement.stage != "space":
+    if placement.hook_point != "space":
         return {}
     module, kind = host.module(placement.target), _site(host, placement)
     return {
@@ -45,5 +45,5 @@ def branch_macs(host: Host, placement: Placement) -> int | None:
 def _site(host: Host, placement: Placement) -> type[SpaceSite]:
     found = patched_class(host.module(placement.target), host.adapter)
     if found is None or not issubclass(found, SpaceSite):
-        raise TypeError(f"{placement.target} carries stage space, and its patched class is no SpaceSite")
+        raise TypeError(f"{placement.target} carries hook point space, and its patched class is no SpaceSite")
     return found

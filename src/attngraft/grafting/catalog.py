@@ -20,7 +20,7 @@ class GraftInfo:
     name: str
     summary: str
     source: str
-    stages: tuple[HookPoint, ...]  #: with default options
+    hook_points: tuple[HookPoint, ...]  #: with default options
     options: dict[str, Any]
     choices: dict[str, str]  #: option -> its type or its allowed values, in words
     identity: bool  #: whether it starts as the identity, with default options
@@ -58,7 +58,7 @@ def _describe(graft_type: Any) -> GraftInfo:
         name=graft_type.name,
         summary=graft_type.summary,
         source=graft_type.source,
-        stages=graft_type.stages(defaults),
+        hook_points=graft_type.hook_points(defaults),
         options=dataclasses.asdict(defaults),
         choices={name: _in_words(hint) for name, hint in hints.items()},
         identity=graft_type.starts_as_identity(defaults),

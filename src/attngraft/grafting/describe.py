@@ -35,19 +35,19 @@ def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftR
 
 def _entry(host: Host, placement: Placement, parameters: int, macs: int | None) -> Entry:
     term, graft_type, module = placement.term, placement.graft_type, host.module(placement.target)
-    unused = graft_type.unused(placement.site.geometry, placement.stage, term.options)
+    unused = graft_type.unused(placement.site.geometry, placement.hook_point, term.options)
     detached = parked_parameters(host, placement)
     sizes = {
         name: p for name, p in module.named_parameters() if not name.startswith("grafts.") and name not in detached
     }
-    if placement.stage == "space" and macs is not None:
+    if placement.hook_point == "space" and macs is not None:
         macs -= branch_macs(host, placement) or 0
     idle = sum(sizes[name].numel() for name in unused.parameters)
     idle += sum(part.numel() for _, part in unused.parts(module))
     return Entry(
         site=placement.site.path,
         module=plain_class(module).__name__,
-        stage=placement.stage,
+        hook_point=placement.hook_point,
         graft=term.name,
         instance=placement.instance,
         options={name: getattr(term.options, name) for name in vars(term.options)},
@@ -58,7 +58,7 @@ def _entry(host: Host, placement: Placement, parameters: int, macs: int | None) 
         unused=unused,
         detached=detached,
         rounds=placement.site.rounds,
-        notes=tuple(graft_type.notes(placement.site.geometry, placement.stage, term.options)),
+        notes=tuple(graft_type.notes(placement.site.geometry, placement.hook_point, term.options)),
     )
 
 
@@ -69,7 +69,7 @@ _costs: dict[tuple[Hashable, ...], tuple[int, int | None]] = {}
 def _known_cost(placement: Placement) -> tuple[int, int | None]:
     options, geometry = repr(placement.term.options), repr(placement.site.geometry)
     # the environment may name a backend, and one that needs fewer multiplications counts fewer
-    key = (placement.graft_type, options, placement.stage, geometry, os.environ.get(ENVIRONMENT))
+    key = (placement.graft_type, options, placement.hook_point, geometry, os.environ.get(ENVIRONMENT))
     if key not in _costs:
         _costs[key] = _cost(placement)
     return _costs[key]
@@ -79,22 +79,22 @@ def _cost(placement: Placement) -> tuple[int, int | None]:
     """Parameters and MACs of one graft, by running it on tensors without storage."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    geometry, stage = placement.site.geometry, placement.stage
+    geometry, hook_point = placement.site.geometry, placement.hook_point
     with torch.device("meta"):
         graft = build(placement)
     parameters = sum(parameter.numel() for parameter in graft.parameters())
-    if geometry.shape(stage) is None:
+    if geometry.shape(hook_point) is None:
         return parameters, None
-    if stage == "mix":
+    if hook_point == "mix":
         return parameters, mix_macs(graft.eval(), cast(AttentionGeometry, geometry))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        graft.eval()(*_meta_inputs(geometry, stage))
+        graft.eval()(*_meta_inputs(geometry, hook_point))
     return parameters, counter.get_total_flops() // 2
 
 
-def _meta_inputs(geometry: Geometry, stage: HookPoint) -> tuple[Tensor | None, ...]:
-    value = torch.empty(cast(tuple[int, ...], geometry.shape(stage)), device="meta")
-    if isinstance(geometry, AttentionGeometry) and stage in ("heads", "tokens"):
+def _meta_inputs(geometry: Geometry, hook_point: HookPoint) -> tuple[Tensor | None, ...]:
+    value = torch.empty(cast(tuple[int, ...], geometry.shape(hook_point)), device="meta")
+    if isinstance(geometry, AttentionGeometry) and hook_point in ("heads", "tokens"):
         queries = geometry.tokens if geometry.query_tokens is None else geometry.query_tokens
         return value, torch.empty(geometry.sequences, cast(int, queries), geometry.dim, device="meta")
-    return (value, None) if stage == "weights" else (value,)
+    return (value, None) if hook_point == "weights" else (value,)

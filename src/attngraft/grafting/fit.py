@@ -14,7 +14,7 @@ from attngraft.hosts import Host, Site
 from attngraft.mechanisms.registry import graft_types
 
 _MANY = 5  #: patterns in an error message
-#: why most hosts lack a stage, where their adapters have nothing to say of it
+#: why most hosts lack a hook point, where their adapters have nothing to say of it
 _NOT_THERE: Mapping[HookPoint, str] = {
     "space": "its blocks keep no map (rows, columns, channels) around their attention, as Swin's and VOLO's do"
 }
@@ -47,7 +47,7 @@ class Fit:
 
 
 def fit(host: Host, term: Term) -> Fit:
-    """Where `term` could stand: all sites of the kind of its stages, whatever its where-clause says.
+    """Where `term` could stand: all sites of the kind of its hook points, whatever its where-clause says.
 
     Raises:
         HostError: the adapter does not know the form of a module in the host.
@@ -55,52 +55,52 @@ def fit(host: Host, term: Term) -> Fit:
     graft_type = graft_types()[term.name]
     taken: list[str] = []
     refused: dict[str, str] = {}
-    stages = graft_type.stages(term.options)
+    hook_points = graft_type.hook_points(term.options)
     for site in host.sites:
-        asked = [stage for stage in stages if kind_of(stage) == site.kind]
+        asked = [hook_point for hook_point in hook_points if kind_of(hook_point) == site.kind]
         if not asked:
             continue
-        reasons = [_refusal(site, stage, term) for stage in asked]
+        reasons = [_refusal(site, hook_point, term) for hook_point in asked]
         reason = next((each for each in reasons if each), None)
         if reason is None:
             taken.append(site.path)
         else:
             refused[site.path] = reason
-    return Fit(tuple(taken), refused, None if taken or refused else without(host, stages[0]))
+    return Fit(tuple(taken), refused, None if taken or refused else without(host, hook_points[0]))
 
 
-def without(host: Host, stage: HookPoint) -> str:
-    """Why no site of `host` has `stage`."""
-    reasons = (site.missing[stage] for site in host.sites if stage in site.missing)
-    return next(reasons, _NOT_THERE.get(stage, "no site of it has this stage"))
+def without(host: Host, hook_point: HookPoint) -> str:
+    """Why no site of `host` has `hook_point`."""
+    reasons = (site.missing[hook_point] for site in host.sites if hook_point in site.missing)
+    return next(reasons, _NOT_THERE.get(hook_point, "no site of it has this hook point"))
 
 
 def left_out(host: Host, spec: GraftSpec) -> list[str]:
-    """Sentences about sites that a graft passes over, because they have no such stage, where its where-clause covers them.
+    """Sentences about sites that a graft passes over, because they have no such hook point, where its where-clause covers them.
 
-    `first` and `last` count the sites that have the stage, so they pass over none.
+    `first` and `last` count the sites that have the hook point, so they pass over none.
     """
     found = []
     for term in spec.terms:
-        for stage in graft_types()[term.name].stages(term.options):
-            asked = [site for site in host.sites if kind_of(stage) == site.kind]
+        for hook_point in graft_types()[term.name].hook_points(term.options):
+            asked = [site for site in host.sites if kind_of(hook_point) == site.kind]
             if term.where.kind == "patterns":
                 asked = [asked[index] for index in term.where.select([site.path for site in asked])]
-            lacking = [site for site in asked if stage not in site.targets]
+            lacking = [site for site in asked if hook_point not in site.targets]
             if lacking and term.where.kind in ("all", "patterns"):
                 kind = "MLPs" if asked[0].kind == "mlp" else "attention sites"
-                reasons = dict.fromkeys(_refusal(site, stage, term) or "" for site in lacking)
+                reasons = dict.fromkeys(_refusal(site, hook_point, term) or "" for site in lacking)
                 why = "; ".join(reason.partition(";")[0] for reason in reasons)
                 found.append(f"{term.name} leaves out {len(lacking)} of {len(asked)} {kind}: {why}.")
     return list(dict.fromkeys(found))
 
 
-def kind_of(stage: HookPoint) -> Literal["attention", "mlp"]:
-    """The kind of site that has `stage`."""
-    return "mlp" if stage.startswith("mlp.") else "attention"
+def kind_of(hook_point: HookPoint) -> Literal["attention", "mlp"]:
+    """The kind of site that has `hook_point`."""
+    return "mlp" if hook_point.startswith("mlp.") else "attention"
 
 
-def _refusal(site: Site, stage: HookPoint, term: Term) -> str | None:
-    if stage not in site.targets:
-        return site.missing.get(stage, _NOT_THERE.get(stage, f"it has no stage {stage}"))
-    return graft_types()[term.name].refusal(site.geometry, stage, term.options)
+def _refusal(site: Site, hook_point: HookPoint, term: Term) -> str | None:
+    if hook_point not in site.targets:
+        return site.missing.get(hook_point, _NOT_THERE.get(hook_point, f"it has no hook point {hook_point}"))
+    return graft_types()[term.name].refusal(site.geometry, hook_point, term.options)

@@ -102,12 +102,12 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _entries(host: Host) -> tuple[list[StoredGraft], dict[str, Tensor]]:
     """The manifest's entries and the tensors of every graft in the host."""
     entries, tensors = [], {}
-    sites = {(target, stage): site for site in host.sites for stage, target in site.targets.items()}
+    sites = {(target, hook_point): site for site in host.sites for hook_point, target in site.targets.items()}
     for path, _, instance, graft in grafted(host.core):
-        site = sites[path, graft.stage]
+        site = sites[path, graft.hook_point]
         entries.append(
             StoredGraft(
-                site=site.path, stage=graft.stage, instance=instance, graft=graft.kind, options=dict(graft.options)
+                site=site.path, stage=graft.hook_point, instance=instance, graft=graft.kind, options=dict(graft.options)
             )
         )
         for name, tensor in graft.state_dict().items():
@@ -224,7 +224,7 @@ def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerpri
 
 def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Placement]) -> Placement:
     """Where a graft of the file goes, beside those that are placed already."""
-    name, stage, instance = entry.graft, cast(HookPoint, entry.stage), entry.instance
+    name, hook_point, instance = entry.graft, cast(HookPoint, entry.stage), entry.instance
     graft_type = graft_types().get(name)
     if graft_type is None:
         raise GraftFileError(
@@ -237,26 +237,26 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
             f"{file}: an entry of its manifest cannot be used, {instance!r} at {entry.site!r}: {error}"
         ) from None
     site = next((site for site in host.sites if site.path == entry.site), None)
-    if site is None or stage not in site.targets:
-        raise GraftFileError(f"{file}: this host has no site {entry.site!r} with stage {stage!r}")
-    if stage not in graft_type.stages(options):
+    if site is None or hook_point not in site.targets:
+        raise GraftFileError(f"{file}: this host has no site {entry.site!r} with hook point {hook_point!r}")
+    if hook_point not in graft_type.hook_points(options):
         raise GraftFileError(
-            f"{file}: with the options that {instance} has at {site.path}, it does not stand at stage {stage!r}"
+            f"{file}: with the options that {instance} has at {site.path}, it does not stand at hook point {hook_point!r}"
         )
-    refusal = graft_type.refusal(site.geometry, stage, options)
+    refusal = graft_type.refusal(site.geometry, hook_point, options)
     if refusal:
         raise GraftFileError(f"{file}: {name} cannot stand at {site.path}: {refusal}")
-    if any(instance == other.instance and site.targets[stage] == other.target for other in placements):
+    if any(instance == other.instance and site.targets[hook_point] == other.target for other in placements):
         raise GraftFileError(f"{file} holds the graft {instance!r} at {site.path} twice; save the grafts again")
-    if conflict := in_the_way(host, site, stage, placements):
+    if conflict := in_the_way(host, site, hook_point, placements):
         raise GraftFileError(f"{file}: {conflict}")
-    module = host.module(site.targets[stage])
+    module = host.module(site.targets[hook_point])
     if instance in getattr(module, "grafts", {}):
         raise GraftFileError(
             f"{file}: the model has a graft {instance!r} at {site.path} already; attngraft.ungraft it first"
         )
     where = Where("patterns", patterns=(site.path,))
-    return Placement(site, stage, Term(name, options, where), instance)
+    return Placement(site, hook_point, Term(name, options, where), instance)
 
 
 def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors: Mapping[str, Tensor]) -> None:

@@ -20,14 +20,14 @@ class Placement:
     """One graft at one site, decided and not yet made."""
 
     site: Site
-    stage: HookPoint
+    hook_point: HookPoint
     term: Term
     instance: str
 
     @property
     def target(self) -> str:
         """Host path of the module that will hold it."""
-        return self.site.targets[self.stage]
+        return self.site.targets[self.hook_point]
 
     @property
     def graft_type(self) -> GraftType[Any]:
@@ -59,67 +59,69 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
     """Decide where every graft goes.
 
     Raises:
-        GraftSpecError: a where-clause matches no site that has the stage.
-        HostError: the host has no such stage, or a site refuses the graft.
+        GraftSpecError: a where-clause matches no site that has the hook point.
+        HostError: the host has no such hook point, or a site refuses the graft.
     """
     placements: list[Placement] = []
     for term in spec.terms:
         graft_type = graft_types()[term.name]
-        for stage in graft_type.stages(term.options):
-            for site in _chosen(host, term, stage):
-                refusal = graft_type.refusal(site.geometry, stage, term.options)
+        for hook_point in graft_type.hook_points(term.options):
+            for site in _chosen(host, term, hook_point):
+                refusal = graft_type.refusal(site.geometry, hook_point, term.options)
                 if refusal:
-                    raise _refused(host, term, site, stage, refusal)
-                if conflict := in_the_way(host, site, stage, placements):
+                    raise _refused(host, term, site, hook_point, refusal)
+                if conflict := in_the_way(host, site, hook_point, placements):
                     raise HostError(conflict)
-                taken = _taken(host, site.targets[stage], placements)
-                placements.append(Placement(site, stage, term, _free_name(term.name, taken)))
+                taken = _taken(host, site.targets[hook_point], placements)
+                placements.append(Placement(site, hook_point, term, _free_name(term.name, taken)))
     return placements
 
 
-#: the stages within the branch that a graft at `space` stands in for
+#: the hook points within the branch that a graft at `space` stands in for
 _BRANCH: tuple[HookPoint, ...] = ("mix", "weights", "heads", "tokens", "attn.window", "space")
 
 
-def in_the_way(host: Host, site: Site, stage: HookPoint, placements: list[Placement]) -> str | None:
-    """Which graft, there or placed already, leaves no room for one at this stage of the site; None: none does."""
+def in_the_way(host: Host, site: Site, hook_point: HookPoint, placements: list[Placement]) -> str | None:
+    """Which graft, there or placed already, leaves no room for one at this hook point of the site; None: none does."""
     here = {
         each for each, target in site.targets.items() if each in _taken(host, target, placements).values()
-    }  # the targets of one site's stages carry no other site's
-    others = {"mix"} if stage == "mix" else set(_BRANCH) if stage == "space" else set()
-    if stage in _BRANCH:
+    }  # the targets of one site's hook points carry no other site's
+    others = {"mix"} if hook_point == "mix" else set(_BRANCH) if hook_point == "space" else set()
+    if hook_point in _BRANCH:
         others.add("space")
     found = next((each for each in _BRANCH if each in here & others), None)
     if found is None:
         return None
     whole = " stands in for the whole attention there" if found == "space" else ""
-    which = f"a graft at stage {found} already" + (f", which{whole}" if whole else "")
+    which = f"a graft at hook point {found} already" + (f", which{whole}" if whole else "")
     return f"{site.path} has {which}; ungraft it first, or choose other sites"
 
 
-def _refused(host: Host, term: Term, site: Site, stage: HookPoint, refusal: str) -> HostError:
+def _refused(host: Host, term: Term, site: Site, hook_point: HookPoint, refusal: str) -> HostError:
     """The error about `site`; if all sites were meant and none takes `term`, about the first with the reason of most."""
     found, path = fit(host, term), site.path
     if term.where.kind == "all" and not found.taken and found.reason is not None:
         refusal = found.reason
         path = next(each for each, reason in found.refused.items() if reason == refusal)
-    return HostError(f"{term} cannot stand at {path} ({stage}): {refusal}; {found.remedy()}")
+    return HostError(f"{term} cannot stand at {path} ({hook_point}): {refusal}; {found.remedy()}")
 
 
-def _chosen(host: Host, term: Term, stage: HookPoint) -> list[Site]:
-    """The sites that `term` names among those with `stage`."""
-    able = [site for site in host.sites if stage in site.targets]
+def _chosen(host: Host, term: Term, hook_point: HookPoint) -> list[Site]:
+    """The sites that `term` names among those with `hook_point`."""
+    able = [site for site in host.sites if hook_point in site.targets]
     if not able:
-        why = without(host, stage)
-        raise HostError(f"{term.name} stands at stage {stage}, which {host.adapter.name} does not offer: {why}")
+        why = without(host, hook_point)
+        raise HostError(
+            f"{term.name} stands at hook point {hook_point}, which {host.adapter.name} does not offer: {why}"
+        )
     paths = [site.path for site in able]
     for pattern in term.where.unmatched(paths):
         others = [site for site in host.sites if term.where.select([site.path])]
-        lacking = next((site.missing[stage] for site in others if stage in site.missing), None)
+        lacking = next((site.missing[hook_point] for site in others if hook_point in site.missing), None)
         near = f"near are {', '.join(near_paths(pattern, paths))}"
         hint = f"the sites there lack it: {lacking}; {fit(host, term).remedy()}" if lacking else near
         raise GraftSpecError(
-            f"{pattern!r} matches no site of {type(host.core).__name__} with stage {stage}; {hint}",
+            f"{pattern!r} matches no site of {type(host.core).__name__} with hook point {hook_point}; {hint}",
             text=term.text,
             position=term.position,
         )
@@ -127,12 +129,12 @@ def _chosen(host: Host, term: Term, stage: HookPoint) -> list[Site]:
 
 
 def _taken(host: Host, target: str, placements: list[Placement]) -> dict[str, HookPoint]:
-    """Instance names in use at a module, with their stages: grafts that stand there and those already placed."""
+    """Instance names in use at a module, with their hook points: grafts that stand there and those already placed."""
     module = host.module(target)
-    planned = {other.instance: other.stage for other in placements if other.target == target}
+    planned = {other.instance: other.hook_point for other in placements if other.target == target}
     if not isinstance(module, GraftedModule):
         return planned
-    return {**{name: cast(Graft, graft).stage for name, graft in module.grafts.items()}, **planned}
+    return {**{name: cast(Graft, graft).hook_point for name, graft in module.grafts.items()}, **planned}
 
 
 def _free_name(name: str, taken: dict[str, HookPoint]) -> str:
@@ -144,8 +146,8 @@ def _free_name(name: str, taken: dict[str, HookPoint]) -> str:
 def build(placement: Placement) -> Graft:
     """A fresh module for a placement."""
     term = placement.term
-    graft = placement.graft_type.build(placement.site.geometry, placement.stage, term.options)
-    graft.stage, graft.kind = placement.stage, term.name
+    graft = placement.graft_type.build(placement.site.geometry, placement.hook_point, term.options)
+    graft.hook_point, graft.kind = placement.hook_point, term.name
     graft.options = {name: getattr(term.options, name) for name in vars(term.options)}
     graft.refuses = _refuses(placement)
     return graft
@@ -153,8 +155,8 @@ def build(placement: Placement) -> Graft:
 
 def _refuses(placement: Placement) -> dict[Circumstance, str]:
     """What `Graft.refuses` holds, for a graft that is not refused as things stand."""
-    geometry, stage, options = placement.site.geometry, placement.stage, placement.term.options
+    geometry, hook_point, options = placement.site.geometry, placement.hook_point, placement.term.options
     known = {field.name for field in fields(geometry)}
     cases = {name: replace(geometry, **cast(Any, {name: True})) for name in CIRCUMSTANCES if name in known}
-    reasons = {name: placement.graft_type.refusal(case, stage, options) for name, case in cases.items()}
+    reasons = {name: placement.graft_type.refusal(case, hook_point, options) for name, case in cases.items()}
     return {name: reason for name, reason in reasons.items() if reason}

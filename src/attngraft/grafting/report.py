@@ -18,8 +18,8 @@ class Entry:
     """One graft at one site."""
 
     site: str
-    module: str  #: class of the host's module that carries the stage
-    stage: HookPoint
+    module: str  #: class of the host's module that carries the hook point
+    hook_point: HookPoint
     graft: str  #: registered name
     instance: str  #: its name at this site (`cb`, `cb_2`)
     options: dict[str, Any]
@@ -40,7 +40,7 @@ class Entry:
         Around the attention map it is one to rounding only: the host's fused attention gives way to one spelled out. The
         same holds wherever the host has a kernel for more than a graft can stand in (`rounds`).
         """
-        return self.identity and self.stage not in ("mix", "weights") and not self.rounds
+        return self.identity and self.hook_point not in ("mix", "weights") and not self.rounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class GraftReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, totals included."""
         totals = {"parameters": self.parameters, "macs": self.macs}
-        return {**asdict(self), "entries": [asdict(entry) for entry in self.entries], "totals": totals}
+        return {**asdict(self), "entries": [_plain(entry) for entry in self.entries], "totals": totals}
 
     def to_json(self, indent: int | None = 2) -> str:
         """`to_dict` as JSON."""
@@ -96,7 +96,7 @@ class GraftReport:
         table = Table(title=f"{self.spec}  on  {self.model} ({self.host})", title_justify="left", show_footer=True)
         table.add_column("site", footer="total", overflow="fold")
         table.add_column("module")
-        table.add_column("graft @ stage", overflow="fold")
+        table.add_column("graft @ hook point", overflow="fold")
         table.add_column("+ parameters", footer=f"{self.parameters:,}", justify="right")
         table.add_column("+ MACs", footer=_count(self.macs), justify="right")
         table.add_column("host carried", justify="right")
@@ -105,7 +105,7 @@ class GraftReport:
             table.add_row(
                 entry.site,
                 entry.module,
-                f"{entry.instance} @ {entry.stage}",
+                f"{entry.instance} @ {entry.hook_point}",
                 f"{entry.parameters:,}",
                 _count(entry.macs),
                 f"{entry.carried:,}",
@@ -156,6 +156,12 @@ def _unused(unused: Unused) -> str:
     rows = [f"{name}[{start}:{stop}]" for name, start, stop in unused.rows]
     columns = [f"{name}[..., {start}:{stop}]" for name, start, stop in unused.columns]
     return ", ".join([*unused.parameters, *rows, *columns])
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    """Return the entry as plain values, under the keys of every release."""
+    old = {"hook_point": "stage", "detached": "parked"}
+    return {old.get(name, name): value for name, value in asdict(entry).items()}
 
 
 def _detached(entry: Entry) -> str:

@@ -19,7 +19,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_*?]+|\d+-\d+")
 class Where:
     """A choice of sites.
 
-    `first` and `last` take `count` sites, or `count` percent of them (rounded up), of those that have the graft's stage.
+    `first` and `last` take `count` sites, or `count` percent of them (rounded up), of those that have the graft's hook point.
     A pattern matches a site if it matches the site's path or an ancestor's, segment by segment: `layers.0` matches
     `layers.0.blocks.1.attn`. `*` and `?` stand for characters within a segment, `6-11` for a whole segment in that range.
     """

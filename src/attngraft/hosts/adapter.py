@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, Literal
 
@@ -26,28 +27,33 @@ from attngraft.errors import HostError
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A place in a model where grafts can stand.
+    """A module that grafts can change.
 
-    `targets` says which module carries each stage: usually one does all, but a host may spread a site over several (the
-    block puts windows back). `missing` says, for stages that a user may ask for, why this site has none. `companions` get
-    their patched class too where a graft stands at the stage: they know something that the target cannot see. `record_tensors` says
-    which tensors are offered to `attngraft.record` beside those of the stages; a site may have record_tensors and no stages.
+    Usually one module is the target of every hook point, but a host may spread a site over several (the block puts windows
+    back). A site may have tensors to record and no hook points. `carriers`, `informants` and `taps` are deprecated names of
+    `targets`, `companions` and `record_tensors`.
     """
 
     path: str  #: the host's own path of the site (`blocks.3.attn`), whatever wraps the host
     kind: Literal["attention", "mlp"]
     geometry: AttentionGeometry | MlpGeometry
-    targets: Mapping[HookPoint, str]  #: stage -> path of the module, in the host
-    missing: Mapping[HookPoint, str] = field(default_factory=dict)
-    companions: Mapping[HookPoint, tuple[str, ...]] = field(
-        default_factory=dict
-    )  #: stage -> paths of modules, in the host
-    record_tensors: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: tensor's name -> path of the module that offers it, in the host
+    targets: Mapping[HookPoint, str] = field(default_factory=dict)  #: hook point -> path of the module in the host
+    missing: Mapping[HookPoint, str] = field(default_factory=dict)  #: hook point -> reason why the site lacks it
+    #: hook point -> paths of modules that are patched too, because they hold what the target cannot see
+    companions: Mapping[HookPoint, tuple[str, ...]] = field(default_factory=dict)
+    record_tensors: Mapping[str, str] = field(default_factory=dict)  #: further tensor -> path of the module it is in
     #: whether the host has a kernel for more than a graft can stand in, and gives it up for one: its outputs are then what
     #: they were to rounding only, without a graft bit for bit
     rounds: bool = False
+    carriers: InitVar[Mapping[HookPoint, str] | None] = None
+    informants: InitVar[Mapping[HookPoint, tuple[str, ...]] | None] = None
+    taps: InitVar[Mapping[str, str] | None] = None
+
+    def __post_init__(self, carriers: Any, informants: Any, taps: Any) -> None:
+        given = {"targets": carriers, "companions": informants, "record_tensors": taps}
+        for name, value in given.items():
+            if value is not None:
+                object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +66,7 @@ class HostFold:
 
 
 class HostAdapter(ABC):
-    """Knows one host family: its model classes, its sites, and the patched class of each module that carries a stage."""
+    """Knows one host family: its model classes, its sites, and the patched class of each module that carries a hook point."""
 
     name: ClassVar[str]
     summary: ClassVar[str]  #: one line for `attngraft list hosts`
@@ -68,6 +74,12 @@ class HostAdapter(ABC):
     gathers: ClassVar[bool] = False
     #: the host's own module class -> the subclass that spells its forward out
     patched: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "richer" in cls.__dict__ and "patched" not in cls.__dict__:
+            warnings.warn(f"{cls.__name__}.richer is deprecated; name it patched", DeprecationWarning, stacklevel=2)
+            cls.patched = cls.__dict__["richer"]
 
     @abstractmethod
     def recognizes(self, model: nn.Module) -> bool:

@@ -29,20 +29,20 @@ def check_call(
     """Refuse a call that a graft of `module` could not stand in, had the geometry said so.
 
     Args:
-        told: stages whose grafts learn of it by other means and need not refuse.
+        told: hook points whose grafts learn of it by other means and need not refuse.
 
     Raises:
         UsageError: one of the grafts refuses what the call gives, with its own reason.
     """
     given: tuple[tuple[Circumstance, bool], ...] = (("causal", causal), ("padded", padded), ("cross", cross))
     for name, graft in module.grafts.items():
-        if graft.stage in told:
+        if graft.hook_point in told:
             continue
         for circumstance, holds in given:
             reason = cast(Graft, graft).refuses.get(circumstance) if holds else None
             if reason:
                 raise UsageError(
-                    f"the graft {name!r} ({cast(Graft, graft).stage}) cannot work in this call, which gives "
+                    f"the graft {name!r} ({cast(Graft, graft).hook_point}) cannot work in this call, which gives "
                     f"{_GIVEN[circumstance]}: {reason}"
                 )
 

@@ -1,4 +1,4 @@
-"""What the sites of many families share: the stages that they carry, and the fields of their geometry."""
+"""What the sites of many families share: the hook points that they carry, and the fields of their geometry."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ def global_site(
     on_maps: bool = False,
     record_tensors: Mapping[str, str] = MappingProxyType({}),
 ) -> Site:
-    """An attention without windows, whose module carries every stage but those that are `missing`; `record_tensors` as of `Site`.
+    """An attention without windows, whose module carries every hook point but those that are `missing`; `record_tensors` as of `Site`.
 
     Args:
         on_maps: whether it carries `space` too: maps enter and leave it.
     """
-    stages = (*GLOBAL, "space") if on_maps else GLOBAL
-    targets: dict[HookPoint, str] = dict.fromkeys((stage for stage in stages if stage not in missing), path)
+    hook_points = (*GLOBAL, "space") if on_maps else GLOBAL
+    targets: dict[HookPoint, str] = dict.fromkeys(
+        (hook_point for hook_point in hook_points if hook_point not in missing), path
+    )
     missing = {**NO_WINDOWS, **missing}
     return Site(
         path=path, kind="attention", geometry=geometry, targets=targets, missing=missing, record_tensors=record_tensors
@@ -50,7 +52,7 @@ def window_site(
     space: str | None = None,
     missing: Mapping[HookPoint, str] = _NOTHING,
 ) -> Site:
-    """An attention in windows, whose module carries every stage but `attn.end` and those that are `missing`.
+    """An attention in windows, whose module carries every hook point but `attn.end` and those that are `missing`.
 
     Args:
         block: path of the block that puts the windows back; None: the attention does.
@@ -65,7 +67,7 @@ def window_site(
         path=path,
         kind="attention",
         geometry=geometry,
-        targets={stage: target for stage, target in targets.items() if stage not in missing},
+        targets={hook_point: target for hook_point, target in targets.items() if hook_point not in missing},
         missing=missing,
         companions={"mix": (end,)} if fills else {},
     )
@@ -79,13 +81,13 @@ def mlp_site(
     end: str | None = None,
     layer: str | None = None,
 ) -> Site:
-    """An MLP, whose module carries every stage but those that are `missing`.
+    """An MLP, whose module carries every hook point but those that are `missing`.
 
     Args:
         end: path of the module that carries `mlp.end`; None: the MLP does.
         layer: path of the layer that knows of masks, which the MLP never sees; None: there is none.
     """
-    targets: dict[HookPoint, str] = {stage: path for stage in MLP if stage not in missing}
+    targets: dict[HookPoint, str] = {hook_point: path for hook_point in MLP if hook_point not in missing}
     if end is not None and "mlp.end" in targets:
         targets["mlp.end"] = end
     told = {} if layer is None else dict.fromkeys(targets, (layer,))

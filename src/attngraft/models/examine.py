@@ -1,4 +1,4 @@
-"""What attngraft finds in a model: its sites and stages, which grafts fit where, and what attends besides."""
+"""What attngraft finds in a model: its sites and hook points, which grafts fit where, and what attends besides."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class FoundSite:
     kind: str
     module: str  #: class of the module there, the host's own
     shape: str  #: tokens, width, heads
-    stages: tuple[str, ...]
-    missing: Mapping[str, str]  #: stage of this kind -> why the site has none
-    record_tensors: tuple[str, ...] = ()  #: what it offers to `attngraft.record` beside its stages
+    hook_points: tuple[str, ...]
+    missing: Mapping[str, str]  #: hook point of this kind -> why the site has none
+    record_tensors: tuple[str, ...] = ()  #: what it offers to `attngraft.record` beside its hook points
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A module that attends, and is no site with stages: what an adapter would have to know about it."""
+    """A module that attends, and is no site with hook points: what an adapter would have to know about it."""
 
     path: str
     module: str
@@ -120,14 +120,14 @@ def _found(host: Host, site: Site) -> FoundSite:
         site.targets or site.record_tensors
     ):  # one that cannot be read has no heads that anybody knows
         more = f", {geometry.heads} heads"
-    own = [stage for stage in HOOK_POINTS if kind_of(stage) == site.kind]
+    own = [hook_point for hook_point in HOOK_POINTS if kind_of(hook_point) == site.kind]
     return FoundSite(
         path=site.path,
         kind=site.kind,
         module=plain_class(host.module(next(iter(site.targets.values()), site.path))).__name__,
         shape=f"{tokens} tokens of {geometry.dim}{more}",
-        stages=tuple(stage for stage in own if stage in site.targets),
-        missing={stage: reason for stage, reason in site.missing.items() if kind_of(stage) == site.kind},
+        hook_points=tuple(hook_point for hook_point in own if hook_point in site.targets),
+        missing={hook_point: reason for hook_point, reason in site.missing.items() if kind_of(hook_point) == site.kind},
         record_tensors=tuple(site.record_tensors),
     )
 

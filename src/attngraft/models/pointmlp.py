@@ -1,7 +1,7 @@
 """The layers of PointMLP: neighbourhoods of a point cloud, normalised, and residual point-wise networks over them.
 
     anchors = farthest points;  groups = k nearest points of each           Grouper
-    y_s = pos(max_j pre([alpha * (x_sj - m_s) / std + beta, x_s]))          HookPoint
+    y_s = pos(max_j pre([alpha * (x_sj - m_s) / std + beta, x_s]))          Stage
     y_i = extract(fuse([x_i, sum of w_ij x_j over 3 nearest j]))            FeaturePropagation
 
 Letters: B clouds, N points, S anchors (S <= N), k neighbours, C channels. Points are (B, N, 3) and what stands at them is
@@ -107,7 +107,7 @@ class Grouper(nn.Module):
                 )
 
 
-class HookPoint(nn.Module):
+class Stage(nn.Module):
     """One stage: neighbourhoods of fewer points, a network over every neighbour, the largest of each, a network on that.
 
         y_s = pos(max_j pre(group_sj))

@@ -148,12 +148,12 @@ class _Place(NamedTuple):
 
     module: Any
     site: str  #: its path
-    elsewhere: frozenset[str]  #: stages that the site's other modules carry, or none
+    elsewhere: frozenset[str]  #: hook points that the site's other modules carry, or none
     carries: bool  #: whether grafts can stand in it; otherwise it offers what it offers as it is
 
 
 def _places(host: Host, sites: str) -> Iterator[_Place]:
-    """Every module that carries a stage of a chosen site, or is a tap of it."""
+    """Every module that carries a hook point of a chosen site, or is a tap of it."""
     try:
         choice = parse_where(sites)
     except ValueError as error:
@@ -166,16 +166,18 @@ def _places(host: Host, sites: str) -> Iterator[_Place]:
         targets = set(site.targets.values())
         for path in dict.fromkeys((*site.targets.values(), *site.record_tensors.values())):
             elsewhere = frozenset(
-                stage for stage in HOOK_POINTS if path not in (site.targets.get(stage), site.record_tensors.get(stage))
+                hook_point
+                for hook_point in HOOK_POINTS
+                if path not in (site.targets.get(hook_point), site.record_tensors.get(hook_point))
             )
             yield _Place(host.module(path), site.path, elsewhere, path in targets)
 
 
 def _tap_points(places: list[_Place]) -> Iterator[tuple[Any, str, str, frozenset[str]]]:
     """(what offers tensors, site's path, prefix of their names, names not to listen to): the modules, which speak for the
-    stages that they carry, and the grafts that stand in them at these."""
+    hook points that they carry, and the grafts that stand in them at these."""
     for place in places:
         yield place.module, place.site, "", place.elsewhere
         for name, graft in place.module.grafts.items() if place.carries else ():
-            if isinstance(graft, Graft) and graft.stage not in place.elsewhere:
+            if isinstance(graft, Graft) and graft.hook_point not in place.elsewhere:
                 yield graft, place.site, f"{name}.", frozenset()

@@ -18,7 +18,7 @@ from attngraft.suggest import did_you_mean
 #: what `gates` stands for: everything by which a graft weighs something of the host's
 GATES = frozenset({"alpha", "beta", "gate", "lambda", "scale"})
 
-#: stages at which hosts that keep maps have them, (B, rows, columns, C)
+#: hook points at which hosts that keep maps have them, (B, rows, columns, C)
 ON_MAPS = frozenset({"attn.end", "mlp.front", "mlp.mid", "mlp.end", "space"})
 
 #: axes of filters (B, H, K, rows, columns), where maps (B, H, Nq, Nk) have one less
@@ -37,7 +37,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     | `values` | (B, H, Nk, dv) | what the map averages |
     | `heads` | (B, H, Nq, dv) | what enters the output projection |
     | `tokens` | (B, Nq, C) | after the output projection and token grafts |
-    | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, H, W, C) | what leaves that stage |
+    | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, H, W, C) | what leaves that hook point |
     | `<instance>.<name>` | | what a graft offers: `horizontal.alpha`, `vertical.beta`, `cb.context`, `cb_s.scale` ... |
     | `latents_to_tokens` | (B, H, M, N) | BiXT's cross-attention: where each latent looks among the tokens (rows sum to 1) |
     | `tokens_to_latents` | (B, H, N, M) | the same for tokens, over the latents |
@@ -142,7 +142,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     def on_map(self, site: str, name: str) -> Tensor:
         """A tensor of tokens (B, N, C) or (B, H, N, d) on the map: (B, rows, columns, C) or (B, H, rows, columns, d).
 
-        Prefix tokens, and zeros that fill up windows, are left out. A stage of a host that keeps maps has its map already.
+        Prefix tokens, and zeros that fill up windows, are left out. A hook point of a host that keeps maps has its map already.
 
         Raises:
             RecordError: the host does not say where the tokens of this site stand, or they are not as many as it says.
@@ -156,7 +156,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return put_back(by_token, self._standing.places(site, by_token.shape[1])).movedim(3, 1)
 
     def _map_of(self, site: str, name: str, tokens: Tensor) -> Tensor:
-        """What leaves a stage with four axes: the map, or blocks that nothing has put back."""
+        """What leaves a hook point with four axes: the map, or blocks that nothing has put back."""
         if self._standing.in_blocks(site):  # there may be as many blocks as rows: shapes alone do not tell
             return put_back(tokens.flatten(0, 1), self._standing.places(site))
         size = self._standing.size(site)

@@ -25,7 +25,7 @@ class Standing:
         self._geometries, self._made_for = geometries, made_for
         self._seen = made_for
         self._offered: dict[str, Tensor] = {}  # by hosts that say how they cut windows
-        self._in_blocks: set[str] = set()  # those of them whose stages have blocks, which nothing puts back
+        self._in_blocks: set[str] = set()  # those of them whose hook points have blocks, which nothing puts back
 
     def saw(self, size: tuple[int, int] | None) -> None:
         """Images of this size, (rows, columns) of pixels, are on their way through the model; None: something else is."""
@@ -38,7 +38,7 @@ class Standing:
             self._in_blocks.add(site)
 
     def in_blocks(self, site: str) -> bool:
-        """Whether what leaves a stage of this site is (B, blocks, tokens, C), and no map."""
+        """Whether what leaves a hook point of this site is (B, blocks, tokens, C), and no map."""
         return site in self._in_blocks
 
     def geometry(self, site: str) -> Geometry:
@@ -73,7 +73,7 @@ class Standing:
         return geometry.prefix_tokens + torch.arange(grid[0] * grid[1]).view(grid)
 
     def size(self, site: str) -> tuple[int, int] | None:
-        """(rows, columns) of the whole map that leaves a stage of this site, whatever windows it is cut into; None: it is
+        """(rows, columns) of the whole map that leaves a hook point of this site, whatever windows it is cut into; None: it is
         not known, or queries are pooled to a smaller one."""
         geometry = self.geometry(site)
         if isinstance(geometry, AttentionGeometry) and geometry.query_tokens is not None:

@@ -45,7 +45,7 @@ def decoder(**changes: Any) -> Any:
 def test_each_stage_stands_in_the_module_that_has_it() -> None:
     model = classifier("Bert")
     report = attngraft.graft(model, "bisa + horizontal + vertical + cb(at=both) + cb_s(position=front)@first:1")
-    modules = {(entry.stage, entry.module) for entry in report.entries}
+    modules = {(entry.hook_point, entry.module) for entry in report.entries}
     assert modules == {
         ("mix", "BertSelfAttention"),
         ("heads", "BertSelfAttention"),

@@ -19,7 +19,7 @@ SPECS = ["bisa", "misa", "bisa(norm=true)", "bisa(transform=mlp)", "misa(norm=tr
 
 
 def make(size: int = 28, **changes: Any) -> nn.Module:
-    """HookPoint 0 has two blocks, the second shifted by 2, on a map of `size` / 4 in windows of 4."""
+    """Stage 0 has two blocks, the second shifted by 2, on a map of `size` / 4 in windows of 4."""
     torch.manual_seed(1)
     sizes = {"img_size": size, "window_size": 4, "depths": (2,), "embed_dim": 16, "num_heads": (2,), "num_classes": 5}
     return timm.create_model("swin_tiny_patch4_window7_224", **(sizes | changes)).eval()

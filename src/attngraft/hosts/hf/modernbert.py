@@ -56,8 +56,8 @@ class GraftedModernBertAttention(RotarySite, modernbert.ModernBertAttention):
 class GraftedModernBertMLP(Gated, modernbert.ModernBertMLP):
     """`transformers.models.modernbert.modeling_modernbert.ModernBertMLP`."""
 
-    def linear_before(self, stage: HookPoint) -> LinearLayer | None:
-        return linear(self.Wo) if stage == "mlp.end" else None
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        return linear(self.Wo) if hook_point == "mlp.end" else None
 
 
 class GraftedModernBertEncoderLayer(MaskedLayer, modernbert.ModernBertEncoderLayer):

@@ -132,16 +132,16 @@ class Around(GraftedModule):
         tokens = self.run("attn.end", self.output.dropout(tokens))
         return self.output.LayerNorm(tokens + hidden_states), weights
 
-    def between(self, stage: HookPoint) -> str | None:
+    def between(self, hook_point: HookPoint) -> str | None:
         made = next((mixer for mixer in self._mixers() if getattr(mixer, "adds_after", False)), None)
         if made is not None:
             return f"{cast(Any, made).kind} adds an output of its own behind the host's output projection"
-        if stage == "attn.end" and self.grafts_at("tokens"):
+        if hook_point == "attn.end" and self.grafts_at("tokens"):
             return "another graft stands between it and the host's output projection"
         return None
 
-    def linear_before(self, stage: HookPoint) -> LinearLayer | None:
-        return None if self.between(stage) else linear(self.output.dense)
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        return None if self.between(hook_point) else linear(self.output.dense)
 
 
 class Front(GraftedModule):
@@ -155,8 +155,8 @@ class Front(GraftedModule):
         x = self.dense(self.run("mlp.front", hidden_states))
         return self.run("mlp.mid", self.intermediate_act_fn(x))
 
-    def linear_after(self, stage: HookPoint) -> LinearLayer | None:
-        return linear(self.dense) if stage == "mlp.front" else None
+    def linear_after(self, hook_point: HookPoint) -> LinearLayer | None:
+        return linear(self.dense) if hook_point == "mlp.front" else None
 
 
 class End(GraftedModule):
@@ -171,7 +171,7 @@ class End(GraftedModule):
         x = self.run("mlp.end", self.dropout(self.dense(hidden_states)))
         return cast(Tensor, self.LayerNorm(x + input_tensor))
 
-    def linear_before(self, stage: HookPoint) -> LinearLayer | None:
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
         return linear(self.dense)
 
 

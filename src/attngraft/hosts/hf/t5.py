@@ -215,19 +215,19 @@ class _FeedForward(GraftedModule):
         out = self.dropout(self.DenseReluDense(self.layer_norm(hidden_states)))
         return hidden_states + self.run("mlp.end", out)
 
-    def run(self, stage: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
+    def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
         """In a model of half precision whose `wo` stayed in float32, as its numbers may be too large, so do the grafts."""
         kind = cast(Tensor, self.layer_norm.weight).dtype
         if value.dtype != torch.float32 or kind not in (torch.float16, torch.bfloat16):
-            return super().run(stage, value, *context)
-        for graft in self.grafts_at(stage):
+            return super().run(hook_point, value, *context)
+        for graft in self.grafts_at(hook_point):
             state = {name: each.float() for name, each in graft.state_dict(keep_vars=True).items()}
             value = cast(Tensor, torch.func.functional_call(graft, state, (value, *context)))
-        self.record(stage, value)
+        self.record(hook_point, value)
         return value
 
-    def linear_before(self, stage: HookPoint) -> LinearLayer | None:
-        return linear(self.DenseReluDense.wo) if stage == "mlp.end" else None
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        return linear(self.DenseReluDense.wo) if hook_point == "mlp.end" else None
 
 
 class GraftedT5LayerFF(_FeedForward, t5.T5LayerFF):

@@ -127,7 +127,7 @@ def attention_site(module: Any, path: str, **tokens: Any) -> Site:
 
 
 def unread_site(module: Any, path: str, **tokens: Any) -> Site:
-    """A place where some attention stands that no adapter reads: every stage says so."""
+    """A place where some attention stands that no adapter reads: every hook point says so."""
     reason = reason_of(module)
     why = f"its attention is {type(module).__name__}" + (
         f": {reason}" if reason else ", which this adapter does not read"

@@ -30,7 +30,7 @@ class TimmMixer(TimmFamily):
     def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
         grid = look.model.stem.grid_size
         tokens = {"dim": look.model.embed_dim, "tokens": grid[0] * grid[1], "grid": tuple(grid)}
-        missing = {stage: _NO_ATTENTION for stage in HOOK_POINTS if not stage.startswith("mlp")}
+        missing = {hook_point: _NO_ATTENTION for hook_point in HOOK_POINTS if not hook_point.startswith("mlp")}
         found = list(mlp_sites(block.mlp_channels, f"{path}.mlp_channels", **tokens))
         if not found:
             why = f"its MLP is {type(block.mlp_channels).__name__}, which mixes tokens too; attngraft does not read it"

@@ -13,17 +13,17 @@ class OwnEnd(SelfAttention):
 
     ends: tuple[HookPoint, ...] = ("attn.window",)
 
-    def between(self, stage: HookPoint) -> str | None:
-        if stage != "attn.end":
-            return super().between(stage)
+    def between(self, hook_point: HookPoint) -> str | None:
+        if hook_point != "attn.end":
+            return super().between(hook_point)
         if self.grafts_at("attn.window"):
             return "another graft stands between it and the host's output projection"
         return super().between("attn.window")
 
-    def linear_before(self, stage: HookPoint) -> LinearLayer | None:
-        if stage != "attn.end":
-            return super().linear_before(stage)
-        return None if self.between(stage) else self.output_layer()
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        if hook_point != "attn.end":
+            return super().linear_before(hook_point)
+        return None if self.between(hook_point) else self.output_layer()
 
 
 class OwnWindows(OwnEnd):

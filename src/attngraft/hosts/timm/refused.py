@@ -14,7 +14,7 @@ _LINEAR = (
 
 
 def refused_site(path: str, why: str, **tokens: Any) -> Site:
-    """The place at `path`, where every stage is missing for one reason; `tokens` are fields of the geometry."""
+    """The place at `path`, where every hook point is missing for one reason; `tokens` are fields of the geometry."""
     geometry = AttentionGeometry(**tokens, heads=1, key_width=0, value_width=0)
     return Site(path=path, kind="attention", geometry=geometry, targets={}, missing=dict.fromkeys(HOOK_POINTS, why))
 

@@ -75,10 +75,10 @@ class GraftedBlock(FilledWindows, Block):
         tokens = tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
         return tokens.unflatten(1, grid)
 
-    def between(self, stage: HookPoint) -> str | None:
-        if stage == "attn.end" and not isinstance(self.ls1, nn.Identity):
+    def between(self, hook_point: HookPoint) -> str | None:
+        if hook_point == "attn.end" and not isinstance(self.ls1, nn.Identity):
             return "the block scales its channels between it and the host's output projection"
-        return super().between(stage)
+        return super().between(hook_point)
 
 
 class TimmSam(TimmFamily):

@@ -89,10 +89,10 @@ def _last_linear(module: Any) -> nn.Linear | str:
     """The layer whose output is what leaves an attention or an MLP, or why there is none."""
     ends: tuple[HookPoint, ...] = ("attn.end", "mlp.end")
     if isinstance(module, GraftedModule):
-        if any(module.grafts_at(stage) for stage in ("tokens", *ends)):
+        if any(module.grafts_at(hook_point) for hook_point in ("tokens", *ends)):
             return "a graft stands between it and the linear layer before"
-        for stage in ends:
-            if reason := module.between(stage):
+        for hook_point in ends:
+            if reason := module.between(hook_point):
                 return reason
     known = {Attention: "proj", GraftedAttention: "proj", **dict.fromkeys(timm_mlp.KNOWN, "fc2")}
     layer = getattr(module, known[type(module)], None) if type(module) in known else None

@@ -129,17 +129,17 @@ class WindowEnd(GraftedModule):
 
     attn: Any
 
-    def between(self, stage: HookPoint) -> str | None:
+    def between(self, hook_point: HookPoint) -> str | None:
         module = self.attn
-        if stage != "attn.end" or not isinstance(module, SelfAttention):  # a plain one has no grafts
+        if hook_point != "attn.end" or not isinstance(module, SelfAttention):  # a plain one has no grafts
             return None
         if module.grafts_at("attn.window"):
             return "another graft stands between it and the host's output projection"
         return module.between("attn.window")
 
-    def linear_before(self, stage: HookPoint) -> LinearLayer | None:
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
         module = self.attn
-        if stage != "attn.end" or self.between(stage):
+        if hook_point != "attn.end" or self.between(hook_point):
             return None
         if isinstance(module, SelfAttention):
             return module.linear_before("attn.window")

@@ -278,13 +278,13 @@ def attention_site(
 
     Args:
         target: path of the module, where that of the site is another.
-        companions: of all stages. ending: of the last one besides.
+        companions: of all hook points. ending: of the last one besides.
         known: fields of its geometry that the module does not know.
     """
     target = path if target is None else target
     check_known(module, path, arguments=_ARGUMENTS, children=("out_proj",))
     missing = {**NO_WINDOWS, **_missing(module)}
-    stages = tuple(stage for stage in GLOBAL if stage not in missing)
+    hook_points = tuple(hook_point for hook_point in GLOBAL if hook_point not in missing)
     same = module.kdim == module.vdim == module.embed_dim
     geometry = AttentionGeometry(
         **{"init": "xavier_uniform", "cross": not same, **known},
@@ -296,19 +296,19 @@ def attention_site(
         rows={role: _rows(module, role, index) for index, role in enumerate(("q", "k", "v"))},
         query_key_parameters=() if module.bias_k is None else ("bias_k",),
     )
-    told: dict[HookPoint, tuple[str, ...]] = dict.fromkeys(stages, companions)
+    told: dict[HookPoint, tuple[str, ...]] = dict.fromkeys(hook_points, companions)
     told["attn.end"] = (*companions, *ending)
     return Site(
         path=path,
         kind="attention",
         geometry=geometry,
-        targets=dict.fromkeys(stages, target),
+        targets=dict.fromkeys(hook_points, target),
         missing=missing,
         record_tensors={"weights": target}
         if "weights" in missing
         else {},  # a map that takes no graft can still be looked at
         rounds=True,
-        companions={stage: paths for stage, paths in told.items() if paths},
+        companions={hook_point: paths for hook_point, paths in told.items() if paths},
     )
 
 

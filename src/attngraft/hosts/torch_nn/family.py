@@ -81,8 +81,8 @@ class TorchNN(HostAdapter):
             return unread(module, path, why)
         no_mlp = "torch.nn.MultiheadAttention has no MLP; use at=attention, or grafts of attention"
         site = attention_site(module, path or LONE, target=path)
-        stages: tuple[HookPoint, ...] = ("mlp.front", "mlp.mid", "mlp.end")
-        return replace(site, missing={**site.missing, **dict.fromkeys(stages, no_mlp)})
+        hook_points: tuple[HookPoint, ...] = ("mlp.front", "mlp.mid", "mlp.end")
+        return replace(site, missing={**site.missing, **dict.fromkeys(hook_points, no_mlp)})
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         kind = plain_class(model)

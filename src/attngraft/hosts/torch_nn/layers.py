@@ -37,13 +37,13 @@ class _Layer(LinearEnds, MlpSite):
     def in_use(self) -> bool:
         return grafted_within(cast(nn.Module, self))
 
-    def run(self, stage: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
+    def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
         """Grafts see (B, N, C), whatever the layer's order of axes is."""
         if value.dim() == 2:
-            return super().run(stage, value.unsqueeze(0), *context).squeeze(0)
+            return super().run(hook_point, value.unsqueeze(0), *context).squeeze(0)
         if self.self_attn.batch_first:
-            return super().run(stage, value, *context)
-        return super().run(stage, value.transpose(0, 1), *context).transpose(0, 1)
+            return super().run(hook_point, value, *context)
+        return super().run(hook_point, value.transpose(0, 1), *context).transpose(0, 1)
 
     def hidden(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.dropout(self.activation(self.linear1(x))))
@@ -228,13 +228,13 @@ def unread(module: Any, path: str, why: str) -> Site:
 
 
 def _mlp(layer: Any, path: str, *, companions: tuple[str, ...] = (), **known: Any) -> Site:
-    stages: tuple[HookPoint, ...] = ("mlp.front", "mlp.mid", "mlp.end")
+    hook_points: tuple[HookPoint, ...] = ("mlp.front", "mlp.mid", "mlp.end")
     hidden, dim = layer.linear1.weight.shape
     return Site(
         path=below(path, "linear1"),
         kind="mlp",
         geometry=MlpGeometry(dim=dim, hidden=hidden, init="torch", **known),
-        targets=dict.fromkeys(stages, path),
-        companions=dict.fromkeys(stages, companions) if companions else {},
+        targets=dict.fromkeys(hook_points, path),
+        companions=dict.fromkeys(hook_points, companions) if companions else {},
         rounds=type(layer) in (nn.TransformerEncoderLayer, GraftedEncoderLayer),
     )

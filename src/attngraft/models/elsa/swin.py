@@ -17,7 +17,7 @@ from attngraft.models.elsa.blocks import PatchEmbed, PatchMerging, Residual, Win
 Pool = Literal["avg", ""]
 
 
-class HookPoint(nn.Module):
+class Stage(nn.Module):
     """Blocks of one width, then, but in the last stage, the merging of patches."""
 
     def __init__(self, blocks: Iterable[nn.Module], downsample: nn.Module | None = None) -> None:
@@ -121,10 +121,10 @@ class ElsaSwin(nn.Module):
             return Residual(dim, attn, drop_path=next(rates), **shared)
 
         stages = [
-            HookPoint([local(dim, heads) for _ in range(depth)], PatchMerging(dim))
+            Stage([local(dim, heads) for _ in range(depth)], PatchMerging(dim))
             for dim, heads, depth in zip(widths[:last], num_heads, depths, strict=False)
         ]
-        stages.append(HookPoint(windowed(widths[last], num_heads[last], number) for number in range(depths[last])))
+        stages.append(Stage(windowed(widths[last], num_heads[last], number) for number in range(depths[last])))
         self.layers = nn.Sequential(*stages)
         self.feature_info = [
             {"module": f"layers.{index}.blocks", "num_chs": dim, "reduction": reduction}
@@ -228,8 +228,8 @@ class ElsaSwin(nn.Module):
             self.reset_classifier(0, "")
         return cast(list[int], taken)
 
-    def _stages(self) -> list[HookPoint]:
-        return cast(list[HookPoint], list(self.layers))
+    def _stages(self) -> list[Stage]:
+        return cast(list[Stage], list(self.layers))
 
 
 class ElsaSwinBackbone(nn.Module):
@@ -256,7 +256,7 @@ class ElsaSwinBackbone(nn.Module):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Maps (B, C, Y, X), of 4, 8, 16 and 32 pixels a patch."""
         x, found = self.patch_embed(images), []
-        for index, stage in enumerate(cast(list[HookPoint], list(self.layers))):
+        for index, stage in enumerate(cast(list[Stage], list(self.layers))):
             x = stage.attended(x)
             found.append(self.get_submodule(f"norm{index}")(x).permute(0, 3, 1, 2).contiguous())
             x = stage.merged(x)
