@@ -126,7 +126,9 @@ def test_its_values_can_be_kept_apart(host: nn.Module, images: Tensor) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_what_it_stands_in_for_takes_no_other_graft(host: nn.Module, other: str, first: bool) -> None:
     terms = [f"{other}@layers.0", "dwconv(kernel=3)@layers.0.blocks.1"]
-    with pytest.raises(HostError, match=r"layers.0.blocks.1.attn has a graft at stage \S+ already.*ungraft it first"):
+    with pytest.raises(
+        HostError, match=r"layers.0.blocks.1.attn has a graft at hook point \S+ already.*ungraft it first"
+    ):
         attngraft.graft(host, " + ".join(terms if first else reversed(terms)))
     assert not list(sites_with_detached(host))
     attngraft.graft(host, terms[not first])
@@ -151,7 +153,9 @@ def test_a_file_says_which_graft_is_in_the_way(host: nn.Module, tmp_path: Path) 
     path = attngraft.save_grafts(host, tmp_path / "grafts.safetensors")
     other = swin()
     attngraft.graft(other, "horizontal")
-    with pytest.raises(GraftFileError, match=r"grafts.safetensors: layers.0.blocks.1.attn has a graft at stage heads"):
+    with pytest.raises(
+        GraftFileError, match=r"grafts.safetensors: layers.0.blocks.1.attn has a graft at hook point heads"
+    ):
         attngraft.load_grafts(other, path)
 
 

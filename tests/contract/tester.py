@@ -434,7 +434,9 @@ def inert_parameters(model: nn.Module, spec: str) -> set[str]:
     plain = copy.deepcopy(model)
     attngraft.ungraft(plain)
     for placement in place(find_host(plain), parse(spec)):
-        found |= placement.graft_type.inert_parameters(placement.site.geometry, placement.hook_point, placement.term.options)
+        found |= placement.graft_type.inert_parameters(
+            placement.site.geometry, placement.hook_point, placement.term.options
+        )
     return found
 
 
