@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from attngraft.analysis.storage import load_finding
+from attngraft.analysis.catalog import load_analysis
 from attngraft.report import analyses
-from attngraft.results.analysis import Finding
+from attngraft.results.analysis import AnalysisResult
 from attngraft.results.sections import Column, Table
 
 
 def test_an_error_in_drawing_loses_no_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = Finding(
+    finding = AnalysisResult(
         name="entropy",
         title="How spread",
         note="",
@@ -23,11 +23,11 @@ def test_an_error_in_drawing_loses_no_numbers(tmp_path: Path, monkeypatch: pytes
         table=Table(columns=[Column(name="model", kind="text")], rows=[["a"]]),
     )
 
-    def fails(finding: Finding) -> dict[str, bytes]:
+    def fails(finding: AnalysisResult) -> dict[str, bytes]:
         raise RuntimeError("no font")
 
     monkeypatch.setattr(analyses, "finding_plots", fails)
     with pytest.raises(RuntimeError, match="no font"):
         analyses.write_findings([finding], tmp_path, title="x")
-    assert load_finding(tmp_path / "entropy.json").table == finding.table
+    assert load_analysis(tmp_path / "entropy.json").table == finding.table
     assert (tmp_path / "entropy.csv").is_file()

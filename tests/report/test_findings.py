@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attngraft.analysis.storage import load_findings, save_finding
+from attngraft.analysis.catalog import load_analyses, save_analysis
 from attngraft.drawing.theme import DARK, LIGHT
 from attngraft.report import write_report
 from attngraft.report.analyses import analyses_html, write_findings
 from attngraft.report.findings import finding_csv, finding_plots, in_words, panel_drawing
 from attngraft.report.page import report_html
 from attngraft.report.picture_grid import limits, pixels
-from attngraft.results.analysis import Box, Boxes, Curves, Finding, Grid, Line, Panel, Picture, Pictures, Row
+from attngraft.results.analysis import AnalysisResult, Box, Boxes, Curves, Grid, Line, Panel, Picture, Pictures, Row
 from attngraft.results.sections import Column, Table
 from tests.report.studies import HOSTILE, usual
 
@@ -68,10 +68,10 @@ PICTURES = Pictures(
 )
 
 
-def finding(*panels: Panel, name: str = "made-up", **changes: object) -> Finding:
+def finding(*panels: Panel, name: str = "made-up", **changes: object) -> AnalysisResult:
     table = Table(columns=[Column(name="model", kind="text"), Column(name="n")], rows=[["first", 1.5], [HOSTILE, None]])
     made = {"title": "A title", "note": "A note", "source": "CB", "subjects": ["first", "second"], **changes}
-    return Finding(name=name, panels=list(panels), table=table, **made)  # type: ignore[arg-type]
+    return AnalysisResult(name=name, panels=list(panels), table=table, **made)  # type: ignore[arg-type]
 
 
 ALL = finding(CURVES, BOXES, PICTURES, GRID)
@@ -172,7 +172,7 @@ def test_a_folder_of_findings(tmp_path: Path) -> None:
     left = {path.name for path in tmp_path.iterdir()}
     assert "made-up-too.png" in left
     assert "made-up-3.png" not in left, "sheets that this finding has no more are gone"
-    assert [each.name for each in load_findings(tmp_path)] == ["made-up", "made-up-too"]
+    assert [each.name for each in load_analyses(tmp_path)] == ["made-up", "made-up-too"]
 
 
 def test_a_studys_report_has_them(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_studys_report_has_them(tmp_path: Path) -> None:
     without = report_html(study)
     assert "img-src" not in without
     assert 'class="finding"' not in without
-    save_finding(finding(PICTURES), tmp_path / "analysis")
+    save_analysis(finding(PICTURES), tmp_path / "analysis")
     page = write_report(study, tmp_path).read_text(encoding="utf-8")
     assert 'href="#analysis-made-up"' in page
     assert page.count('class="finding"') == 1

@@ -28,12 +28,12 @@ def write_report(result: StudyResult, folder: Path | str) -> Path:
     Returns:
         The path of the page. It needs none of the other files.
     """
-    from attngraft.analysis.storage import FOLDER, load_findings
+    from attngraft.analysis.catalog import FOLDER, load_analyses
     from attngraft.files import write_atomically
     from attngraft.report.figures import FILES, plot_files
     from attngraft.report.page import report_html
 
-    plots, page = plot_files(result), report_html(result, load_findings(Path(folder) / FOLDER))
+    plots, page = plot_files(result), report_html(result, load_analyses(Path(folder) / FOLDER))
     place = Path(folder) / PLOTS_FOLDER
     for name, content in plots.items():
         write_atomically(place / name, content)

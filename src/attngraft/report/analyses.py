@@ -10,14 +10,14 @@ from pathlib import Path
 from markupsafe import Markup
 
 from attngraft._version import __version__
-from attngraft.analysis.storage import load_findings, save_finding
+from attngraft.analysis.catalog import load_analyses, save_analysis
 from attngraft.drawing.theme import LIGHT
 from attngraft.files import write_atomically
 from attngraft.report.findings import finding_csv, finding_plots, in_words, panel_drawing
 from attngraft.report.inline import inline_svg
 from attngraft.report.sections import Shown, shown_table
 from attngraft.report.templating import css_themes, environment
-from attngraft.results.analysis import Finding
+from attngraft.results.analysis import AnalysisResult
 from attngraft.results.wording import minus, shown
 
 PAGE = "analysis.html"
@@ -38,12 +38,12 @@ class FindingView:
     made: list[tuple[str, str]]
 
 
-def finding_views(findings: Sequence[Finding]) -> list[FindingView]:
+def finding_views(findings: Sequence[AnalysisResult]) -> list[FindingView]:
     """Findings with their panels drawn, colored by the page's own variables."""
     return [_view(finding) for finding in findings]
 
 
-def _view(finding: Finding) -> FindingView:
+def _view(finding: AnalysisResult) -> FindingView:
     anchor = f"analysis-{finding.name}"
     return FindingView(
         anchor=anchor,
@@ -66,7 +66,7 @@ def _view(finding: Finding) -> FindingView:
     )
 
 
-def write_findings(findings: Sequence[Finding], folder: Path, *, title: str) -> Path:
+def write_findings(findings: Sequence[AnalysisResult], folder: Path, *, title: str) -> Path:
     """Write each finding's JSON, CSV and plots into `folder`, then the page of all findings that lie there. Numbers are
     written before anything is drawn, so that an error in drawing loses none.
 
@@ -78,7 +78,7 @@ def write_findings(findings: Sequence[Finding], folder: Path, *, title: str) -> 
         ConfigError: an older finding in the folder is damaged.
     """
     for finding in findings:
-        save_finding(finding, folder)
+        save_analysis(finding, folder)
         write_atomically(folder / f"{finding.name}.csv", finding_csv(finding))
         files = finding_plots(finding)
         ours = re.compile(rf"{re.escape(finding.name)}(-\d+)?(-dark)?\.(png|svg)")
@@ -87,10 +87,10 @@ def write_findings(findings: Sequence[Finding], folder: Path, *, title: str) -> 
                 old.unlink(missing_ok=True)  # of an earlier finding with more sheets
         for name, content in files.items():
             write_atomically(folder / name, content)
-    return write_atomically(folder / PAGE, analyses_html(load_findings(folder), title=title))
+    return write_atomically(folder / PAGE, analyses_html(load_analyses(folder), title=title))
 
 
-def analyses_html(findings: Sequence[Finding], *, title: str) -> str:
+def analyses_html(findings: Sequence[AnalysisResult], *, title: str) -> str:
     """A page of findings: no scripts, nothing from a network, what users wrote escaped."""
     return (
         environment()

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from attngraft._version import __version__
-from attngraft.analysis.exploring import Explored, Layer, explored
+from attngraft.analysis.explorer import ExplorerData, ExplorerLayer, explorer_data
 from attngraft.errors import UsageError
 from attngraft.files import write_atomically
 from attngraft.report.templating import css_themes, environment
@@ -34,7 +34,7 @@ class View:
 
     name: str
     picture: Image.Image  #: what it sees, before normalization
-    explored: Explored
+    explored: ExplorerData
 
 
 def explore(
@@ -116,7 +116,7 @@ def _view(subject: ModelHandle, image: Image.Image, sites: str) -> View:
     return View(
         name=subject.name,
         picture=Image.fromarray(view.movedim(0, -1).squeeze(-1).numpy()),
-        explored=explored(subject.model, subject.inputs([view]), sites=sites),
+        explored=explorer_data(subject.model, subject.inputs([view]), sites=sites),
     )
 
 
@@ -131,14 +131,14 @@ def _plain(view: View) -> dict[str, Any]:
     }
 
 
-def _plain_layer(layer: Layer) -> dict[str, Any]:
+def _plain_layer(layer: ExplorerLayer) -> dict[str, Any]:
     return {
         "site": shown(layer.site),
         "kind": layer.kind,
         "heads": layer.heads,
-        "rows": layer.places.shape[0],
-        "columns": layer.places.shape[1],
-        "places": layer.places.flatten().tolist() if layer.kind == "maps" else [],
+        "rows": layer.token_indices.shape[0],
+        "columns": layer.token_indices.shape[1],
+        "places": layer.token_indices.flatten().tolist() if layer.kind == "maps" else [],
         "prefix": list(layer.prefix),
         "numbers": [
             {

@@ -15,7 +15,7 @@ from attngraft.drawing.sheet import Panel as Place
 from attngraft.drawing.theme import MARKERS, THEMES, Theme
 from attngraft.report import picture_grid
 from attngraft.report.scene import ruled
-from attngraft.results.analysis import Boxes, Curves, Finding, Grid, Panel, Pictures
+from attngraft.results.analysis import AnalysisResult, Boxes, Curves, Grid, Panel, Pictures
 from attngraft.results.wording import shorten
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _BESIDE = 4  #: plots on one sheet
 _TICKS = 16  #: names of layers below an axis; with more, some are left out
 
 
-def finding_plots(finding: Finding) -> dict[str, bytes]:
+def finding_plots(finding: AnalysisResult) -> dict[str, bytes]:
     """File name to content: PNG and SVG, on white and (`-dark`) on dark. Up to four plots that follow each other stand on
     one sheet, pictures on sheets of their own; the second sheet is called `<name>-2`."""
     files: dict[str, bytes] = {}
@@ -41,13 +41,13 @@ def finding_plots(finding: Finding) -> dict[str, bytes]:
     return files
 
 
-def panel_drawing(finding: Finding, panel: Panel, theme: Theme) -> str:
+def panel_drawing(finding: AnalysisResult, panel: Panel, theme: Theme) -> str:
     """One panel as SVG with real text and no background, to stand in a page."""
     with drawing(text_as_paths=False):
         return svg(_drawn(finding, [panel], theme, opaque=False))
 
 
-def finding_csv(finding: Finding) -> str:
+def finding_csv(finding: AnalysisResult) -> str:
     """The finding's table."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -56,7 +56,7 @@ def finding_csv(finding: Finding) -> str:
     return text.getvalue()
 
 
-def in_words(finding: Finding, panel: Panel) -> str:
+def in_words(finding: AnalysisResult, panel: Panel) -> str:
     """A panel for those who cannot see it."""
     if isinstance(panel, Curves):
         ends = [f"{line.name} {line.y[-1]:.4g}" for line in panel.lines if line.y and line.y[-1] is not None]
@@ -89,13 +89,13 @@ def _sheets(panels: Sequence[Panel]) -> list[list[Panel]]:
     return found
 
 
-def _drawn(finding: Finding, panels: Sequence[Panel], theme: Theme, *, opaque: bool) -> Figure:
+def _drawn(finding: AnalysisResult, panels: Sequence[Panel], theme: Theme, *, opaque: bool) -> Figure:
     if isinstance(panels[0], Pictures):
         return picture_grid.draw(panels[0], theme, opaque=opaque)
     return _plots(finding, panels, theme, opaque=opaque)
 
 
-def _plots(finding: Finding, panels: Sequence[Panel], theme: Theme, *, opaque: bool) -> Figure:
+def _plots(finding: AnalysisResult, panels: Sequence[Panel], theme: Theme, *, opaque: bool) -> Figure:
     figure, axes = sheet([_place(panel) for panel in panels], theme, opaque=opaque)
     colors = _Colors(finding, theme)
     for panel, place in zip(panels, axes, strict=True):
@@ -129,7 +129,7 @@ _LONG = 4  #: characters of a tick's name from which on names stand upright
 class _Colors:
     """Which model has which color: the baseline is gray and the others are as in a study's report."""
 
-    finding: Finding
+    finding: AnalysisResult
     theme: Theme
 
     def __call__(self, subject: int) -> str:

@@ -20,14 +20,14 @@ from attngraft.report.sections import section_views
 from attngraft.report.suites import NOT_CORRECTED, suite_views
 from attngraft.report.templating import css_themes, environment
 from attngraft.results import wording
-from attngraft.results.analysis import Finding
+from attngraft.results.analysis import AnalysisResult
 from attngraft.results.coverage import measured_coverage
 from attngraft.results.facts import facts
 from attngraft.results.study import Difference, Interval, StudyResult, VariantResult
 from attngraft.results.wording import MetricFormat, metric_format, shown
 
 
-def report_html(result: StudyResult, findings: Sequence[Finding] = ()) -> str:
+def report_html(result: StudyResult, findings: Sequence[AnalysisResult] = ()) -> str:
     """The whole page for `result`, with what analyses found in its models. User strings are escaped by the template engine,
     numbers formatted here."""
     templates = environment()

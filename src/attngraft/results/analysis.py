@@ -111,7 +111,7 @@ Panel = Curves | Pictures | Grid | Boxes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class AnalysisResult:
     """The answer of one analysis."""
 
     name: str  #: of the analysis, as the command line has it
