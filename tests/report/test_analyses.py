@@ -28,6 +28,6 @@ def test_an_error_in_drawing_loses_no_numbers(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(analyses, "finding_plots", fails)
     with pytest.raises(RuntimeError, match="no font"):
-        analyses.write_findings([finding], tmp_path, title="x")
+        analyses.write_analyses([finding], tmp_path, title="x")
     assert load_analysis(tmp_path / "entropy.json").table == finding.table
     assert (tmp_path / "entropy.csv").is_file()

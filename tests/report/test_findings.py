@@ -16,11 +16,11 @@ from PIL import Image
 from attngraft.analysis.catalog import load_analyses, save_analysis
 from attngraft.drawing.theme import DARK, LIGHT
 from attngraft.report import write_report
-from attngraft.report.analyses import analyses_html, write_findings
+from attngraft.report.analyses import analyses_html, write_analyses
 from attngraft.report.findings import finding_csv, finding_plots, in_words, panel_drawing
 from attngraft.report.page import report_html
 from attngraft.report.picture_grid import limits, pixels
-from attngraft.results.analysis import AnalysisResult, Box, Boxes, Curves, Grid, Line, Panel, Picture, Pictures, Row
+from attngraft.results.analysis import AnalysisResult, Box, Boxes, Curves, Grid, Line, Panel, Picture, Pictures, PictureRow
 from attngraft.results.sections import Column, Table
 from tests.report.studies import HOSTILE, usual
 
@@ -59,8 +59,8 @@ GRID = Grid(
 PICTURES = Pictures(
     title="pictures",
     rows=[
-        Row(name="images", pictures=[Picture(caption="one", image=image()), Picture()]),
-        Row(
+        PictureRow(name="images", pictures=[Picture(caption="one", image=image()), Picture()]),
+        PictureRow(
             name="maps",
             pictures=[Picture(values=[[0.0, 1.0], [0.5, 0.25]], image=image()), Picture(values=[[1.0] * 40])],
         ),
@@ -164,11 +164,11 @@ def test_what_users_write_is_text() -> None:
 
 
 def test_a_folder_of_findings(tmp_path: Path) -> None:
-    page = write_findings([ALL], tmp_path, title="mine")
+    page = write_analyses([ALL], tmp_path, title="mine")
     assert page == tmp_path / "analysis.html"
-    write_findings([finding(CURVES, name="made-up-too")], tmp_path, title="mine")
+    write_analyses([finding(CURVES, name="made-up-too")], tmp_path, title="mine")
     assert page.read_text(encoding="utf-8").count("<section") == 2
-    write_findings([finding(CURVES)], tmp_path, title="mine")
+    write_analyses([finding(CURVES)], tmp_path, title="mine")
     left = {path.name for path in tmp_path.iterdir()}
     assert "made-up-too.png" in left
     assert "made-up-3.png" not in left, "sheets that this finding has no more are gone"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from attngraft.analysis.panels import table
 from attngraft.analysis.request import Analysis, AnalysisRequest
 from attngraft.results.analysis import AnalysisResult, Curves, Line
-from attngraft.results.epochs import epochs_to_baseline
+from attngraft.results.statistics import epochs_to_baseline
 from attngraft.training.build import build_task
 from attngraft.training.run_folder import RunRecord
 

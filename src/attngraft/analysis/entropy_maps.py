@@ -14,7 +14,7 @@ from attngraft.errors import RecordError
 from attngraft.recording.attention_maps import tokens_to_map
 from attngraft.recording.measures import entropy, without_prefix
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Picture, Pictures, Row
+from attngraft.results.analysis import AnalysisResult, Picture, Pictures, PictureRow
 from attngraft.targets.handle import ModelHandle
 
 
@@ -89,15 +89,15 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 
 def _panel(name: str, image: _Image, request: AnalysisRequest, low: float, high: float) -> Pictures:
     """The image, then its layers side by side; by head a layer per row."""
-    rows = [Row(name="image", pictures=[Picture(image=image.pixels)])]
+    rows = [PictureRow(name="image", pictures=[Picture(image=image.pixels)])]
     layers = list(zip(captions(list(image.maps)), image.maps.values(), strict=True))
     if request.heads:
         for caption, maps in layers:
             pictures = [Picture(image=image.backdrop, values=each, caption=f"head {head}") for head, each in maps]
-            rows.append(Row(name=caption, pictures=pictures))
+            rows.append(PictureRow(name=caption, pictures=pictures))
     else:
         means = [Picture(image=image.backdrop, values=maps[0][1], caption=caption) for caption, maps in layers]
-        rows.append(Row(name="entropy", pictures=means))
+        rows.append(PictureRow(name="entropy", pictures=means))
     return Pictures(title=f"{name}: entropy by patch, {image.name}", rows=rows, low=low, high=high)
 
 

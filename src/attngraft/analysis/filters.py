@@ -14,7 +14,7 @@ from attngraft.analysis.panels import cells, head_maps, map_values, marked, tabl
 from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, measure_models, recorded
 from attngraft.errors import RecordError
 from attngraft.recording.recording import FILTER_NDIM
-from attngraft.results.analysis import AnalysisResult, Picture, Pictures, Row
+from attngraft.results.analysis import AnalysisResult, Picture, Pictures, PictureRow
 from attngraft.targets.handle import ModelHandle
 
 Positions = Sequence[tuple[float, float]]  #: (row, column) as fractions of the map's sides
@@ -129,7 +129,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 
 def _panel(name: str, image: _Image, *, heads: bool) -> Pictures:
     """The image with its positions, then a layer (and head) per row and a position per column."""
-    rows = [Row(name="positions", pictures=[Picture(image=image.pixels)])]
+    rows = [PictureRow(name="positions", pictures=[Picture(image=image.pixels)])]
     signed = False
     for caption, layer in zip(captions(list(image.layers)), image.layers.values(), strict=True):
         for head, filters in layer.by_head:
@@ -137,7 +137,7 @@ def _panel(name: str, image: _Image, *, heads: bool) -> Pictures:
             pictures = [
                 Picture(values=map_values(each), caption=str(number)) for number, each in enumerate(filters, start=1)
             ]
-            rows.append(Row(name=f"{caption}, head {head}" if heads else caption, pictures=pictures))
+            rows.append(PictureRow(name=f"{caption}, head {head}" if heads else caption, pictures=pictures))
     return Pictures(title=f"{name}: filters on {image.name}", rows=rows, diverging=signed)
 
 

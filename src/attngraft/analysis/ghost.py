@@ -14,7 +14,7 @@ from attngraft.analysis.panels import map_values, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, host_of, measure_models, recorded
 from attngraft.attention import AttentionGeometry, Geometry
 from attngraft.errors import RecordError
-from attngraft.results.analysis import AnalysisResult, Panel, Picture, Pictures, Row
+from attngraft.results.analysis import AnalysisResult, Panel, Picture, Pictures, PictureRow
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 
@@ -109,7 +109,7 @@ def _by_layer(name: str, layers: Sequence[_Matrices]) -> Iterator[Panel]:
         rows = []
         for each, caption in zip(of_kind, captions([each.site for each in of_kind]), strict=True):
             mean = Picture(values=map_values(each.values.mean(0)), caption="mean")
-            rows.append(Row(name=caption, pictures=[mean, *each.pictures(_FEW)]))
+            rows.append(PictureRow(name=caption, pictures=[mean, *each.pictures(_FEW)]))
         yield Pictures(title=f"{name}: {kind}", rows=rows, diverging=True)
 
 
@@ -118,7 +118,7 @@ def _by_channel(name: str, layers: Sequence[_Matrices]) -> Iterator[Panel]:
     for each in layers:
         pictures = each.pictures(_MOST)
         rows = [
-            Row(name="", pictures=pictures[start : start + _PER_ROW]) for start in range(0, len(pictures), _PER_ROW)
+            PictureRow(name="", pictures=pictures[start : start + _PER_ROW]) for start in range(0, len(pictures), _PER_ROW)
         ]
         yield Pictures(title=f"{name}: {each.kind} of {each.site}", rows=rows, diverging=True)
 

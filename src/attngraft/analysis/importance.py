@@ -14,7 +14,7 @@ from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, 
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.attention_maps import tokens_to_map
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, Pictures, Row
+from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, Pictures, PictureRow
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 
@@ -132,7 +132,7 @@ def _by_layer(name: str, model: _Model) -> Iterator[Pictures]:
             for site, caption in layers
             if image in model.maps[site]
         ]
-        rows.append(Row(name=image, pictures=[Picture(image=pixels, caption="image"), *maps]))
+        rows.append(PictureRow(name=image, pictures=[Picture(image=pixels, caption="image"), *maps]))
     yield Pictures(title=f"{name}: importance by layer", rows=rows, low=0.0, high=1.0)
 
 
@@ -142,7 +142,7 @@ def _by_head(name: str, model: _Model) -> Iterator[Pictures]:
         rows = []
         for image, by_head in images.items():
             maps = [Picture(values=values, caption=f"head {head}") for head, values in by_head.items()]
-            rows.append(Row(name=image, pictures=[Picture(image=model.images[image], caption="image"), *maps]))
+            rows.append(PictureRow(name=image, pictures=[Picture(image=model.images[image], caption="image"), *maps]))
         yield Pictures(title=f"{name}: importance in {site}", rows=rows, low=0.0, high=1.0)
 
 

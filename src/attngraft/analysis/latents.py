@@ -12,7 +12,7 @@ from attngraft.analysis.layers import captions
 from attngraft.analysis.panels import Values, backdrop, cells, map_values, png, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, measure_models, recorded
 from attngraft.errors import RecordError
-from attngraft.results.analysis import AnalysisResult, Picture, Pictures, Row
+from attngraft.results.analysis import AnalysisResult, Picture, Pictures, PictureRow
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 
@@ -104,7 +104,7 @@ def _by_layer(name: str, image: _Image, request: AnalysisRequest) -> Pictures:
     """A latent (and head) per row, a layer per column."""
     sites = list(image.maps)
     first = image.maps[sites[0]]
-    rows = [Row(name="image", pictures=[Picture(image=image.pixels)])]
+    rows = [PictureRow(name="image", pictures=[Picture(image=image.pixels)])]
     for latent in _chosen(first, request):
         for head in _heads(first, request):
             maps = [
@@ -113,7 +113,7 @@ def _by_layer(name: str, image: _Image, request: AnalysisRequest) -> Pictures:
                 if head is None or head < len(image.maps[site])
             ]
             title = f"latent {latent}" if head is None else f"latent {latent}, head {head}"
-            rows.append(Row(name=title, pictures=maps))
+            rows.append(PictureRow(name=title, pictures=maps))
     return Pictures(title=f"{name}: latents through the layers, {image.name}", rows=rows)
 
 
@@ -124,7 +124,7 @@ def _all_of_last(name: str, image: _Image, head: int | None) -> Pictures:
     for start in range(0, count, _PER_ROW):
         latents = range(start, min(start + _PER_ROW, count))
         pictures = [Picture(image=image.backdrop, values=image.map(image.last, latent, head)) for latent in latents]
-        rows.append(Row(name=f"latents {latents[0]} to {latents[-1]}", pictures=pictures))
+        rows.append(PictureRow(name=f"latents {latents[0]} to {latents[-1]}", pictures=pictures))
     of_head = "" if head is None else f", head {head}"
     return Pictures(title=f"{name}: all latents in {image.last}{of_head}, {image.name}", rows=rows)
 

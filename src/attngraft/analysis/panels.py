@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from attngraft.errors import RecordError
-from attngraft.results.analysis import Picture, Row
+from attngraft.results.analysis import Picture, PictureRow
 from attngraft.results.sections import Cell, Column, Table
 
 _MARKED_SIDE = 240  #: pixels at least of the longer side of an image with marks
@@ -63,7 +63,7 @@ def _encoded(image: Image.Image) -> str:
 
 def image_row(images: Iterable[tuple[str, str]]) -> Row:
     """A first row of images, each a name and its PNG."""
-    return Row(name="", pictures=[Picture(caption=name, image=image) for name, image in images])
+    return PictureRow(name="", pictures=[Picture(caption=name, image=image) for name, image in images])
 
 
 def map_values(tensor: Tensor) -> Values:

@@ -19,7 +19,7 @@ from attngraft.analysis.request import (
     recorded,
 )
 from attngraft.errors import RecordError, UsageError
-from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, Pictures, Row
+from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, Pictures, PictureRow
 from attngraft.targets.handle import ModelHandle
 
 _HOOK_POINTS = ("attn.end", "mlp.end")
@@ -181,7 +181,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         "smallest centered rectangle that holds a share of the field, as a fraction of the image; large where far pixels "
         "count as much as near ones. Dotted: a uniform field.",
         panels=[
-            Pictures(title="log10 of the field", rows=[Row(name="", pictures=pictures)], low=_LEAST, high=0.0),
+            Pictures(title="log10 of the field", rows=[PictureRow(name="", pictures=pictures)], low=_LEAST, high=0.0),
             Curves(
                 title="area that holds a share of the field",
                 x_axis="share of the field",

@@ -12,7 +12,7 @@ from attngraft.analysis.panels import Values, cells, image_row, map_values, png,
 from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, recorded, sites_without_maps
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Picture, Pictures, Row
+from attngraft.results.analysis import AnalysisResult, Picture, Pictures, PictureRow
 from attngraft.targets.handle import ModelHandle
 
 Fuse = Literal["mean", "max", "min"]
@@ -98,7 +98,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     models, left_out = measure_models(request, _measure)
     rows = [image_row((image.name, image.pixels) for image in models[0][2])]
     for _, name, images in models:
-        rows.append(Row(name=name, pictures=[Picture(image=each.pixels, values=each.values) for each in images]))
+        rows.append(PictureRow(name=name, pictures=[Picture(image=each.pixels, values=each.values) for each in images]))
     return ANALYSIS.result(
         request,
         note="Share of each patch in the class token (without one: in the mean of all tokens) when the layers' mean maps, "

@@ -12,7 +12,7 @@ from attngraft.analysis.panels import png, table
 from attngraft.analysis.predictions import LabelPredictions, predictions_of_all
 from attngraft.analysis.request import Analysis, AnalysisRequest
 from attngraft.errors import UsageError
-from attngraft.results.analysis import AnalysisResult, Grid, Picture, Pictures, Row
+from attngraft.results.analysis import AnalysisResult, Grid, Picture, Pictures, PictureRow
 from attngraft.results.sections import Cell
 
 _MOST = 8  #: images shown of each side
@@ -130,7 +130,7 @@ def _pictures(
             image = request.images.open(by_name[first.names[index]])
             predicted = (first.classes[each.predicted[index]] for each in (first, second))
             pictures.append(Picture(caption=" / ".join(predicted), image=png(request.models[0].view(image))))
-        rows.append(Row(name=side, pictures=pictures))
+        rows.append(PictureRow(name=side, pictures=pictures))
     return [Pictures(title="images gained and lost", rows=rows)] if rows else []
 
 

@@ -20,7 +20,7 @@ from attngraft.analysis.label_maps import RADIUS, LabelMaps
 from attngraft.analysis.panels import map_values, png, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, feature_map, find_tensors, recorded
 from attngraft.errors import RecordError, UsageError
-from attngraft.results.analysis import AnalysisResult, Panel, Picture, Pictures, Row
+from attngraft.results.analysis import AnalysisResult, Panel, Picture, Pictures, PictureRow
 from attngraft.targets.handle import ModelHandle
 
 _HOOK_POINT = "attn.end"
@@ -298,7 +298,7 @@ def _compare_all(
 
 
 def _panels(request: AnalysisRequest, sites: tuple[str, str], labels: LabelMaps | None) -> list[Panel]:
-    rows: dict[str, list[Row]] = {component: [] for component in _COMPONENTS}
+    rows: dict[str, list[PictureRow]] = {component: [] for component in _COMPONENTS}
     a, b = request.models
     shown = zip(request.images.sample(request.shown), request.pictures(a), request.pictures(b), strict=True)
     for index, (name, view, first), (_, _, second) in shown:
@@ -311,7 +311,7 @@ def _panels(request: AnalysisRequest, sites: tuple[str, str], labels: LabelMaps 
                 ("dissimilarity", each.dissimilarity),
             )
             maps = [Picture(values=map_values(values[0]), caption=caption) for caption, values in captioned]
-            rows[component].append(Row(name=name, pictures=[Picture(image=png(view), caption="image"), *maps]))
+            rows[component].append(PictureRow(name=name, pictures=[Picture(image=png(view), caption="image"), *maps]))
     where = sites[0] if sites[0] == sites[1] else f"{sites[0]} and {sites[1]}"
     return [
         Pictures(title=f"first component {description}, {where}", rows=rows[component], low=0.0, high=1.0)

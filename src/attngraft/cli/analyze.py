@@ -263,7 +263,7 @@ def _run(
     from attngraft.cli.models import bar
     from attngraft.errors import RecordError, UsageError
     from attngraft.report import write_report
-    from attngraft.report.analyses import write_findings
+    from attngraft.report.analyses import write_analyses
     from attngraft.results.storage import RESULT_FILE, load_result
 
     shown = study.resolve().name if study is not None else ", ".join(request.names)
@@ -279,7 +279,7 @@ def _run(
             typer.echo(f"attngraft: {each.name} left out: {error}", err=True)
             continue
         result = dataclasses.replace(result, made=_provenance(request, each, weights))
-        write_findings([result], folder, title=title or f"Attention in {shown}")
+        write_analyses([result], folder, title=title or f"Attention in {shown}")
         results.append(result)
     if not results:
         raise UsageError("no analysis applies to these models; see attngraft list analyses for their requirements")

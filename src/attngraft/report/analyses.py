@@ -66,7 +66,7 @@ def _view(finding: AnalysisResult) -> FindingView:
     )
 
 
-def write_findings(findings: Sequence[AnalysisResult], folder: Path, *, title: str) -> Path:
+def write_analyses(findings: Sequence[AnalysisResult], folder: Path, *, title: str) -> Path:
     """Write each finding's JSON, CSV and plots into `folder`, then the page of all findings that lie there. Numbers are
     written before anything is drawn, so that an error in drawing loses none.
 
