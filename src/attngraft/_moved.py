@@ -38,6 +38,7 @@ MOVED = {
     "study.statistics": "results.statistics",
     "study.storage": "results.storage",
     "training.config": "yaml_config",
+    "training.groups": "training.optimizer",
 }
 
 
