@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict import (
 from attngraft.attention import detached_state, load_detached_state, sites_with_detached
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
-from attngraft.tensors import apart
+from attngraft.tensors import unshared
 from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.run_folder import Metrics, RunFolder
 
@@ -224,7 +224,7 @@ def _read_one(path: Path) -> dict[str, Any]:
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write `weights` as safetensors, with `facts` as JSON in the file's metadata."""
     # one metadata entry: safetensors keeps no order, and equal runs must give equal files
-    write_atomically(path, safetensors.torch.save(apart(weights), {"attngraft": json.dumps(dict(facts))}))
+    write_atomically(path, safetensors.torch.save(unshared(weights), {"attngraft": json.dumps(dict(facts))}))
 
 
 def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from attngraft.attention import is_graft
 from attngraft.errors import ConfigError
-from attngraft.grafting.unused import pin_unused
+from attngraft.grafting.apply import pin_unused
 from attngraft.suggest import did_you_mean
 from attngraft.training.recipe import OptimizerConfig, Recipe
 
