@@ -45,7 +45,7 @@ def seen(model: nn.Module, picture: Path) -> Tensor:
 
 def looked(driver: Any, layer: int, query: dict[str, Any], head: int, direction: str) -> dict[str, Any]:
     """What the page's own code finds."""
-    script = "return views[0].model.layers[arguments[0]].look(arguments[1], arguments[2], arguments[3])"
+    script = "return views[0].model.layers[arguments[0]].attention(arguments[1], arguments[2], arguments[3])"
     found: dict[str, Any] = driver.execute_script(script, layer, query, head, direction)
     return found
 

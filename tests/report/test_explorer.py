@@ -152,10 +152,10 @@ def test_what_one_does_is_what_one_sees(opened: Any) -> None:
     driver = opened("vit", "swin", vit="plain", swin=NASTY)
     titles = [each.text for each in driver.find_elements(By.TAG_NAME, "h2")]
     assert titles == ["plain", NASTY]
-    assert driver.title == "a <picture>.png: where it looks"
+    assert driver.title == "a <picture>.png: attention"
 
     def said() -> list[str]:
-        return [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".said")]
+        return [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".summary")]
 
     def state(name: str) -> Any:
         return driver.execute_script(f"return state.{name}")
@@ -164,25 +164,25 @@ def test_what_one_does_is_what_one_sees(opened: Any) -> None:
     width = picture_.size["width"]
     corner = (picture_, -width // 2 + 5, -width // 2 + 5)
     ActionChains(driver).move_to_element_with_offset(*corner).perform()
-    assert "The patch in row 0, column 0 looks most at" in said()[0]
-    assert "The patch in row 0, column 0 looks most at" in said()[1]
+    assert "The patch in row 0, column 0 attends most to" in said()[0]
+    assert "The patch in row 0, column 0 attends most to" in said()[1]
     ActionChains(driver).move_to_element_with_offset(picture_, 9, 9).perform()
-    assert "row 2, column 2 looks" in said()[0], "whatever one points at"
+    assert "row 2, column 2 attends" in said()[0], "whatever one points at"
     ActionChains(driver).move_to_element_with_offset(*corner).click().move_to_element_with_offset(
         picture_, 9, 9
     ).perform()
-    assert "row 0, column 0 looks" in said()[0], "a click keeps it"
+    assert "row 0, column 0 attends" in said()[0], "a click keeps it"
     ActionChains(driver).move_to_element_with_offset(*corner).click().move_to_element_with_offset(
         picture_, 9, 9
     ).perform()
-    assert "row 2, column 2 looks" in said()[0], "another one there lets it go"
+    assert "row 2, column 2 attends" in said()[0], "another one there lets it go"
     ActionChains(driver).move_to_element_with_offset(*corner).perform()
     picture_.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
-    assert "row 2, column 1 looks" in said()[0]
-    assert "row 8, column 5 looks" in said()[1], "the same place on a finer map"
+    assert "row 2, column 1 attends" in said()[0]
+    assert "row 8, column 5 attends" in said()[1], "the same place on a finer map"
     picture_.send_keys("v", "]", ".")
     assert (state("direction"), state("layer"), state("head")) == ("from", 1, 0)
-    assert "blocks.1.attn, head 0: The patch in row 2, column 1 is looked at most by" in said()[0]
+    assert "blocks.1.attn, head 0: The patch in row 2, column 1 gets most attention from" in said()[0]
     picture_.send_keys("[", ",", "v")
     assert (state("direction"), state("layer"), state("head")) == ("to", 0, -1)
 
@@ -192,13 +192,13 @@ def test_what_one_does_is_what_one_sees(opened: Any) -> None:
     cell = driver.find_element(By.CSS_SELECTOR, "[aria-label='blocks.1.attn, head 1']")
     cell.click()
     assert (state("layer"), state("head"), cell.get_attribute("aria-pressed")) == (1, 1, "true")
-    (button,) = (each for each in driver.find_elements(By.CSS_SELECTOR, ".others button") if each.text == "class")
+    (button,) = (each for each in driver.find_elements(By.CSS_SELECTOR, ".tokens button") if each.text == "class")
     button.click()
-    assert "The class token looks most at" in said()[0]
-    assert "this layer has no such token" in said()[1]
+    assert "The class token attends most to" in said()[0]
+    assert "not a token of this layer" in said()[1]
     assert button.get_attribute("aria-pressed") == "true"
     driver.find_element(By.CSS_SELECTOR, "[value=from]").click()
-    assert "The class token is looked at most by" in said()[0]
+    assert "The class token gets most attention from" in said()[0]
 
     strongest = "const c = document.querySelector('.heat'); return [c.width, c.height]"
     assert driver.execute_script(strongest) == [4, 4]
@@ -220,7 +220,7 @@ def test_two_models_stand_side_by_side_layer_by_layer(picture: Path, tmp_path: P
         [["blocks.0.attn"] * 2, ["blocks.0.attn", "blocks.0.attn: bisa.inverse_weights"], ["blocks.1.attn"] * 2]
     ):
         driver.execute_script("choose({ layer: arguments[0] })", layer)
-        said = [each.text.split(",")[0] for each in driver.find_elements(By.CSS_SELECTOR, ".said")]
+        said = [each.text.split(",")[0] for each in driver.find_elements(By.CSS_SELECTOR, ".summary")]
         assert said == shown
     tops = "return [...document.querySelectorAll('.picture')].map((each) => each.getBoundingClientRect().top)"
     for width, beside in ((1200, True), (800, True), (360, False)):  # a desk, a tablet, a phone
@@ -238,12 +238,12 @@ def test_tokens_of_one_name_belong_together(picture: Path, tmp_path: Path, drive
 
     models_ = {"both": vit(reg_tokens=1), "register": vit(reg_tokens=1, class_token=False, global_pool="avg")}
     driver.get(explore(models_, picture, out=tmp_path / "page.html").as_uri())
-    (button,) = (each for each in driver.find_elements(By.CSS_SELECTOR, ".others button") if each.text == "class")
+    (button,) = (each for each in driver.find_elements(By.CSS_SELECTOR, ".tokens button") if each.text == "class")
     button.click()
-    said = [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".said")]
-    assert "The class token looks most at" in said[0]
-    assert "this layer has no such token" in said[1]
-    pressed = driver.find_elements(By.CSS_SELECTOR, ".others [aria-pressed=true]")
+    said = [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".summary")]
+    assert "The class token attends most to" in said[0]
+    assert "not a token of this layer" in said[1]
+    pressed = driver.find_elements(By.CSS_SELECTOR, ".tokens [aria-pressed=true]")
     assert [each.text for each in pressed] == ["class"]
 
 
