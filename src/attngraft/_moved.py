@@ -33,7 +33,7 @@ MOVED = {
     "export.manifest": "saved.manifest",
     "finding": "results.analysis",
     "sections": "results.sections",
-    "study.epochs": "results.epochs",
+    "study.epochs": "results.statistics",
     "study.result": "results.study",
     "study.statistics": "results.statistics",
     "study.storage": "results.storage",

@@ -22,7 +22,7 @@ from attngraft.errors import DataError, UsageError
 from attngraft.report import explorer
 from attngraft.report.explorer import explore
 from tests.analysis.test_exploring import vit
-from tests.report.explored import close, looked, models, place, seen
+from tests.report.explored import close, models, page_attention, place, seen
 
 #: as an attacker would call a model
 NASTY = "</script><script>document.title = 'taken'</script><b>&amp;"
@@ -97,10 +97,12 @@ def test_a_vits_looks_are_the_recorded_ones(opened: Any, picture: Path) -> None:
         own = 2 + 4 * 1 + 3  # behind the class token and a register
         for head, expected in ((0, weights[0]), (1, weights[1]), (-1, weights.mean(0))):
             for direction, row in (("to", expected[own]), ("from", expected[:, own])):
-                found = looked(driver, layer, place(1, 3, (4, 4)), head, direction)
+                found = page_attention(driver, layer, place(1, 3, (4, 4)), head, direction)
                 assert close(found["map"], row[2:], weights)
                 assert close(found["prefix"], row[:2], weights)
-            assert close(looked(driver, layer, {"prefix": "class"}, head, "to")["map"], expected[0, 2:], weights)
+            assert close(
+                page_attention(driver, layer, {"prefix": "class"}, head, "to")["map"], expected[0, 2:], weights
+            )
 
 
 def test_a_swins_windows_and_filters_are_the_recorded_ones(opened: Any, picture: Path) -> None:
@@ -119,10 +121,12 @@ def test_a_swins_windows_and_filters_are_the_recorded_ones(opened: Any, picture:
         side = int(whole.shape[-1] ** 0.5)
         for row, column in ((0, 0), (2, 5), (side - 1, side - 2)):
             own = row * side + column
-            found = looked(driver, index, place(row, column, (side, side)), 0, "to")
+            found = page_attention(driver, index, place(row, column, (side, side)), 0, "to")
             assert close(found["map"], whole[0, own], whole)
             assert close(
-                looked(driver, index, place(row, column, (side, side)), 0, "from")["map"], whole[0, :, own], whole
+                page_attention(driver, index, place(row, column, (side, side)), 0, "from")["map"],
+                whole[0, :, own],
+                whole,
             )
             assert found["prefix"] == []
 
@@ -134,13 +138,13 @@ def test_bixts_tokens_look_through_its_latents(opened: Any, picture: Path) -> No
     site = "blocks.0.cross_attention_latents_token.attn"
     theirs, ours = (recording[site][name][0] for name in ("latents_to_tokens", "tokens_to_latents"))
     through = ours @ theirs
-    found = looked(driver, 0, place(2, 1, (4, 4)), 3, "to")
+    found = page_attention(driver, 0, place(2, 1, (4, 4)), 3, "to")
     assert close(found["map"], through[3, 9], through)
     assert close(found["latents"], ours[3, 9], ours)
-    assert close(looked(driver, 0, place(2, 1, (4, 4)), 3, "from")["map"], through[3, :, 9], through)
-    assert close(looked(driver, 0, {"latent": 7}, 3, "to")["map"], theirs[3, 7], theirs)
-    assert close(looked(driver, 0, {"latent": 7}, 3, "from")["map"], ours[3, :, 7], ours)
-    last = looked(driver, 1, place(2, 1, (4, 4)), 0, "to")
+    assert close(page_attention(driver, 0, place(2, 1, (4, 4)), 3, "from")["map"], through[3, :, 9], through)
+    assert close(page_attention(driver, 0, {"latent": 7}, 3, "to")["map"], theirs[3, 7], theirs)
+    assert close(page_attention(driver, 0, {"latent": 7}, 3, "from")["map"], ours[3, :, 7], ours)
+    last = page_attention(driver, 1, place(2, 1, (4, 4)), 0, "to")
     assert not any(last["map"]), "tokens of the last layer attend to nothing"
 
 

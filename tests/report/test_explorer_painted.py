@@ -95,7 +95,7 @@ def test_a_latent_is_painted_where_it_looks_and_who_looks_at_it(opened: Any) -> 
 
 
 def test_small_pictures_of_fine_maps_lose_no_place(opened: Any) -> None:
-    """Of 40 x 50 places in a picture of 20 x 25, one that is looked at stands out wherever it is."""
+    """Of 40 x 50 places in a picture of 20 x 25, one that is page_attention at stands out wherever it is."""
     driver = opened("vit")
     for row, column in ((0, 0), (7, 12), (23, 31), (39, 49)):
         numbers = np.zeros((40, 50))

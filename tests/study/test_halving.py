@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attngraft.errors import ConfigError, UsageError
-from attngraft.results.halving import HALVING_FILE, place_of, read_halving
+from attngraft.results.halving import HALVING_FILE, rank_at, read_halving
 from attngraft.study import StudyConfig, StudyResult, compare, incomplete, load_result, prepare, report_only
 from attngraft.study.ladder import Ladder
 from attngraft.study.progress import plan_in_words
@@ -90,7 +90,7 @@ def test_what_a_reader_is_told(whole: tuple[StudyConfig, StudyResult], tmp_path:
     assert "confirm a difference with other seeds" in text
     assert "no finished run" not in text
     assert result.halving is not None
-    assert place_of(result.halving, "cb_s@blocks.0", 1) == (1, 6)
+    assert rank_at(result.halving, "cb_s@blocks.0", 1) == (1, 6)
     assert report_only(copied(config, tmp_path), tools=tools(FakeTrainer())).notes[:3] == result.notes[:3]
 
 

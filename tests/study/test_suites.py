@@ -17,8 +17,9 @@ import pytest
 from attngraft.errors import DataError, UsageError
 from attngraft.evaluation.suites.kept import read_columns
 from attngraft.report.page import report_html
-from attngraft.report.suites import suite_comparison, suite_views, suites_csv
+from attngraft.report.suites import suite_comparison, suite_views
 from attngraft.results.statistics import t_interval
+from attngraft.results.storage import suites_csv
 from attngraft.results.study import StudyResult, SuiteResult
 from attngraft.study import StudyConfig, Tools, compare, load_result, report_only, study_from_dict
 from attngraft.study.calibrating import Beliefs, compare_calibration

@@ -254,7 +254,7 @@ def _find(
 
     from attngraft.cli.models import bar
     from attngraft.errors import RecordError, UsageError
-    from attngraft.report.analyses import write_findings
+    from attngraft.report.analyses import write_analyses
 
     findings: list[Finding] = []
     for each in wanted:
@@ -268,7 +268,7 @@ def _find(
             typer.echo(f"attngraft: {each.name} left out: {error}", err=True)
             continue
         found = dataclasses.replace(found, made=_made(ask, each, weights))
-        write_findings([found], folder, title=title or _title(ask, study))
+        write_analyses([found], folder, title=title or _title(ask, study))
         findings.append(found)
     if not findings:
         raise UsageError("no analysis fits these models; attngraft list analyses says what each needs")

@@ -56,7 +56,9 @@ def panel_drawing(result: Finding, panel: Panel, *, name: str = "") -> Drawing:
         alt = f"{panel.title}, by {panel.x_axis}. At the end: {', '.join(ends)}."
         return _plot(panel, name, alt, partial(_draw_curves, panel=panel, result=result), legend=len(panel.lines))
     if isinstance(panel, Boxes):
-        medians = [f"{result.subjects[b.subject]} {panel.ticks[b.at]}: median {b.quantiles[2]:.3g}" for b in panel.boxes]
+        medians = [
+            f"{result.subjects[b.subject]} {panel.ticks[b.at]}: median {b.quantiles[2]:.3g}" for b in panel.boxes
+        ]
         alt = f"{panel.title}, by {panel.x_axis}. {'; '.join(medians)}."
         return _plot(panel, name, alt, partial(_draw_boxes, panel=panel, result=result), legend=0)
     if isinstance(panel, Grid):
@@ -228,9 +230,7 @@ def _draw_pictures(axes: Axes, theme: Theme, *, panel: Pictures) -> None:
             x = left + index * (_SIDE + _GAP) + _SIDE / 2
             half, tall = (_SIDE / 2 * side / max(rows, columns) for side in (columns, rows))
             y = top + _SIDE / 2
-            axes.imshow(
-                drawn, interpolation="nearest", aspect="auto", extent=(x - half, x + half, y + tall, y - tall)
-            )
+            axes.imshow(drawn, interpolation="nearest", aspect="auto", extent=(x - half, x + half, y + tall, y - tall))
             if picture.caption:
                 caption = shorten(picture.caption, 20)
                 size = TEXT_SIZE - 2

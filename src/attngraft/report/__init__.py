@@ -1,6 +1,6 @@
 """Reports: HTML pages, tables for terminal and README, figures.
 
-    path = write_report(result, Path("study"))      # study/report.html and study/plots/*.png, *.svg
+path = write_report(result, Path("study"))      # study/report.html and study/plots/*.png, *.svg
 """
 
 from __future__ import annotations

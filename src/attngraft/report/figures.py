@@ -184,9 +184,7 @@ def _cost_drawing(result: StudyResult, name: str) -> Drawing | None:
     return _named_drawing(result, f"cost-{name.replace('_', '-')}", alt, draw, width=2.65, bottom=0.55)
 
 
-def _draw_cost(
-    axes: Axes, theme: Theme, *, result: StudyResult, ratios: Sequence[Interval | None], title: str
-) -> None:
+def _draw_cost(axes: Axes, theme: Theme, *, result: StudyResult, ratios: Sequence[Interval | None], title: str) -> None:
     """Draw the primary metric (mean, deviation over seeds as bars) against a ratio to the baseline (interval as bars)."""
     axes.axvline(1, color=theme.baseline, linewidth=0.8, linestyle=(0, (2, 3)))
     points = []

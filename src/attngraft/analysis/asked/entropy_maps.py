@@ -17,7 +17,7 @@ from attngraft.recording.attention_maps import put_back
 from attngraft.recording.measures import entropy, without_prefix
 from attngraft.recording.record import record
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import Finding, Picture, Pictures, Row
+from attngraft.results.analysis import Finding, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import Subject
 
@@ -114,7 +114,7 @@ def find(ask: Ask) -> Finding:
 def _panel(name: str, image: _Image, *, heads: bool, low: float, high: float) -> Pictures:
     """The image, then its layers side by side; head by head a layer a row."""
     sites = list(image.maps)
-    rows = [Row(name="image", pictures=[Picture(image=image.pixels)])]
+    rows = [PictureRow(name="image", pictures=[Picture(image=image.pixels)])]
     by_layer = [
         [
             Picture(image=image.under, values=values, caption=f"head {head}" if heads else caption)
@@ -123,9 +123,11 @@ def _panel(name: str, image: _Image, *, heads: bool, low: float, high: float) ->
         for site, caption in zip(sites, captions(sites), strict=True)
     ]
     if heads:
-        rows += [Row(name=caption, pictures=maps) for caption, maps in zip(captions(sites), by_layer, strict=True)]
+        rows += [
+            PictureRow(name=caption, pictures=maps) for caption, maps in zip(captions(sites), by_layer, strict=True)
+        ]
     else:
-        rows.append(Row(name="entropy", pictures=[picture for maps in by_layer for picture in maps]))
+        rows.append(PictureRow(name="entropy", pictures=[picture for maps in by_layer for picture in maps]))
     return Pictures(title=f"{name}: entropy by patch, {image.name}", rows=rows, low=low, high=high)
 
 

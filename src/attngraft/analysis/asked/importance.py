@@ -15,7 +15,7 @@ from attngraft.analysis.importance import importance_map
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.record import record
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import Curves, Finding, Line, Panel, Picture, Pictures, Row
+from attngraft.results.analysis import Curves, Finding, Line, Panel, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import Subject
 
@@ -114,7 +114,7 @@ def _by_layer(name: str, found: _Found) -> Pictures:
     """An image a row, a layer a column."""
     sites = found.sites
     rows = [
-        Row(
+        PictureRow(
             name=image,
             pictures=[
                 Picture(image=pixels, caption="image"),
@@ -135,7 +135,7 @@ def _by_head(name: str, found: _Found) -> list[Pictures]:
         Pictures(
             title=f"{name}: importance in {site}",
             rows=[
-                Row(
+                PictureRow(
                     name=image,
                     pictures=[
                         Picture(image=pixels, caption="image"),

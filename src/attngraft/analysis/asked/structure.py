@@ -19,7 +19,7 @@ from attngraft.analysis.asked.showing import numbers_of, png
 from attngraft.analysis.structure import gradient, pictures, sharpness, structural_similarity
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
-from attngraft.results.analysis import Finding, Panel, Picture, Pictures, Row
+from attngraft.results.analysis import Finding, Panel, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import Subject
 
@@ -195,7 +195,7 @@ def _measured(ask: Ask, sites: tuple[str, str], labels: LabelMaps | None) -> Ite
 
 def _shown(ask: Ask, sites: tuple[str, str], labels: LabelMaps | None) -> list[Panel]:
     first, second = ask.subjects
-    rows: dict[str, list[Row]] = {component: [] for component in _COMPONENTS}
+    rows: dict[str, list[PictureRow]] = {component: [] for component in _COMPONENTS}
     what = "its edges" if labels is None else "boundaries of its labels"
     pairs = zip(ask.images.some(ask.shown), ask.pictures(first), ask.pictures(second), strict=True)
     for place, (name, view, ours), (_, _, theirs) in pairs:
@@ -209,7 +209,7 @@ def _shown(ask: Ask, sites: tuple[str, str], labels: LabelMaps | None) -> list[P
             ]
             image = Picture(image=png(view), caption="image")
             rows[component].append(
-                Row(name=name, pictures=[image, Picture(values=numbers_of(edges[0]), caption=what), *pair])
+                PictureRow(name=name, pictures=[image, Picture(values=numbers_of(edges[0]), caption=what), *pair])
             )
     where = sites[0] if sites[0] == sites[1] else f"{sites[0]} and {sites[1]}"
     return [
