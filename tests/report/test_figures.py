@@ -8,11 +8,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from attngraft.report.inline import inline_svg
 from PIL import Image
 
+from attngraft.drawing.sheet import inline_svg
 from attngraft.drawing.theme import LIGHT, THEMES
-from attngraft.report.figures import FILES, plot_files, study_figures
+from attngraft.report.differences import difference_range
+from attngraft.report.figures import FILES, band, curve_bands, difference_bands, plot_files, study_figures
+from attngraft.results.study import Interval
 from attngraft.results.wording import minus
 from tests.report import studies
 from tests.slow import slow_but

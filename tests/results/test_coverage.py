@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from attngraft.report.coverage import coverage_note
-
 from attngraft.results.coverage import Coverage, SeedsCoverage, coverage_note, measured_coverage
 
 MADE_UP = Coverage(

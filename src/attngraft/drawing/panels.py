@@ -14,7 +14,7 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.colors import Colormap
 from PIL import Image
 
-from attngraft.drawing.sheet import TEXT_SIZE, Drawing, figure_files, set_round_ticks, set_titles
+from attngraft.drawing.sheet import TEXT_SIZE, Drawing, figure_files, set_round_ticks, set_titles, size_in_points
 from attngraft.drawing.theme import MARKERS, Theme
 from attngraft.results.analysis import Boxes, Curves, Finding, Grid, Panel, Picture, Pictures
 from attngraft.results.wording import shorten, shown
@@ -214,7 +214,7 @@ def _picture_layout(panel: Pictures) -> tuple[float, float]:
 def _draw_pictures(axes: Axes, theme: Theme, *, panel: Pictures) -> None:
     """Draw all pictures in one pair of axes, whose unit is the inch."""
     axes.set_axis_off()
-    width, height = axes.figure.get_size_inches()
+    width, height = (side / 72 for side in size_in_points(axes))
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.text(0.1, 0.12, panel.title, color=theme.ink, fontsize=TEXT_SIZE + 0.5, weight="bold", va="top")
     left, step = _picture_layout(panel)

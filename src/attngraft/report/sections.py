@@ -107,17 +107,17 @@ def section_views(result: StudyResult) -> list[SectionView]:
         parts = []
         for index, section in sections.items():
             base = None if baseline is None or index == baseline else sections[baseline]
-            anchor, bins = f"task-{name}-{index}", section.reliability
-            if bins is not None:
-                other = base.reliability if base else None
-                bins = inline_svg(reliability_drawing(bins, other, role=roles[index], name=f"{anchor}-reliability"))
+            anchor, diagram = f"task-{name}-{index}", None
+            if section.reliability is not None:
+                bins, other = section.reliability, base.reliability if base else None
+                diagram = inline_svg(reliability_drawing(bins, other, role=roles[index], name=f"{anchor}-reliability"))
             parts.append(
                 VariantPart(
                     index=index,
                     numbers=_numbers(section, base),
                     table=_own_table(section.table, base.table if base else None) if section.table else None,
                     matrix=matrix_view(section.matrix, name=f"{anchor}-matrix") if section.matrix else None,
-                    reliability=bins,
+                    reliability=diagram,
                 )
             )
         title, note = shown(first.title), shown(first.note)

@@ -102,7 +102,8 @@ def suites_csv(result: StudyResult) -> str:
     rows: list[list[CsvValue]] = []
     for suite in result.suites:
         for condition in suite.conditions:
-            head = [suite.name, condition.name, condition.label, condition.noise_seeds, suite.examples, suite.metric]
+            head: list[CsvValue] = [suite.name, condition.name, condition.label]
+            head += [condition.noise_seeds, suite.examples, suite.metric]
             for variant, cell in zip(result.variants, condition.variants, strict=True):
                 value = (cell.value.mean, cell.value.deviation) if cell.value else (None, None)
                 difference = dict(_difference_cells(cell.difference))

@@ -164,7 +164,7 @@ const field = (id) => document.getElementById(id);
 
 // The layers of all models, each once; a layer of one model only follows its predecessor. Models that share no layer are
 // aligned at their first layers, by number.
-function merged([first, ...tokens]) {
+function merged([first, ...others]) {
   const all = [...first];
   for (const other of others) {
     if (!other.some((title) => first.includes(title))) return [...Array(Math.max(first.length, other.length)).keys()];
