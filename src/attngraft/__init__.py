@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from attngraft.grafting.io import load_grafts, save_grafts
     from attngraft.grafting.plan import plan
     from attngraft.grafting.report import GraftReport
-    from attngraft.grafting.unused import pin_unused
+    from attngraft.grafting.apply import pin_unused
     from attngraft.hosts.adapter import HostAdapter
     from attngraft.hosts.registry import register_host
     from attngraft.mechanisms.registry import register_graft

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 
-def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors on the CPU, of which no two share memory (tied weights do)."""
     seen: set[int] = set()
     found = {}

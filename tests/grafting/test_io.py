@@ -19,7 +19,7 @@ from safetensors.torch import load_file, safe_open, save_file
 
 import attngraft
 from attngraft.grafting.io import read_graft_file
-from attngraft.grafting.manifest import FORMAT
+from attngraft.grafting.io import FORMAT
 from tests.contract.tester import assert_same_host, snapshot
 from tests.grafting.test_apply import tiny_swin, tiny_vit
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attngraft.errors import GraftFileError
-from attngraft.grafting.manifest import FORMAT, GraftManifest, StoredGraft, StoredHost, manifest_text, parse_manifest
+from attngraft.grafting.io import FORMAT, GraftManifest, StoredGraft, StoredHost, manifest_text, parse_manifest
 
 FILE = Path("some/grafts.safetensors")
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraft.errors import GraftSpecError
-from attngraft.grafting.options import OptionError, build_options
+from attngraft.grafting.spec import OptionError, build_options
 from attngraft.grafting.spec import GraftSpec, Term, parse
 from attngraft.grafting.where import Where
 from attngraft.mechanisms.registry import graft_types

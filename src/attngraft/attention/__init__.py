@@ -31,7 +31,7 @@ from attngraft.attention.space import (
     with_originals,
 )
 from attngraft.attention.template import AttentionSite, GraftedModule, MlpEnds, MlpSite, is_graft, plain_class
-from attngraft.attention.token_coordinates import record_coordinates
+from attngraft.attention.recorder import record_coordinates
 
 __all__ = [
     "CIRCUMSTANCES",

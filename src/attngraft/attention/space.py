@@ -54,7 +54,7 @@ class SpaceSite(GraftedModule):
             del module.__dict__[name]
             module._modules[name] = own
 
-    def give_back(self) -> None:
+    def restore_modules(self) -> None:
         """`reattach` for good: what was away is in its module's mode, and nothing is kept of it."""
         module = cast(nn.Module, self)
         for own in self.detached_modules().values():

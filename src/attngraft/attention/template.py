@@ -95,9 +95,9 @@ class AttentionSite(GraftedModule):
     def between(self, hook_point: HookPoint) -> str | None:
         made = next((graft for graft in self.grafts_at("mix") if graft.adds_after), None)
         if hook_point in ("tokens", *self.ends) and made is not None:
-            return f"{made.kind} adds an output of its own behind the host's output projection"
+            return f"{made.kind} adds its own output after the host's output projection"
         if hook_point in self.ends and self.grafts_at("tokens"):
-            return "another graft stands between it and the host's output projection"
+            return "another graft lies between it and the host's output projection"
         return None
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
@@ -155,15 +155,15 @@ class AttentionSite(GraftedModule):
     def attend(self, projected: Projected) -> Tensor:
         """The host's own heads (B, H, Nq, dv): fused where nobody needs the weights, else explicit."""
         if self.fused_attn and not self.grafts_at("weights"):
-            self.show_map(projected)
+            self.record_map(projected)
             return self.kernel(projected)
         visible = self.visible(projected) if self.grafts_at("weights") else None
-        return self.spread_parts(self.run("weights", self.map_of(projected), visible), projected)
+        return self.spread_parts(self.run("weights", self.attention_map(projected), visible), projected)
 
-    def show_map(self, projected: Projected) -> None:
+    def record_map(self, projected: Projected) -> None:
         """Offer the map that a fused kernel makes and never holds; what that puts out stays, bit for bit."""
         if self.is_recording("scores", "weights"):
-            self.record("weights", self.map_of(projected))
+            self.record("weights", self.attention_map(projected))
 
     def map_of(self, projected: Projected) -> Tensor:
         """The host's own map (B, H, Nq, Nk); offers its scores."""

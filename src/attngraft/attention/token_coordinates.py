@@ -11,7 +11,7 @@ from attngraft.attention.recorder import Recordable
 
 #: the names under which hosts offer where tokens stand: of windows that are put back before their branch ends, and of blocks
 #: that are not, so that what leaves a hook point is (B, blocks, tokens, C)
-PLACES, BLOCK_PLACES = "places", "block_places"
+PLACES, BLOCK_COORDINATES = "places", "block_places"
 
 
 def record_coordinates(point: Recordable, maps: Tensor, cut: Callable[[Tensor], Tensor], *, name: str = PLACES) -> None:
@@ -21,7 +21,7 @@ def record_coordinates(point: Recordable, maps: Tensor, cut: Callable[[Tensor], 
         point: what offers.
         maps: (B, rows, columns, C), what the host cuts.
         cut: the host's own way from maps to their windows (B * windows, N, C), zeros that fill up included.
-        name: `BLOCK_PLACES` where the hook points of this site have blocks too.
+        name: `BLOCK_COORDINATES` where the hook points of this site have blocks too.
     """
     if not point.is_recording(name):
         return

@@ -11,7 +11,7 @@ from torch import nn
 
 from attngraft.attention import Graft, GraftedModule, plain_class
 from attngraft.errors import GraftSpecError, HostError
-from attngraft.grafting.describe import describe
+from attngraft.grafting.cost import describe
 from attngraft.grafting.placement import Placement, build, place, with_options
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import Specification
@@ -144,7 +144,7 @@ def _check_undo(path: str, module: Any, graft: Graft) -> None:
 def _take_out(module: Any, name: str) -> None:
     graft = module.grafts.pop(name)
     if graft.hook_point == "space":
-        module.give_back()
+        module.restore_modules()
     for parameter in graft.frozen:
         heir = next((other for other in module.grafts.values() if parameter in other.unused.parameters), None)
         if heir is not None:  # another graft leaves it unused too: it unfreezes it in its turn

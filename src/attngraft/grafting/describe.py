@@ -11,9 +11,9 @@ from torch import Tensor
 
 from attngraft.attention import AttentionGeometry, Geometry, HookPoint, is_graft, plain_class
 from attngraft.dispatch.backend import ENVIRONMENT
-from attngraft.grafting.branches import branch_macs, parked_parameters
+from attngraft.grafting.cost import branch_macs, parked_parameters
 from attngraft.grafting.fit import left_out
-from attngraft.grafting.mixing import mix_macs
+from attngraft.grafting.cost import mix_macs
 from attngraft.grafting.placement import Placement, build
 from attngraft.grafting.report import Entry, GraftReport
 from attngraft.grafting.spec import GraftSpec

@@ -23,9 +23,9 @@ from attngraft.attention import HookPoint, is_graft, with_originals
 from attngraft.errors import GraftFileError, GraftSpecError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted, install
-from attngraft.grafting.describe import describe
-from attngraft.grafting.manifest import FORMAT, GraftManifest, StoredGraft, StoredHost, manifest_text, parse_manifest
-from attngraft.grafting.options import build_options
+from attngraft.grafting.cost import describe
+from attngraft.grafting.io import FORMAT, GraftManifest, StoredGraft, StoredHost, manifest_text, parse_manifest
+from attngraft.grafting.spec import build_options
 from attngraft.grafting.placement import Placement, build, in_the_way
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import GraftSpec, Term, parse

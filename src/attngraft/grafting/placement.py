@@ -8,7 +8,7 @@ from typing import Any, cast
 from attngraft.attention import CIRCUMSTANCES, Circumstance, Graft, GraftedModule, GraftType, HookPoint
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.grafting.fit import fit, without
-from attngraft.grafting.options import build_options
+from attngraft.grafting.spec import build_options
 from attngraft.grafting.spec import GraftSpec, Specification, Term, parse
 from attngraft.grafting.where import near_paths
 from attngraft.hosts import Host, Site

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.grafting.apply import install
-from attngraft.grafting.describe import describe
+from attngraft.grafting.cost import describe
 from attngraft.grafting.placement import Placement, place, with_options
 from attngraft.grafting.report import Change, GraftReport
 from attngraft.grafting.spec import Specification

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attngraft.errors import GraftSpecError
-from attngraft.grafting.options import build_options, changed_options
+from attngraft.grafting.spec import build_options, changed_options
 from attngraft.grafting.where import EVERYWHERE, Where, parse_where
 from attngraft.mechanisms.registry import graft_types
 from attngraft.suggest import did_you_mean

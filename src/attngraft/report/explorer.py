@@ -20,8 +20,8 @@ from attngraft.errors import UsageError
 from attngraft.files import write_atomically
 from attngraft.report.templating import environment, render
 from attngraft.results.wording import shown
-from attngraft.targets.handle import Subject, subject_of
-from attngraft.targets.images import album_of_files
+from attngraft.targets.handle import ModelHandle, model_handle
+from attngraft.targets.images import images_from_files
 
 MOST_BYTES = 48_000_000  #: of a page; browsers become slow beyond
 
@@ -68,12 +68,12 @@ def explore(
         RecordError: no chosen site attends to positions of the image, or its numbers are not finite.
         HostError, GraftSpecError: as `attngraft.record`.
     """
-    subjects = [subject_of(name, model, expects=expects) for name, model in models.items()]
+    subjects = [model_handle(name, model, expects=expects) for name, model in models.items()]
     return explore_subjects(subjects, image, out=out, sites=sites, title=title)
 
 
 def explore_subjects(
-    subjects: Sequence[Subject], image: Path | str, *, out: Path | str, sites: str = "all", title: str | None = None
+    subjects: Sequence[ModelHandle], image: Path | str, *, out: Path | str, sites: str = "all", title: str | None = None
 ) -> Path:
     """`explore` for opened models, each with its own preprocessing.
 
@@ -82,7 +82,7 @@ def explore_subjects(
     """
     if not 1 <= len(subjects) <= 2:
         raise UsageError(f"{len(subjects)} models given; a page shows one or two")
-    picture = album_of_files([str(image)]).open(0)
+    picture = images_from_files([str(image)]).open(0)
     views = []
     for subject in subjects:
         view = subject.view(picture)
