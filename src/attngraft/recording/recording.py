@@ -8,7 +8,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from attngraft.attention import AttentionGeometry
-from attngraft.attention.token_coordinates import BLOCK_PLACES, PLACES
+from attngraft.attention.recorder import BLOCK_COORDINATES, TOKEN_COORDINATES
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.attention_maps import check_square, looks_of, looks_of_filters, put_back, scattered, whole_map
 from attngraft.recording.reductions import REDUCTIONS, RunningMean
@@ -56,15 +56,15 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
 
     def asks(self, site: str, name: str) -> bool:
         """Whether a tensor of this name is to be kept; that the site has one is remembered."""
-        if name in (PLACES, BLOCK_PLACES):
+        if name in (TOKEN_COORDINATES, BLOCK_COORDINATES):
             return True
         self._offered.setdefault(site, {})[name] = None
         return name in self._reduced or self._what is None or any(_means(asked, name) for asked in self._what)
 
     def add(self, site: str, name: str, tensor: Tensor) -> None:
         """Keep one tensor, or what it is reduced to."""
-        if name in (PLACES, BLOCK_PLACES):
-            self._standing.offered(site, tensor, in_blocks=name == BLOCK_PLACES)
+        if name in (TOKEN_COORDINATES, BLOCK_COORDINATES):
+            self._standing.offered(site, tensor, in_blocks=name == BLOCK_COORDINATES)
         elif name in self._reduced:
             self._reduce(site, name, tensor)
         else:
