@@ -11,7 +11,7 @@ import torch
 import attngraft
 from attngraft.errors import UsageError
 from attngraft.recording import measures
-from attngraft.recording.attention_maps import put_back
+from attngraft.recording.attention_maps import tokens_to_map
 from attngraft.recording.recording import Recording
 from tests.grafting.test_apply import tiny_vit
 
@@ -61,7 +61,7 @@ def test_distances_in_windows_count_in_parts_of_the_whole_map() -> None:
     torch.testing.assert_close(reduced[site]["distance"], measures.relative_distance(weights, (4, 4)).mean(0))
     site = "layers.0.blocks.0.attn"  # four of them on a map of 8 x 8
     by_hand = measures.relative_distance(kept[site]["weights"], (4, 4)) / 2
-    on_map = put_back(by_hand.movedim(1, 2), kept.places(site)).mean(0)
+    on_map = tokens_to_map(by_hand.movedim(1, 2), kept.token_indices(site)).mean(0)
     torch.testing.assert_close(reduced[site]["distance"], on_map.flatten(0, 1).T)
 
 
@@ -83,9 +83,9 @@ def test_windows_are_measured_by_place_and_fillers_left_out(name: str, size: int
     images = torch.randn(3, 3, size, size)
     kept, reduced = both(model, "distance", "patch_entropy", "patch_ceiling", "entropy", images=images)
     for site in kept:
-        whole = kept.whole(site).double()
+        whole = kept.full_attention_map(site).double()
         among = whole / whole.sum(-1, keepdim=True)
-        rows, columns = kept.places(site).shape
+        rows, columns = kept.token_indices(site).shape
         row, column = torch.meshgrid(torch.arange(rows) / rows, torch.arange(columns) / columns, indexing="ij")
         at = torch.stack([row.flatten(), column.flatten()], -1).double()
         expected = (among * torch.cdist(at, at, p=1)).sum(-1).mean(0)

@@ -12,7 +12,7 @@ from attngraft.cli.evaluate import Weights
 if TYPE_CHECKING:
     from attngraft.analysis.ask import Analysis, Ask
     from attngraft.results.analysis import Finding
-    from attngraft.targets.handle import Subject
+    from attngraft.targets.handle import ModelHandle
 
 _MODELS, _IMAGES, _OUTPUT = "Which models", "Which images", "What comes out"
 ALL = "all"
@@ -229,7 +229,7 @@ def _row_and_column(text: str) -> tuple[int, int]:
         raise UsageError(f"--at {text}: give a row and a column of the map, counted from 0, as 3,10") from None
 
 
-def _place(study: Path | None, subjects: tuple[Subject, ...]) -> Path:
+def _place(study: Path | None, subjects: tuple[ModelHandle, ...]) -> Path:
     from attngraft.analysis.storage import FOLDER
 
     if study is not None:

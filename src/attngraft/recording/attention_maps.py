@@ -64,7 +64,7 @@ def coordinates(places: Tensor, tokens: int) -> Tensor:
     return at.view(windows, tokens, 2)
 
 
-def looks_of(weights: Tensor, places: Tensor, query: tuple[int, int]) -> Tensor:
+def attention_map_for_query(weights: Tensor, places: Tensor, query: tuple[int, int]) -> Tensor:
     """Where the token at `query` (row, column) looks: maps (B * W, H, N, N) to (B, H, rows, columns), 0 outside its window.
 
     Raises:
@@ -92,7 +92,7 @@ def whole_map(weights: Tensor, places: Tensor) -> Tensor:
     return dense.mul_(window[:, None] == window[None, :]) if windows > 1 else dense
 
 
-def looks_of_filters(filters: Tensor, query: tuple[int, int]) -> Tensor:
+def filter_map_for_query(filters: Tensor, query: tuple[int, int]) -> Tensor:
     """Where the place `query` looks: filters (B, H, K, rows, columns) of k x k neighborhoods to (B, H, rows, columns).
 
     Offsets are row-major, as the local operation has them. What a filter gives to places outside the map is left out.

@@ -66,7 +66,7 @@ def relative_distance(
     return by_query if normalize == "per_query" else by_query / (tokens - 1)
 
 
-def placed_distance(weights: Tensor, at: Tensor) -> Tensor:
+def windowed_distance(weights: Tensor, at: Tensor) -> Tensor:
     """`relative_distance` (per query) in windows whose tokens stand anywhere: (..., W, H, N, N) to (..., W, H, N).
 
     Among the tokens that stand somewhere rows sum to 1 again; a token that looks at none of them looks 0 far, and so does
@@ -83,7 +83,7 @@ def placed_distance(weights: Tensor, at: Tensor) -> Tensor:
     return torch.einsum("...whij,wij->...whi", weights, far) / total * stands[:, None]
 
 
-def steepness_of(weights: Tensor) -> Tensor:
+def steepness_of_weights(weights: Tensor) -> Tensor:
     """`steepness` at temperature 1 of rows that left the softmax: sum_j (a_j - a_j^2), (..., N) to (...)."""
     return (weights - weights.square()).sum(-1)
 
@@ -94,7 +94,7 @@ def steepness(scores: Tensor, *, temperature: float = 1.0) -> Tensor:
     The Jacobian is symmetric and positive semi-definite, so this is its trace; it is largest, t (1 - 1/N), for uniform a.
     `scores` is (..., N), the result (...).
     """
-    return temperature * steepness_of(torch.softmax(temperature * scores, dim=-1))
+    return temperature * steepness_of_weights(torch.softmax(temperature * scores, dim=-1))
 
 
 class ScaleStatistics(NamedTuple):

@@ -17,7 +17,7 @@ from attngraft.grafting.apply import patch, restore
 from attngraft.grafting.where import near_paths, parse_where
 from attngraft.hosts import Host, find_host
 from attngraft.recording.recording import Recording
-from attngraft.recording.token_coordinates import Standing
+from attngraft.recording.token_coordinates import TokenCoordinates
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def record(
     chosen = {place.site for place in places}
     geometries = {site.path: site.geometry for site in host.sites if site.path in chosen}
     own = _own_images(host, geometries.values())
-    standing = Standing(geometries, None if own is None else (own[2], own[3]))
+    standing = TokenCoordinates(geometries, None if own is None else (own[2], own[3]))
     recording = Recording(None if what is None else frozenset([what] if isinstance(what, str) else what), standing)
     patched = [place.module for place in places if place.carries and not isinstance(place.module, GraftedModule)]
     heard: list[tuple[Any, Recorder | None]] = []
@@ -93,7 +93,7 @@ def _own_images(host: Host, chosen: Collection[Geometry]) -> torch.Size | None:
 
 
 @contextmanager
-def _watched(host: Host, standing: Standing, own: torch.Size | None) -> Iterator[None]:
+def _watched(host: Host, standing: TokenCoordinates, own: torch.Size | None) -> Iterator[None]:
     """The size of all images that go through the model is told, also where only a part of it is called
     (`forward_features`)."""
     if own is None:

@@ -10,16 +10,16 @@ from torch import Tensor
 from attngraft.attention import AttentionGeometry
 from attngraft.attention.recorder import BLOCK_COORDINATES, TOKEN_COORDINATES
 from attngraft.errors import RecordError, UsageError
-from attngraft.recording.attention_maps import check_square, looks_of, looks_of_filters, put_back, scattered, whole_map
+from attngraft.recording.attention_maps import check_square, attention_map_for_query, filter_map_for_query, put_back, scattered, whole_map
 from attngraft.recording.reductions import REDUCTIONS, RunningMean
-from attngraft.recording.token_coordinates import Standing
+from attngraft.recording.token_coordinates import TokenCoordinates
 from attngraft.suggest import did_you_mean
 
 #: what `gates` stands for: everything by which a graft weighs something of the host's
 GATES = frozenset({"alpha", "beta", "gate", "lambda", "scale"})
 
 #: hook points at which hosts that keep maps have them, (B, rows, columns, C)
-ON_MAPS = frozenset({"attn.end", "mlp.front", "mlp.mid", "mlp.end", "space"})
+MAP_HOOK_POINTS = frozenset({"attn.end", "mlp.front", "mlp.mid", "mlp.end", "space"})
 
 #: axes of filters (B, H, K, rows, columns), where maps (B, H, Nq, Nk) have one less
 FILTERS = 5
@@ -46,8 +46,8 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     tokens have names (`prefix`). Where maps are too many to be kept, `reduce` keeps means of them.
     """
 
-    def __init__(self, what: frozenset[str] | None = None, standing: Standing | None = None) -> None:
-        self._what, self._standing = what, standing or Standing({})
+    def __init__(self, what: frozenset[str] | None = None, standing: TokenCoordinates | None = None) -> None:
+        self._what, self._standing = what, standing or TokenCoordinates({})
         self._offered: dict[str, dict[str, None]] = {}  # site -> names, in their order
         self._calls: dict[str, dict[str, list[Tensor]]] = {}
         self._reduced: dict[str, tuple[str, ...]] = {}  # name of maps -> what becomes of them
@@ -148,7 +148,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
             RecordError: the host does not say where the tokens of this site stand, or they are not as many as it says.
         """
         tokens = self[site][name]
-        if name in ON_MAPS and tokens.ndim == 4:
+        if name in MAP_HOOK_POINTS and tokens.ndim == 4:
             return self._map_of(site, name, tokens)
         if tokens.ndim == 3:
             return put_back(tokens, self._standing.places(site, tokens.shape[1]))
@@ -186,9 +186,9 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         """
         weights = self[site][name]
         if weights.ndim == FILTERS:
-            return looks_of_filters(weights, query)
+            return filter_map_for_query(weights, query)
         check_square(weights)
-        return looks_of(weights, self._standing.places(site, weights.shape[-1]), query)
+        return attention_map_for_query(weights, self._standing.places(site, weights.shape[-1]), query)
 
     def whole(self, site: str, name: str = "weights") -> Tensor:
         """The map of the image, (B, H, rows * columns, rows * columns), windows in their places and 0 between them.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attngraft.errors import RecordError
 from attngraft.recording.attention_maps import coordinates, put_back
-from attngraft.recording.measures import entropy, placed_distance, relative_distance, steepness_of, without_prefix
+from attngraft.recording.measures import entropy, windowed_distance, relative_distance, steepness_of_weights, without_prefix
 
 
 class Around(NamedTuple):
@@ -84,7 +84,7 @@ def _patch_ceiling(weights: Tensor, around: Around) -> Tensor:
 def _distance(weights: Tensor, around: Around) -> Tensor:
     if _placed(weights, around):
         windows, at = _by_windows(weights, around)
-        return _rows(placed_distance(windows, at).flatten(0, 1), weights, around)
+        return _rows(windowed_distance(windows, at).flatten(0, 1), weights, around)
     spatial = (
         without_prefix(weights, around.prefix) if around.prefix and weights.shape[-1] == weights.shape[-2] else weights
     )
@@ -101,7 +101,7 @@ def _evenness(weights: Tensor, around: Around) -> Tensor:
     keys = weights.shape[-1]
     if keys < 2:
         raise RecordError("its rows have one key, which gets all: a softmax of one number has no steepness")
-    return _rows(steepness_of(weights) / (1 - 1 / keys), weights, around)
+    return _rows(steepness_of_weights(weights) / (1 - 1 / keys), weights, around)
 
 
 #: name -> what becomes of maps (B, H, Nq, Nk), by image; their mean over all images is kept
@@ -114,7 +114,7 @@ REDUCTIONS: Mapping[str, Callable[[Tensor, Around], Tensor]] = {
         torch.full(weights.shape[:-1], math.log(weights.shape[-1])), weights, around
     ),
     "patch_ceiling": _patch_ceiling,
-    "steepness": lambda weights, around: _rows(steepness_of(weights), weights, around),
+    "steepness": lambda weights, around: _rows(steepness_of_weights(weights), weights, around),
     "evenness": _evenness,
 }
 

@@ -13,7 +13,7 @@ from attngraft.recording.attention_maps import grid_at, interleaved
 from attngraft.recording.reductions import Around
 
 
-class Standing:
+class TokenCoordinates:
     """What is known of the tokens of the chosen sites.
 
     Args:

@@ -42,7 +42,7 @@ def test_shifted_windows_stand_in_their_places() -> None:
     with torch.no_grad(), attngraft.record(model, "weights") as recording:
         model(inputs(given, [0]))
     for site in recording:
-        whole = recording.whole(site)[0].double()
+        whole = recording.full_attention_map(site)[0].double()
         expected = torch.special.entr(whole).sum(-1)
         for head, values in enumerate(expected):
             rows = rows_of(finding, layer=site, head=str(head))

@@ -9,8 +9,8 @@ import torch
 
 from attngraft.analysis.ask import Ask
 from attngraft.errors import TrainingError, UsageError
-from attngraft.targets.handle import Subject
-from attngraft.targets.images import Album, numbered_names
+from attngraft.targets.handle import ModelHandle
+from attngraft.targets.images import ImageSet, numbered_names
 from attngraft.targets.test_sets import CLASSES, synsets
 from attngraft.tasks.images.heads import mean_logits
 
@@ -67,7 +67,7 @@ def answers_of_all(ask: Ask) -> Answered:
     return Answered(models=found, images="the validation images at the last epoch")
 
 
-def _saved(subject: Subject) -> Answers:
+def _saved(subject: ModelHandle) -> Answers:
     record = subject.record
     if record is None or record.predictions is None:
         raise TypeError(f"{subject.name} saved nothing")  # whoever asks has looked
@@ -90,7 +90,7 @@ def _saved(subject: Subject) -> Answers:
     )
 
 
-def _given(ask: Ask, subject: Subject) -> Answers:
+def _given(ask: Ask, subject: ModelHandle) -> Answers:
     """By running the model."""
     album = ask.images
     labels = _labels(album)
@@ -112,7 +112,7 @@ def _given(ask: Ask, subject: Subject) -> Answers:
     )
 
 
-def _labels(album: Album) -> np.ndarray:
+def _labels(album: ImageSet) -> np.ndarray:
     if album.labels is None or not album.classes:
         raise UsageError(
             f"{album.where}: these images have no labels, so that no answer is right or wrong; give labelled images with "
@@ -129,7 +129,7 @@ def _outputs(outputs: object) -> int:
     return int(head.shape[-1]) if isinstance(head, torch.Tensor) else 0
 
 
-def _columns(subject: Subject, album: Album, outputs: int) -> list[int]:
+def _columns(subject: ModelHandle, album: ImageSet, outputs: int) -> list[int]:
     """Which of a model's outputs stands for each of the data's classes: by their names; where nobody named the model's, it
     is one of ImageNet or has as many as the data."""
     known = subject.classes

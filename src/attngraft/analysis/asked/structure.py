@@ -21,7 +21,7 @@ from attngraft.errors import RecordError
 from attngraft.recording.record import record
 from attngraft.results.analysis import Finding, Panel, Picture, Pictures, Row
 from attngraft.results.sections import Cell
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _STAGE = "attn.end"
 
@@ -101,7 +101,7 @@ def _means(names: Sequence[str], rows: Sequence[_Numbers], lines: str) -> dict[s
     return found
 
 
-def _sites(ask: Ask, first: Subject, second: Subject) -> tuple[str, str]:
+def _sites(ask: Ask, first: ModelHandle, second: ModelHandle) -> tuple[str, str]:
     """The first attention layer on the map that both have by one name; where they share none, the first of each."""
     ours, theirs = (_on_map(ask, subject) for subject in (first, second))
     common = next((site for site in ours if site in theirs), None)
@@ -116,7 +116,7 @@ def _sites(ask: Ask, first: Subject, second: Subject) -> tuple[str, str]:
     return pair
 
 
-def _on_map(ask: Ask, subject: Subject) -> Mapping[str, tuple[int, ...]]:
+def _on_map(ask: Ask, subject: ModelHandle) -> Mapping[str, tuple[int, ...]]:
     """Attention layers whose output is a map, with its shape, in the order in which they run."""
     _, _, inputs = next(ask.pictures(subject))
     reasons = ["none offers an output"]
@@ -135,7 +135,7 @@ def _on_map(ask: Ask, subject: Subject) -> Mapping[str, tuple[int, ...]]:
     return found
 
 
-def _maps(subject: Subject, site: str, inputs: Tensor) -> Tensor:
+def _maps(subject: ModelHandle, site: str, inputs: Tensor) -> Tensor:
     with record(subject.model, _STAGE, sites=site) as recording:
         subject.model(inputs)
     return features(recording, site, _STAGE).float().cpu()
