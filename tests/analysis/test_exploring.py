@@ -108,7 +108,7 @@ def test_what_looks_the_same_everywhere_reaches_the_ceiling() -> None:
 def test_a_row_that_looks_at_the_filling_alone() -> None:
     places = torch.tensor([[0, 1]])  # the third token of the window is none
     weights = torch.tensor([[[[0.0, 0.0, 1.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]]])
-    found = REDUCTIONS["patch_entropy"](weights, TokenLayout(places=places))
+    found = REDUCTIONS["patch_entropy"](weights, TokenLayout(token_indices=places))
     torch.testing.assert_close(found, torch.tensor([[[0.0, math.log(2)]]]))
 
 
@@ -145,7 +145,7 @@ def test_latents() -> None:
     found = explored(model, image(64))
     assert all(layer.places.shape == (4, 4) for layer in found.layers)
     assert set(found.skipped) == {f"blocks.{block}.self_attention_latents.attn" for block in (0, 1)}
-    assert all("stand on no grid" in why for why in found.skipped.values())
+    assert all("they have no grid" in why for why in found.skipped.values())
 
 
 def test_latents_and_tokens_that_attend_one_after_the_other() -> None:

@@ -20,7 +20,7 @@ def test_a_query_counts_by_the_key_that_it_agrees_with_best() -> None:
 
 def recorded(weights: torch.Tensor, places: torch.Tensor) -> Recording:
     """As a host with windows would have said it."""
-    recording = Recording(standing=TokenCoordinates({"attn": Geometry(dim=4)}))
+    recording = Recording(coordinates=TokenCoordinates({"attn": Geometry(dim=4)}))
     recording.add("attn", "places", places)
     recording.add("attn", "bisa.inverse_weights", weights)
     return recording

@@ -80,7 +80,7 @@ def test_a_sequence_stands_behind_its_leading_tokens() -> None:
     assert torch.equal(
         recording.on_map("blocks.0.attn", "tokens").flatten(1, 2), recording["blocks.0.attn"]["tokens"][:, 2:]
     )
-    with pytest.raises(UsageError, match=r"the map is 2 x 2; it has no place \(2, 0\)"):
+    with pytest.raises(UsageError, match=r"position \(2, 0\) is outside the map of 2 x 2"):
         recording.attention_map_for_query("blocks.0.attn", (2, 0))
 
 
@@ -89,14 +89,14 @@ def test_what_is_not_known_is_said() -> None:
     with torch.no_grad(), attngraft.record(other, {"weights"}) as recording:
         other(torch.randn(1, 3, 64, 64))
     site = next(iter(recording))
-    with pytest.raises(attngraft.RecordError, match="do not say how they cut windows"):
+    with pytest.raises(attngraft.RecordError, match="do not report how they cut windows"):
         recording.token_indices(site)
 
 
 def test_maps_whose_queries_are_no_keys_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"\(1, 2, 3, 4\) is no map"):
+    with pytest.raises(UsageError, match=r"expected an attention map .*, got \(1, 2, 3, 4\)"):
         attention_map_for_query(torch.zeros(1, 2, 3, 4), torch.arange(4).view(2, 2), (0, 0))
-    with pytest.raises(UsageError, match="3 sequences of 4 tokens are no windows"):
+    with pytest.raises(UsageError, match="3 sequences of 4 tokens do not fit"):
         attention_map_for_query(torch.zeros(3, 2, 4, 4), torch.arange(8).view(2, 4), (0, 0))
 
 
@@ -115,6 +115,8 @@ def test_filters_of_neighborhoods_are_scattered() -> None:
     found = whole @ values.unflatten(1, (heads, 3)).flatten(3).transpose(2, 3)
     torch.testing.assert_close(found.transpose(2, 3).reshape(expected.shape), expected)
     for query in ((0, 0), (3, 6)):
-        assert torch.equal(recording.attention_map_for_query(site, query, name).flatten(2), whole[:, :, query[0] * columns + query[1]])
-    with pytest.raises(UsageError, match="16 offsets are no neighborhood"):
+        assert torch.equal(
+            recording.attention_map_for_query(site, query, name).flatten(2), whole[:, :, query[0] * columns + query[1]]
+        )
+    with pytest.raises(UsageError, match="16 offsets are not a neighborhood"):
         filters_to_attention_map(torch.zeros(1, 1, 16, 4, 4))

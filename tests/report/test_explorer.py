@@ -75,7 +75,7 @@ def test_what_makes_no_page(picture: Path, tmp_path: Path, monkeypatch: pytest.M
     out = tmp_path / "page.html"
     with pytest.raises(UsageError, match="3 models"):
         explore({name: vit() for name in "abc"}, picture, out=out)
-    with pytest.raises(DataError, match="this is no image"):
+    with pytest.raises(DataError, match="cannot be read as an image"):
         explore({"a": vit()}, Path(__file__), out=out)
     with pytest.raises(DataError, match="nowhere.png"):
         explore({"a": vit()}, tmp_path / "nowhere.png", out=out)

@@ -51,12 +51,14 @@ class Ask:
     @property
     def saved(self) -> bool:
         """Whether what the models answered is known from their runs: all saved it, and no other images were named."""
-        return not (self.album is not None and self.album.named) and all(each.saved for each in self.subjects)
+        return not (self.album is not None and self.album.user_chosen) and all(
+            each.has_predictions for each in self.subjects
+        )
 
     def batches(self, subject: ModelHandle, *, least: int = 1) -> Iterator[Tensor]:
         """Up to `limit` images as the model takes them; the same images for every model. A last batch of fewer than `least`
         images is left out."""
-        places = self.images.some(self.limit)
+        places = self.images.sample(self.limit)
         for start in range(0, len(places), self.batch):
             part = places[start : start + self.batch]
             if len(part) >= least:
@@ -65,7 +67,7 @@ class Ask:
 
     def pictures(self, subject: ModelHandle) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Up to `shown` images: name, what the model sees as bytes (C, H, W), and as it takes it, (1, C, H, W)."""
-        for place in self.images.some(self.shown):
+        for place in self.images.sample(self.shown):
             view = subject.view(self.images.open(place))
             yield self.images.names[place], view, subject.inputs([view])
             self.progress(1)

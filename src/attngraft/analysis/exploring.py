@@ -152,7 +152,10 @@ def _of_maps(recording: Recording, site: str, name: str) -> Layer:
     if windows != int(places.max()) // tokens + 1:
         raise RecordError(f"{site}: its {windows} sequences of {tokens} tokens are no windows of one map of the image")
     are_shares, prefix = name == "weights", recording.prefix(site)
-    around, among = TokenLayout(len(prefix), places=places), "" if prefix else "patch_"  # what fills windows up is no place
+    around, among = (
+        TokenLayout(len(prefix), token_indices=places),
+        "" if prefix else "patch_",
+    )
     spread, most = (REDUCTIONS[f"{among}{name}"](maps, around).mean((0, 2)) for name in ("entropy", "ceiling"))
     return Layer(
         site=_title(site, name),
@@ -163,7 +166,9 @@ def _of_maps(recording: Recording, site: str, name: str) -> Layer:
         prefix=prefix,
         entropy=_floats(spread) if are_shares else (),
         ceiling=float(most.mean()),
-        distance=_floats(_by_place(windowed_distance(maps, normalized_coordinates(places, tokens)), places)) if are_shares else (),
+        distance=_floats(_by_place(windowed_distance(maps, normalized_coordinates(places, tokens)), places))
+        if are_shares
+        else (),
     )
 
 
@@ -218,7 +223,9 @@ def _of_shares(filters: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def _of_latents(recording: Recording, site: str, first: str) -> Layer:
     found = {name: recording[site][name][0].float().cpu() for name in _LATENTS if name in recording[site]}
     ours = found.get(_LATENTS[0])
-    rows, columns = recording.token_indices(site).shape if ours is None else recording.keys_on_map(site, first).shape[-2:]
+    rows, columns = (
+        recording.token_indices(site).shape if ours is None else recording.keys_on_map(site, first).shape[-2:]
+    )
     return Layer(
         site=site,
         kind="latents",

@@ -182,7 +182,7 @@ def analyze(
         subjects = open_models(
             model or [], names=name or [], weights=weights.value, pretrained=pretrained, arguments=arguments
         )
-    saved = not (image or data or split) and all(subject.saved for subject in subjects)
+    saved = not (image or data or split) and all(subject.has_predictions for subject in subjects)
     needs = any(each.needs_images(saved=saved) for each in wanted)
     given = {"latents": ("--latent", latent), "filters": ("--at", at), "structure": ("--label-maps", label_maps)}
     for analysis, (option, value) in given.items():
@@ -295,7 +295,7 @@ def _made(ask: Ask, analysis: Analysis, weights: str) -> dict[str, Any]:
     made: dict[str, Any] = {"command": shlex.join(["attngraft", *sys.argv[1:]])}
     if ask.album is not None and analysis.images != "none" and not (analysis.answers and ask.saved):
         count = min(len(ask.album), ask.shown if analysis.images == "shown" else ask.limit)
-        made["images"] = f"{count} of {ask.album.where}"
+        made["images"] = f"{count} of {ask.album.source}"
     if any(subject.record is not None for subject in ask.subjects):
         made["weights"] = weights
     return made | {"made": datetime.now(UTC).isoformat(timespec="seconds"), "attngraft": __version__}

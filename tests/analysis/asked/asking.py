@@ -55,7 +55,7 @@ def album(count: int = 10) -> ImageSet:
     """Images of noise, class by class."""
     pixels = np.random.default_rng(0).integers(0, 255, (count, SIDE, SIDE, 3), dtype=np.uint8)
     return ImageSet(
-        where="noise",
+        source="noise",
         names=[f"noise/{place}" for place in range(count)],
         open=lambda place: Image.fromarray(pixels[place]),
         labels=np.arange(count) % 2,

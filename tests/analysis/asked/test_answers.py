@@ -44,7 +44,7 @@ def test_of_a_run_and_of_an_exported_folder(insects: Path, tmp_path: Path) -> No
     given = Ask(subjects=subjects, album=images_from_data(str(insects)), limit=12, batch=5, progress=seen.append)
     answered = answers.answers_of_all(given)
     assert sum(seen) == 2 * 12
-    places = given.images.some(12)
+    places = given.images.sample(12)
     files = [insects / given.images.names[place] for place in places]
     for where, each in zip((run, tmp_path / "taken"), answered.models, strict=True):
         said = [prediction.probabilities for prediction in open_model(where)(files)]
@@ -62,7 +62,7 @@ def test_saved_answers_are_those_of_the_own_images_and_the_last_weights(insects:
     target = np.zeros(3, dtype=np.int64)
     np.savez(run / "predictions.npz", name=["a", "b", "c"], target=target, predicted=target)
     own = images_from_data(str(insects))
-    given = Ask(subjects=(open_handle(str(run)),), album=replace(own, named=False))
+    given = Ask(subjects=(open_handle(str(run)),), album=replace(own, user_chosen=False))
     assert answers.answers_of_all(given).first.names == ("a", "b", "c")
     assert len(answers.answers_of_all(replace(given, album=own)).first.names) == 16, "somebody named these"
     best = replace(given.subjects[0], weights="best")

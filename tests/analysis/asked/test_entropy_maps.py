@@ -61,5 +61,5 @@ def test_layers_without_places_are_named() -> None:
 
 
 def test_a_model_without_such_maps() -> None:
-    with pytest.raises(RecordError, match="stand on no grid"):
+    with pytest.raises(RecordError, match="they have no grid"):
         entropy_maps.ANALYSIS(ask(bixt(), shown=1, sites="blocks.0"))

@@ -50,7 +50,7 @@ def answers_of_all(ask: Ask) -> Answered:
     names = [subject.name for subject in ask.subjects]
     if not ask.saved:
         found = [_given(ask, subject) for subject in ask.subjects]
-        images = f"{len(found[0].names)} labelled images of {ask.images.where}, among whose classes models choose"
+        images = f"{len(found[0].names)} labelled images of {ask.images.source}, among whose classes models choose"
         return Answered(models=found, images=images)
     found = [_saved(subject) for subject in ask.subjects]
     first = found[0]
@@ -94,7 +94,7 @@ def _given(ask: Ask, subject: ModelHandle) -> Answers:
     """By running the model."""
     album = ask.images
     labels = _labels(album)
-    places = album.some(ask.limit)
+    places = album.sample(ask.limit)
     predicted: list[np.ndarray] = []
     columns: list[int] | None = None
     with torch.no_grad():
@@ -115,11 +115,11 @@ def _given(ask: Ask, subject: ModelHandle) -> Answers:
 def _labels(album: ImageSet) -> np.ndarray:
     if album.labels is None or not album.classes:
         raise UsageError(
-            f"{album.where}: these images have no labels, so that no answer is right or wrong; give labelled images with "
+            f"{album.source}: these images have no labels, so that no answer is right or wrong; give labelled images with "
             "--data (a folder with a folder per class, a table, ...)"
         )
     if album.labels.ndim != 1:
-        raise UsageError(f"{album.where}: its images have several labels, or none; this compares single ones")
+        raise UsageError(f"{album.source}: its images have several labels, or none; this compares single ones")
     return album.labels
 
 
@@ -139,13 +139,13 @@ def _columns(subject: ModelHandle, album: ImageSet, outputs: int) -> list[int]:
         return list(range(outputs))
     if not known:
         raise UsageError(
-            f"{subject.name}: says {outputs} classes without names, and {album.where} has {len(album.classes)}; give a "
+            f"{subject.name}: says {outputs} classes without names, and {album.source} has {len(album.classes)}; give a "
             "run or an exported folder that was trained for these classes"
         )
     missing = [name for name in album.classes if name not in known]
     if missing:
         raise UsageError(
-            f"{subject.name}: does not know {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''} of {album.where}; "
+            f"{subject.name}: does not know {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''} of {album.source}; "
             f"it knows {', '.join(known[:3])}{', ...' if len(known) > 3 else ''}: give data whose classes it was trained for"
         )
     return [known.index(name) for name in album.classes]

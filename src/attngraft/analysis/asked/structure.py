@@ -50,7 +50,7 @@ def find(ask: Ask) -> Finding:
         rows = [row for batch in _measured(ask, sites, labels) for row in batch]
     lines = "edges" if labels is None else "boundaries"
     names = [subject.name for subject in ask.subjects]
-    images = [ask.images.names[place] for place in ask.images.some(ask.limit)]
+    images = [ask.images.names[place] for place in ask.images.sample(ask.limit)]
     table: list[list[Cell]] = [
         [name, sites[place], image, component, row[component][0], *row[component][1][place]]
         for component in _COMPONENTS
@@ -179,7 +179,7 @@ def _lines(ask: Ask, labels: LabelMaps | None, places: Sequence[int], inputs: Te
 
 def _measured(ask: Ask, sites: tuple[str, str], labels: LabelMaps | None) -> Iterator[list[_Numbers]]:
     first, second = ask.subjects
-    places = iter(ask.images.some(ask.limit))
+    places = iter(ask.images.sample(ask.limit))
     for ours, theirs in zip(ask.batches(first), ask.batches(second), strict=True):
         maps = _maps(first, sites[0], ours), _maps(second, sites[1], theirs)
         found = _compared(*maps, _lines(ask, labels, list(islice(places, len(ours))), ours, maps[0]))
@@ -197,7 +197,7 @@ def _shown(ask: Ask, sites: tuple[str, str], labels: LabelMaps | None) -> list[P
     first, second = ask.subjects
     rows: dict[str, list[PictureRow]] = {component: [] for component in _COMPONENTS}
     what = "its edges" if labels is None else "boundaries of its labels"
-    pairs = zip(ask.images.some(ask.shown), ask.pictures(first), ask.pictures(second), strict=True)
+    pairs = zip(ask.images.sample(ask.shown), ask.pictures(first), ask.pictures(second), strict=True)
     for place, (name, view, ours), (_, _, theirs) in pairs:
         maps = _maps(first, sites[0], ours), _maps(second, sites[1], theirs)
         edges = _lines(ask, labels, [place], ours, maps[0])
