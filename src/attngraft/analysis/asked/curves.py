@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from attngraft.analysis.ask import Analysis, Ask
 from attngraft.analysis.asked.layers import table_of
 from attngraft.results.analysis import Curves, Finding, Line
-from attngraft.results.epochs import epochs_to_baseline
+from attngraft.results.statistics import epochs_to_baseline
 from attngraft.targets.handle import ModelHandle
 from attngraft.training.build import build_task
 from attngraft.training.run_folder import RunRecord

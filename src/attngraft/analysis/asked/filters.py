@@ -15,7 +15,7 @@ from attngraft.analysis.asked.showing import marked, numbers_of
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
 from attngraft.recording.recording import FILTER_NDIM
-from attngraft.results.analysis import Finding, Picture, Pictures, Row
+from attngraft.results.analysis import Finding, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 
@@ -144,7 +144,7 @@ def find(ask: Ask) -> Finding:
 def _panel(name: str, image: _Image, *, heads: bool) -> Pictures:
     """The image with its places, then a layer (and head) a row, a place a column."""
     sites = list(image.layers)
-    rows = [Row(name="places", pictures=[Picture(image=image.pixels)])]
+    rows = [PictureRow(name="places", pictures=[Picture(image=image.pixels)])]
     signed = False
     for site, caption in zip(sites, captions(sites), strict=True):
         for head, filters in image.layers[site].shown(heads=heads):
@@ -152,7 +152,7 @@ def _panel(name: str, image: _Image, *, heads: bool) -> Pictures:
             pictures = [
                 Picture(values=numbers_of(each), caption=str(number)) for number, each in enumerate(filters, start=1)
             ]
-            rows.append(Row(name=f"{caption}, head {head}" if heads else caption, pictures=pictures))
+            rows.append(PictureRow(name=f"{caption}, head {head}" if heads else caption, pictures=pictures))
     return Pictures(title=f"{name}: filters on {image.name}", rows=rows, diverging=signed)
 
 

@@ -14,7 +14,7 @@ from attngraft.analysis.asked.showing import numbers_of
 from attngraft.analysis.receptive_field import area_holding, pixel_gradient
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
-from attngraft.results.analysis import Curves, Finding, Line, Picture, Pictures, Row
+from attngraft.results.analysis import Curves, Finding, Line, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 _STAGES = ("attn.end", "mlp.end")
@@ -95,7 +95,7 @@ def find(ask: Ask) -> Finding:
         "much as near ones, and a share of a field that is everywhere alike holds as much area, the dotted line.",
         subjects=names,
         panels=[
-            Pictures(title="log10 of the field", rows=[Row(name="", pictures=pictures)], low=_LEAST, high=0.0),
+            Pictures(title="log10 of the field", rows=[PictureRow(name="", pictures=pictures)], low=_LEAST, high=0.0),
             Curves(
                 title="area that holds a share of the field",
                 x_axis="share of the field",

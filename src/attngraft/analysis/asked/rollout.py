@@ -12,7 +12,7 @@ from attngraft.analysis.rollout import rollout
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import Finding, Picture, Pictures, Row
+from attngraft.results.analysis import Finding, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 
@@ -53,9 +53,9 @@ def find(ask: Ask) -> Finding:
     found, left_out = by_subject(ask, lambda subject: _maps(ask, subject))
     names = [subject.name for subject in ask.subjects]
     first = next(iter(found.values()))
-    rows = [Row(name="", pictures=[Picture(caption=name, image=image) for name, image, _ in first])]
+    rows = [PictureRow(name="", pictures=[Picture(caption=name, image=image) for name, image, _ in first])]
     rows += [
-        Row(name=names[place], pictures=[Picture(image=image, values=values) for _, image, values in maps])
+        PictureRow(name=names[place], pictures=[Picture(image=image, values=values) for _, image, values in maps])
         for place, maps in found.items()
     ]
     return Finding(
