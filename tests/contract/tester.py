@@ -234,15 +234,15 @@ class HostContract:
         """The host says where its windows' tokens stand, and puts them there itself."""
         if not self.places_known:
             with pytest.raises(attngraft.RecordError, match="do not say how they cut windows"):
-                recording.places(site.path)
+                recording.token_indices(site.path)
             return
-        places, ends = recording.places(site.path), recording[site.path]["attn.end"]
+        places, ends = recording.token_indices(site.path), recording[site.path]["attn.end"]
         assert site.geometry.grid in (None, tuple(places.shape))
         assert len(places.flatten().unique()) == places.numel()
         if site.geometry.own_keys and self.puts_back:
             back = recording.on_map(site.path, "tokens")
             torch.testing.assert_close(back, ends.view(back.shape))
-            assert recording.whole(site.path).sum(-1).max() < 1 + 1e-5
+            assert recording.full_attention_map(site.path).sum(-1).max() < 1 + 1e-5
 
     # -- every graft on the host ---------------------------------------------------------------------------------------
 
