@@ -12,7 +12,7 @@ from PIL import Image
 
 from attngraft.errors import HostError, TrainingError, UsageError
 from attngraft.export.run import export_run
-from attngraft.targets.handle import open_handle, model_handle
+from attngraft.targets.handle import model_handle, open_handle
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
 from tests.export.runs import CLASSES, make_run
@@ -45,13 +45,13 @@ def test_a_run_and_its_export_are_the_same_model(tmp_path: Path) -> None:
 
 
 def test_models_of_timm() -> None:
-    subject = open_handle("vit_tiny_patch16_224", arguments=TINY)
-    assert subject.name == "vit_tiny_patch16_224"
-    assert subject.classes == ()
-    model = subject.model
+    handle = open_handle("vit_tiny_patch16_224", arguments=TINY)
+    assert handle.name == "vit_tiny_patch16_224"
+    assert handle.classes == ()
+    model = handle.model
     config = timm.data.resolve_model_data_config(model) | {"input_size": (3, 16, 16)}
     expected = timm.data.create_transform(**config, is_training=False)(picture())
-    torch.testing.assert_close(subject.inputs([subject.view(picture())])[0], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(handle.inputs([handle.view(picture())])[0], expected, atol=1e-5, rtol=0)
     half = model_handle("half", model.half(), expects={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
     given = half.inputs([half.view(picture())])
     assert given.dtype == torch.float16
@@ -66,7 +66,7 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         open_handle(str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match="did you mean"):
         open_handle("vit_tiny_patch16_225")
-    with pytest.raises(UsageError, match="leave --pretrained"):
+    with pytest.raises(UsageError, match="--pretrained and --host-arg are for timm models"):
         open_handle(str(make_run(tmp_path / "run")), pretrained=True)
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -11,8 +11,8 @@ from attngraft.analysis.asked.offers import without_maps
 from attngraft.analysis.asked.showing import numbers_of, png
 from attngraft.analysis.class_token import class_looks
 from attngraft.recording.record import record
-from attngraft.results.analysis import Finding, Picture, Pictures, Row
-from attngraft.targets.handle import Subject
+from attngraft.results.analysis import Finding, Picture, PictureRow, Pictures
+from attngraft.targets.handle import ModelHandle
 
 _LEAST = math.log(1e-8)  #: what smaller weights are drawn as
 
@@ -23,7 +23,7 @@ class _Model:
     no_map: dict[str, str]  #: layers that have no map, and why
 
 
-def _model(ask: Ask, subject: Subject) -> _Model:
+def _model(ask: Ask, subject: ModelHandle) -> _Model:
     found = _Model(images=[], no_map={})
     for name, view, inputs in ask.pictures(subject):
         with record(subject.model, "weights", sites=ask.sites) as recording:
@@ -38,9 +38,9 @@ def find(ask: Ask) -> Finding:
     found, left_out = by_subject(ask, lambda subject: _model(ask, subject))
     names = [subject.name for subject in ask.subjects]
     first = next(iter(found.values()))
-    rows = [Row(name="", pictures=[Picture(caption=name, image=image) for name, image, _ in first.images])]
+    rows = [PictureRow(name="", pictures=[Picture(caption=name, image=image) for name, image, _ in first.images])]
     rows += [
-        Row(name=names[place], pictures=[Picture(values=list(logs.values())) for _, _, logs in model.images])
+        PictureRow(name=names[place], pictures=[Picture(values=list(logs.values())) for _, _, logs in model.images])
         for place, model in found.items()
     ]
     every = [value for model in found.values() for _, _, logs in model.images for row in logs.values() for value in row]

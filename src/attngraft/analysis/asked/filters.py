@@ -14,10 +14,10 @@ from attngraft.analysis.asked.offers import offered
 from attngraft.analysis.asked.showing import marked, numbers_of
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
-from attngraft.recording.recording import FILTERS
-from attngraft.results.analysis import Finding, Picture, Pictures, Row
+from attngraft.recording.recording import FILTER_NDIM
+from attngraft.results.analysis import Finding, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _NAME = "local_filters"
 
@@ -51,7 +51,7 @@ class _Image:
     layers: dict[str, _Filters] = field(default_factory=dict)
 
 
-def _images(ask: Ask, subject: Subject) -> list[_Image]:
+def _images(ask: Ask, subject: ModelHandle) -> list[_Image]:
     found: list[_Image] = []
     names: dict[str, str] = {}
     for image, view, inputs in ask.pictures(subject):
@@ -61,7 +61,7 @@ def _images(ask: Ask, subject: Subject) -> list[_Image]:
         filters = {
             site: recording[site][name][0].float().cpu()
             for site, name in names.items()
-            if recording[site][name].ndim == FILTERS
+            if recording[site][name].ndim == FILTER_NDIM
         }
         if not filters:
             raise RecordError("its filters are the same at every place of an image; those of elsa differ")
@@ -71,7 +71,7 @@ def _images(ask: Ask, subject: Subject) -> list[_Image]:
     return found
 
 
-def _named(subject: Subject, inputs: Tensor, sites: str) -> dict[str, str]:
+def _named(subject: ModelHandle, inputs: Tensor, sites: str) -> dict[str, str]:
     """Site to the name of its filters."""
     found = offered(subject, inputs, sites=sites, called=(_NAME,))
     if not found:
@@ -144,7 +144,7 @@ def find(ask: Ask) -> Finding:
 def _panel(name: str, image: _Image, *, heads: bool) -> Pictures:
     """The image with its places, then a layer (and head) a row, a place a column."""
     sites = list(image.layers)
-    rows = [Row(name="places", pictures=[Picture(image=image.pixels)])]
+    rows = [PictureRow(name="places", pictures=[Picture(image=image.pixels)])]
     signed = False
     for site, caption in zip(sites, captions(sites), strict=True):
         for head, filters in image.layers[site].shown(heads=heads):
@@ -152,7 +152,7 @@ def _panel(name: str, image: _Image, *, heads: bool) -> Pictures:
             pictures = [
                 Picture(values=numbers_of(each), caption=str(number)) for number, each in enumerate(filters, start=1)
             ]
-            rows.append(Row(name=f"{caption}, head {head}" if heads else caption, pictures=pictures))
+            rows.append(PictureRow(name=f"{caption}, head {head}" if heads else caption, pictures=pictures))
     return Pictures(title=f"{name}: filters on {image.name}", rows=rows, diverging=signed)
 
 

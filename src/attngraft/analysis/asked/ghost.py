@@ -16,9 +16,9 @@ from attngraft.analysis.asked.showing import numbers_of
 from attngraft.attention import AttentionGeometry, Geometry
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
-from attngraft.results.analysis import Finding, Panel, Picture, Pictures, Row
+from attngraft.results.analysis import Finding, Panel, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _KINDS = {"ghost_mul": "multiplier", "ghost_add": "addend"}
 _FEW = 10  #: channels of a layer that are shown beside their mean
@@ -36,7 +36,7 @@ class _Matrices:
     values: Tensor
 
 
-def _matrices(ask: Ask, subject: Subject) -> list[_Matrices]:
+def _matrices(ask: Ask, subject: ModelHandle) -> list[_Matrices]:
     host = host_of(subject)
     geometries = {site.path: site.geometry for site in host.sites}
     like = next(subject.model.parameters())
@@ -113,7 +113,7 @@ def _by_layer(name: str, layers: Sequence[_Matrices]) -> Iterator[Pictures]:
     for kind, of_kind in _by_kind(layers).items():
         names = captions([each.site for each in of_kind])
         rows = [
-            Row(
+            PictureRow(
                 name=name_of_layer,
                 pictures=[Picture(values=numbers_of(each.values.mean(0)), caption="mean"), *_channels(each, _FEW)],
             )
@@ -126,7 +126,9 @@ def _all_channels(name: str, layers: Sequence[_Matrices]) -> Iterator[Pictures]:
     """A panel for each layer."""
     for each in layers:
         pictures = _channels(each, _MOST)
-        rows = [Row(name="", pictures=pictures[start : start + _WIDE]) for start in range(0, len(pictures), _WIDE)]
+        rows = [
+            PictureRow(name="", pictures=pictures[start : start + _WIDE]) for start in range(0, len(pictures), _WIDE)
+        ]
         yield Pictures(title=f"{name}: {each.kind} of {each.site}", rows=rows, diverging=True)
 
 

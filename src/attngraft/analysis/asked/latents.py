@@ -14,9 +14,9 @@ from attngraft.analysis.asked.offers import offered
 from attngraft.analysis.asked.showing import backdrop, numbers_of, png
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
-from attngraft.results.analysis import Finding, Panel, Picture, Pictures, Row
+from attngraft.results.analysis import Finding, Panel, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _LOOKS = "latents_to_tokens"
 _CHOSEN = 4  #: latents that are followed through the layers, where nobody names them
@@ -38,7 +38,7 @@ class _Image:
         return numbers_of(of_latent.mean(0) if head is None else of_latent[head])
 
 
-def _images(ask: Ask, subject: Subject) -> list[_Image]:
+def _images(ask: Ask, subject: ModelHandle) -> list[_Image]:
     found: list[_Image] = []
     for name, view, inputs in ask.pictures(subject):
         if not found and not offered(subject, inputs, sites=ask.sites, called=(_LOOKS,)):
@@ -108,7 +108,7 @@ def _through(name: str, image: _Image, *, latents: Sequence[int], heads: bool) -
     """A latent (and head) a row, a layer a column."""
     sites = list(image.maps)
     first = image.maps[sites[0]]
-    rows = [Row(name="image", pictures=[Picture(image=image.pixels)])]
+    rows = [PictureRow(name="image", pictures=[Picture(image=image.pixels)])]
     for latent in _chosen(first, latents):
         for head in _heads(first, apart=heads):
             maps = [
@@ -117,7 +117,7 @@ def _through(name: str, image: _Image, *, latents: Sequence[int], heads: bool) -
                 if head is None or head < len(image.maps[site])
             ]
             title = f"latent {latent}" if head is None else f"latent {latent}, head {head}"
-            rows.append(Row(name=title, pictures=maps))
+            rows.append(PictureRow(name=title, pictures=maps))
     return Pictures(title=f"{name}: latents through the layers, {image.name}", rows=rows)
 
 
@@ -133,7 +133,7 @@ def _all(name: str, image: _Image, head: int | None) -> Pictures:
     for start in range(0, count, _WIDE):
         stop = min(start + _WIDE, count)
         pictures = [Picture(image=image.under, values=image.map(site, each, head)) for each in range(start, stop)]
-        rows.append(Row(name=f"latents {start} to {stop - 1}", pictures=pictures))
+        rows.append(PictureRow(name=f"latents {start} to {stop - 1}", pictures=pictures))
     of_head = "" if head is None else f", head {head}"
     return Pictures(title=f"{name}: all latents in {site}{of_head}, {image.name}", rows=rows)
 

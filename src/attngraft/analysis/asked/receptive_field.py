@@ -14,8 +14,8 @@ from attngraft.analysis.asked.showing import numbers_of
 from attngraft.analysis.receptive_field import area_holding, pixel_gradient
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
-from attngraft.results.analysis import Curves, Finding, Line, Picture, Pictures, Row
-from attngraft.targets.handle import Subject
+from attngraft.results.analysis import Curves, Finding, Line, Picture, PictureRow, Pictures
+from attngraft.targets.handle import ModelHandle
 
 _STAGES = ("attn.end", "mlp.end")
 _SHARES = (0.2, 0.3, 0.5, 0.99)  #: as Ding et al. report them
@@ -34,7 +34,7 @@ class _Field:
     areas: dict[float, float]  #: share to the part of the image that holds it
 
 
-def _field(ask: Ask, subject: Subject) -> _Field:
+def _field(ask: Ask, subject: ModelHandle) -> _Field:
     site, stage = _last(ask, subject)
 
     def at_site(images: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def _field(ask: Ask, subject: Subject) -> _Field:
     )
 
 
-def _last(ask: Ask, subject: Subject) -> tuple[str, str]:
+def _last(ask: Ask, subject: ModelHandle) -> tuple[str, str]:
     """Site and stage of the last layer whose output is a map."""
     _, _, inputs = next(ask.pictures(subject))
     stages = offered(subject, inputs, sites=ask.sites, called=_STAGES)
@@ -95,7 +95,7 @@ def find(ask: Ask) -> Finding:
         "much as near ones, and a share of a field that is everywhere alike holds as much area, the dotted line.",
         subjects=names,
         panels=[
-            Pictures(title="log10 of the field", rows=[Row(name="", pictures=pictures)], low=_LEAST, high=0.0),
+            Pictures(title="log10 of the field", rows=[PictureRow(name="", pictures=pictures)], low=_LEAST, high=0.0),
             Curves(
                 title="area that holds a share of the field",
                 x_axis="share of the field",

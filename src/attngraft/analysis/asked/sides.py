@@ -11,7 +11,7 @@ from attngraft.analysis.asked.answers import Answers, answers_of_all
 from attngraft.analysis.asked.layers import table_of
 from attngraft.analysis.asked.showing import png
 from attngraft.analysis.sides import changed_sides
-from attngraft.results.analysis import Finding, Grid, Panel, Picture, Pictures, Row
+from attngraft.results.analysis import Finding, Grid, Panel, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 
 _MOST = 8  #: images of a side that are shown
@@ -69,7 +69,9 @@ def _pictures(ask: Ask, first: Answers, second: Answers, sides: dict[str, np.nda
             if len(places)
             else places
         )
-        rows.append(Row(name=side, pictures=[_picture(ask, first, second, int(place), there) for place in chosen]))
+        rows.append(
+            PictureRow(name=side, pictures=[_picture(ask, first, second, int(place), there) for place in chosen])
+        )
     return (
         [Pictures(title="images that changed sides", rows=[row for row in rows if row.pictures])]
         if any(row.pictures for row in rows)
