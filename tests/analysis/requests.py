@@ -19,8 +19,8 @@ from torch import nn
 import attngraft.models  # noqa: F401 - registers BiXT
 from attngraft.analysis.catalog import load_analysis, save_analysis
 from attngraft.analysis.request import Analysis, AnalysisRequest
-from attngraft.report.analyses import analyses_html
-from attngraft.report.findings import finding_csv, finding_plots, in_words
+from attngraft.drawing.panels import analysis_plots, panel_drawing
+from attngraft.report.analyses import analyses_html, analysis_csv
 from attngraft.results.analysis import AnalysisResult
 from attngraft.targets.handle import ModelHandle, model_handle
 from attngraft.targets.images import ImageSet
@@ -94,16 +94,16 @@ def run_and_check(analysis: Analysis, given: AnalysisRequest, folder: Path) -> A
         assert sum(seen) > 0, "it says how far it is"
     again = load_analysis(save_analysis(result, folder))
     assert again == replace(result, made=dict(result.made))
-    files = finding_plots(result)
+    files = analysis_plots(result)
     assert {f"{result.name}.png", f"{result.name}.svg", f"{result.name}-dark.png"} <= files.keys()
     assert files[f"{result.name}.png"].startswith(b"\x89PNG")
-    rows = list(csv.reader(io.StringIO(finding_csv(result))))
+    rows = list(csv.reader(io.StringIO(analysis_csv(result))))
     assert len(rows) == 1 + len(result.table.rows) > 1
     assert all(len(row) == len(result.table.columns) for row in rows)
     page = analyses_html([result], title="<b>a page</b>")
     assert "<b>a page" not in page
     assert f'id="analysis-{result.name}"' in page
-    assert all(in_words(result, panel) for panel in result.panels)
+    assert all(panel_drawing(result, panel).alt for panel in result.panels)
     return result
 
 

@@ -13,7 +13,7 @@ from attngraft.analysis.panels import Values, image_row, map_values, png, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, recorded, sites_without_maps
 from attngraft.errors import RecordError
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Picture, Pictures, PictureRow
+from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 _LEAST = math.log(1e-8)  #: lower limit of the colors
@@ -75,7 +75,9 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 def run(request: AnalysisRequest) -> AnalysisResult:
     models, left_out = measure_models(request, _measure)
     rows = [image_row((image.name, image.pixels) for image in models[0][2])]
-    rows += [PictureRow(name=name, pictures=[Picture(values=image.logs) for image in images]) for _, name, images in models]
+    rows += [
+        PictureRow(name=name, pictures=[Picture(values=image.logs) for image in images]) for _, name, images in models
+    ]
     every = [value for _, _, images in models for image in images for row in image.logs for value in row]
     return ANALYSIS.result(
         request,

@@ -14,7 +14,7 @@ from attngraft.errors import RecordError
 from attngraft.recording.attention_maps import tokens_to_map
 from attngraft.recording.measures import entropy, without_prefix
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Picture, Pictures, PictureRow
+from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 
@@ -55,8 +55,8 @@ def _entropy_on_map(recording: Recording, site: str) -> Tensor:
     windows, _, queries, keys = weights.shape
     if queries != keys or (windows == 1 and queries != prefix + indices.numel()):
         raise RecordError(
-            f"{site!r} has maps of {queries} x {keys} tokens for {indices.numel()} positions of the image; entropy maps need "
-            "tokens that all attend to each other"
+            f"{site!r} has maps of {queries} x {keys} tokens for {indices.numel()} positions of the image; entropy maps "
+            "need tokens that all attend to each other"
         )
     rows = entropy(without_prefix(weights, prefix) if prefix else weights)  # (W, H, N), without the prefix
     tokens = torch.nn.functional.pad(rows, (prefix, 0)).transpose(1, 2)  # token indices count the prefix too

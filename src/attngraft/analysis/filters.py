@@ -14,7 +14,7 @@ from attngraft.analysis.panels import cells, head_maps, map_values, marked, tabl
 from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, measure_models, recorded
 from attngraft.errors import RecordError
 from attngraft.recording.recording import FILTER_NDIM
-from attngraft.results.analysis import AnalysisResult, Picture, Pictures, PictureRow
+from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 Positions = Sequence[tuple[float, float]]  #: (row, column) as fractions of the map's sides

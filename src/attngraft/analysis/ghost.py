@@ -14,7 +14,7 @@ from attngraft.analysis.panels import map_values, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, host_of, measure_models, recorded
 from attngraft.attention import AttentionGeometry, Geometry
 from attngraft.errors import RecordError
-from attngraft.results.analysis import AnalysisResult, Panel, Picture, Pictures, PictureRow
+from attngraft.results.analysis import AnalysisResult, Panel, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 
@@ -85,8 +85,8 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         "values or each ghost head of the graft ghost, by the offset of the neighbor from the position in the middle. They "
         "are the same for every image. Red is above 0, blue below; each picture has its own color scale. "
         + (f"At most {_MOST} channels of a layer, evenly spaced. " if request.heads else "")
-        + "The table has the mean and the deviation over channels, of all offsets and of each. The multiplier is initialized "
-        "from a normal distribution of deviation 1, the addend of 0.02 (identity: 1 and 0).",
+        + "The table has the mean and the deviation over channels, of all offsets and of each. The multiplier is "
+        "initialized from a normal distribution of deviation 1, the addend of 0.02 (identity: 1 and 0).",
         panels=[panel for _, name, layers in models for panel in panels(name, layers)],
         table=table(
             ["model", "layer", "matrix", "down", "right", "mean", "deviation", "least", "largest"],
@@ -118,7 +118,8 @@ def _by_channel(name: str, layers: Sequence[_Matrices]) -> Iterator[Panel]:
     for each in layers:
         pictures = each.pictures(_MOST)
         rows = [
-            PictureRow(name="", pictures=pictures[start : start + _PER_ROW]) for start in range(0, len(pictures), _PER_ROW)
+            PictureRow(name="", pictures=pictures[start : start + _PER_ROW])
+            for start in range(0, len(pictures), _PER_ROW)
         ]
         yield Pictures(title=f"{name}: {each.kind} of {each.site}", rows=rows, diverging=True)
 

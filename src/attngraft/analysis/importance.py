@@ -14,7 +14,7 @@ from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, 
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.attention_maps import tokens_to_map
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, Pictures, PictureRow
+from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 

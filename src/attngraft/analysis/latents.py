@@ -12,7 +12,7 @@ from attngraft.analysis.layers import captions
 from attngraft.analysis.panels import Values, backdrop, cells, map_values, png, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, measure_models, recorded
 from attngraft.errors import RecordError
-from attngraft.results.analysis import AnalysisResult, Picture, Pictures, PictureRow
+from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 

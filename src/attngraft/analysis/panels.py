@@ -61,7 +61,7 @@ def _encoded(image: Image.Image) -> str:
     return base64.b64encode(stream.getvalue()).decode()
 
 
-def image_row(images: Iterable[tuple[str, str]]) -> Row:
+def image_row(images: Iterable[tuple[str, str]]) -> PictureRow:
     """A first row of images, each a name and its PNG."""
     return PictureRow(name="", pictures=[Picture(caption=name, image=image) for name, image in images])
 

@@ -19,7 +19,7 @@ from attngraft.analysis.request import (
     recorded,
 )
 from attngraft.errors import RecordError, UsageError
-from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, Pictures, PictureRow
+from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 _HOOK_POINTS = ("attn.end", "mlp.end")

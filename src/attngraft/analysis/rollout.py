@@ -12,7 +12,7 @@ from attngraft.analysis.panels import Values, cells, image_row, map_values, png,
 from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, recorded, sites_without_maps
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Picture, Pictures, PictureRow
+from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 Fuse = Literal["mean", "max", "min"]

@@ -12,7 +12,7 @@ from attngraft.analysis.panels import png, table
 from attngraft.analysis.predictions import LabelPredictions, predictions_of_all
 from attngraft.analysis.request import Analysis, AnalysisRequest
 from attngraft.errors import UsageError
-from attngraft.results.analysis import AnalysisResult, Grid, Picture, Pictures, PictureRow
+from attngraft.results.analysis import AnalysisResult, Grid, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 
 _MOST = 8  #: images shown of each side

@@ -20,7 +20,7 @@ from attngraft.analysis.label_maps import RADIUS, LabelMaps
 from attngraft.analysis.panels import map_values, png, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, feature_map, find_tensors, recorded
 from attngraft.errors import RecordError, UsageError
-from attngraft.results.analysis import AnalysisResult, Panel, Picture, Pictures, PictureRow
+from attngraft.results.analysis import AnalysisResult, Panel, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 _HOOK_POINT = "attn.end"

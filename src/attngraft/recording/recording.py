@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from attngraft.attention import AttentionGeometry
-from attngraft.attention.token_coordinates import BLOCK_PLACES, PLACES
+from attngraft.attention.recorder import BLOCK_COORDINATES, TOKEN_COORDINATES
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.attention_maps import (
     attention_map_for_query,
@@ -72,15 +72,15 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
 
     def is_requested(self, site: str, name: str) -> bool:
         """Return whether a tensor of this name is to be kept; the name becomes one of the site's `available` ones."""
-        if name in (PLACES, BLOCK_PLACES):
+        if name in (TOKEN_COORDINATES, BLOCK_COORDINATES):
             return True
         self._available.setdefault(site, {})[name] = None
         return name in self._reductions or self._what is None or any(_matches(each, name) for each in self._what)
 
     def add(self, site: str, name: str, tensor: Tensor) -> None:
         """Keep a tensor, or its reductions."""
-        if name in (PLACES, BLOCK_PLACES):
-            self._coordinates.report(site, tensor, in_blocks=name == BLOCK_PLACES)
+        if name in (TOKEN_COORDINATES, BLOCK_COORDINATES):
+            self._coordinates.report(site, tensor, in_blocks=name == BLOCK_COORDINATES)
             return
         if name not in self._reductions:
             self._calls.setdefault(site, {}).setdefault(name, []).append(tensor)

@@ -1,4 +1,4 @@
-"""What a suite found of one run: its table and its reliability diagram."""
+"""Results of a suite for one run: table, files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from attngraft.drawing.reliability import reliability_files
 from attngraft.evaluation.suites.catalog import parse_suites
 from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run, measured, save_suite_run
-from attngraft.report.suite_tables import suite_heading, suite_table
-from attngraft.results.sections import Reliability
+from attngraft.report.suites import suite_heading, suite_table
 
 
 def found(metric: str = "top1", **more: object) -> SuiteRun:
@@ -80,13 +78,3 @@ def test_what_a_folder_of_images_is_called_does_not_matter(tmp_path: Path) -> No
     (choice,) = parse_suites(["clean=pictures-limit-9"])
     save_suite_run(dataclasses.replace(found(), data=choice.data), tmp_path / "clean--pictures-limit-9-0123abcd")
     assert find_suite_run(tmp_path, choice) is not None
-
-
-def test_a_diagram_is_the_same_bytes_every_time() -> None:
-    reliable = Reliability(counts=[0, 3, 9], stated=[None, 0.5, 0.9], observed=[None, 0.33, 1.0], error_by_seed=[0.1])
-    first = reliability_files(reliable, title="<run> $x$")
-    assert first == reliability_files(reliable, title="<run> $x$")
-    assert set(first) == {"reliability.svg", "reliability.png"}
-    assert first["reliability.png"].startswith(b"\x89PNG")
-    empty = Reliability(counts=[], stated=[], observed=[], error_by_seed=[])
-    assert b"<svg" in reliability_files(empty, title="nothing")["reliability.svg"]

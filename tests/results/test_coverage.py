@@ -1,11 +1,10 @@
-"""The footnote on the intervals' measured coverage."""
+"""The measured coverage of the intervals and the footnote that reports it."""
 
 from __future__ import annotations
 
 import re
 
-from attngraft.report.coverage import coverage_note
-from attngraft.results.coverage import Coverage, SeedsCoverage, measured_coverage
+from attngraft.results.coverage import Coverage, SeedsCoverage, coverage_note, measured_coverage
 
 MADE_UP = Coverage(
     command="measure it",
@@ -20,10 +19,10 @@ MADE_UP = Coverage(
 def test_sentence() -> None:
     note = coverage_note(MADE_UP)
     assert "(4,000 for each number of seeds, of 2 kinds)" in note
-    assert note.endswith("t-interval: with 3 seeds 98.7% and 95.0%, with 10 seeds 100.0% and 94.9%.")
+    assert note.endswith("t-interval: 98.7% and 95.0% with 3 seeds, 100.0% and 94.9% with 10 seeds.")
 
 
-def test_what_is_shipped() -> None:
+def test_shipped_measurement() -> None:
     """3, 5 and 10 seeds, each interval at 95% up to what the number of studies can tell."""
     shipped = measured_coverage()
     assert [row.seeds for row in shipped.measured] == [3, 5, 10]
