@@ -14,10 +14,10 @@ from attngraft.drawing.panels import analysis_plots, color_limits, panel_drawing
 from attngraft.drawing.sheet import inline_svg
 from attngraft.drawing.theme import DARK, LIGHT
 from attngraft.results.analysis import (
+    AnalysisResult,
     Box,
     Boxes,
     Curves,
-    AnalysisResult,
     Grid,
     Line,
     Panel,

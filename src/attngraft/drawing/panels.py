@@ -16,7 +16,7 @@ from PIL import Image
 
 from attngraft.drawing.sheet import TEXT_SIZE, Drawing, figure_files, set_round_ticks, set_titles, size_in_points
 from attngraft.drawing.theme import MARKERS, Theme
-from attngraft.results.analysis import Boxes, Curves, AnalysisResult, Grid, Panel, Picture, Pictures
+from attngraft.results.analysis import AnalysisResult, Boxes, Curves, Grid, Panel, Picture, Pictures
 from attngraft.results.wording import shorten, shown
 
 PANELS_PER_SHEET = 4
