@@ -138,7 +138,7 @@ def open_table(path: Path) -> pyarrow.Table:
     Raises:
         DataError: not readable; pyarrow is not installed.
     """
-    pa = need_pyarrow(path)
+    pa = require_pyarrow(path)
     try:
         return _unpacked(path, pa) if path.suffix.lower() == ".parquet" else _mapped(path, pa)
     except (OSError, pa.ArrowException) as error:
@@ -151,7 +151,7 @@ def read_schema(path: Path) -> pyarrow.Schema:
     Raises:
         DataError: as `open_table`.
     """
-    pa = need_pyarrow(path)
+    pa = require_pyarrow(path)
     try:
         if path.suffix.lower() == ".parquet":
             from pyarrow import parquet
@@ -162,7 +162,7 @@ def read_schema(path: Path) -> pyarrow.Schema:
         raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 
-def need_pyarrow(path: Path) -> Any:
+def require_pyarrow(path: Path) -> Any:
     """The package.
 
     Raises:
