@@ -122,7 +122,7 @@ class ConditionEvaluator:
                 micro = max(1, train.batch_size // train.accumulate // (1 if train.amp == "no" else 2))
                 size = min(train.eval_batch_size or micro, micro)
                 recipe = replace(recipe, train=replace(train, eval_batch_size=size))
-            examples = ChangedSplit(context.split, context.indices, self._conditions, context.probe.pixels)
+            examples = ChangedSplit(context.split, context.indices, self._conditions, context.support.pixels)
             self._evaluators[gradients] = SplitEvaluator(
                 context.task, context.split, recipe, self._run.accelerator, examples=examples
             )
@@ -134,11 +134,11 @@ class ConditionEvaluator:
         """The batch under the condition; attacks take gradients of `exact`, the model in full precision."""
         if condition.batch is None:
             return batch
-        context, pixels = self._context, self._context.probe.pixels
+        context, pixels = self._context, self._context.support.pixels
         layout = self._run.record.recipe.train.channels_last
 
         def call(called: nn.Module, changed: Tensor) -> Any:
-            args, kwargs = model_inputs(context.task, pixels.into_batch(batch, changed), channels_last=layout)
+            args, kwargs = model_inputs(context.task, pixels.to_batch(batch, changed), channels_last=layout)
             return called(*args, **kwargs)
 
         def outputs(changed: Tensor) -> Any:
@@ -148,13 +148,13 @@ class ConditionEvaluator:
         target = AttackTarget(
             model=self._run.core,
             outputs=outputs,
-            losses=lambda changed: context.probe.losses(call(exact, changed), batch),
+            losses=lambda changed: context.support.losses(call(exact, changed), batch),
             indices=[int(context.indices[index]) for index in indices.tolist()],
             color=pixels.color,
             report=lambda text: self.remarks.update({text: None}),
         )
-        changed = condition.batch(pixels.of_batch(batch), target, noise_seed=condition.noise_seed or 0)
-        return pixels.into_batch(batch, changed)
+        changed = condition.batch(pixels.from_batch(batch), target, noise_seed=condition.noise_seed or 0)
+        return pixels.to_batch(batch, changed)
 
 
 def score_accepted(evaluation: Evaluation, accepted: Mapping[str, Sequence[int]]) -> Evaluation:

@@ -17,9 +17,9 @@ from attngraft.evaluation.suites.changes import noise_generator
 from attngraft.targets.test_sets import by_top_folder, how_to_get, imagenet_order, open_test_set
 from attngraft.tasks.classification import Classification
 from attngraft.tasks.images.sources.folder import FolderImages, list_folder
-from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES
+from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES
 from attngraft.tasks.images.splits import LabelledSplit
-from attngraft.tasks.probe import Pixels, Probe
+from attngraft.tasks.task import PixelAccess, SuiteSupport
 from attngraft.tasks.task import Batch, Split, Task
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.evaluate import open_split
@@ -31,7 +31,7 @@ class EvaluationContext:
     """Examples, and how predictions on them are scored."""
 
     task: Task
-    probe: Probe
+    support: SuiteSupport
     split: Split
     indices: np.ndarray  #: of the examples in the whole data, which determine random numbers
     source: str  #: in words
@@ -45,7 +45,7 @@ class EvaluationContext:
 class ChangedSplit(Split):
     """The examples of `split`, changed by the condition whose index is the key's epoch."""
 
-    def __init__(self, split: Split, indices: np.ndarray, conditions: Sequence[Condition], pixels: Pixels) -> None:
+    def __init__(self, split: Split, indices: np.ndarray, conditions: Sequence[Condition], pixels: PixelAccess) -> None:
         self.split, self.indices, self.conditions, self.pixels = split, indices, conditions, pixels
 
     def __len__(self) -> int:
@@ -57,8 +57,8 @@ class ChangedSplit(Split):
         if condition.example is None:
             return example
         generator = noise_generator(condition.noise_seed or 0, int(self.indices[index]))
-        changed = condition.example(self.pixels.of_example(example), generator, color=self.pixels.color)
-        return self.pixels.into_example(example, changed)
+        changed = condition.example(self.pixels.from_example(example), generator, color=self.pixels.color)
+        return self.pixels.to_example(example, changed)
 
     def collate(self, examples: list[Any]) -> Batch:
         return self.split.collate(examples)
@@ -107,7 +107,7 @@ def open_context(
         indices = np.unique(np.linspace(0, len(context.split) - 1, limit).round().astype(np.int64))
         part = replace(
             context,
-            split=context.probe.part(context.split, indices),
+            split=context.support.subset(context.split, indices),
             indices=context.indices[indices],
             notes=(
                 *context.notes,
@@ -181,7 +181,7 @@ def _of_images(record: RunRecord, task: Classification, images: FolderImages, *,
 
 
 def _context(task: Task, split: Split, *, source: str) -> EvaluationContext:
-    return EvaluationContext(task=task, probe=task.probe(), split=split, indices=np.arange(len(split)), source=source)
+    return EvaluationContext(task=task, support=task.suite_support(), split=split, indices=np.arange(len(split)), source=source)
 
 
 def _digest(split: Split) -> str:

@@ -224,7 +224,7 @@ class _RunEvaluator:
                 cached[condition.name] = cache_predictions(
                     folder / f"{condition.name}.parquet",
                     evaluation,
-                    context.probe.columns,
+                    context.support.columns,
                     noise_seed=condition.noise_seed,
                     fingerprint=fingerprints[condition.name],
                     remarks=evaluate.remarks,

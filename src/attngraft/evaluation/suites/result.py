@@ -153,7 +153,7 @@ def calibration_results(
     folder: Path, condition: Condition, task: Task, *, root: Path
 ) -> tuple[list[GroupResult], Reliability]:
     """Expected calibration error of predictions on clean images, and its reliability bins."""
-    stated, true = task.beliefs(read_columns(folder / f"{condition.name}.parquet"))
+    stated, true = task.calibration_inputs(read_columns(folder / f"{condition.name}.parquet"))
     bins = reliability([stated.reshape(-1)], [true.reshape(-1)])
     group = GroupResult(
         name="calibration",

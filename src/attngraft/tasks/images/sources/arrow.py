@@ -14,7 +14,7 @@ import numpy as np
 from attngraft.cache import cache_file
 from attngraft.errors import DataError, StorageError
 from attngraft.files import atomic_file
-from attngraft.tasks.images.sources.images import FileImages, Stamp
+from attngraft.tasks.images.sources.base import FileImages, Stamp
 
 if TYPE_CHECKING:
     import pyarrow
