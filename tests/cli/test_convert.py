@@ -130,7 +130,7 @@ def test_refusals_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([path, path / "o.safetensors", *HOST], 1, "a.pth.tar"),
         ([tmp_path / "none.pth", out], 2, "no such file of weights"),
         ([tmp_path / "empty.pth", out], 1, "empty.pth holds no tensors under names"),
-        ([trap, out], 1, "trap.pth holds Python objects besides tensors (pathlib."),
+        ([trap, out], 1, "trap.pth contains Python objects besides tensors (pathlib."),
     ):
         assert run(["convert", *arguments]) == code, message
         assert message in capsys.readouterr().err
