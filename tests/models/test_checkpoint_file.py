@@ -141,7 +141,7 @@ def test_the_average_or_not(tmp_path: Path) -> None:
         read_checkpoint(plain, average=True)
     with pytest.raises(UsageError, match="has no moving average .* only a state dict"):
         read_checkpoint(saved(STATE, tmp_path / "c.pth"), average=True)
-    with pytest.raises(UsageError, match="holds no weights but their moving average"):
+    with pytest.raises(UsageError, match="has no weights other than their moving average"):
         read_checkpoint(saved(whole(model_ema=STATE), tmp_path / "d.pth"), average=False)
     safetensors.torch.save_file(STATE, tmp_path / "e.safetensors")
     assert_is(read_checkpoint(tmp_path / "e.safetensors", average=False))
@@ -216,7 +216,11 @@ def test_namespaces_are_allowed_for_one_file_only(tmp_path: Path) -> None:
         ("a.zip", b"PK\x05\x06" + bytes(18), "this one has none"),
         ("a.zip", b"no zip", r"a\.zip is damaged, or not a torch file|besides tensors"),
         ("a.tar", b"", r"a\.tar is damaged"),
-        ("a.npz", b"", r"cannot read weights from \.npz files, only from \.safetensors, \.pth, \.pt, \.bin, \.tar, \.zip"),
+        (
+            "a.npz",
+            b"",
+            r"cannot read weights from \.npz files, only from \.safetensors, \.pth, \.pt, \.bin, \.tar, \.zip",
+        ),
         ("a.pth", None, r"no such file of weights; pass the path of a \.safetensors"),
     ],
 )

@@ -173,9 +173,7 @@ def test_what_is_said_beside_the_folder_counts(tmp_path: Path) -> None:
 
 def test_without_a_processor_one_says_how_images_are_shown(tmp_path: Path) -> None:
     saved(tmp_path, processor=None)
-    with pytest.raises(
-        attngraft.AttngraftError, match=r"preprocessor_config.json: no such file.*save_pretrained"
-    ):
+    with pytest.raises(attngraft.AttngraftError, match=r"preprocessor_config.json: no such file.*save_pretrained"):
         recipe(tmp_path)
     told = recipe(tmp_path, args={"pretrained_cfg_overlay": {"mean": [0.5] * 3, "std": [0.25] * 3}})
     assert model_data_config(told)["std"] == pytest.approx((0.25, 0.25, 0.25))
@@ -225,7 +223,7 @@ def test_what_is_missing_is_named_with_a_remedy(tmp_path: Path, monkeypatch: pyt
     (whole / "config.json").unlink()
     with pytest.raises(attngraft.AttngraftError, match=r"whole/config.json: no such file.*copy it"):
         check_start(recipe(whole))
-    with pytest.raises(attngraft.AttngraftError, match=r"google/vit: there is no such folder, and nothing is fetched"):
+    with pytest.raises(attngraft.AttngraftError, match=r"google/vit: no such folder, and attngraft downloads nothing"):
         check_start(recipe(Path("google/vit")))
 
 

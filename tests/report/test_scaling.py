@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from attngraft.bench.result import here
 from attngraft.bench.scaling import Call, Curve, End, Exponent, Limits, Point, ScalingResult
 from attngraft.report.scaling import exponent_lines, memory_text, scaling_plots, scaling_table, seconds_text
 

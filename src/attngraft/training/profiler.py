@@ -19,7 +19,7 @@ from torch import nn
 
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Batch, Task, TaskData
-from attngraft.timing.storages import LiveStorages
+from attngraft.timing.memory import LiveStorages
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.freezing import train_mode
 from attngraft.training.inputs import model_inputs
