@@ -29,7 +29,7 @@ from attngraft.bench.result import check_outputs
 from attngraft.dispatch import reference_backend
 from attngraft.errors import AttngraftError
 from attngraft.timing.memory import address_space_limited, growth
-from attngraft.training.out_of_memory import is_out_of_memory
+from attngraft.training.failures import is_out_of_memory
 
 MIN_SECONDS = 0.5  #: short calls are repeated for at least this long
 
