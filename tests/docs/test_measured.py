@@ -188,7 +188,7 @@ RATIOS = [
     *((page, "bisa_models", host, 3) for host in ("swin_tiny", "levit_128s") for page in (BISA, README)),
     *(
         (README, "graft_cost", graft, 3)
-        for graft in ("patched", "cb", "cb_s", "horizontal", "vertical", "horizontal +")
+        for graft in ("richer", "cb", "cb_s", "horizontal", "vertical", "horizontal +")
     ),
     *((WHICH, "graft_cost", graft, 3) for graft in ("cb", "cb_s", "horizontal", "vertical", "horizontal +")),
     *((README, "graft_cost", f"{graft}, matrix products", 3) for graft in ("horizontal", "vertical")),
