@@ -41,6 +41,7 @@ MOVED = {
     "study.statistics": "results.statistics",
     "study.storage": "results.storage",
     "training.config": "yaml_config",
+    "training.groups": "training.optimizer",
 }
 #: old name -> new name, in modules imported under their old paths
 RENAMED = {

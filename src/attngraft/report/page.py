@@ -19,7 +19,7 @@ from attngraft.report.sections import section_views
 from attngraft.report.suites import NOT_CORRECTED, suite_views
 from attngraft.report.templating import render
 from attngraft.results import wording
-from attngraft.results.analysis import Finding
+from attngraft.results.analysis import AnalysisResult
 from attngraft.results.coverage import coverage_note, measured_coverage
 from attngraft.results.facts import facts
 from attngraft.results.halving import rank_at
@@ -27,7 +27,7 @@ from attngraft.results.study import StudyResult, VariantResult
 from attngraft.results.wording import MetricFormat, metric_format, shown, stopped_text
 
 
-def report_html(result: StudyResult, analyses: Sequence[Finding] = ()) -> str:
+def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) -> str:
     """Return the report page of a study, including analyses of its models."""
     style, one_seed = metric_format(result), len(result.seeds) == 1
     styles = variant_styles(result)
