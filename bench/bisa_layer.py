@@ -27,12 +27,12 @@ import torch
 from steps import grafted
 from torch import Tensor, nn
 
-from attngraft.bench import count_macs, paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import check_outputs
 from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
 from attngraft.mechanisms.bisa import reference
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
+from attngraft.timing import count_macs, paired_ratio
 
 OVER_MACS = 1.2
 OVER_NAIVE_MEMORY = 1 / 4

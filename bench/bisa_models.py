@@ -14,9 +14,9 @@ import timm
 import torch
 from steps import check_against_reference, grafted, training_step
 
-from attngraft.bench import count_macs, paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.timing import count_macs, paired_ratio
 
 SPEC = "bisa@first:2"
 BARS = {"swin_tiny_patch4_window7_224": 1.35, "levit_128s": 1.5}

@@ -21,12 +21,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from attngraft.bench import paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import check_outputs
-from attngraft.bench.memory import growth, in_fresh_process
 from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention
+from attngraft.timing import paired_ratio
+from attngraft.timing.memory import growth, in_fresh_process
 
 WIDTH, HEADS, LATENTS = 192, 3, 64
 LARGE = "8x12544"

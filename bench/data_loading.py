@@ -24,7 +24,6 @@ import torch
 from PIL import Image, ImageFilter
 from timm.data import ImageDataset, create_loader, create_transform
 
-from attngraft.bench import paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import GateError, check_outputs
 from attngraft.bench.result import BenchResult, here, measurement
@@ -34,6 +33,7 @@ from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.loading import load_images
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.seeding import seeded
+from attngraft.timing import paired_ratio
 from attngraft.training.loading import TrainOrder, train_batches
 
 BAR = 1 / 0.95

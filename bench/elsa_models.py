@@ -18,9 +18,9 @@ from steps import check_against_reference, training_step
 from torch import nn
 
 import attngraft.models  # noqa: F401 - registers the names
-from attngraft.bench import count_macs, paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.timing import count_macs, paired_ratio
 
 OURS, THEIRS, BAR = "elsa_swin_tiny", "swin_tiny_patch4_window7_224", 2.0
 SMALL, LARGE, LINEAR = 256, (512, 1024), 1.2

@@ -2,7 +2,7 @@
 
     python bench/graft_cost.py --out benchmarks/graft_cost.json
 
-A step is forward, cross-entropy, backward and AdamW on ViT-Ti at 224, batch 8. Before timing, the richer classes without
+A step is forward, cross-entropy, backward and AdamW on ViT-Ti at 224, batch 8. Before timing, the patched classes without
 grafts must give the host's output bit for bit, and each grafted model that of its reference backend. Two rows without a
 bar show what horizontal and vertical attention would cost if they were their matrix products alone.
 """
@@ -18,14 +18,14 @@ from products import products_only
 from steps import check_against_reference, grafted, training_step
 from torch import nn
 
-from attngraft.bench import several
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import check_outputs
 from attngraft.bench.result import BenchResult, here, measurement
-from attngraft.grafting.apply import enrich
+from attngraft.grafting.apply import patch
 from attngraft.hosts import find_host
+from attngraft.timing import several
 
-PLAIN = "richer class, no graft"
+PLAIN = "patched class, no graft"
 BARS = {
     PLAIN: 1.00,
     "cb": 1.03,
@@ -38,12 +38,12 @@ PRODUCTS = ", matrix products alone"
 FLOORS = ("horizontal", "vertical")
 
 
-def enriched(host: nn.Module) -> nn.Module:
-    """A copy of `host` whose every site has its richer class and no graft."""
+def patched(host: nn.Module) -> nn.Module:
+    """A copy of `host` whose every site has its patched class and no graft."""
     model = copy.deepcopy(host)
     found = find_host(model)
-    for carrier in {carrier for site in found.sites for carrier in site.carriers.values()}:
-        enrich(found.module(carrier))
+    for target in {target for site in found.sites for target in site.targets.values()}:
+        patch(found.module(target))
     return model
 
 
@@ -71,7 +71,7 @@ def main() -> int:
     host = timm.create_model(arguments.host)
     size = host.pretrained_cfg["input_size"]
     images, labels = torch.randn(arguments.batch, *size), torch.randint(host.num_classes, (arguments.batch,))
-    models = {name: enriched(host) if name == PLAIN else grafted(host, name) for name in BARS}
+    models = {name: patched(host) if name == PLAIN else grafted(host, name) for name in BARS}
     check(host, models, images[:2])
     models |= {name + PRODUCTS: products_only(grafted(host, name)) for name in FLOORS}
     steps = {name: training_step(model, images, labels) for name, model in models.items()}

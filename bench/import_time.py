@@ -19,9 +19,9 @@ import timm
 import torch
 
 import attngraft
-from attngraft.bench import Duration, duration, paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.timing import Duration, duration, paired_ratio
 
 IMPORT_BAR, HELP_BAR, PLAN_BAR, GRAFT_BAR = 1.1, 0.5, 0.3, 1.0
 #: those with the most parameters, and the largest Swin of the first version

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.bench import paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import GateError
 from attngraft.bench.result import BenchResult, here, measurement
@@ -29,6 +28,7 @@ from attngraft.study.executors import Executor, Processes, Serial
 from attngraft.study.progress import StudyLog
 from attngraft.study.running import run_all
 from attngraft.study.schedule import plan_runs
+from attngraft.timing import paired_ratio
 
 BAR = 0.65
 JOBS = 2

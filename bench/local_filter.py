@@ -24,12 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.bench import paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import check_outputs
-from attngraft.bench.memory import growth, in_fresh_process
 from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
 from attngraft.mechanisms.local import local_filter
+from attngraft.timing import paired_ratio
+from attngraft.timing.memory import growth, in_fresh_process
 
 IMAGES, CHANNELS, HEADS, PIXELS, KERNEL = 4, 96, 3, 56, 7
 FORWARD, TRAINING = "forward", "forward and backward"

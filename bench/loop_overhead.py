@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from attngraft.bench import paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import check_outputs
 from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.timing import paired_ratio
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.loading import TrainOrder
 from attngraft.training.loop import train

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.bench import paired_ratio
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import check_outputs
-from attngraft.bench.memory import growth, in_fresh_process
 from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
+from attngraft.timing import paired_ratio
+from attngraft.timing.memory import growth, in_fresh_process
 
 SMALL, BASE = "vit_small_patch16_224", "vit_base_patch16_384"
 KEPT, REDUCED, AFTERWARDS, MEMORY = 1.8, 2.0, 1.03, 1.5

@@ -17,18 +17,18 @@ from pathlib import Path
 
 import numpy as np
 
-from attngraft.bench import duration
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import GateError
 from attngraft.bench.result import BenchResult, Measurement, here, measurement
+from attngraft.results.storage import load_result
+from attngraft.results.study import Cost, Interval
 from attngraft.study.conduct import write_study
 from attngraft.study.config import StudyConfig, study_from_dict
 from attngraft.study.cost import save_costs
-from attngraft.study.result import Cost, Interval
 from attngraft.study.schedule import run_folder
-from attngraft.study.storage import load_result
 from attngraft.tasks.classification.evaluator import balanced_accuracy, macro_f1
 from attngraft.tasks.task import Predictions
+from attngraft.timing import duration
 from attngraft.training.run_folder import RunFolder, write_json
 
 SECONDS, MEGABYTES = 20.0, 15.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attngraft.study.result import Interval
-from attngraft.study.statistics import mcnemar
+from attngraft.results.statistics import mcnemar
+from attngraft.results.study import Interval
 from attngraft.study.verdict import compare_scores
 from proof.simulation import SETTINGS, Setting, equal_models, simulate
 

@@ -32,9 +32,9 @@ from rich.console import Console
 
 from attngraft.bench.result import here
 from attngraft.files import write_atomically
+from attngraft.results.study import StudyResult
 from attngraft.study import StudyConfig, Tools, compare, incomplete, study_from_dict
 from attngraft.study.executors import Executor, Processes, Ray
-from attngraft.study.result import StudyResult
 from attngraft.study.schedule import PlannedRun, plan_runs
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent

@@ -35,9 +35,9 @@ from rich.console import Console
 
 from attngraft.bench.result import here
 from attngraft.files import write_atomically
+from attngraft.results.coverage import Coverage, SeedsCoverage
+from attngraft.results.statistics import RESAMPLES
 from attngraft.strict import read
-from attngraft.study.coverage import Coverage, SeedsCoverage
-from attngraft.study.statistics import RESAMPLES
 from proof.coverage import PAIRINGS, Count, disjoint, mcnemar_p_values, paired_anew, simulated
 from proof.outcomes import ALPHA, Outcome, corrected, coverage_tests, uniform_tests
 from proof.runs import CHANGES, make_run, packed, scores_of, seeds

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from attngraft.study.statistics import CONFIDENCE, holm
+from attngraft.results.statistics import CONFIDENCE, holm
 from proof.coverage import Count
 
 LEVELS = (0.01, 0.05, 0.1, 0.2, 0.5)  #: at which McNemar's p is looked at

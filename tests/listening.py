@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Heard(dict[str, Tensor]):
-    """What was offered last, by name; stands as a module's `listener`."""
+    """What was offered last, by name; stands as a module's `recorder`."""
 
     def wants(self, name: str) -> bool:
         return True

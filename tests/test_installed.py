@@ -102,7 +102,7 @@ def test_its_data_are_found(installed: Installed) -> None:
         assert listed
     assert "bisa" in installed.run("attngraft", "list")
     assert "7.777" in installed.run("attngraft", "paper", "bisa", "table4")
-    code = "from attngraft.study.coverage import measured_coverage as m; print(len(m().measured))"
+    code = "from attngraft.results.coverage import measured_coverage as m; print(len(m().measured))"
     assert int(installed.python(code)) > 0
 
 

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from attngraft.training.config import dump_yaml, to_plain
+from attngraft.yaml_config import dump_yaml, to_plain
 
 _WORDS = {
     str: "text",

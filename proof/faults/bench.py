@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attngraft.study.result import Cost
+from attngraft.results.study import Cost
 from proof.faults.case import NotHere
 from proof.faults.harm import Answer, FromTheStart, Harm
 from proof.faults.outcome import STEPS, differences, study_differences, updates
@@ -101,7 +101,7 @@ class Bench:
         ended = self.run(arguments, out, *harms)
         assert ended.code == 0, ended.text
         if saved < total:
-            begin = f"going on after step {saved} of {total} steps" if saved else f"training for {total} steps"
+            begin = f"resuming after step {saved} of {total} steps" if saved else f"training for {total} steps"
             assert begin in ended.text, ended.text
         found = differences(self.whole(whole or arguments), out)
         assert not found, found

@@ -13,35 +13,35 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from attngraft import _moved
 from attngraft._version import __version__
 
 if TYPE_CHECKING:
-    from attngraft.analysis.record import record
-    from attngraft.anatomy import Graft, GraftType
+    from attngraft.attention import Graft, GraftType
     from attngraft.errors import AttngraftError, GraftFileError, GraftSpecError, HostError, RecordError
-    from attngraft.export.folder import load
     from attngraft.export.hf import from_pretrained, save_pretrained
     from attngraft.export.hf_trainer import GraftCheckpoints
     from attngraft.export.hub import push_to_hub
-    from attngraft.grafting.apply import graft, ungraft
+    from attngraft.grafting.apply import graft, pin_unused, ungraft
     from attngraft.grafting.catalog import list_grafts, list_hosts
     from attngraft.grafting.io import load_grafts, save_grafts
     from attngraft.grafting.plan import plan
     from attngraft.grafting.report import GraftReport
-    from attngraft.grafting.unused import pin_unused
     from attngraft.hosts.adapter import HostAdapter
     from attngraft.hosts.registry import register_host
     from attngraft.mechanisms.registry import register_graft
     from attngraft.models.create import create_model
+    from attngraft.recording.record import record
+    from attngraft.saved.folder import load
 
 _HOMES = {
     "AttngraftError": "errors",
-    "Graft": "anatomy",
+    "Graft": "attention",
     "GraftCheckpoints": "export.hf_trainer",
     "GraftFileError": "errors",
     "GraftReport": "grafting.report",
     "GraftSpecError": "errors",
-    "GraftType": "anatomy",
+    "GraftType": "attention",
     "HostAdapter": "hosts.adapter",
     "HostError": "errors",
     "RecordError": "errors",
@@ -50,12 +50,12 @@ _HOMES = {
     "graft": "grafting.apply",
     "list_grafts": "grafting.catalog",
     "list_hosts": "grafting.catalog",
-    "load": "export.folder",
+    "load": "saved.folder",
     "load_grafts": "grafting.io",
     "pin_unused": "grafting.unused",
     "plan": "grafting.plan",
     "push_to_hub": "export.hub",
-    "record": "analysis.record",
+    "record": "recording.record",
     "register_graft": "mechanisms.registry",
     "register_host": "hosts.registry",
     "save_grafts": "grafting.io",
@@ -92,6 +92,9 @@ __all__ = [
     "save_pretrained",
     "ungraft",
 ]
+
+
+_moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from products import products_only
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attngraft.anatomy import GraftedModule
+from attngraft.attention import GraftedModule
 from attngraft.bench.gate import GateError, check_outputs
 from attngraft.bench.result import read_result
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
@@ -77,12 +77,12 @@ def test_a_results_command_is_the_one_that_is_documented():
 def test_the_gate_of_graft_cost_passes_ours_and_catches_a_change():
     graft_cost, host, images = command("graft_cost"), tiny(), torch.randn(2, 3, 32, 32)
     models = {name: graft_cost.grafted(host, name) for name in graft_cost.BARS if name != graft_cost.PLAIN}
-    models[graft_cost.PLAIN] = graft_cost.enriched(host)
+    models[graft_cost.PLAIN] = graft_cost.patched(host)
     assert sum(isinstance(module, GraftedModule) for module in models[graft_cost.PLAIN].modules()) >= 4
     graft_cost.check(host, models, images)
     with torch.no_grad():
         models[graft_cost.PLAIN].head.bias[0] += 1e-3
-    with pytest.raises(GateError, match="richer"):
+    with pytest.raises(GateError, match="patched"):
         graft_cost.check(host, models, images)
 
 

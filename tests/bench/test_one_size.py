@@ -14,10 +14,10 @@ import torch
 
 from attngraft.bench import one_size
 from attngraft.bench.layers import LATENTS, LAYERS, WIDTH
-from attngraft.bench.macs import count_macs
-from attngraft.bench.memory import address_space_limited, free_memory, growth
 from attngraft.bench.one_size import Job, MeasuringError, Reading, measure_size
 from attngraft.mechanisms.bixt import eager, folded, folding
+from attngraft.timing.macs import count_macs
+from attngraft.timing.memory import address_space_limited, free_memory, growth
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits and forgets")
 

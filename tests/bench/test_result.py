@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from attngraft.bench.command import finish, options, render
-from attngraft.bench.paired import Duration, PairedRatio
 from attngraft.bench.result import BenchResult, here, measurement, read_result, write_result
 from attngraft.errors import ConfigError
+from attngraft.timing.paired import Duration, PairedRatio
 
 
 def a_result(*, high: float = 1.05, low: float = 1.01) -> BenchResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy.geometry import Projection
+from attngraft.attention.geometry import Projection
 from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, inverse_attention
 from tests.conformance.vector import Builder, Built, Slot, Vector
 

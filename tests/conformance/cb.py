@@ -9,9 +9,9 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.analysis import measures as measured
 from attngraft.mechanisms import context_broadcast as package
 from attngraft.mechanisms.horizontal_vertical import Attention
+from attngraft.recording import measures as measured
 from tests.conformance import hosts
 from tests.conformance.vector import Builder, Built, Slot, Vector
 

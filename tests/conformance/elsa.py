@@ -78,12 +78,12 @@ def attention_of(config: Mapping[str, Any]) -> HadamardAttention:
 
 
 def maps_of(attention: HadamardAttention, run: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """The output, and the maps as the published code has them; a first run without a listener must give the same."""
+    """The output, and the maps as the published code has them; a first run without a recorder must give the same."""
     seen = Heard()
     alone = run()
-    attention.listener = seen
+    attention.recorder = seen
     out = run()
-    attention.listener = None
+    attention.recorder = None
     torch.testing.assert_close(alone, out)
     return {"h_attn": seen["local_filters"].flatten(0, 1), "out": alone}
 

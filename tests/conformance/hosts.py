@@ -69,7 +69,7 @@ def swin(vector: Vector, spec: str) -> SwinTransformerBlock:
 def graft_slot(block: nn.Module, branch: str, parameter: str) -> Slot:
     """The place of a graft's parameter in the attention or MLP branch of a block, whichever module carries it."""
     for path, _, name, graft in grafted(block):
-        if graft.stage.startswith(branch) and parameter in dict(graft.named_parameters()):
+        if graft.hook_point.startswith(branch) and parameter in dict(graft.named_parameters()):
             return Slot(f"{path}.grafts.{name}.{parameter}".lstrip("."))
     raise KeyError(f"no graft at {branch} has a parameter {parameter}")
 

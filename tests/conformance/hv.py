@@ -74,7 +74,7 @@ def attention(vector: Vector) -> Built:
 def listening(module: nn.Module, offered: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """The module's output, and what it offers beside it."""
     heard = Heard()
-    module.listener = heard
+    module.recorder = heard
 
     def call(*inputs: Tensor) -> tuple[Tensor, Tensor]:
         out = module(*inputs)

@@ -107,7 +107,7 @@ def test_shares_are_those_of_the_count(page: Path) -> None:
 
 
 def test_a_host_of_your_own_is_about_forty_lines() -> None:
-    """The page's two richer classes and its adapter, without blank lines and imports."""
+    """The page's two patched classes and its adapter, without blank lines and imports."""
     lines = {}
     for block in blocks(DOCS / "extend" / "host.md", "python"):
         for part in ast.parse(block.code).body:

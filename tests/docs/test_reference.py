@@ -118,7 +118,7 @@ def test_field_comments_are_told_in_the_python_reference() -> None:
     from docs.generate.griffe_comments import FieldComments
 
     module = griffe.load(
-        "attngraft.study.result", search_paths=[ROOT / "src"], extensions=griffe.load_extensions(FieldComments)
+        "attngraft.results.study", search_paths=[ROOT / "src"], extensions=griffe.load_extensions(FieldComments)
     )
     behind, above = module["RunSummary.folder"], module["Spread.mean"]
     assert behind.docstring.value == "relative to the study's folder"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attngraft.anatomy import parked_state
+from attngraft.attention import detached_state
 from attngraft.training.build import build_model
 from attngraft.training.checkpoint import FORMAT, save_weights
 from attngraft.training.recipe import recipe_from_dict
@@ -76,7 +76,7 @@ def make_run(
         if ".grafts." in name or name.startswith("head"):
             torch.nn.init.normal_(parameter, std=0.3)
     move_batch_norms(model)
-    state = {"format": FORMAT, "model": model.state_dict(), "parked": parked_state(model), "ema": None}
+    state = {"format": FORMAT, "model": model.state_dict(), "parked": detached_state(model), "ema": None}
     torch.save(state, run.last)
     save_weights(run.best(), model.state_dict(), {"epoch": 1})
     write_json(run.finished, {"epochs": 1})

@@ -16,8 +16,8 @@ import attngraft
 from attngraft.errors import ExportError
 from attngraft.export import torch_export
 from attngraft.export.run import Exported, Target, export_run
-from attngraft.export.source import open_run
 from attngraft.export.torch_export import foreign_operations
+from attngraft.targets.run import open_run
 from tests.export.runs import LEVIT, make_run
 from tests.export.test_formats import ONE_BLOCK
 

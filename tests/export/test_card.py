@@ -13,7 +13,7 @@ import yaml
 from attngraft.errors import UsageError
 from attngraft.export.card import code
 from attngraft.export.run import export_run
-from attngraft.study.storage import save_result
+from attngraft.results.storage import save_result
 from tests.export.runs import VIT, make_run
 from tests.report import studies
 

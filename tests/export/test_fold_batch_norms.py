@@ -127,7 +127,7 @@ def test_a_folder_and_its_program_hold_no_batch_norm(exported: tuple[Path, nn.Mo
 
 
 def test_the_folder_says_what_was_done_and_refuses_undo(exported: tuple[Path, nn.Module]) -> None:
-    from attngraft.export.manifest import read_manifest
+    from attngraft.saved.manifest import read_manifest
 
     folder, _ = exported
     manifest = read_manifest(folder)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.anatomy import Geometry, Graft, GraftType, Stage
-from attngraft.anatomy.graft import LinearLayer
+from attngraft.attention import Geometry, Graft, GraftType, HookPoint
+from attngraft.attention.graft import LinearLayer
 from attngraft.export.fold import fold
 from attngraft.export.run import export_run
 from attngraft.mechanisms.registry import register_graft
@@ -60,11 +60,11 @@ class ToyGhost(GraftType[GhostOptions]):
     source = "tests"
     Options = GhostOptions
 
-    def stages(self, options: GhostOptions) -> tuple[Stage, ...]:
+    def hook_points(self, options: GhostOptions) -> tuple[HookPoint, ...]:
         return (options.stage,)
 
-    def build(self, geometry: Geometry, stage: Stage, options: GhostOptions) -> Ghost:
-        return Ghost(geometry.width(stage))
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: GhostOptions) -> Ghost:
+        return Ghost(geometry.width(hook_point))
 
     def starts_as_identity(self, options: GhostOptions) -> bool:
         return True

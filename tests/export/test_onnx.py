@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from attngraft.errors import ExportError
 from attngraft.export.onnx import write_onnx
-from attngraft.export.source import open_run
 from attngraft.export.torch_export import export_program
+from attngraft.targets.run import open_run
 from tests.export.runs import make_run
 
 

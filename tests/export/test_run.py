@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attngraft
-from attngraft.anatomy import parked_state
+from attngraft.attention import detached_state
 from attngraft.errors import ExportError, HostError, UsageError
 from attngraft.export.run import export_run
 from attngraft.training.evaluate import trained_model
@@ -54,13 +54,13 @@ def test_what_a_graft_stands_in_for_is_kept_by_the_run_and_not_by_the_folder(tmp
     with torch.no_grad():
         expected = trained(images)
         assert torch.equal(loaded(images), expected)
-        with pytest.raises(HostError, match="stands in for attn of the host, whose weights were not saved"):
+        with pytest.raises(HostError, match="replaces attn of the host, whose weights were not saved"):
             attngraft.ungraft(loaded)
         attngraft.plan(loaded, "cb")  # which looks at the host as it is without grafts
         with pytest.raises(HostError, match="whose weights were not saved"):
             attngraft.ungraft(loaded)
         assert torch.equal(loaded(images), expected)
-        kept = parked_state(trained)
+        kept = detached_state(trained)
         attngraft.ungraft(trained)
         loaded.load_state_dict(kept, strict=False)
         attngraft.ungraft(loaded)
@@ -93,7 +93,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, content: str) -> N
 
 
 def test_runs_without_a_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(attngraft.AttngraftError, match="no run here"):
+    with pytest.raises(attngraft.AttngraftError, match="not a run folder"):
         export_run(tmp_path / "nothing", tmp_path / "out")
     run = make_run(tmp_path / "run")
     (run / "data.json").unlink()

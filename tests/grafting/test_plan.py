@@ -15,8 +15,8 @@ from rich.console import Console
 from torch import nn
 
 import attngraft
-from attngraft.bench.macs import count_macs
 from attngraft.hosts import find_host
+from attngraft.timing.macs import count_macs
 from tests.contract.tester import assert_same_host, snapshot
 from tests.contract.timm.test_levit import TINY as TINY_LEVIT
 from tests.grafting.test_apply import tiny_swin, tiny_vit
@@ -84,7 +84,7 @@ def test_a_place_without_sites_points_at_the_character() -> None:
     with pytest.raises(attngraft.GraftSpecError, match=r"'blocks\.7-9' matches no site") as caught:
         attngraft.plan(tiny_vit(), "cb@blocks.7-9")
     assert caught.value.position == 3
-    with pytest.raises(attngraft.GraftSpecError, match=r"near are layers\.0"):
+    with pytest.raises(attngraft.GraftSpecError, match=r"similar paths: layers\.0"):
         attngraft.plan(tiny_swin(), "cb@layer.0")
 
 
@@ -144,7 +144,7 @@ def test_multiply_adds_of_uniform_heads(host: Callable[[], nn.Module]) -> None:
                 module.fused_attn = fused
         plain = count_macs(model, *inputs)
         planned = attngraft.plan(model, "uniform_heads")
-        assert {entry.stage for entry in planned.entries} == {"weights"}
+        assert {entry.hook_point for entry in planned.entries} == {"weights"}
         assert planned.macs == 0
         assert attngraft.graft(model, "uniform_heads").macs == 0
         assert count_macs(model, *inputs) == plain

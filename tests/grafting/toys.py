@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, MlpGeometry, Stage, Unused
+from attngraft.attention import AttentionGeometry, Geometry, Graft, GraftType, HookPoint, MlpGeometry, Unused
 from attngraft.mechanisms.registry import register_graft
 
 
@@ -35,11 +35,11 @@ class ToyScale(GraftType[ScaleOptions]):
     source = "tests"
     Options = ScaleOptions
 
-    def stages(self, options: ScaleOptions) -> tuple[Stage, ...]:
+    def hook_points(self, options: ScaleOptions) -> tuple[HookPoint, ...]:
         return (options.stage,)
 
-    def build(self, geometry: Geometry, stage: Stage, options: ScaleOptions) -> Scale:
-        width = geometry.value_width if stage == "heads" else geometry.width(stage)
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: ScaleOptions) -> Scale:
+        width = geometry.value_width if hook_point == "heads" else geometry.width(hook_point)
         return Scale(width, options.start)
 
     def starts_as_identity(self, options: ScaleOptions) -> bool:
@@ -69,10 +69,10 @@ class ToyFlatten(GraftType[object]):
     summary = "mixes the map with a flat one"
     source = "tests"
 
-    def stages(self, options: object) -> tuple[Stage, ...]:
+    def hook_points(self, options: object) -> tuple[HookPoint, ...]:
         return ("weights",)
 
-    def build(self, geometry: Geometry, stage: Stage, options: object) -> Flatten:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: object) -> Flatten:
         return Flatten()
 
 
@@ -88,10 +88,10 @@ class ToySquared(GraftType[object]):
     summary = "multiplies the map by itself"
     source = "tests"
 
-    def stages(self, options: object) -> tuple[Stage, ...]:
+    def hook_points(self, options: object) -> tuple[HookPoint, ...]:
         return ("weights",)
 
-    def build(self, geometry: Geometry, stage: Stage, options: object) -> Squared:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: object) -> Squared:
         return Squared()
 
 
@@ -107,16 +107,16 @@ class ToyValuesOnly(GraftType[object]):
     summary = "leaves queries and keys unused"
     source = "tests"
 
-    def stages(self, options: object) -> tuple[Stage, ...]:
+    def hook_points(self, options: object) -> tuple[HookPoint, ...]:
         return ("weights",)
 
-    def build(self, geometry: Geometry, stage: Stage, options: object) -> ValuesOnly:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: object) -> ValuesOnly:
         return ValuesOnly()
 
-    def refusal(self, geometry: Geometry, stage: Stage, options: object) -> str | None:
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: object) -> str | None:
         return "queries and keys differ here" if isinstance(geometry, MlpGeometry) else None
 
-    def unused(self, geometry: Geometry, stage: Stage, options: object) -> Unused:
+    def unused(self, geometry: Geometry, hook_point: HookPoint, options: object) -> Unused:
         assert isinstance(geometry, AttentionGeometry)
         rows = geometry.head_rows("q", 0, geometry.heads) + geometry.head_rows("k", 0, geometry.heads)
         return Unused(parameters=geometry.query_key_parameters, rows=rows)
@@ -142,11 +142,11 @@ class ToyWords(GraftType[WordOptions]):
     source = "tests"
     Options = WordOptions
 
-    def stages(self, options: WordOptions) -> tuple[Stage, ...]:
+    def hook_points(self, options: WordOptions) -> tuple[HookPoint, ...]:
         return ("tokens",)
 
-    def build(self, geometry: Geometry, stage: Stage, options: WordOptions) -> Scale:
-        return Scale(geometry.width(stage), 1.0)
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: WordOptions) -> Scale:
+        return Scale(geometry.width(hook_point), 1.0)
 
     def starts_as_identity(self, options: WordOptions) -> bool:
         return True

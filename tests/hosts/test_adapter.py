@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import attngraft
-from attngraft.hosts import find_host, register_host, richer_class
+from attngraft.hosts import find_host, patched_class, register_host
 from attngraft.hosts.timm.vit import TimmViT
 from tests.grafting.test_apply import tiny_swin, tiny_vit
 
@@ -117,4 +117,4 @@ def test_registering_the_same_name_twice_is_refused() -> None:
 
     with pytest.raises(ValueError, match="registered already"):
         register_host(Impostor())
-    assert richer_class(nn.Linear(1, 1)) is None
+    assert patched_class(nn.Linear(1, 1)) is None

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.anatomy import AttentionGeometry, AttentionSite, Projected
+from attngraft.attention import AttentionGeometry, AttentionSite, Projected
 from attngraft.hosts import HostAdapter, register_host, registry
 from attngraft.hosts.adapter import Site, fused_rows, norm_state, own_parameters
 from tests.contract.tester import assert_same_host, snapshot
@@ -63,7 +63,7 @@ class GraftedCausalAttention(AttentionSite, Attention):
 class ReaderHost(HostAdapter):
     name = "tests.reader"
     summary = "a causal host"
-    richer: ClassVar = {Attention: GraftedCausalAttention}
+    patched: ClassVar = {Attention: GraftedCausalAttention}
 
     def recognizes(self, model: nn.Module) -> bool:
         return type(model) is Reader
@@ -83,7 +83,7 @@ class ReaderHost(HostAdapter):
                     value_width=8,
                     rows=fused_rows(block, "qkv", heads=2),
                 ),
-                carriers=dict.fromkeys(stages, f"blocks.{i}"),  # type: ignore[arg-type]
+                targets=dict.fromkeys(stages, f"blocks.{i}"),  # type: ignore[arg-type]
             )
             for i, block in enumerate(model.blocks)
         ]

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.anatomy import AttentionGeometry
-from attngraft.anatomy.geometry import Projection
+from attngraft.attention import AttentionGeometry
+from attngraft.attention.geometry import Projection
 from attngraft.errors import GraftSpecError, HostError, UsageError
 from attngraft.export.fold import fold
 from attngraft.mechanisms.bisa import BidirectionalAttention, Variant
@@ -198,7 +198,7 @@ def test_orders_need_heads_as_wide_as_the_model() -> None:
 def test_specifications() -> None:
     with pytest.raises(GraftSpecError, match="weight=1 is the host's own attention"):
         attngraft.plan(tiny_vit(), "bisa(weight=1)")
-    with pytest.raises(HostError, match="a graft at stage mix already"):
+    with pytest.raises(HostError, match="a graft at hook point mix already"):
         attngraft.graft(tiny_vit(), "bisa + misa")
     report = attngraft.plan(tiny_vit(), "misa@first:1")
     assert report.entries[0].unused.rows == (("qkv.weight", 48, 72), ("qkv.bias", 48, 72))
@@ -295,7 +295,7 @@ def test_both_directions_drop_a_half_and_draw_it_by_themselves(transform: str) -
     offered: dict[str, list[Tensor]] = {"self": [], "inverse": []}
     for _ in range(2):
         heard = Heard()
-        module.both.listener = heard
+        module.both.recorder = heard
         with torch.no_grad():
             module.train()(x)
         for name, found in offered.items():

@@ -1,4 +1,4 @@
-"""Cross-attention of latents and tokens as layers: equations, names, taps, dropout."""
+"""Cross-attention of latents and tokens as layers: equations, names, record_tensors, dropout."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_listener_hears_the_maps(shared: bool, latents: int, tokens: int) -> N
     for layer, names in ((two_way(), ["latents_to_tokens", "tokens_to_latents"]), (one_sided(), ["latents_to_tokens"])):
         before = layer(*given)
         heard = Heard()
-        layer.listener = heard
+        layer.recorder = heard
         torch.testing.assert_close(layer(*given), before, rtol=0, atol=0)
         assert list(heard) == ["scores", *names]
         assert torch.equal(heard.pop("scores").softmax(-1), heard["latents_to_tokens"])

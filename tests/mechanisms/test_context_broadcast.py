@@ -11,11 +11,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import attngraft
-from attngraft.anatomy import CLASS, AttentionGeometry, MlpGeometry
-from attngraft.bench.macs import activation_bytes
+from attngraft.attention import CLASS, AttentionGeometry, MlpGeometry
 from attngraft.errors import UsageError
 from attngraft.mechanisms import context_broadcast as package
 from attngraft.mechanisms.registry import graft_types
+from attngraft.timing.macs import activation_bytes
 
 MLP = MlpGeometry(dim=32, hidden=128, tokens=17, prefix=CLASS, grid=(4, 4))
 MAP = MlpGeometry(dim=32, hidden=128, tokens=16, grid=(4, 4))

@@ -1,4 +1,4 @@
-"""Hadamard attention: what its forms have in common, its ghost heads, and what a listener hears."""
+"""Hadamard attention: what its forms have in common, its ghost heads, and what a recorder hears."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_pixel_is_reached_by_its_neighborhood_alone(changes: dict[str, Any]) -
 def test_who_listens_changes_nothing(changes: dict[str, Any]) -> None:
     module, seen = layer(**changes).double(), Heard()
     expected = module(maps().double())
-    module.listener = seen
+    module.recorder = seen
     torch.testing.assert_close(module(maps().double()), expected)
     offsets = module.neighborhood.offsets
     assert seen["local_filters"].shape == (2, 2, offsets, 6, 5)

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import attngraft
-from attngraft.anatomy import AttentionGeometry
-from attngraft.bench.macs import activation_bytes
+from attngraft.attention import AttentionGeometry
 from attngraft.errors import UsageError
 from attngraft.mechanisms.horizontal_vertical import (
     Attention,
@@ -18,6 +17,7 @@ from attngraft.mechanisms.horizontal_vertical import (
     key_padding,
 )
 from attngraft.mechanisms.registry import graft_types
+from attngraft.timing.macs import activation_bytes
 from tests.listening import Heard
 
 
@@ -27,7 +27,7 @@ def site(dim: int, heads: int, **changes: object) -> AttentionGeometry:
 
 def built(name: str, geometry: AttentionGeometry, **options: object) -> nn.Module:
     graft_type = graft_types()[name]
-    return graft_type.build(geometry, graft_type.stages(graft_type.Options())[0], graft_type.Options(**options))
+    return graft_type.build(geometry, graft_type.hook_points(graft_type.Options())[0], graft_type.Options(**options))
 
 
 def parameters(*modules: nn.Module) -> int:
@@ -113,7 +113,7 @@ def test_alpha_and_beta_are_offered_to_a_recorder() -> None:
     heard = Heard()
     for module in model.modules():
         if isinstance(module, (HorizontalAttention, VerticalAttention)):
-            module.listener = heard
+            module.recorder = heard
     model(torch.randn(2, 3, 32, 32))
     assert heard["alpha"].shape == (2, 5, 3)
     assert heard["beta"].shape == (2, 5, 24)

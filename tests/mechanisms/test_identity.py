@@ -14,7 +14,7 @@ from attngraft.errors import GraftSpecError
 from attngraft.mechanisms.identity.graft import IdentityOptions
 from tests.contract.tester import outputs_and_gradients
 
-STAGES = typing.get_args(typing.get_type_hints(IdentityOptions)["stage"])
+HOOK_POINTS = typing.get_args(typing.get_type_hints(IdentityOptions)["stage"])
 
 
 def swin() -> nn.Module:
@@ -24,14 +24,14 @@ def swin() -> nn.Module:
     return timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, drop_path_rate=0.0, **arguments).eval()
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", HOOK_POINTS)
 def test_it_stands_at_every_stage_and_changes_nothing(stage: str) -> None:
     """At `weights`, where the host's path becomes the explicit one, up to rounding."""
     host, images = swin(), torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(0))
     expected, gradients = outputs_and_gradients(host, (images,))
     state = list(host.state_dict())
     report = attngraft.graft(host, "identity", stage=stage)
-    assert {entry.stage for entry in report.entries} == {stage}
+    assert {entry.hook_point for entry in report.entries} == {stage}
     assert (report.parameters, report.macs, list(host.state_dict())) == (0, 0, state)
     found, found_gradients = outputs_and_gradients(host, (images,))
     if stage == "weights":

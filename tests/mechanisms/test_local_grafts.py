@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import attngraft
 import attngraft.models
-from attngraft.anatomy import AttentionGeometry
+from attngraft.attention import AttentionGeometry
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.mechanisms.registry import graft_types
 from tests.seeding import seed
@@ -72,8 +72,8 @@ def test_sizes_are_the_papers(spec: str, parameters: float, macs: float) -> None
         host = timm.create_model("swin_tiny_patch4_window7_224")
     plain = 4.4903e9  # of Swin-T, Table 4 prints 4.5
     report = attngraft.plan(host, spec)
-    parked = sum(sum(entry.parked.values()) for entry in report.entries)
-    total = report.host_parameters + report.parameters - parked
+    detached = sum(sum(entry.detached.values()) for entry in report.entries)
+    total = report.host_parameters + report.parameters - detached
     assert total == parameters or abs(total - parameters) < 0.5e6
     assert report.macs is not None
     assert f"{(plain + report.macs) / 1e9:.1f}" == str(macs)
@@ -91,7 +91,7 @@ def test_outlooks_on_volo_give_way() -> None:
     expected = host(images)
     report = attngraft.graft(host, "elsa(kernel=3)@network.0")
     assert [entry.site for entry in report.entries] == ["network.0.0.attn", "network.0.1.attn"]
-    assert {name.partition(".")[0] for entry in report.entries for name in entry.parked} == {"v", "attn", "proj"}
+    assert {name.partition(".")[0] for entry in report.entries for name in entry.detached} == {"v", "attn", "proj"}
     assert not torch.equal(host(images), expected)
     attngraft.ungraft(host)
     assert torch.equal(host(images), expected)
@@ -129,7 +129,7 @@ def test_windows_without_shift_are_the_hosts_own() -> None:
         ("lsa(area=neighborhood, size=4)", "size of a neighborhood is an odd number"),
         ("lsa(area=neighborhood, shift=1)", "shift is for windows only"),
         ("lsa(shift=7)", "shift is less than size"),
-        ("lsa(network=net8)", "network is one of swin, net1"),
+        ("lsa(network=net8)", "network must be one of swin, net1"),
         ("involution(kernel=2)", "kernel is an odd number"),
         ("dwconv(heads=-1)", "heads is 1 or more"),
         ("dynamic_dwconv(reduction=0)", "reduction is at least 1"),
@@ -153,7 +153,7 @@ def test_heads_divide_the_channels(name: str) -> None:
 def test_hosts_without_maps_say_so() -> None:
     host = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2)
     with pytest.raises(
-        HostError, match=r"elsa stands at stage space, which timm.vit does not offer: its blocks keep no map"
+        HostError, match=r"elsa stands at hook point space, which timm.vit does not offer: its blocks keep no map"
     ):
         attngraft.graft(host, "elsa")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attngraft.study.coverage import measured_coverage
+from attngraft.results.coverage import measured_coverage
 from proof.coverage import Count, disjoint, paired_anew, simulated
 from proof.null_study import SEEDS, main, shipped
 from proof.outcomes import Outcome, corrected

@@ -8,7 +8,7 @@ import pytest
 
 from attngraft.report import write_report
 from attngraft.report.page import report_html
-from attngraft.study.storage import load_result, save_result
+from attngraft.results.storage import load_result, save_result
 from tests.report import studies
 
 

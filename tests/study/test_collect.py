@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from attngraft.errors import ConfigError, DataError, TrainingError
+from attngraft.results.study import StudyResult
 from attngraft.study import compare, load_result
 from attngraft.study.collect import collect
-from attngraft.study.result import StudyResult
 
 from .fakes import EXAMPLES, FakeTrainer, study, tools
 

@@ -9,8 +9,8 @@ import pytest
 
 from attngraft.errors import ConfigError, UsageError
 from attngraft.study.config import read_study, study_from_dict
-from attngraft.training.config import dump_yaml
 from attngraft.training.recipe import recipe_to_dict
+from attngraft.yaml_config import dump_yaml
 
 from .fakes import study
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from attngraft.bench import count_macs
 from attngraft.cli import main
 from attngraft.errors import ConfigError
 from attngraft.study import conduct, load_result
 from attngraft.study.config import StudyConfig, read_study, study_from_dict
 from attngraft.study.schedule import check_variants
+from attngraft.timing import count_macs
 from attngraft.training.build import build_model, model_data_config
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

@@ -49,7 +49,7 @@ HOSTS: dict[str, dict[str, Any]] = {
     },
 }
 SETTINGS = ["train.batch_size=256", "train.drop_path=0.1", "task.augment.padding=1", "task.augment.mixup=0.2"]
-STAGES = ["tokens", "mlp.mid"]
+HOOK_POINTS = ["tokens", "mlp.mid"]
 
 
 @pytest.fixture(
@@ -60,7 +60,7 @@ def study(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     out = tmp_path_factory.mktemp("control")
     plain = {
         "host": {"name": request.param, "args": HOSTS[request.param]},
-        "grafts": [{"name": stage, "spec": f"identity(stage='{stage}')"} for stage in STAGES],
+        "grafts": [{"name": stage, "spec": f"identity(stage='{stage}')"} for stage in HOOK_POINTS],
         "data": "digits",
         "set": [*SETTINGS, "optimizer.lr=3e-3", "train.threads=1"],
         "seeds": 2,
@@ -86,7 +86,7 @@ def tensors(value: Any, path: str = "") -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("stage", range(1, 1 + len(STAGES)))
+@pytest.mark.parametrize("stage", range(1, 1 + len(HOOK_POINTS)))
 def test_runs_are_the_baselines_bit_for_bit(study: tuple[Path, StudyResult], stage: int, seed: int) -> None:
     out, result = study
     runs = [out / result.variants[place].runs[seed].folder for place in (0, stage)]
@@ -126,5 +126,5 @@ def test_every_difference_is_exactly_zero(study: tuple[Path, StudyResult]) -> No
 def test_the_report_says_so(study: tuple[Path, StudyResult]) -> None:
     page = report_html(study[1])
     assert "Both grafts make no difference at all." in page
-    assert page.count("No difference at all: every example is scored exactly alike in every seed.") == 2
+    assert page.count("No difference at all: all examples have the same score in all seeds.") == 2
     assert not re.search(r"\bnan\b", page, flags=re.IGNORECASE)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from attngraft.errors import TrainingError
-from attngraft.sections import Section
+from attngraft.results.sections import Section
 from attngraft.study import compare, load_result
 from attngraft.study.sections import variant_sections
 from attngraft.tasks.classification import Classification

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.errors import ConfigError
-from attngraft.sections import Column, Metric, Section, Table
+from attngraft.results.sections import Column, Metric, Section, Table
 from attngraft.tasks.collecting import CollectingEvaluator
 from attngraft.tasks.seeding import generator
 from attngraft.tasks.task import Batch, Evaluation, Evaluator, Predictions, Split, Task, TaskData

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraft.errors import ConfigError
-from attngraft.training.config import apply_overrides, differing_fields, dump_yaml, merge, parse_yaml, read_yaml
+from attngraft.yaml_config import apply_overrides, differing_fields, dump_yaml, merge, parse_yaml, read_yaml
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x85\u2028\u2029\ufeff"), max_size=12)
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from attngraft.errors import ConfigError
 from attngraft.tasks.task import load_task
 from attngraft.training.build import build_model, model_data_config
-from attngraft.training.config import parse_yaml
 from attngraft.training.recipe import (
     Recipe,
     load_recipe,
@@ -22,6 +21,7 @@ from attngraft.training.recipe import (
     recipe_to_dict,
     recipe_to_yaml,
 )
+from attngraft.yaml_config import parse_yaml
 
 
 @pytest.mark.parametrize("name", packaged_recipes())

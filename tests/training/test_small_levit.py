@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attngraft.training.config import merge
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
+from attngraft.yaml_config import merge
 
 RESNET = {"name": "resnet10t", "args": {"pretrained_cfg_overlay": {"input_size": [3, 32, 32]}}}
 

@@ -26,9 +26,9 @@ import torch
 
 from attngraft.bench.gate import check_outputs
 from attngraft.bench.layers import LAYERS
-from attngraft.bench.memory import address_space_limited, growth
 from attngraft.dispatch import reference_backend
 from attngraft.errors import AttngraftError
+from attngraft.timing.memory import address_space_limited, growth
 
 MIN_SECONDS = 0.5  #: short calls are repeated until they have taken so long
 
@@ -106,7 +106,7 @@ def main(text: str) -> NoReturn:
     except AttngraftError as error:
         answer.give("failed", str(error))
     except Exception as error:
-        from attngraft.training.out_of_memory import is_out_of_memory
+        from attngraft.training.failures import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

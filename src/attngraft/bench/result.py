@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from attngraft.bench.paired import Bar, Duration, PairedRatio
 from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
 from attngraft.strict import read
+from attngraft.timing.paired import Bar, Duration, PairedRatio
 
 FORMAT = 1
 

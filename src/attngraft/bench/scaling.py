@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from attngraft.bench.layers import LAYERS
-from attngraft.bench.memory import free_memory
 from attngraft.bench.one_size import Job, Reading, measure_size
-from attngraft.bench.paired import median_interval
 from attngraft.bench.result import Setting
 from attngraft.errors import ConfigError, UsageError
 from attngraft.files import write_atomically
 from attngraft.strict import read
+from attngraft.timing.memory import free_memory
+from attngraft.timing.paired import median_interval
 
 FORMAT = 1
 #: grids of 14, 28, 56, 112, 224, 448 and 1,024 tokens a side

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from attngraft.results.study import StudyResult
     from attngraft.study.conduct import Prepared
     from attngraft.study.config import StudyConfig
     from attngraft.study.executors import Executor
-    from attngraft.study.result import StudyResult
 
 _STUDY, _RUNS, _OUTPUT = "What is compared", "How it is run", "What comes out"
 _MANY = "Many runs"
@@ -410,7 +410,7 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
     from rich.console import Console
 
     from attngraft.report.tables import study_table
-    from attngraft.study.storage import result_to_dict
+    from attngraft.results.storage import result_to_dict
     from attngraft.tasks.task import SPLIT_FILE
 
     if as_json:
@@ -428,13 +428,13 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
 
 
 def _print_suites(result: StudyResult, console: Any) -> None:
-    from attngraft.report.suites import NOT_CORRECTED, about, suite_comparison, suite_format, terse
+    from attngraft.report.suites import NOT_CORRECTED, about, suite_comparison, suite_format, summary_conditions
 
     for suite in result.suites:
         heading = f"{suite.title}: {about(suite, suite_format(result, suite))}"
         console.print(heading, markup=False, highlight=False, soft_wrap=True, style="bold")
         console.print(suite_comparison(result, suite))
-        if len(terse(suite)) < len(suite.conditions):
+        if len(summary_conditions(suite)) < len(suite.conditions):
             console.print("Note: each severity by itself is in the report and in suites.csv.", highlight=False)
         for note in suite.notes:
             console.print(f"Note: {note}", markup=False, highlight=False)

@@ -87,7 +87,7 @@ def _in_tables(found: Any) -> Iterator[Any]:
         for paths, first in _alike(found.sites):
             missing = "\n".join(f"{', '.join(stages)}: {reason}" for reason, stages in _by_reason(first.missing))
             stages = ", ".join(first.stages) or "-"
-            stages += f"\nto be recorded: {', '.join(first.taps)}" if first.taps else ""
+            stages += f"\nto be recorded: {', '.join(first.record_tensors)}" if first.record_tensors else ""
             table.add_row(*map(escape, (paths, first.module, first.shape, stages, missing or "-")))
         yield table
         table = Table("graft", "sites", "at", "elsewhere", title="grafts, with default options", title_justify="left")

@@ -107,7 +107,7 @@ def _show(made: Exported) -> None:
 
     from attngraft.export.fold import summary
     from attngraft.files import shown_size
-    from attngraft.report import wording
+    from attngraft.results import wording
 
     console = Console(highlight=False)
     for path in sorted(path for path in made.folder.rglob("*") if path.is_file()):

@@ -107,7 +107,7 @@ def _grafts() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
             "name": graft.name,
-            "stage": list(graft.stages),
+            "stage": list(graft.hook_points),
             "options": {name: f"{value}  [{graft.choices[name]}]" for name, value in graft.options.items()},
             "identity at start": "yes" if graft.identity else "no",
             "what": graft.summary,
@@ -151,13 +151,14 @@ def _analyses() -> list[dict[str, Any]]:
     from attngraft.analysis.catalog import analyses
 
     return [
-        {"name": each.name, "what": each.what, "takes": each.takes, "source": each.source or "-"} for each in analyses()
+        {"name": each.name, "what": each.summary, "takes": each.requirements, "source": each.source or "-"}
+        for each in analyses()
     ]
 
 
 def _suites() -> list[dict[str, Any]]:
     from attngraft.evaluation.suites import suites
-    from attngraft.evaluation.suites.test_sets import TEST_SETS, how_to_get
+    from attngraft.targets.test_sets import TEST_SETS, how_to_get
 
     return [
         {

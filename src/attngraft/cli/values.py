@@ -14,7 +14,7 @@ def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:
     Raises:
         UsageError: a text without `=`, without a name, given twice, or (ConfigError) whose value is no YAML.
     """
-    from attngraft.training.config import parse_yaml
+    from attngraft.yaml_config import parse_yaml
 
     found: dict[str, Any] = {}
     for text in texts:

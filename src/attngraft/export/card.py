@@ -9,15 +9,15 @@ from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from attngraft.export.fold import summary
-from attngraft.export.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest
 from attngraft.files import write_atomically
-from attngraft.report import facts as described
-from attngraft.report import wording
-from attngraft.study.result import StudyResult, VariantResult
-from attngraft.study.storage import RESULT_FILE, load_result
-from attngraft.training.config import dump_yaml
+from attngraft.results import facts as described
+from attngraft.results import wording
+from attngraft.results.storage import RESULT_FILE, load_result
+from attngraft.results.study import StudyResult, VariantResult
+from attngraft.saved.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest
 from attngraft.training.recipe import recipe_to_dict
 from attngraft.training.run_folder import RunRecord
+from attngraft.yaml_config import dump_yaml
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import ExportError
-from attngraft.export.manifest import Check, Manifest
+from attngraft.saved.manifest import Check, Manifest
 from attngraft.tasks.seeding import seeded
 
 Forward = Callable[[Tensor], Tensor]  #: normalized images (B, C, H, W) to outputs (B, classes)

@@ -14,11 +14,11 @@ from typing import Any, cast
 
 from torch import nn
 
-from attngraft.anatomy import Graft, GraftedModule
+from attngraft.attention import Graft, GraftedModule
 from attngraft.errors import HostError
-from attngraft.export.manifest import FoldEntry
 from attngraft.grafting.apply import grafted, restore
 from attngraft.hosts import find_host
+from attngraft.saved.manifest import FoldEntry
 
 _UNREAD = "no adapter reads it, so what of it could move where is not known"
 
@@ -86,23 +86,23 @@ def fold(model: nn.Module) -> Folded:
 
 
 def _fold_one(module: GraftedModule, made: Graft) -> Graft | str | None:
-    """A layer is next to a graft where no other graft of the stage stands between them."""
+    """A layer is next to a graft where no other graft of the hook point stands between them."""
     if made.folded:
         return "it was folded before"
-    row = cast(list[Graft], module.grafts_at(made.stage))
-    before = module.linear_before(made.stage) if row[0] is made else None
-    after = module.linear_after(made.stage) if row[-1] is made else None
+    row = cast(list[Graft], module.grafts_at(made.hook_point))
+    before = module.linear_before(made.hook_point) if row[0] is made else None
+    after = module.linear_after(made.hook_point) if row[-1] is made else None
     result = made.fold(before=before, after=after)
     if isinstance(result, str) and before is after is None:
-        same = "another graft of the same stage stands between" if len(row) > 1 else None
-        reason = module.between(made.stage) or same
+        same = "another graft of the same hook point stands between" if len(row) > 1 else None
+        reason = module.between(made.hook_point) or same
         return f"{result} ({reason})" if reason else result
     return result
 
 
 def _replace(module: Any, name: str, made: Graft, result: Graft | str | None) -> None:
     if isinstance(result, Graft):
-        result.stage, result.unused, result.frozen = made.stage, made.unused, made.frozen
+        result.hook_point, result.unused, result.frozen = made.hook_point, made.unused, made.frozen
         result.refuses = made.refuses
         module.grafts[name] = result.train(made.training)
     elif result is None:

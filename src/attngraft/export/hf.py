@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from attngraft.anatomy import is_graft
+from attngraft.attention import is_graft
 from attngraft.errors import ExportError, GraftFileError, UsageError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted

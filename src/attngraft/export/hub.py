@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attngraft.errors import ExportError, UsageError
-from attngraft.export.manifest import read_manifest
+from attngraft.saved.manifest import read_manifest
 
 #: names of errors of huggingface_hub and of the HTTP clients below it, which change with the release
 _OFFLINE = {"OfflineModeIsEnabled"}

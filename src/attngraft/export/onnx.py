@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from attngraft.errors import ExportError
 from attngraft.export.check import Forward, check_outputs, example_images
-from attngraft.export.manifest import Check, Manifest, manifest_text
 from attngraft.export.torch_export import EXAMPLE
+from attngraft.saved.manifest import Check, Manifest, manifest_text
 
 FILE = "model.onnx"
 QUANTIZED = "model.int8.onnx"

@@ -16,9 +16,9 @@ from torch import Tensor
 from attngraft.errors import ExportError, UsageError
 from attngraft.export import onnx, torch_export
 from attngraft.export.check import Forward
-from attngraft.export.folder import load
-from attngraft.export.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
-from attngraft.export.source import open_run
+from attngraft.saved.folder import load
+from attngraft.saved.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from attngraft.targets.run import open_run
 from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.images.serving import Preparation
 from attngraft.tasks.images.sources.decoding import UnreadableImage

@@ -14,15 +14,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import parked
+from attngraft.attention import sites_with_detached
 from attngraft.errors import ExportError, StorageError, UsageError
 from attngraft.export import card, onnx, timm_config, torch_export
 from attngraft.export.check import check_outputs
 from attngraft.export.fold import fold as fold_model
-from attngraft.export.folder import load, write_model
-from attngraft.export.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
-from attngraft.export.source import Source, open_run
 from attngraft.hosts import forget
+from attngraft.saved.folder import load, write_model
+from attngraft.saved.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
+from attngraft.targets.run import OpenedRun, open_run
 from attngraft.training.evaluate import Weights
 
 Target = Literal["torch", "pt2", "onnx", "hf"]
@@ -90,7 +90,7 @@ def export_run(
             f"--to hf with --fold: the batch norms of {manifest.host.name} would stand in its linear layers, and plain "
             "timm makes no such model; leave --fold out for timm, or --to hf out for a folded model"
         )
-    if "hf" in to and (away := [name for name, _ in parked(source.model)]):
+    if "hf" in to and (away := [name for name, _ in sites_with_detached(source.model)]):
         raise UsageError(
             f"--to hf: a graft stands in for the host's own attention at {len(away)} places ({away[0]} is the first), and "
             "plain timm, which knows no grafts, would lack those weights; leave --to hf out"
@@ -191,7 +191,7 @@ def _add_timm_config(model: nn.Module, manifest: Manifest, folder: Path) -> floa
     return timm_config.host_difference(load(folder), manifest, folder)
 
 
-def _write_card(source: Source, manifest: Manifest, folder: Path, plain_difference: float | None) -> None:
+def _write_card(source: OpenedRun, manifest: Manifest, folder: Path, plain_difference: float | None) -> None:
     parameters = sum(parameter.numel() for parameter in source.model.parameters())
     card.write_card(manifest, source.record, folder, parameters=parameters, plain_difference=plain_difference)
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from attngraft.errors import ExportError
 from attngraft.export.check import example_images
-from attngraft.export.manifest import Manifest
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
+from attngraft.saved.manifest import Manifest
 
 FILE = "config.json"
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attngraft.errors import ExportError
 from attngraft.export.check import Forward, check_outputs, example_images
-from attngraft.export.manifest import MANIFEST, Check, Manifest, manifest_text
+from attngraft.saved.manifest import MANIFEST, Check, Manifest, manifest_text
 
 FILE = "model.pt2"
 #: by the model's precision; a program calculates in another order than the model, and rounds on the way

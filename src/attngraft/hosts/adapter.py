@@ -3,41 +3,57 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, GraftedModule, HeadRows, MlpGeometry, Stage, is_graft, plain_class
+from attngraft.attention import (
+    AttentionGeometry,
+    GraftedModule,
+    HeadRows,
+    HookPoint,
+    MlpGeometry,
+    is_graft,
+    plain_class,
+)
 from attngraft.errors import HostError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A place in a model where grafts can stand.
+    """A module that grafts can change.
 
-    `carriers` says which module carries each stage: usually one does all, but a host may spread a site over several (the
-    block puts windows back). `missing` says, for stages that a user may ask for, why this site has none. `informants` get
-    their richer class too where a graft stands at the stage: they know something that the carrier cannot see. `taps` says
-    which tensors are offered to `attngraft.record` beside those of the stages; a site may have taps and no stages.
+    Usually one module is the target of every hook point, but a host may spread a site over several (the block puts windows
+    back). A site may have tensors to record and no hook points. `carriers`, `informants` and `taps` are deprecated names of
+    `targets`, `companions` and `record_tensors`.
     """
 
     path: str  #: the host's own path of the site (`blocks.3.attn`), whatever wraps the host
     kind: Literal["attention", "mlp"]
     geometry: AttentionGeometry | MlpGeometry
-    carriers: Mapping[Stage, str]  #: stage -> path of the module, in the host
-    missing: Mapping[Stage, str] = field(default_factory=dict)
-    informants: Mapping[Stage, tuple[str, ...]] = field(default_factory=dict)  #: stage -> paths of modules, in the host
-    taps: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: tensor's name -> path of the module that offers it, in the host
+    targets: Mapping[HookPoint, str] = field(default_factory=dict)  #: hook point -> path of the module in the host
+    missing: Mapping[HookPoint, str] = field(default_factory=dict)  #: hook point -> reason why the site lacks it
+    #: hook point -> paths of modules that are patched too, because they hold what the target cannot see
+    companions: Mapping[HookPoint, tuple[str, ...]] = field(default_factory=dict)
+    record_tensors: Mapping[str, str] = field(default_factory=dict)  #: further tensor -> path of the module it is in
     #: whether the host has a kernel for more than a graft can stand in, and gives it up for one: its outputs are then what
     #: they were to rounding only, without a graft bit for bit
     rounds: bool = False
+    carriers: InitVar[Mapping[HookPoint, str] | None] = None
+    informants: InitVar[Mapping[HookPoint, tuple[str, ...]] | None] = None
+    taps: InitVar[Mapping[str, str] | None] = None
+
+    def __post_init__(self, carriers: Any, informants: Any, taps: Any) -> None:
+        given = {"targets": carriers, "companions": informants, "record_tensors": taps}
+        for name, value in given.items():
+            if value is not None:
+                object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +66,20 @@ class HostFold:
 
 
 class HostAdapter(ABC):
-    """Knows one host family: its model classes, its sites, and the richer class of each module that carries a stage."""
+    """Knows one host family: its model classes, its sites, and the patched class of each module that carries a hook point."""
 
     name: ClassVar[str]
     summary: ClassVar[str]  #: one line for `attngraft list hosts`
     #: whether all of its hosts that stand in one model are one: `sites` takes the model that holds them, of whatever class
     gathers: ClassVar[bool] = False
     #: the host's own module class -> the subclass that spells its forward out
-    richer: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
+    patched: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "richer" in cls.__dict__ and "patched" not in cls.__dict__:
+            warnings.warn(f"{cls.__name__}.richer is deprecated; name it patched", DeprecationWarning, stacklevel=2)
+            cls.patched = cls.__dict__["richer"]
 
     @abstractmethod
     def recognizes(self, model: nn.Module) -> bool:
@@ -119,7 +141,7 @@ class HostAdapter(ABC):
 def check_known(module: nn.Module, path: str, *, arguments: Iterable[str], children: Iterable[str]) -> None:
     """Refuse a module whose host changed since its adapter was written.
 
-    The richer class is a private copy of the host's forward, so a new argument or a new sub-module means that the copy
+    The patched class is a private copy of the host's forward, so a new argument or a new sub-module means that the copy
     may leave something out.
 
     Raises:

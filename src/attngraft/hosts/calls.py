@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from attngraft.anatomy import Circumstance, Graft, GraftedModule, Stage
+from attngraft.attention import Circumstance, Graft, GraftedModule, HookPoint
 from attngraft.errors import UsageError
 
 _GIVEN: Mapping[Circumstance, str] = {
@@ -24,25 +24,25 @@ def check_call(
     causal: bool = False,
     padded: bool = False,
     cross: bool = False,
-    told: tuple[Stage, ...] = (),
+    told: tuple[HookPoint, ...] = (),
 ) -> None:
     """Refuse a call that a graft of `module` could not stand in, had the geometry said so.
 
     Args:
-        told: stages whose grafts learn of it by other means and need not refuse.
+        told: hook points whose grafts learn of it by other means and need not refuse.
 
     Raises:
         UsageError: one of the grafts refuses what the call gives, with its own reason.
     """
     given: tuple[tuple[Circumstance, bool], ...] = (("causal", causal), ("padded", padded), ("cross", cross))
     for name, graft in module.grafts.items():
-        if graft.stage in told:
+        if graft.hook_point in told:
             continue
         for circumstance, holds in given:
             reason = cast(Graft, graft).refuses.get(circumstance) if holds else None
             if reason:
                 raise UsageError(
-                    f"the graft {name!r} ({cast(Graft, graft).stage}) cannot work in this call, which gives "
+                    f"the graft {name!r} ({cast(Graft, graft).hook_point}) cannot work in this call, which gives "
                     f"{_GIVEN[circumstance]}: {reason}"
                 )
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from attngraft.anatomy import GraftedModule, LinearLayer, Stage
+from attngraft.attention import GraftedModule, HookPoint, LinearLayer
 
 
 class LinearEnds(GraftedModule):
@@ -14,11 +14,11 @@ class LinearEnds(GraftedModule):
 
     linear_names: ClassVar[tuple[str, str]] = ("fc1", "fc2")
 
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return linear(getattr(self, self.linear_names[1])) if stage == "mlp.end" else None
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        return linear(getattr(self, self.linear_names[1])) if hook_point == "mlp.end" else None
 
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        number = {"mlp.front": 0, "mlp.mid": 1}.get(stage)
+    def linear_after(self, hook_point: HookPoint) -> LinearLayer | None:
+        number = {"mlp.front": 0, "mlp.mid": 1}.get(hook_point)
         return None if number is None else linear(getattr(self, self.linear_names[number]))
 
 

@@ -16,15 +16,14 @@ from torch import nn
 class Package:
     """The adapters for one package's models."""
 
-    adapters: Mapping[str, str]  #: name -> its module in `attngraft.hosts`, which registers it
-    #: of attngraft, which installs the package: its adapters are imported where such a model is met or hosts are listed.
-    #: None: it comes with attngraft
-    extra: str | None = None
+    adapters: Mapping[str, str]  #: name -> its module in `attngraft`, which registers it
+    extra: str | None = None  #: extra of attngraft that installs the package; None: installed with attngraft
+    always: bool = True  #: False: import the adapters only once such a model is seen, or when hosts are listed
 
 
 def _same(folder: str, *names: str) -> dict[str, str]:
     """Adapters that are called as their modules are."""
-    return {f"{folder}.{name}": f"{folder}.{name}" for name in names}
+    return {f"{folder}.{name}": f"hosts.{folder}.{name}" for name in names}
 
 
 #: by name of the package; a new family adds its name here. Later ones are asked first
@@ -37,9 +36,17 @@ PACKAGES: Mapping[str, Package] = {
             *("metaformer", "mobilevit", "convit", "fastvit", "gemma4", "xcit", "hiera", "mvitv2", "coat", "hieradet"),
             *("nextvit", "efficientformer", "csatv2"),
         )
-        | {"t2t_vit": "timm.t2t_vit", "bixt": "timm.bixt", "elsa.swin": "timm.elsa", "elsa.volo": "timm.elsa"}
     ),
-    "torch": Package({"torch.nn": "torch_nn.family"}),
+    "attngraft.models": Package(
+        {
+            "t2t_vit": "models.t2t_vit_host",
+            "bixt": "models.bixt.host",
+            "elsa.swin": "models.elsa.host",
+            "elsa.volo": "models.elsa.host",
+        },
+        always=False,
+    ),
+    "torch": Package({"torch.nn": "hosts.torch_nn.family"}),
     "torchvision": Package(_same("torchvision", "vit", "swin")),
     "transformers": Package(
         _same(
@@ -48,6 +55,7 @@ PACKAGES: Mapping[str, Package] = {
             *("bert", "roberta", "electra", "distilbert", "modernbert"),
         ),
         extra="hf",
+        always=False,
     ),
 }
 
@@ -61,7 +69,7 @@ def load(package: str) -> Mapping[str, str]:
         return dict.fromkeys(wanted.adapters, f"needs {package}: pip install '{remedy}'")
     for name, module in wanted.adapters.items():
         try:
-            importlib.import_module(f"attngraft.hosts.{module}")
+            importlib.import_module(f"attngraft.{module}")
         except (ImportError, AttributeError, TypeError) as error:  # modules, classes and bases change with the release
             missing[name] = (
                 f"cannot read the models of {package} {version(package)} ({error}): pip install -U attngraft {package}"
@@ -72,7 +80,7 @@ def load(package: str) -> Mapping[str, str]:
 def load_needed() -> None:
     """Register the adapters for the packages that come with attngraft."""
     for package, wanted in PACKAGES.items():
-        if wanted.extra is None:
+        if wanted.always:
             load(package)
 
 
@@ -80,8 +88,9 @@ def load_met(modules: Iterable[nn.Module]) -> dict[str, str]:
     """As `load`, for the packages that a class of these modules, or one it comes from, belongs to; `load_needed` too."""
     load_needed()
     kinds = {base for kind in {type(module) for module in modules} for base in kind.__mro__}
-    homes = {kind.__module__.partition(".")[0] for kind in kinds}
-    return {name: why for package in PACKAGES if package in homes for name, why in load(package).items()}
+    modules_of = {f"{kind.__module__}." for kind in kinds}
+    met = [package for package in PACKAGES if any(module.startswith(f"{package}.") for module in modules_of)]
+    return {name: why for package in met for name, why in load(package).items()}
 
 
 def load_all() -> dict[str, str]:

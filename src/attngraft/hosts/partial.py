@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from attngraft.anatomy import is_graft, plain_class
+from attngraft.attention import is_graft, plain_class
 from attngraft.hosts.unread import UNREAD
 
 _MODELS = ("timm.models.", "torchvision.models.", "transformers.models.")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from attngraft.anatomy import GraftedModule, unparked
+from attngraft.attention import GraftedModule, with_originals
 from attngraft.errors import HostError
 from attngraft.hosts import packages
 from attngraft.hosts.adapter import HostAdapter, Site
@@ -44,12 +44,12 @@ def missing_hosts() -> dict[str, str]:
     return packages.load_all()
 
 
-def richer_class(module: nn.Module, adapter: HostAdapter | None = None) -> type[GraftedModule] | None:
-    """The richer class of `module`'s exact class, if an adapter has one; that of its host's `adapter` goes first."""
+def patched_class(module: nn.Module, adapter: HostAdapter | None = None) -> type[GraftedModule] | None:
+    """The patched class of `module`'s exact class, if an adapter has one; that of its host's `adapter` goes first."""
     packages.load_met([module])
     for each in (*(() if adapter is None else (adapter,)), *host_adapters().values()):
-        if type(module) in each.richer:
-            return each.richer[type(module)]
+        if type(module) in each.patched:
+            return each.patched[type(module)]
     return None
 
 
@@ -64,7 +64,7 @@ class Host:
 
     @cached_property
     def sites(self) -> list[Site]:
-        with unparked(self.core):  # as its adapter knows it
+        with with_originals(self.core):  # as its adapter knows it
             return self.adapter.sites(self.core)
 
     def module(self, path: str) -> nn.Module:
@@ -72,7 +72,7 @@ class Host:
         return self.core.get_submodule(path)
 
     def architecture(self) -> dict[str, Any]:
-        with unparked(self.core):
+        with with_originals(self.core):
             return self.adapter.architecture(self.core)
 
 

@@ -1,4 +1,4 @@
-"""What the sites of many families share: the stages that they carry, and the fields of their geometry."""
+"""What the sites of many families share: the hook points that they carry, and the fields of their geometry."""
 
 from __future__ import annotations
 
@@ -6,37 +6,41 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from attngraft.anatomy import AttentionGeometry, MlpGeometry, Stage
+from attngraft.attention import AttentionGeometry, HookPoint, MlpGeometry
 from attngraft.hosts.adapter import Site, fused_rows
 
 #: an attention without windows
-GLOBAL: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.end")
-NO_WINDOWS: Mapping[Stage, str] = {"attn.window": "its attention has no windows; use scope=image"}
-NO_MIDDLE: Mapping[Stage, str] = {
+GLOBAL: tuple[HookPoint, ...] = ("mix", "weights", "heads", "tokens", "attn.end")
+NO_WINDOWS: Mapping[HookPoint, str] = {"attn.window": "its attention has no windows; use scope=image"}
+NO_MIDDLE: Mapping[HookPoint, str] = {
     "mlp.mid": "its MLP is gated and has no plain hidden layer; use position=front or end"
 }
-MLP: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
-_INSIDE: tuple[Stage, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
-_NOTHING: Mapping[Stage, str] = {}
+MLP: tuple[HookPoint, ...] = ("mlp.front", "mlp.mid", "mlp.end")
+_INSIDE: tuple[HookPoint, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
+_NOTHING: Mapping[HookPoint, str] = {}
 
 
 def global_site(
     path: str,
     geometry: AttentionGeometry,
-    missing: Mapping[Stage, str] = _NOTHING,
+    missing: Mapping[HookPoint, str] = _NOTHING,
     *,
     on_maps: bool = False,
-    taps: Mapping[str, str] = MappingProxyType({}),
+    record_tensors: Mapping[str, str] = MappingProxyType({}),
 ) -> Site:
-    """An attention without windows, whose module carries every stage but those that are `missing`; `taps` as of `Site`.
+    """An attention without windows, whose module carries every hook point but those that are `missing`; `record_tensors` as of `Site`.
 
     Args:
         on_maps: whether it carries `space` too: maps enter and leave it.
     """
-    stages = (*GLOBAL, "space") if on_maps else GLOBAL
-    carriers: dict[Stage, str] = dict.fromkeys((stage for stage in stages if stage not in missing), path)
+    hook_points = (*GLOBAL, "space") if on_maps else GLOBAL
+    targets: dict[HookPoint, str] = dict.fromkeys(
+        (hook_point for hook_point in hook_points if hook_point not in missing), path
+    )
     missing = {**NO_WINDOWS, **missing}
-    return Site(path=path, kind="attention", geometry=geometry, carriers=carriers, missing=missing, taps=taps)
+    return Site(
+        path=path, kind="attention", geometry=geometry, targets=targets, missing=missing, record_tensors=record_tensors
+    )
 
 
 def window_site(
@@ -46,9 +50,9 @@ def window_site(
     block: str | None = None,
     fills: bool = False,
     space: str | None = None,
-    missing: Mapping[Stage, str] = _NOTHING,
+    missing: Mapping[HookPoint, str] = _NOTHING,
 ) -> Site:
-    """An attention in windows, whose module carries every stage but `attn.end` and those that are `missing`.
+    """An attention in windows, whose module carries every hook point but `attn.end` and those that are `missing`.
 
     Args:
         block: path of the block that puts the windows back; None: the attention does.
@@ -56,38 +60,38 @@ def window_site(
         space: path of the module that carries `space`; None: none does.
     """
     end = path if block is None else block
-    carriers: dict[Stage, str] = {**dict.fromkeys(_INSIDE, path), "attn.end": end}
+    targets: dict[HookPoint, str] = {**dict.fromkeys(_INSIDE, path), "attn.end": end}
     if space is not None:
-        carriers["space"] = space
+        targets["space"] = space
     return Site(
         path=path,
         kind="attention",
         geometry=geometry,
-        carriers={stage: carrier for stage, carrier in carriers.items() if stage not in missing},
+        targets={hook_point: target for hook_point, target in targets.items() if hook_point not in missing},
         missing=missing,
-        informants={"mix": (end,)} if fills else {},
+        companions={"mix": (end,)} if fills else {},
     )
 
 
 def mlp_site(
     path: str,
     geometry: MlpGeometry,
-    missing: Mapping[Stage, str] = _NOTHING,
+    missing: Mapping[HookPoint, str] = _NOTHING,
     *,
     end: str | None = None,
     layer: str | None = None,
 ) -> Site:
-    """An MLP, whose module carries every stage but those that are `missing`.
+    """An MLP, whose module carries every hook point but those that are `missing`.
 
     Args:
         end: path of the module that carries `mlp.end`; None: the MLP does.
         layer: path of the layer that knows of masks, which the MLP never sees; None: there is none.
     """
-    carriers: dict[Stage, str] = {stage: path for stage in MLP if stage not in missing}
-    if end is not None and "mlp.end" in carriers:
-        carriers["mlp.end"] = end
-    told = {} if layer is None else dict.fromkeys(carriers, (layer,))
-    return Site(path=path, kind="mlp", geometry=geometry, carriers=carriers, missing=missing, informants=told)
+    targets: dict[HookPoint, str] = {hook_point: path for hook_point in MLP if hook_point not in missing}
+    if end is not None and "mlp.end" in targets:
+        targets["mlp.end"] = end
+    told = {} if layer is None else dict.fromkeys(targets, (layer,))
+    return Site(path=path, kind="mlp", geometry=geometry, targets=targets, missing=missing, companions=told)
 
 
 def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from attngraft.anatomy import GraftType
+from attngraft.attention import GraftType
 
 #: modules that register graft types when imported; a new mechanism adds its line here
 BUILT_IN = (

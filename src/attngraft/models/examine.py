@@ -1,4 +1,4 @@
-"""What attngraft finds in a model: its sites and stages, which grafts fit where, and what attends besides."""
+"""What attngraft finds in a model: its sites and hook points, which grafts fit where, and what attends besides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attngraft.anatomy import STAGES, plain_class
+from attngraft.attention import HOOK_POINTS, plain_class
 from attngraft.errors import HostError
 from attngraft.grafting.fit import Fit, fit, kind_of
 from attngraft.grafting.spec import parse
@@ -27,14 +27,14 @@ class FoundSite:
     kind: str
     module: str  #: class of the module there, the host's own
     shape: str  #: tokens, width, heads
-    stages: tuple[str, ...]
-    missing: Mapping[str, str]  #: stage of this kind -> why the site has none
-    taps: tuple[str, ...] = ()  #: what it offers to `attngraft.record` beside its stages
+    hook_points: tuple[str, ...]
+    missing: Mapping[str, str]  #: hook point of this kind -> why the site has none
+    record_tensors: tuple[str, ...] = ()  #: what it offers to `attngraft.record` beside its hook points
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A module that attends, and is no site with stages: what an adapter would have to know about it."""
+    """A module that attends, and is no site with hook points: what an adapter would have to know about it."""
 
     path: str
     module: str
@@ -77,7 +77,7 @@ def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examina
     else:
         seen, not_run = _seen(host.core, lambda: host.adapter.example_inputs(host.core, batch=1))
         seen = [replace(each, path=f"{host.prefix}{each.path}".rstrip(".")) for each in seen]
-    held = {f"{host.prefix}{path}" for site in sites for path in (site.path, *site.carriers.values())}
+    held = {f"{host.prefix}{path}" for site in sites for path in (site.path, *site.targets.values())}
     rest = [each for each in seen if not any(_same_branch(each.path, path) for path in held)]
     return Examination(
         name,
@@ -108,8 +108,8 @@ def _image(model: nn.Module) -> tuple[Tensor, ...]:
     return random_images(model, tuple(size), batch=1)
 
 
-def _same_branch(path: str, carrier: str) -> bool:
-    return path == carrier or path.startswith(f"{carrier}.") or carrier.startswith(f"{path}.")
+def _same_branch(path: str, target: str) -> bool:
+    return path == target or path.startswith(f"{target}.") or target.startswith(f"{path}.")
 
 
 def _found(host: Host, site: Site) -> FoundSite:
@@ -117,18 +117,18 @@ def _found(host: Host, site: Site) -> FoundSite:
     tokens = "any number of" if geometry.tokens is None else geometry.tokens
     more = "" if site.kind == "attention" else f", {geometry.hidden} hidden"
     if site.kind == "attention" and (
-        site.carriers or site.taps
+        site.targets or site.record_tensors
     ):  # one that cannot be read has no heads that anybody knows
         more = f", {geometry.heads} heads"
-    own = [stage for stage in STAGES if kind_of(stage) == site.kind]
+    own = [hook_point for hook_point in HOOK_POINTS if kind_of(hook_point) == site.kind]
     return FoundSite(
         path=site.path,
         kind=site.kind,
-        module=plain_class(host.module(next(iter(site.carriers.values()), site.path))).__name__,
+        module=plain_class(host.module(next(iter(site.targets.values()), site.path))).__name__,
         shape=f"{tokens} tokens of {geometry.dim}{more}",
-        stages=tuple(stage for stage in own if stage in site.carriers),
-        missing={stage: reason for stage, reason in site.missing.items() if kind_of(stage) == site.kind},
-        taps=tuple(site.taps),
+        hook_points=tuple(hook_point for hook_point in own if hook_point in site.targets),
+        missing={hook_point: reason for hook_point, reason in site.missing.items() if kind_of(hook_point) == site.kind},
+        record_tensors=tuple(site.record_tensors),
     )
 
 

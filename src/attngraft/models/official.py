@@ -12,7 +12,7 @@ import os
 
 from torch import nn
 
-from attngraft.anatomy import is_graft, plain_class
+from attngraft.attention import is_graft, plain_class
 from attngraft.errors import UsageError
 from attngraft.models.weights import Fitted, read_weights
 

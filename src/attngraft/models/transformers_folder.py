@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from attngraft.anatomy import is_graft
+from attngraft.attention import is_graft
 from attngraft.errors import HostError, UsageError
 from attngraft.grafting.io import load_grafts
 

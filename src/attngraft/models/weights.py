@@ -14,7 +14,7 @@ from typing import Any, cast
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
-from attngraft.anatomy import is_graft
+from attngraft.attention import is_graft
 from attngraft.errors import HostError, UsageError
 from attngraft.models.checkpoint_file import SUFFIXES, CheckpointFile, read_checkpoint
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS

@@ -26,11 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.hooks import RemovableHandle
 
-from attngraft.anatomy import Graft
-from attngraft.anatomy.mixing import MixContext
-from attngraft.bench.macs import count_macs, count_parameters, evaluating
+from attngraft.attention import Graft
+from attngraft.attention.mixing import MixContext
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 from attngraft.papers.fvcore import count_as_fvcore
+from attngraft.timing.macs import count_macs, count_parameters, evaluating
 
 Inputs = tuple[Any, ...]  #: what the model is called with, one example
 Counter = Callable[[nn.Module, Inputs], Mapping[str, float]]

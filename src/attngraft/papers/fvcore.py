@@ -21,8 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from attngraft.bench.macs import evaluating
 from attngraft.dispatch import reference_backend
+from attngraft.timing.macs import evaluating
 
 _aten = torch.ops.aten
 _LAYER_NORMS = {_aten.native_layer_norm}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, AttentionSite, Projected
+from attngraft.attention import AttentionGeometry, AttentionSite, Projected
 from attngraft.grafting.spec import GraftSpec
 from attngraft.mechanisms.registry import graft_types
 
@@ -98,9 +98,9 @@ def translation_transformer(spec: GraftSpec, **args: Any) -> tuple[nn.Module, tu
         for attention in (module for module in model.modules() if isinstance(module, Attention)):
             for term in spec.terms:
                 graft_type = graft_types()[term.name]
-                for stage in graft_type.stages(term.options):
-                    graft = graft_type.build(geometry, stage, term.options)
-                    graft.stage, graft.kind = stage, term.name
+                for hook_point in graft_type.hook_points(term.options):
+                    graft = graft_type.build(geometry, hook_point, term.options)
+                    graft.hook_point, graft.kind = hook_point, term.name
                     attention.grafts[term.name] = graft
         sentence = torch.zeros(1, LENGTH, dtype=torch.int64)
     return model.eval(), (sentence, sentence)

@@ -13,18 +13,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attngraft.results.storage import load_result
+    from attngraft.results.study import StudyResult
     from attngraft.study.conduct import Tools, compare, incomplete, prepare, report_only
     from attngraft.study.config import StudyConfig, read_study, study_from_dict
-    from attngraft.study.result import StudyResult
-    from attngraft.study.storage import load_result
 
 _HOMES = {
     "StudyConfig": "config",
-    "StudyResult": "result",
+    "StudyResult": "attngraft.results.study",
     "Tools": "conduct",
     "compare": "conduct",
     "incomplete": "conduct",
-    "load_result": "storage",
+    "load_result": "attngraft.results.storage",
     "prepare": "conduct",
     "read_study": "config",
     "report_only": "conduct",
@@ -48,4 +48,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'attngraft.study' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"attngraft.study.{_HOMES[name]}"), name)
+    home = _HOMES[name]
+    return getattr(importlib.import_module(home if "." in home else f"attngraft.study.{home}"), name)

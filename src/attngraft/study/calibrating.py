@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.study.result import Difference
-from attngraft.study.statistics import RESAMPLES, interval_of
+from attngraft.results.statistics import RESAMPLES, interval_of
+from attngraft.results.study import Difference
 from attngraft.study.verdict import of_seeds
 from attngraft.tasks.calibration import BINS, bin_of
 

@@ -14,12 +14,9 @@ import numpy as np
 
 from attngraft._version import __version__
 from attngraft.errors import TrainingError
-from attngraft.study.against import other_host_notes
-from attngraft.study.config import StudyConfig
-from attngraft.study.epochs import epochs_to_baseline
-from attngraft.study.halving_record import in_words, outcome_of
-from attngraft.study.pairing import aligned_scores, read_scores
-from attngraft.study.result import (
+from attngraft.results.halving import halving_notes, halving_outcome
+from attngraft.results.statistics import epochs_to_baseline
+from attngraft.results.study import (
     Cost,
     Curve,
     Difference,
@@ -30,6 +27,9 @@ from attngraft.study.result import (
     SuiteResult,
     VariantResult,
 )
+from attngraft.study.against import other_host_notes
+from attngraft.study.config import StudyConfig
+from attngraft.study.pairing import aligned_scores, read_scores
 from attngraft.study.schedule import run_folder
 from attngraft.study.sections import variant_sections
 from attngraft.study.starts import start_notes
@@ -37,7 +37,7 @@ from attngraft.study.variants import Variant
 from attngraft.study.verdict import compare_scores, corrected
 
 if TYPE_CHECKING:
-    from attngraft.sections import Section
+    from attngraft.results.sections import Section
     from attngraft.tasks.task import Task
     from attngraft.training.run_folder import RunRecord
 
@@ -87,7 +87,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         for name, by_seed in records.items()
     }
     unfinished = [name for name, by_seed in records.items() if len(by_seed) < len(config.seeds)]
-    halving = outcome_of(config.out, unfinished)
+    halving = halving_outcome(config.out, unfinished)
     stopped = [name for name in ({} if halving is None else halving.stopped) if not records[name]]
     differences = _differences(config, records, metric, stopped=len(stopped))
     baseline_runs = runs[config.baseline.name]
@@ -120,7 +120,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         epochs=first.recipe.schedule.epochs,
         variants=variants,
         notes=[
-            *([] if halving is None else in_words(halving)),
+            *([] if halving is None else halving_notes(halving)),
             *first.facts.get("notes", []),
             *start_notes(records, metric.name, others=records.keys() - own.keys()),
             *other_host_notes(config, records),

@@ -68,8 +68,8 @@ class StudyConfig:
             ConfigError: recipe, override or field does not exist or makes no sense; or nothing says what weights another
                 host than the study's starts from.
         """
-        from attngraft.training.config import apply_overrides, merge
         from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
+        from attngraft.yaml_config import apply_overrides, merge
 
         mapping = recipe_to_dict(load_recipe(self.recipe) if self.recipe else Recipe())
         if self.host is not None:
@@ -125,7 +125,7 @@ def read_study(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or has an unknown key or a value of the wrong kind.
     """
-    from attngraft.training.config import read_yaml
+    from attngraft.yaml_config import read_yaml
 
     mapping = read_yaml(path)
     _read_file(mapping, str(path))

@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attngraft.files import write_atomically
+from attngraft.results.halving import HALVING_FILE, read_halving
 from attngraft.study.executors.work import Outcome, Work
-from attngraft.study.halving_record import HALVING_FILE, read_halving
 from attngraft.study.ladder import Ladder, rungs
 from attngraft.study.schedule import PlannedRun, state_of
 from attngraft.study.values import Halving

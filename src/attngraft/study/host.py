@@ -59,16 +59,6 @@ class StudyHost:
         return {key: value for key, value in given.items() if value not in (None, {})}
 
 
-def host_label(host: Mapping[str, Any]) -> str:
-    """A host in one line, from `StudyHost.plain`: `deit_tiny_patch16_224: {depth: 4}`; equal hosts have equal lines."""
-    from attngraft.training.config import dump_line
-
-    text = f"{host['name']}: {dump_line(host['args'])}" if host.get("args") else str(host["name"])
-    if "weights" in host:
-        return f"{text}, weights {host['weights']}"
-    return text if "pretrained" not in host else f"{text}, {'pretrained' if host['pretrained'] else 'random values'}"
-
-
 def read_host(given: Any, field: str) -> StudyHost:
     """Another host from what a study file has under `host:`: a name, or a section.
 
@@ -90,7 +80,7 @@ def entry_against(text: str) -> dict[str, Any]:
         ConfigError: it is no YAML.
         UsageError: it is YAML, and of no form that is known.
     """
-    from attngraft.training.config import parse_yaml
+    from attngraft.yaml_config import parse_yaml
 
     given = parse_yaml(text, source=f"--against {text}")
     if isinstance(given, Mapping) and "host" in given:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attngraft.errors import UsageError
-from attngraft.study.result import HalvingResult, Lost, Standing
+from attngraft.results.study import HalvingResult, Lost, Standing
 from attngraft.study.values import Halving
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from attngraft.errors import AttngraftError
+from attngraft.results.storage import save_result
 from attngraft.study.collect import collect
 from attngraft.study.executors.work import Crew, Executor, Outcome, Train, Work
 from attngraft.study.progress import StudyProgress
 from attngraft.study.queue import EveryRun, Queue
-from attngraft.study.storage import save_result
 
 if TYPE_CHECKING:
     from attngraft.study.config import StudyConfig
@@ -129,6 +129,6 @@ def _told_how_to_go_on(config: StudyConfig) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         raise Interrupted(
-            f"the study in {config.out} was stopped and everything is kept: the same command goes on, and "
-            f"`attngraft compare --report-only --out {config.out}` reports on what is finished"
+            f"the study in {config.out} was stopped and everything is kept: rerun the same command to resume; "
+            f"`attngraft compare --report-only --out {config.out}` reports on finished runs"
         ) from stop

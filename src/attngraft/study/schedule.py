@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attngraft.errors import AttngraftError, GraftSpecError, TrainingError, UsageError
+from attngraft.results.wording import host_label
 from attngraft.study.config import StudyConfig
-from attngraft.study.host import StudyHost, host_label
+from attngraft.study.host import StudyHost
 from attngraft.study.variants import Variant
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attngraft.errors import TrainingError
-from attngraft.sections import Section
+from attngraft.results.sections import Section
 
 if TYPE_CHECKING:
     from attngraft.tasks.task import Task

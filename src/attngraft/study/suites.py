@@ -19,26 +19,26 @@ from attngraft.evaluation.suites.evaluate import FOLDER, checkpoint_digest, eval
 from attngraft.evaluation.suites.failing import FAILURES
 from attngraft.evaluation.suites.kept import made_from, need_pyarrow, read_columns, read_kept
 from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run
-from attngraft.evaluation.suites.test_sets import imagenet_order, open_test_set
+from attngraft.results.study import ConditionResult, ConditionVariant, Difference, Spread, SuiteResult
 from attngraft.study.calibrating import Beliefs, compare_calibration
 from attngraft.study.config import StudyConfig
 from attngraft.study.pairing import Scores, aligned
 from attngraft.study.progress import StudyProgress
-from attngraft.study.result import ConditionResult, ConditionVariant, Difference, Spread, SuiteResult
 from attngraft.study.verdict import compare_scores
+from attngraft.targets.test_sets import imagenet_order, open_test_set
 from attngraft.tasks.images.sources import is_missing
 from attngraft.training.evaluate import Weights, weights_file
 
 if TYPE_CHECKING:
     from attngraft.study.collect import Records
-    from attngraft.study.workbench import Material
     from attngraft.tasks.task import Task
+    from attngraft.training.profiler import BenchmarkBatch
     from attngraft.training.run_folder import RunRecord
 
 WEIGHTS: Weights = "last"
 
 
-def check_suites(config: StudyConfig, material: Material | None) -> None:
+def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
     """Find out before anything is trained whether the suites can be evaluated.
 
     Raises:
@@ -59,10 +59,10 @@ def check_suites(config: StudyConfig, material: Material | None) -> None:
             if choice.data is None:
                 raise missing_images(choice.suite.test_set)
             open_test_set(choice.suite.test_set, Path(choice.data))
-            if material is not None:
-                imagenet_order(list(material.data.facts.get("classes", ())), run=config.out)
-    if material is not None and config.suites:
-        material.task.probe()
+            if benchmark is not None:
+                imagenet_order(list(benchmark.data.facts.get("classes", ())), run=config.out)
+    if benchmark is not None and config.suites:
+        benchmark.task.probe()
 
 
 def choices_of(config: StudyConfig) -> tuple[SuiteChoice, ...]:

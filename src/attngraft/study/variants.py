@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attngraft.errors import ConfigError, UsageError
-from attngraft.study.host import ENTRY, StudyHost, host_label, read_host
+from attngraft.results.wording import host_label
+from attngraft.study.host import ENTRY, StudyHost, read_host
 
 BASELINE = "baseline"
 

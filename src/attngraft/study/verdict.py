@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from attngraft.study.result import Difference, Interval, McNemar, Verdict
-from attngraft.study.statistics import crossed_bootstrap, holm, mcnemar, paired_t_p, t_interval
+from attngraft.results.statistics import crossed_bootstrap, holm, mcnemar, paired_t_p, t_interval
+from attngraft.results.study import Difference, Interval, McNemar, Verdict
 
 
 def compare_scores(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from attngraft.sections import Reliability
+from attngraft.results.sections import Reliability
 
 BINS = 15
 

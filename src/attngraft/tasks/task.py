@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from attngraft.errors import ConfigError
-from attngraft.sections import Metric, Section
+from attngraft.results.sections import Metric, Section
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.teaching import Teaching
 

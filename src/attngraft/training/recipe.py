@@ -15,7 +15,7 @@ from typing import Any, Literal
 from attngraft.errors import ConfigError
 from attngraft.strict import FieldError
 from attngraft.suggest import did_you_mean
-from attngraft.training.config import apply_overrides, dump_yaml, from_mapping, merge, read_yaml, to_plain
+from attngraft.yaml_config import apply_overrides, dump_yaml, from_mapping, merge, read_yaml, to_plain
 
 RECIPES = Path(__file__).parent / "recipes"
 

@@ -85,7 +85,7 @@ def test_what_its_attention_does_is_recorded() -> None:
     torch.testing.assert_close(local["ghost_add"], attention.ghost_head[1, 0])
     assert shifted["weights"].shape == (2 * 9, 2, 9, 9)
     torch.testing.assert_close(shifted["weights"].sum(-1), torch.ones(18, 2, 9))
-    looks = recording.looks("layers.1.blocks.1.attn", (4, 6))
+    looks = recording.attention_map_for_query("layers.1.blocks.1.attn", (4, 6))
     assert looks.shape == (2, 2, 8, 8)
     torch.testing.assert_close(looks.sum((2, 3)) <= 1 + 1e-6, torch.ones(2, 2, dtype=torch.bool))
     with pytest.raises(attngraft.RecordError, match="offers no 'weights'"):
@@ -108,9 +108,9 @@ def test_the_recorded_map_of_windows_is_the_one_that_it_uses() -> None:
             if name == "weights":
                 kept.append(tensor)
 
-    attention.listener = Ear()
+    attention.recorder = Ear()
     found = attention(x)
-    del attention.listener
+    del attention.recorder
     (weights,) = kept
     padded = F.pad(x, (0, 0, 0, 1, 0, 1))
     windows = padded.view(2, 3, 3, 3, 3, 16).transpose(2, 3).reshape(18, 9, 16)

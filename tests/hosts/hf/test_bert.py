@@ -45,7 +45,7 @@ def decoder(**changes: Any) -> Any:
 def test_each_stage_stands_in_the_module_that_has_it() -> None:
     model = classifier("Bert")
     report = attngraft.graft(model, "bisa + horizontal + vertical + cb(at=both) + cb_s(position=front)@first:1")
-    modules = {(entry.stage, entry.module) for entry in report.entries}
+    modules = {(entry.hook_point, entry.module) for entry in report.entries}
     assert modules == {
         ("mix", "BertSelfAttention"),
         ("heads", "BertSelfAttention"),
@@ -319,7 +319,7 @@ def test_what_stands_behind_bisas_own_output_does_not_fold() -> None:
     attngraft.graft(model, "bisa(separate=true) + cb(at=attention)")
     before = model(IDS).logits
     stayed = {entry.stayed for entry in fold(model).entries if entry.graft == "cb"}
-    assert len(stayed) == 1 and "bisa adds an output of its own" in str(stayed)
+    assert len(stayed) == 1 and "bisa adds its own output" in str(stayed)
     assert torch.equal(model(IDS).logits, before)
 
 

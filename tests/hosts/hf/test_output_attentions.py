@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.grafting.apply import enrich
+from attngraft.grafting.apply import patch
 from attngraft.hosts import find_host
 from tests.contract import hf
 from tests.contract.everyone import contracts
@@ -49,15 +49,15 @@ def assert_same(found: dict[str, tuple[Tensor, ...]], expected: dict[str, tuple[
 
 @pytest.mark.parametrize("contract", FAMILIES)
 def test_maps_are_the_hosts(contract: type[TransformersContract]) -> None:
-    """Bit for bit: of the richer classes alone, and with a graft that starts as the identity."""
+    """Bit for bit: of the patched classes alone, and with a graft that starts as the identity."""
     model, inputs = eager(contract)
     _, expected = maps(model, inputs)
     layers = [layer for kind in expected.values() for layer in kind]
     assert len(layers) == SHOWN.get(contract, contract.layers)
     assert all(torch.allclose(layer.sum(-1), torch.ones(())) for layer in layers)
     host = find_host(model)
-    for path in {path for site in host.sites for path in site.carriers.values()}:
-        enrich(host.module(path))
+    for path in {path for site in host.sites for path in site.targets.values()}:
+        patch(host.module(path))
     assert_same(maps(model, inputs)[1], expected)
 
     model, inputs = eager(contract)

@@ -122,7 +122,7 @@ def test_other_attention_functions_are_refused_and_mlps_are_not() -> None:
     with pytest.raises(attngraft.HostError, match=r"flash_attention_2.*nobody sees.*set_attn_implementation\('sdpa'\)"):
         attngraft.graft(model, "horizontal")
     attngraft.graft(model, "cb_s")
-    assert {site.kind for site in find_host(model).sites if site.carriers} == {"mlp"}
+    assert {site.kind for site in find_host(model).sites if site.targets} == {"mlp"}
 
 
 def test_switching_to_another_attention_function_later_is_refused() -> None:

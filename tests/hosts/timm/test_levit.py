@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import attngraft
-from attngraft.anatomy import AttentionGeometry, MlpGeometry
+from attngraft.attention import AttentionGeometry, MlpGeometry
 from attngraft.hosts import find_host, forget
 from tests.contract.timm.test_levit import TINY, unlike_at_first
 

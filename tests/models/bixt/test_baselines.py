@@ -141,7 +141,7 @@ def test_a_sequential_model_offers_both_maps():
     model, heard = small("sequential_d12", depth=3), Heard()
     cross = model.blocks[0].cross_attention_latents_token
     for attention in (cross.attn, cross.attn_pat):
-        attention.listener = heard
+        attention.recorder = heard
     model(IMAGES)
     assert {name: tuple(found.shape) for name, found in heard.items() if name != "scores"} == {
         "latents_to_tokens": (2, 2, 3, 16),

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from attngraft.results.halving import read_halving
+from attngraft.results.study import HalvingResult
 from attngraft.study import StudyConfig, compare, incomplete
 from attngraft.study.executors import Executor, Processes, Ray
-from attngraft.study.halving_record import read_halving
 from attngraft.study.ladder import Ladder
-from attngraft.study.result import HalvingResult
 from attngraft.study.schedule import plan_runs
 from tests.study.fakes import FakeTrainer, tools
 from tests.study.test_halving import GAINS, GRAFTS, epochs, halved
@@ -114,7 +114,7 @@ def test_interrupted_between_two_decisions(tmp_path: Path) -> None:
 
     threading.Thread(target=ctrl_c, daemon=True).start()
     stopped = Laborer(GAINS, waits=frozenset({(BEST, 0), (BEST, 1)}), waits_in=2)
-    with pytest.raises(KeyboardInterrupt, match="same command goes on"):
+    with pytest.raises(KeyboardInterrupt, match="rerun the same command to resume"):
         compare(config, tools=tools(stopped), executor=Processes(jobs=2))
     before = read_halving(config.out)
     assert before is not None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from attngraft.sections import Section
+from attngraft.results.sections import Section
 from attngraft.strict import read
 from tests.tasks.images.making import make_task
 

@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import average_precision_score, f1_score, label_ranking_average_precision_score
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.sections import Section
+from attngraft.results.sections import Section
 from attngraft.tasks.images import opening
 from attngraft.tasks.images.sources import Parts, open_source
 from attngraft.tasks.multilabel import MultiLabel

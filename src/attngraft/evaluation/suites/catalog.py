@@ -17,8 +17,8 @@ from attngraft.evaluation.suites.changes import (
     SalientDropped,
 )
 from attngraft.evaluation.suites.condition import Condition, Suite
-from attngraft.evaluation.suites.test_sets import TEST_SETS
 from attngraft.suggest import did_you_mean
+from attngraft.targets.test_sets import TEST_SETS
 
 NOISE_SEEDS = (0, 1, 2, 3, 4)  #: as many as CB's Table 12 has
 EPSILONS = (1, 2, 4, 8)  #: of 255

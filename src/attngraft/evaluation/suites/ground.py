@@ -14,7 +14,7 @@ import numpy as np
 from attngraft.errors import DataError, UsageError
 from attngraft.evaluation.suites.catalog import SuiteChoice
 from attngraft.evaluation.suites.condition import Condition
-from attngraft.evaluation.suites.test_sets import (
+from attngraft.targets.test_sets import (
     TestImages,
     by_top_folder,
     how_to_get,

@@ -9,7 +9,7 @@ from attngraft.evaluation.suites.condition import Condition
 from attngraft.evaluation.suites.kept import Kept, read_columns
 from attngraft.evaluation.suites.result import GroupResult, means_over_severities, measured
 from attngraft.files import write_atomically
-from attngraft.sections import Reliability
+from attngraft.results.sections import Reliability
 from attngraft.tasks.calibration import reliability
 from attngraft.tasks.task import Task
 
@@ -71,7 +71,7 @@ def write_diagram(found: Reliability, folder: Path, *, title: str) -> None:
     Raises:
         StorageError: they cannot be written.
     """
-    from attngraft.report.reliability import reliability_files
+    from attngraft.drawing.reliability import reliability_files
 
     for name, content in reliability_files(found, title=title).items():
         write_atomically(folder / name, content)

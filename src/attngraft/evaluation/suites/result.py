@@ -17,9 +17,9 @@ import numpy as np
 from attngraft.errors import ConfigError
 from attngraft.evaluation.suites.catalog import SuiteChoice
 from attngraft.files import write_atomically
-from attngraft.sections import Reliability
-from attngraft.study.result import Interval
-from attngraft.study.statistics import t_interval
+from attngraft.results.sections import Reliability
+from attngraft.results.statistics import t_interval
+from attngraft.results.study import Interval
 
 FORMAT = 1
 RESULT_FILE, TABLE_FILE = "results.json", "results.csv"

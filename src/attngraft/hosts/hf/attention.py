@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.anatomy import STAGES, AttentionGeometry, AttentionSite, LinearLayer, Projected, Stage
+from attngraft.attention import HOOK_POINTS, AttentionGeometry, AttentionSite, HookPoint, LinearLayer, Projected
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, head_rows
 from attngraft.hosts.calls import check_call, one_sided
@@ -91,7 +91,9 @@ class ProjectedSite(AttentionSite):
         projected = aside(self.project(hidden_states, attention_mask, **kwargs))
         if projected.causal:
             check_call(self, causal=True)
-        tokens = self.sentence(projected, lambda tokens: aside(self.again(tokens, attention_mask, **kwargs)), drop=drop)
+        tokens = self.forward_projected(
+            projected, lambda tokens: aside(self.again(tokens, attention_mask, **kwargs)), drop=drop
+        )
         if self.fused_attn:
             return tokens, None, projected
         if not seen and (kwargs.get("output_attentions") or getattr(self.config, "output_attentions", False)):
@@ -246,10 +248,10 @@ def attention_site(
     )
     config = getattr(module, "config", None)  # without one there is no choice
     if config is not None and (refusal := unspelled(config._attn_implementation)):
-        missing = dict.fromkeys(STAGES, refusal)
-        return Site(path=path, kind="attention", geometry=geometry, carriers={}, missing=missing)
+        missing = dict.fromkeys(HOOK_POINTS, refusal)
+        return Site(path=path, kind="attention", geometry=geometry, targets={}, missing=missing)
     if geometry.window is not None:
         return window_site(path, geometry, block=end, fills=True)
     site = global_site(path, geometry)
-    told: dict[Stage, tuple[str, ...]] = {} if ending is None else {"attn.end": (ending,)}
-    return replace(site, carriers={**site.carriers, "attn.end": end}, informants=told)
+    told: dict[HookPoint, tuple[str, ...]] = {} if ending is None else {"attn.end": (ending,)}
+    return replace(site, targets={**site.targets, "attn.end": end}, companions=told)

@@ -39,7 +39,7 @@ class TransformersBert(SplitFamily):
 
     name = "hf.bert"
     summary = "transformers BERT (without a head, and with any of its heads; as a decoder too)"
-    richer: ClassVar = {
+    patched: ClassVar = {
         bert.BertSelfAttention: GraftedBertSelfAttention,
         bert.BertCrossAttention: GraftedBertCrossAttention,
         bert.BertAttention: GraftedBertAttention,

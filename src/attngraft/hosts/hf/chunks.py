@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attngraft.anatomy import Stage
+from attngraft.attention import HookPoint
 from attngraft.hosts.sites import MLP
 
 
-def in_chunks(module: Any) -> Mapping[Stage, str]:
-    """Stage -> why it is missing, where `module` runs its MLP so: a graft would take the chunk for the whole sequence."""
+def in_chunks(module: Any) -> Mapping[HookPoint, str]:
+    """HookPoint -> why it is missing, where `module` runs its MLP so: a graft would take the chunk for the whole sequence."""
     size = module.chunk_size_feed_forward
     if not size:
         return {}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from transformers.models.clip import modeling_clip as clip
 from transformers.models.siglip import modeling_siglip as siglip
 
-from attngraft.anatomy import CLASS
+from attngraft.attention import CLASS
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ProjectedSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, image_tokens
@@ -41,7 +41,7 @@ class TransformersClip(ImageFamily):
 
     name = "hf.clip"
     summary = "the vision towers of transformers CLIP and SigLIP"
-    richer: ClassVar = {
+    patched: ClassVar = {
         clip.CLIPAttention: GraftedCLIPAttention,
         clip.CLIPMLP: GraftedCLIPMLP,
         siglip.SiglipAttention: GraftedSiglipAttention,

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.models.bert.modeling_bert import BertLayer
 
-from attngraft.anatomy import Projected
+from attngraft.attention import Projected
 from attngraft.errors import UsageError
 from attngraft.hosts.hf.attention import ScalingSite
 from attngraft.hosts.hf.family import TextFamily, random_ids

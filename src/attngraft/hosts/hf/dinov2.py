@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from transformers.models.dinov2 import modeling_dinov2 as dinov2
 from transformers.models.dinov2_with_registers import modeling_dinov2_with_registers as registers
 
-from attngraft.anatomy import prefix_names
+from attngraft.attention import prefix_names
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
@@ -58,7 +58,7 @@ class TransformersDinov2(ImageFamily):
 
     name = "hf.dinov2"
     summary = "transformers DINOv2, with and without registers, backbones too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         dinov2.Dinov2Attention: GraftedDinov2Attention,
         dinov2.Dinov2MLP: GraftedDinov2MLP,
         dinov2.Dinov2SwiGLUFFN: GraftedDinov2SwiGLUFFN,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 
-from attngraft.anatomy import prefix_names
+from attngraft.attention import prefix_names
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, image_tokens
@@ -37,7 +37,7 @@ class TransformersDinov3(ImageFamily):
 
     name = "hf.dinov3"
     summary = "transformers DINOv3 ViTs, backbones too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         dinov3.DINOv3ViTAttention: GraftedDINOv3ViTAttention,
         dinov3.DINOv3ViTMLP: GraftedDINOv3ViTMLP,
         dinov3.DINOv3ViTGatedMLP: GraftedDINOv3ViTGatedMLP,

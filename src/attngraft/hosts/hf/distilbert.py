@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from transformers.models.distilbert import modeling_distilbert as distilbert
 
-from attngraft.anatomy import CLASS, MlpGeometry
+from attngraft.attention import CLASS, MlpGeometry
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.chunks import in_chunks
@@ -58,7 +58,7 @@ class TransformersDistilbert(TextFamily):
 
     name = "hf.distilbert"
     summary = "transformers DistilBERT (without a head, and with any of its heads)"
-    richer: ClassVar = {
+    patched: ClassVar = {
         distilbert.DistilBertSelfAttention: GraftedDistilBertSelfAttention,
         distilbert.FFN: GraftedFFN,
         distilbert.TransformerBlock: GraftedTransformerBlock,

@@ -39,7 +39,7 @@ class TransformersElectra(SplitFamily):
 
     name = "hf.electra"
     summary = "transformers ELECTRA, discriminators and generators (as decoders too)"
-    richer: ClassVar = {
+    patched: ClassVar = {
         electra.ElectraSelfAttention: GraftedElectraSelfAttention,
         electra.ElectraCrossAttention: GraftedElectraCrossAttention,
         electra.ElectraAttention: GraftedElectraAttention,

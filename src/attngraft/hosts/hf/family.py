@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import is_graft, plain_class
+from attngraft.attention import is_graft, plain_class
 from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_state, random_images
 
 #: tokens of an example of text

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.models.bart import modeling_bart as bart
 from transformers.models.marian import modeling_marian as marian
 
-from attngraft.anatomy import GraftedModule, MlpGeometry, MlpSite
+from attngraft.attention import GraftedModule, MlpGeometry, MlpSite
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.hf.attention import attention_site, hides
@@ -150,7 +150,7 @@ class TransformersMarian(SequenceFamily):
 
     name = "hf.marian"
     summary = "transformers Marian and BART: encoder, decoder and cross attention"
-    richer: ClassVar = {
+    patched: ClassVar = {
         marian.MarianAttention: GraftedMarianAttention,
         marian.MarianEncoderLayer: GraftedMarianEncoderLayer,
         marian.MarianDecoderLayer: GraftedMarianDecoderLayer,

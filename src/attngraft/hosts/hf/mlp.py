@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry, MlpSite
+from attngraft.attention import GraftedModule, MlpEnds, MlpGeometry, MlpSite
 from attngraft.hosts import sites
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call

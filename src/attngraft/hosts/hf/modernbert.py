@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.modernbert import modeling_modernbert as modernbert
 
-from attngraft.anatomy import CLASS, AttentionGeometry, Graft, GraftedModule, LinearLayer, MlpGeometry, Stage
+from attngraft.attention import CLASS, AttentionGeometry, Graft, GraftedModule, HookPoint, LinearLayer, MlpGeometry
 from attngraft.hosts.adapter import Site, check_known, fused_rows
 from attngraft.hosts.hf.attention import shown, unspelled
 from attngraft.hosts.hf.family import TextFamily
@@ -56,8 +56,8 @@ class GraftedModernBertAttention(RotarySite, modernbert.ModernBertAttention):
 class GraftedModernBertMLP(Gated, modernbert.ModernBertMLP):
     """`transformers.models.modernbert.modeling_modernbert.ModernBertMLP`."""
 
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return linear(self.Wo) if stage == "mlp.end" else None
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        return linear(self.Wo) if hook_point == "mlp.end" else None
 
 
 class GraftedModernBertEncoderLayer(MaskedLayer, modernbert.ModernBertEncoderLayer):
@@ -90,7 +90,7 @@ class TransformersModernbert(TextFamily):
 
     name = "hf.modernbert"
     summary = "transformers ModernBERT (without a head, and with any of its heads)"
-    richer: ClassVar = {
+    patched: ClassVar = {
         modernbert.ModernBertAttention: GraftedModernBertAttention,
         modernbert.ModernBertMLP: GraftedModernBertMLP,
         modernbert.ModernBertEncoderLayer: GraftedModernBertEncoderLayer,

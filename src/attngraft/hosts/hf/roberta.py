@@ -89,7 +89,7 @@ class TransformersRoberta(SplitFamily):
 
     name = "hf.roberta"
     summary = "transformers RoBERTa, XLM-RoBERTa and CamemBERT (as decoders too)"
-    richer: ClassVar = {
+    patched: ClassVar = {
         roberta.RobertaSelfAttention: GraftedRobertaSelfAttention,
         roberta.RobertaCrossAttention: GraftedRobertaCrossAttention,
         roberta.RobertaAttention: GraftedRobertaAttention,

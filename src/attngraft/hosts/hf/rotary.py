@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from attngraft.anatomy import Projected
+from attngraft.attention import Projected
 from attngraft.hosts.hf.attention import ProjectedSite
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 
-from attngraft.anatomy import CLASS, GraftedModule, LinearLayer, Mixed, MlpGeometry, Projected, Stage
+from attngraft.attention import CLASS, GraftedModule, HookPoint, LinearLayer, Mixed, MlpGeometry, Projected
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
@@ -132,16 +132,16 @@ class Around(GraftedModule):
         tokens = self.run("attn.end", self.output.dropout(tokens))
         return self.output.LayerNorm(tokens + hidden_states), weights
 
-    def between(self, stage: Stage) -> str | None:
+    def between(self, hook_point: HookPoint) -> str | None:
         made = next((mixer for mixer in self._mixers() if getattr(mixer, "adds_after", False)), None)
         if made is not None:
-            return f"{cast(Any, made).kind} adds an output of its own behind the host's output projection"
-        if stage == "attn.end" and self.grafts_at("tokens"):
-            return "another graft stands between it and the host's output projection"
+            return f"{cast(Any, made).kind} adds its own output after the host's output projection"
+        if hook_point == "attn.end" and self.grafts_at("tokens"):
+            return "another graft lies between it and the host's output projection"
         return None
 
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return None if self.between(stage) else linear(self.output.dense)
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        return None if self.between(hook_point) else linear(self.output.dense)
 
 
 class Front(GraftedModule):
@@ -155,8 +155,8 @@ class Front(GraftedModule):
         x = self.dense(self.run("mlp.front", hidden_states))
         return self.run("mlp.mid", self.intermediate_act_fn(x))
 
-    def linear_after(self, stage: Stage) -> LinearLayer | None:
-        return linear(self.dense) if stage == "mlp.front" else None
+    def linear_after(self, hook_point: HookPoint) -> LinearLayer | None:
+        return linear(self.dense) if hook_point == "mlp.front" else None
 
 
 class End(GraftedModule):
@@ -171,7 +171,7 @@ class End(GraftedModule):
         x = self.run("mlp.end", self.dropout(self.dense(hidden_states)))
         return cast(Tensor, self.LayerNorm(x + input_tensor))
 
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
         return linear(self.dense)
 
 
@@ -214,8 +214,8 @@ def _attention_site(module: Any, path: str, *, arguments: tuple[str, ...], **kno
         children=("dropout",),
         **known,
     )
-    carriers = {**site.carriers, "tokens": path} if site.carriers else {}
-    return replace(site, path=path, carriers=carriers, informants={"mix": (path,)})
+    targets = {**site.targets, "tokens": path} if site.targets else {}
+    return replace(site, path=path, targets=targets, companions={"mix": (path,)})
 
 
 def _mlp_site(layer: Any, path: str, **known: Any) -> Site:

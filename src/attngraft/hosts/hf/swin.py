@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.swin import modeling_swin as swin
 
-from attngraft.anatomy import GraftedModule, Projected, offer_places
+from attngraft.attention import GraftedModule, Projected, record_coordinates
 from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, pair
@@ -76,7 +76,7 @@ class GraftedSwinLayer(GraftedModule, swin.SwinLayer):
         maps = self.layernorm_before(hidden_states).view(batch, height, width, channels)
         own, (maps, padding) = maps, self.maybe_pad(maps, height, width)
         padded = maps.shape[1:3]
-        offer_places(self, own, lambda maps: self._partition(self.cyclic_shift(F.pad(maps, padding))))
+        record_coordinates(self, own, lambda maps: self._partition(self.cyclic_shift(F.pad(maps, padding))))
         filled = {"present": self._present(height, width, padding, maps)} if self._mixes() and any(padding) else {}
         windows = self._partition(self.cyclic_shift(maps))
         mask = self.get_attn_mask(*padded, dtype=maps.dtype, device=maps.device)
@@ -104,7 +104,7 @@ class TransformersSwin(ImageFamily):
 
     name = "hf.swin"
     summary = "transformers Swin, backbones too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         swin.SwinAttention: GraftedSwinAttention,
         swin.SwinMLP: GraftedSwinMLP,
         swin.SwinLayer: GraftedSwinLayer,

@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from transformers.models.mt5 import modeling_mt5 as mt5
 from transformers.models.t5 import modeling_t5 as t5
 
-from attngraft.anatomy import GraftedModule, LinearLayer, MlpEnds, MlpGeometry, MlpSite, Projected, Projection, Stage
+from attngraft.attention import (
+    GraftedModule,
+    HookPoint,
+    LinearLayer,
+    MlpEnds,
+    MlpGeometry,
+    MlpSite,
+    Projected,
+    Projection,
+)
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
 from attngraft.hosts.hf.attention import attention_site, hides
@@ -206,19 +215,19 @@ class _FeedForward(GraftedModule):
         out = self.dropout(self.DenseReluDense(self.layer_norm(hidden_states)))
         return hidden_states + self.run("mlp.end", out)
 
-    def run(self, stage: Stage, value: Tensor, *context: Tensor | None) -> Tensor:
+    def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
         """In a model of half precision whose `wo` stayed in float32, as its numbers may be too large, so do the grafts."""
         kind = cast(Tensor, self.layer_norm.weight).dtype
         if value.dtype != torch.float32 or kind not in (torch.float16, torch.bfloat16):
-            return super().run(stage, value, *context)
-        for graft in self.grafts_at(stage):
+            return super().run(hook_point, value, *context)
+        for graft in self.grafts_at(hook_point):
             state = {name: each.float() for name, each in graft.state_dict(keep_vars=True).items()}
             value = cast(Tensor, torch.func.functional_call(graft, state, (value, *context)))
-        self.offer(stage, value)
+        self.record(hook_point, value)
         return value
 
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        return linear(self.DenseReluDense.wo) if stage == "mlp.end" else None
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        return linear(self.DenseReluDense.wo) if hook_point == "mlp.end" else None
 
 
 class GraftedT5LayerFF(_FeedForward, t5.T5LayerFF):
@@ -271,7 +280,7 @@ class TransformersT5(SequenceFamily):
 
     name = "hf.t5"
     summary = "transformers T5 and mT5: encoder, decoder and cross attention, or the encoder alone"
-    richer: ClassVar = {
+    patched: ClassVar = {
         t5.T5Attention: GraftedT5Attention,
         t5.T5LayerSelfAttention: GraftedT5LayerSelfAttention,
         t5.T5LayerCrossAttention: GraftedT5LayerCrossAttention,

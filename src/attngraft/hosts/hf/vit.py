@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.models.deit import modeling_deit as deit
 from transformers.models.vit import modeling_vit as vit
 
-from attngraft.anatomy import prefix_names
+from attngraft.attention import prefix_names
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, image_tokens
@@ -64,7 +64,7 @@ class TransformersViT(ImageFamily):
 
     name = "hf.vit"
     summary = "transformers ViT and DeiT (models without a head, and with any of theirs)"
-    richer: ClassVar = {
+    patched: ClassVar = {
         vit.ViTAttention: GraftedViTAttention,
         vit.ViTMLP: GraftedViTMLP,
         vit.ViTLayer: GraftedViTLayer,

@@ -10,8 +10,8 @@ from timm.layers import Attention
 from timm.models.vision_transformer import Block, ResPostBlock
 from torch import Tensor, nn
 
-from attngraft.anatomy import (
-    STAGES,
+from attngraft.attention import (
+    HOOK_POINTS,
     AttentionGeometry,
     AttentionSite,
     GraftedModule,
@@ -106,7 +106,7 @@ class GraftedAttention(SelfAttention, Attention):
         return Projected(self.q_norm(q), self.k_norm(k), v, x, bias=bias, causal=is_causal, rest=gate(self, x))
 
 
-RICHER: Mapping[type[nn.Module], type[GraftedModule]] = {Attention: GraftedAttention, **timm_mlp.RICHER}
+PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {Attention: GraftedAttention, **timm_mlp.PATCHED}
 BLOCKS = (Block, ResPostBlock)
 
 
@@ -127,14 +127,14 @@ def attention_site(module: Any, path: str, **tokens: Any) -> Site:
 
 
 def unread_site(module: Any, path: str, **tokens: Any) -> Site:
-    """A place where some attention stands that no adapter reads: every stage says so."""
+    """A place where some attention stands that no adapter reads: every hook point says so."""
     reason = reason_of(module)
     why = f"its attention is {type(module).__name__}" + (
         f": {reason}" if reason else ", which this adapter does not read"
     )
     heads = getattr(module, "num_heads", 1)
     geometry = AttentionGeometry(**tokens, heads=heads, key_width=0, value_width=0)
-    return Site(path=path, kind="attention", geometry=geometry, carriers={}, missing=dict.fromkeys(STAGES, why))
+    return Site(path=path, kind="attention", geometry=geometry, targets={}, missing=dict.fromkeys(HOOK_POINTS, why))
 
 
 def mlp_sites(module: Any, path: str, **tokens: Any) -> Iterator[Site]:

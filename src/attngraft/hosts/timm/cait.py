@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from timm.models.cait import Cait, ClassAttn, LayerScaleBlock, LayerScaleBlockClassAttn, TalkingHeadAttn
 from torch import Tensor, nn
 
-from attngraft.anatomy import CLASS, AttentionGeometry, Projected, plain_class
+from attngraft.attention import CLASS, AttentionGeometry, Projected, plain_class
 from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, global_site
@@ -59,10 +59,10 @@ class TimmCait(TimmFamily):
 
     name = "timm.cait"
     summary = "timm CaiT of any size, features_only too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         TalkingHeadAttn: GraftedTalkingHeadAttn,
         ClassAttn: GraftedClassAttn,
-        **timm_mlp.RICHER,
+        **timm_mlp.PATCHED,
     }
     models = (Cait,)
     blocks = (LayerScaleBlock, LayerScaleBlockClassAttn)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attngraft.anatomy import CLASS, AttentionGeometry, HeadRows, Projected
+from attngraft.attention import CLASS, AttentionGeometry, HeadRows, Projected
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.sites import global_site
 from attngraft.hosts.timm.attention import SelfAttention

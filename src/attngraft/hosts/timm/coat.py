@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from timm.models.coat import CoaT, ParallelBlock, SerialBlock
 
-from attngraft.anatomy import CLASS, plain_class
+from attngraft.attention import CLASS, plain_class
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
@@ -29,7 +29,7 @@ class TimmCoat(TimmFamily):
 
     name = "timm.coat"
     summary = "timm CoaT and CoaT-Lite of any size (MLP sites only)"
-    richer: ClassVar = timm_mlp.RICHER
+    patched: ClassVar = timm_mlp.PATCHED
     models = (CoaT,)
     blocks = (SerialBlock, ParallelBlock)
 

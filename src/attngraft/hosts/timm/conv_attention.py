@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attngraft.anatomy import LinearLayer, Projected
+from attngraft.attention import LinearLayer, Projected
 from attngraft.hosts.timm.attention import SelfAttention
 from attngraft.hosts.timm.maps import map_of, tokens_of
 

@@ -9,7 +9,7 @@ import torch
 from timm.models.convit import GPSA, MHSA, Block, ConVit
 from torch import Tensor, nn
 
-from attngraft.anatomy import CLASS, AttentionGeometry, Projected, plain_class
+from attngraft.attention import CLASS, AttentionGeometry, Projected, plain_class
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import global_site
@@ -57,7 +57,7 @@ class TimmConVit(TimmFamily):
 
     name = "timm.convit"
     summary = "timm ConViT of any size"
-    richer: ClassVar = {MHSA: GraftedMHSA, GPSA: GraftedGPSA, **timm_mlp.RICHER}
+    patched: ClassVar = {MHSA: GraftedMHSA, GPSA: GraftedGPSA, **timm_mlp.PATCHED}
     models = (ConVit,)
     blocks = (Block,)
 

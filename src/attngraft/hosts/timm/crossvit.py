@@ -9,10 +9,10 @@ from timm.models.crossvit import CrossAttention, CrossAttentionBlock, CrossVit
 from timm.models.vision_transformer import Block
 from torch import Tensor
 
-from attngraft.anatomy import CLASS, Projected, plain_class
+from attngraft.attention import CLASS, Projected, plain_class
 from attngraft.hosts.adapter import Site, head_rows
 from attngraft.hosts.registry import register_host
-from attngraft.hosts.timm.attention import RICHER, block_sites, by_heads
+from attngraft.hosts.timm.attention import PATCHED, block_sites, by_heads
 from attngraft.hosts.timm.class_attention import ClassSite, class_site
 from attngraft.hosts.timm.family import Look, TimmFamily
 
@@ -36,7 +36,7 @@ class TimmCrossVit(TimmFamily):
 
     name = "timm.crossvit"
     summary = "timm CrossViT of any size, features_only too"
-    richer: ClassVar = {CrossAttention: GraftedCrossAttention, **RICHER}
+    patched: ClassVar = {CrossAttention: GraftedCrossAttention, **PATCHED}
     models = (CrossVit,)
     blocks = (Block, CrossAttentionBlock)
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from timm.models.csatv2 import CSATv2, SpatialTransformerBlock, TransformerBlock
 from torch import Tensor
 
-from attngraft.anatomy import plain_class
+from attngraft.attention import plain_class
 from attngraft.hosts.adapter import Site, random_images
 from attngraft.hosts.registry import register_host
-from attngraft.hosts.timm.attention import RICHER, attention_site, mlp_sites
+from attngraft.hosts.timm.attention import PATCHED, attention_site, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily, image_size
 from attngraft.hosts.timm.refused import refused_site
 
@@ -26,7 +26,7 @@ class TimmCsatV2(TimmFamily):
 
     name = "timm.csatv2"
     summary = "timm CSATv2 (its transformer blocks, not its attention of one channel), features_only too"
-    richer: ClassVar = RICHER
+    patched: ClassVar = PATCHED
     models = (CSATv2,)
     blocks = (SpatialTransformerBlock, TransformerBlock)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from timm.models.davit import ChannelBlock, DaVit, SpatialBlock, WindowAttention
 from torch import Tensor
 
-from attngraft.anatomy import Projected, plain_class
+from attngraft.attention import Projected, plain_class
 from attngraft.hosts.adapter import Site, check_known, fused_rows
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
@@ -47,10 +47,10 @@ class TimmDaVit(TimmFamily):
 
     name = "timm.davit"
     summary = "timm DaViT of any size (its blocks with windows, and all MLPs), features_only too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         WindowAttention: GraftedWindowAttention,
         SpatialBlock: GraftedSpatialBlock,
-        **timm_mlp.RICHER,
+        **timm_mlp.PATCHED,
     }
     models = (DaVit,)
     blocks = (SpatialBlock, ChannelBlock)

@@ -11,7 +11,7 @@ from attngraft.hosts.adapter import Site
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm.attention import prefixed_grid
 from attngraft.hosts.timm.family import Look, TimmFamily
-from attngraft.hosts.timm.rope import RICHER, rotary_block_sites
+from attngraft.hosts.timm.rope import PATCHED, rotary_block_sites
 
 
 class TimmDeepseek(TimmFamily):
@@ -19,7 +19,7 @@ class TimmDeepseek(TimmFamily):
 
     name = "timm.deepseek"
     summary = "timm DeepSeek-ViT of any size, encoder or classifier"
-    richer: ClassVar = RICHER
+    patched: ClassVar = PATCHED
     models = (DeepseekVitEncoder, DeepseekVitClassifier)
     blocks = (DeepseekVitBlock,)
 

@@ -9,7 +9,7 @@ import torch
 from timm.models.efficientformer import Attention, ConvMlpWithNorm, EfficientFormer, MetaBlock1d, MetaBlock2d
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, MlpGeometry, Projected, Stage, plain_class
+from attngraft.attention import AttentionGeometry, HookPoint, MlpGeometry, Projected, plain_class
 from attngraft.hosts.adapter import Site, check_known, head_rows
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import global_site, mlp_site
@@ -23,7 +23,7 @@ from attngraft.hosts.timm.still_windows import Undropped
 class GraftedAttention(Undropped, Attention):
     """`timm.models.efficientformer.Attention`: rows of q, k, v head by head; values are wider than keys."""
 
-    ends: tuple[Stage, ...] = ("attn.end",)
+    ends: tuple[HookPoint, ...] = ("attn.end",)
     fused_attn = False
 
     def get_attention_biases(self, device: torch.device) -> Tensor:
@@ -55,7 +55,7 @@ class TimmEfficientFormer(TimmFamily):
 
     name = "timm.efficientformer"
     summary = "timm EfficientFormer of any size (attention in its last blocks; MLPs everywhere), features_only too"
-    richer: ClassVar = {Attention: GraftedAttention, ConvMlpWithNorm: GraftedConvMlpWithNorm, **timm_mlp.RICHER}
+    patched: ClassVar = {Attention: GraftedAttention, ConvMlpWithNorm: GraftedConvMlpWithNorm, **timm_mlp.PATCHED}
     models = (EfficientFormer,)
     blocks = (MetaBlock1d, MetaBlock2d)
 

@@ -9,13 +9,13 @@ from timm.models.beit import Beit
 from timm.models.beit import Block as BeitBlock
 from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
 
-from attngraft.anatomy import plain_class
+from attngraft.attention import plain_class
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm.attention import prefixed_grid
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.masked import GraftedEvaBlock, GraftedEvaBlockPostNorm, with_pair_mask
-from attngraft.hosts.timm.rope import RICHER, rotary_block_sites
+from attngraft.hosts.timm.rope import PATCHED, rotary_block_sites
 
 
 class TimmEva(TimmFamily):
@@ -23,7 +23,7 @@ class TimmEva(TimmFamily):
 
     name = "timm.eva"
     summary = "timm EVA, EVA-02, DINOv3 and other ViTs with rotary positions, and BEiT, of any size"
-    richer: ClassVar = {**RICHER, EvaBlock: GraftedEvaBlock, EvaBlockPostNorm: GraftedEvaBlockPostNorm}
+    patched: ClassVar = {**PATCHED, EvaBlock: GraftedEvaBlock, EvaBlockPostNorm: GraftedEvaBlockPostNorm}
     models = (Eva, Beit)
     blocks = (EvaBlock, EvaBlockPostNorm, BeitBlock)
 

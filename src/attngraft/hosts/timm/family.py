@@ -15,7 +15,7 @@ import torch
 from timm.models._features import FeatureDictNet, FeatureListNet
 from torch import Tensor, nn
 
-from attngraft.anatomy import is_graft, plain_class
+from attngraft.attention import is_graft, plain_class
 from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_state, random_images
 from attngraft.tensors import on_meta
 

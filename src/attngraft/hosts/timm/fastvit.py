@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from timm.models.fastvit import Attention, AttentionBlock, ConvMlp, FastVit
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, MlpGeometry, Projected
+from attngraft.attention import AttentionGeometry, MlpGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
@@ -46,7 +46,7 @@ class TimmFastVit(TimmFamily):
 
     name = "timm.fastvit"
     summary = "timm FastViT and MobileCLIP's image encoders, the stages with attention, features_only too"
-    richer: ClassVar = {Attention: GraftedAttention, ConvMlp: GraftedConvMlp}
+    patched: ClassVar = {Attention: GraftedAttention, ConvMlp: GraftedConvMlp}
     models = (FastVit,)
     blocks = (AttentionBlock,)
 

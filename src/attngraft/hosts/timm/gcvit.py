@@ -14,7 +14,7 @@ from timm.models.gcvit import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage, offer_places
+from attngraft.attention import AttentionGeometry, HookPoint, Projected, record_coordinates
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import window_site, windowed
@@ -31,7 +31,7 @@ _BY_IMAGE = "repeat_interleave" in WindowAttentionGlobal.forward.__code__.co_nam
 class GraftedWindowAttentionGlobal(SelfAttention, WindowAttentionGlobal):
     """`timm.models.gcvit.WindowAttentionGlobal`: its own queries, or, unprojected, tokens that sum up the image."""
 
-    ends: tuple[Stage, ...] = ("attn.window",)
+    ends: tuple[HookPoint, ...] = ("attn.window",)
     fused_attn = False
 
     def project(self, x: Tensor, q_global: Tensor | None = None) -> Projected:
@@ -49,7 +49,7 @@ class GraftedGlobalContextVitBlock(WindowEnd, GlobalContextVitBlock):
     """`timm.models.gcvit.GlobalContextVitBlock`."""
 
     def _window_attn(self, x: Tensor, q_global: Tensor | None = None) -> Tensor:
-        offer_places(self, x, lambda maps: window_partition(maps, self.window_size))
+        record_coordinates(self, x, lambda maps: window_partition(maps, self.window_size))
         return self.run("attn.end", cast(Tensor, super()._window_attn(x, q_global)))
 
 
@@ -58,10 +58,10 @@ class TimmGCViT(TimmFamily):
 
     name = "timm.gcvit"
     summary = "timm GCViT of any size, features_only too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         WindowAttentionGlobal: GraftedWindowAttentionGlobal,
         GlobalContextVitBlock: GraftedGlobalContextVitBlock,
-        **timm_mlp.RICHER,
+        **timm_mlp.PATCHED,
     }
     models = (GlobalContextVit,)
     blocks = (GlobalContextVitBlock,)

@@ -15,7 +15,7 @@ from timm.models.gemma4_vit import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, HeadRows, LinearLayer, MlpEnds, MlpGeometry, Projected
+from attngraft.attention import AttentionGeometry, HeadRows, LinearLayer, MlpEnds, MlpGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import NO_MIDDLE, global_site, mlp_site
@@ -67,7 +67,7 @@ class TimmGemma4(TimmFamily):
 
     name = "timm.gemma4"
     summary = "timm Gemma4-ViT of any size, encoder or classifier"
-    richer: ClassVar = {
+    patched: ClassVar = {
         Gemma4Attention: GraftedAttention,
         Gemma4GatedMlp: GraftedGatedMlp,
         Gemma4Block: GraftedBlock,

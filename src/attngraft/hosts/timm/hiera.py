@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from timm.models.hiera import Hiera, HieraBlock, MaskUnitAttention
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected
+from attngraft.attention import AttentionGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, fused_rows, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import global_site, window_site
@@ -29,7 +29,9 @@ class GraftedMaskUnitAttention(OwnWindows, Undropped, MaskUnitAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         units = x.shape[1] // (self.q_stride * self.window_size) if self.use_mask_unit_attn else 1
-        tokens = self.sentence(self.project(x, units), lambda tokens: self.project(self.whole(tokens, units), units))
+        tokens = self.forward_projected(
+            self.project(x, units), lambda tokens: self.project(self.whole(tokens, units), units)
+        )
         return self.run("attn.end", self.whole(tokens, units))
 
     def cut(self, x: Tensor, units: int) -> Tensor:
@@ -69,7 +71,7 @@ class TimmHiera(TimmFamily):
 
     name = "timm.hiera"
     summary = "timm Hiera of any size, features_only too"
-    richer: ClassVar = {MaskUnitAttention: GraftedMaskUnitAttention, **timm_mlp.RICHER}
+    patched: ClassVar = {MaskUnitAttention: GraftedMaskUnitAttention, **timm_mlp.PATCHED}
     models = (Hiera,)
     blocks = (HieraBlock,)
 

@@ -15,7 +15,7 @@ from timm.models.hieradet_sam2 import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage, offer_places
+from attngraft.attention import AttentionGeometry, HookPoint, Projected, record_coordinates
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, global_site, window_site, windowed
@@ -34,7 +34,7 @@ class GraftedMultiScaleAttention(Undropped, MultiScaleAttention):
     Where queries are pooled, the tokens on their side are too, as the host pools those that go around the attention.
     """
 
-    ends: tuple[Stage, ...] = ("attn.window", "attn.end")
+    ends: tuple[HookPoint, ...] = ("attn.window", "attn.end")
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         grid = (x.shape[1], x.shape[2])
@@ -75,7 +75,7 @@ class GraftedMultiScaleBlock(FilledWindows, MultiScaleBlock):
         window = self.window_size
         short = [-side % each for side, each in zip(grid, window, strict=True)]
         fill = (0, 0, 0, short[1], 0, short[0])
-        offer_places(self, x, lambda maps: window_partition(F.pad(maps, fill), window))
+        record_coordinates(self, x, lambda maps: window_partition(F.pad(maps, fill), window))
         windows = window_partition(F.pad(x, fill), window)
         if any(short) and self.mixes:
             shown = window_partition(F.pad(x.new_ones(1, *grid, 1), fill), window)
@@ -97,10 +97,10 @@ class TimmHieraDet(TimmFamily):
 
     name = "timm.hieradet"
     summary = "timm HieraDet (SAM 2's image encoder) of any size, features_only too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         MultiScaleAttention: GraftedMultiScaleAttention,
         MultiScaleBlock: GraftedMultiScaleBlock,
-        **timm_mlp.RICHER,
+        **timm_mlp.PATCHED,
     }
     models = (HieraDet,)
     blocks = (MultiScaleBlock,)

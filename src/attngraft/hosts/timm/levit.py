@@ -25,7 +25,7 @@ from timm.models.levit import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import (
+from attngraft.attention import (
     AttentionGeometry,
     AttentionSite,
     LinearLayer,
@@ -156,7 +156,7 @@ class TimmLevit(HostAdapter):
 
     name = "timm.levit"
     summary = "timm LeViT of any size, with linear layers or convolutions, distilled or not, features_only too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         Attention: GraftedAttention,
         AttentionDownsample: GraftedAttentionDownsample,
         LevitMlp: GraftedLevitMlp,

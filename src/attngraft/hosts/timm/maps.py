@@ -8,7 +8,7 @@ import torch
 from timm.layers import ConvMlp
 from torch import Tensor
 
-from attngraft.anatomy import MlpSite, Stage
+from attngraft.attention import HookPoint, MlpSite
 from attngraft.hosts.linear_ends import LinearEnds
 
 
@@ -40,12 +40,12 @@ class MapMlpSite(MlpSite):
         """Whether four axes are those of a map; otherwise channels come last."""
         return True
 
-    def run(self, stage: Stage, value: Tensor, *context: Tensor | None) -> Tensor:
+    def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
         if value.ndim == 3 or not self.takes_maps:
-            return super().run(stage, value, *context)
+            return super().run(hook_point, value, *context)
         # axes first, sizes then: where `tokens_of` joins axes of a batch of one, that axis gets a stride by which nobody
         # knows a map with channels last as such any more
-        tokens = super().run(stage, value.permute(0, 2, 3, 1).flatten(1, 2), *context)
+        tokens = super().run(hook_point, value.permute(0, 2, 3, 1).flatten(1, 2), *context)
         return tokens.unflatten(1, value.shape[-2:]).permute(0, 3, 1, 2)
 
 

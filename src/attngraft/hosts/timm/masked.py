@@ -9,7 +9,7 @@ from timm.models.eva import EvaBlock, EvaBlockPostNorm
 from timm.models.vision_transformer import Block, ResPostBlock
 from torch import Tensor
 
-from attngraft.anatomy import GraftedModule
+from attngraft.attention import GraftedModule
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.calls import check_call
 
@@ -71,4 +71,4 @@ class GraftedEvaBlockPostNorm(MaskedBlock, EvaBlockPostNorm):
 
 def with_pair_mask(site: Site, block: str) -> Site:
     """`site` of the block at this path, which is to know of the mask wherever a graft stands in its MLP."""
-    return replace(site, informants=dict.fromkeys(site.carriers, (block,))) if site.kind == "mlp" else site
+    return replace(site, companions=dict.fromkeys(site.targets, (block,))) if site.kind == "mlp" else site

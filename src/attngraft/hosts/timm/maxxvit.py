@@ -20,7 +20,7 @@ from timm.models.maxxvit import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, HeadRows, Projected, Stage, offer_places, plain_class
+from attngraft.attention import AttentionGeometry, HeadRows, HookPoint, Projected, plain_class, record_coordinates
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import global_site, window_site, windowed
@@ -33,13 +33,13 @@ from attngraft.hosts.timm.positions import score_columns, score_rows
 from attngraft.hosts.timm.windows import WindowEnd
 
 _IN_PARTS = (PartitionAttentionCl, PartitionAttention2d, ParallelPartitionAttention)
-_TOGETHER: dict[Stage, str] = {"attn.end": "two attentions stand side by side and end together; use scope=window"}
+_TOGETHER: dict[HookPoint, str] = {"attn.end": "two attentions stand side by side and end together; use scope=window"}
 
 
 class RelativeAttention(SelfAttention):
     """What both attentions share: relative positions, their own or shared; the same class with windows and without."""
 
-    ends: tuple[Stage, ...] = ("attn.window", "attn.end")
+    ends: tuple[HookPoint, ...] = ("attn.window", "attn.end")
     rel_pos: Any
 
     def bias(self, shared: Tensor | None) -> Tensor | None:
@@ -90,7 +90,7 @@ class GraftedPartitionAttentionCl(WindowEnd, PartitionAttentionCl):
     """`timm.models.maxxvit.PartitionAttentionCl`, windows or grids of maps (B, rows, columns, C)."""
 
     def _partition_attn(self, x: Tensor) -> Tensor:
-        offer_places(self, x, lambda maps: _parts(self, maps))
+        record_coordinates(self, x, lambda maps: _parts(self, maps))
         return self.run("attn.end", super()._partition_attn(x))
 
 
@@ -98,7 +98,7 @@ class GraftedPartitionAttention2d(WindowEnd, PartitionAttention2d):
     """`timm.models.maxxvit.PartitionAttention2d`, on maps (B, C, rows, columns)."""
 
     def _partition_attn(self, x: Tensor) -> Tensor:
-        offer_places(self, x.permute(0, 2, 3, 1), lambda maps: _parts(self, maps))
+        record_coordinates(self, x.permute(0, 2, 3, 1), lambda maps: _parts(self, maps))
         return self.run("attn.end", super()._partition_attn(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
@@ -107,12 +107,12 @@ class TimmMaxxVit(TimmFamily):
 
     name = "timm.maxxvit"
     summary = "timm MaxViT, CoAtNet, CoAtNeXt, MaxxViT of any size, features_only too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         Attention2d: GraftedAttention2d,
         AttentionCl: GraftedAttentionCl,
         PartitionAttentionCl: GraftedPartitionAttentionCl,
         PartitionAttention2d: GraftedPartitionAttention2d,
-        **timm_mlp.RICHER,
+        **timm_mlp.PATCHED,
     }
     models = (MaxxVit,)
     blocks = (TransformerBlock2d, *_IN_PARTS)

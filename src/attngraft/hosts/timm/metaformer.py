@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from timm.models.metaformer import Attention, MetaFormer, MetaFormerBlock
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected, Projection, plain_class
+from attngraft.attention import AttentionGeometry, Projected, Projection, plain_class
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import GLOBAL, fused_heads, global_site
@@ -30,7 +30,7 @@ class TimmMetaFormer(TimmFamily):
 
     name = "timm.metaformer"
     summary = "timm CAFormer of any size, features_only too; ConvFormer and PoolFormer (MLP sites only)"
-    richer: ClassVar = {Attention: GraftedAttention, **timm_mlp.RICHER}
+    patched: ClassVar = {Attention: GraftedAttention, **timm_mlp.PATCHED}
     models = (MetaFormer,)
     blocks = (MetaFormerBlock,)
 

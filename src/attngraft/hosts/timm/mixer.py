@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from timm.models.mlp_mixer import MixerBlock, MlpMixer, ResBlock, SpatialGatingBlock
 
-from attngraft.anatomy import STAGES, MlpGeometry
+from attngraft.attention import HOOK_POINTS, MlpGeometry
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
@@ -23,20 +23,20 @@ class TimmMixer(TimmFamily):
 
     name = "timm.mixer"
     summary = "timm MLP-Mixer, ResMLP and gMLP of any size (MLP sites only)"
-    richer: ClassVar = timm_mlp.RICHER
+    patched: ClassVar = timm_mlp.PATCHED
     models = (MlpMixer,)
     blocks = (MixerBlock, ResBlock, SpatialGatingBlock)
 
     def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
         grid = look.model.stem.grid_size
         tokens = {"dim": look.model.embed_dim, "tokens": grid[0] * grid[1], "grid": tuple(grid)}
-        missing = {stage: _NO_ATTENTION for stage in STAGES if not stage.startswith("mlp")}
+        missing = {hook_point: _NO_ATTENTION for hook_point in HOOK_POINTS if not hook_point.startswith("mlp")}
         found = list(mlp_sites(block.mlp_channels, f"{path}.mlp_channels", **tokens))
         if not found:
             why = f"its MLP is {type(block.mlp_channels).__name__}, which mixes tokens too; attngraft does not read it"
-            missing = {**dict.fromkeys(STAGES, why), **missing}
+            missing = {**dict.fromkeys(HOOK_POINTS, why), **missing}
             geometry = MlpGeometry(hidden=0, **tokens)
-            found = [Site(path=f"{path}.mlp_channels", kind="mlp", geometry=geometry, carriers={})]
+            found = [Site(path=f"{path}.mlp_channels", kind="mlp", geometry=geometry, targets={})]
         return [replace(site, missing={**site.missing, **missing}) for site in found]
 
 

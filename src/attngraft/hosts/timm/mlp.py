@@ -9,7 +9,7 @@ from timm.layers import ConvMlp, GluMlp, Mlp, SwiGLU
 from timm.models.vitamin import GeGluMlp
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, MlpEnds, MlpGeometry, plain_class
+from attngraft.attention import GraftedModule, MlpEnds, MlpGeometry, plain_class
 from attngraft.hosts import sites
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.linear_ends import LinearEnds
@@ -50,20 +50,20 @@ class GraftedGeGluMlp(GraftedModule, GeGluMlp):
         return self.run("mlp.end", x)
 
 
-RICHER: Mapping[type[nn.Module], type[GraftedModule]] = {
+PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {
     Mlp: GraftedMlp,
     ConvMlp: GraftedConvMlp,
     GluMlp: GraftedGluMlp,
     SwiGLU: GraftedSwiGLU,
     GeGluMlp: GraftedGeGluMlp,
 }
-KNOWN = {*RICHER, *RICHER.values()}
+KNOWN = {*PATCHED, *PATCHED.values()}
 _CHILDREN = ("fc1", "fc1_g", "fc1_x", "w0", "w1", "w2", "act", "drop", "drop1", "norm", "fc2", "drop2")
 
 
 def mlp_site(module: nn.Module, path: str, geometry: MlpGeometry) -> Site | None:
     """The site that `module` is, or None for an MLP of a class that we do not know."""
-    if plain_class(module) not in RICHER:
+    if plain_class(module) not in PATCHED:
         return None
     check_known(module, path, arguments=("x",), children=_CHILDREN)
     plain = isinstance(module, Mlp | ConvMlp)

@@ -11,10 +11,10 @@ from timm.models.mobilevit import LinearTransformerBlock, MobileVitBlock, Mobile
 from timm.models.vision_transformer import Block
 from torch import nn
 
-from attngraft.anatomy import plain_class
+from attngraft.attention import plain_class
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.registry import register_host
-from attngraft.hosts.timm.attention import RICHER, block_sites, mlp_sites
+from attngraft.hosts.timm.attention import PATCHED, block_sites, mlp_sites
 from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.refused import linear_site
 
@@ -28,7 +28,7 @@ class TimmMobileVit(TimmFamily):
 
     name = "timm.mobilevit"
     summary = "timm MobileViT of any size, features_only too; MobileViT V2 (MLP sites only)"
-    richer: ClassVar = RICHER
+    patched: ClassVar = PATCHED
     models = (ByobNet,)
     blocks = (Block, LinearTransformerBlock)
 

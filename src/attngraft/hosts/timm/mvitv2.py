@@ -16,7 +16,7 @@ from timm.models.mvitv2 import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import CLASS, AttentionGeometry, Mixed, MlpGeometry, Projected, Stage, plain_class
+from attngraft.attention import CLASS, AttentionGeometry, HookPoint, Mixed, MlpGeometry, Projected, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, own_parameters, random_images
 from attngraft.hosts.registry import register_host
@@ -48,12 +48,12 @@ class GraftedMultiScaleAttention(Undropped, MultiScaleAttention):
     The heads are what is projected: with the queries, where the host adds them.
     """
 
-    ends: tuple[Stage, ...] = ("attn.end",)
+    ends: tuple[HookPoint, ...] = ("attn.end",)
     fused_attn = False
 
     def forward(self, x: Tensor, feat_size: list[int]) -> tuple[Tensor, list[int]]:  # type: ignore[override]
         projected = self.project(x, feat_size)
-        return self.sentence(projected, lambda tokens: self.project(tokens, feat_size)), projected.rest.queries
+        return self.forward_projected(projected, lambda tokens: self.project(tokens, feat_size)), projected.rest.queries
 
     def project(self, x: Tensor, feat_size: list[int]) -> Projected:
         q, k, v = by_role(self.qkv(x), self.num_heads)
@@ -116,7 +116,7 @@ class TimmMViTv2(TimmFamily):
 
     name = "timm.mvitv2"
     summary = "timm MViTv2 of any size, with and without a class token, features_only too"
-    richer: ClassVar = {MultiScaleAttention: GraftedMultiScaleAttention, **timm_mlp.RICHER}
+    patched: ClassVar = {MultiScaleAttention: GraftedMultiScaleAttention, **timm_mlp.PATCHED}
     models = (MultiScaleVit,)
     blocks = (MultiScaleBlock,)
 

@@ -10,7 +10,7 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import Block
 from torch import Tensor
 
-from attngraft.anatomy import plain_class, prefix_names
+from attngraft.attention import plain_class, prefix_names
 from attngraft.hosts.adapter import Site, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import attention, rope
@@ -43,9 +43,9 @@ class TimmNaFlex(TimmFamily):
 
     name = "timm.naflex"
     summary = "timm NaFlexVit of any size, with rotary positions too"
-    richer: ClassVar = {
-        **attention.RICHER,
-        **rope.RICHER,
+    patched: ClassVar = {
+        **attention.PATCHED,
+        **rope.PATCHED,
         Block: GraftedBlock,
         EvaBlock: GraftedEvaBlock,
     }

@@ -10,8 +10,8 @@ from timm.layers import Mlp
 from timm.models.nest import Attention, Nest, TransformerLayer, blockify
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected, TapPoint, offer_places
-from attngraft.anatomy.places import BLOCK_PLACES
+from attngraft.attention import AttentionGeometry, Projected, Recordable, record_coordinates
+from attngraft.attention.recorder import BLOCK_COORDINATES
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, window_site, windowed
@@ -21,11 +21,11 @@ from attngraft.hosts.timm.family import Look, TimmFamily
 from attngraft.hosts.timm.own_windows import OwnWindows
 
 
-def _offer_blocks(point: TapPoint, x: Tensor) -> None:
+def _offer_blocks(point: Recordable, x: Tensor) -> None:
     """Where the tokens of (B, blocks, tokens, C) stand."""
     side = math.isqrt(x.shape[2])
     rows = math.isqrt(x.shape[1]) * side
-    offer_places(point, x.new_empty(1, rows, rows, 1), lambda maps: blockify(maps, side), name=BLOCK_PLACES)
+    record_coordinates(point, x.new_empty(1, rows, rows, 1), lambda maps: blockify(maps, side), name=BLOCK_COORDINATES)
 
 
 class GraftedAttention(OwnWindows, Attention):
@@ -57,7 +57,7 @@ class TimmNest(TimmFamily):
 
     name = "timm.nest"
     summary = "timm NesT of any size, features_only too"
-    richer: ClassVar = {Attention: GraftedAttention, **timm_mlp.RICHER, Mlp: GraftedMlp}
+    patched: ClassVar = {Attention: GraftedAttention, **timm_mlp.PATCHED, Mlp: GraftedMlp}
     models = (Nest,)
     blocks = (TransformerLayer,)
 

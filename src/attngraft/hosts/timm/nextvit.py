@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from timm.models.nextvit import EfficientAttention, NextConvBlock, NextTransformerBlock, NextViT
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected, plain_class
+from attngraft.attention import AttentionGeometry, Projected, plain_class
 from attngraft.hosts.adapter import Site, check_known, head_rows
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import global_site
@@ -37,7 +37,7 @@ class TimmNextViT(TimmFamily):
 
     name = "timm.nextvit"
     summary = "timm NextViT of any size (blocks of convolutions: MLP sites only), features_only too"
-    richer: ClassVar = {EfficientAttention: GraftedEfficientAttention, **timm_mlp.RICHER}
+    patched: ClassVar = {EfficientAttention: GraftedEfficientAttention, **timm_mlp.PATCHED}
     models = (NextViT,)
     blocks = (NextConvBlock, NextTransformerBlock)
 

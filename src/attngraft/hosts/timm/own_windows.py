@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attngraft.anatomy import LinearLayer, Projected, Stage
+from attngraft.attention import HookPoint, LinearLayer, Projected
 from attngraft.hosts.timm.attention import SelfAttention
 
 
 class OwnEnd(SelfAttention):
     """Inside B counts windows; at `attn.end` stands what leaves, with all windows of an image."""
 
-    ends: tuple[Stage, ...] = ("attn.window",)
+    ends: tuple[HookPoint, ...] = ("attn.window",)
 
-    def between(self, stage: Stage) -> str | None:
-        if stage != "attn.end":
-            return super().between(stage)
+    def between(self, hook_point: HookPoint) -> str | None:
+        if hook_point != "attn.end":
+            return super().between(hook_point)
         if self.grafts_at("attn.window"):
-            return "another graft stands between it and the host's output projection"
+            return "another graft lies between it and the host's output projection"
         return super().between("attn.window")
 
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
-        if stage != "attn.end":
-            return super().linear_before(stage)
-        return None if self.between(stage) else self.output_layer()
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        if hook_point != "attn.end":
+            return super().linear_before(hook_point)
+        return None if self.between(hook_point) else self.output_layer()
 
 
 class OwnWindows(OwnEnd):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attngraft.anatomy import GraftedModule
+from attngraft.attention import GraftedModule
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.calls import check_call
 
@@ -35,4 +35,4 @@ class PaddedBlock(GraftedModule):
 
 def with_mask(site: Site, block: str) -> Site:
     """`site` of the block at this path, which is to know of the mask wherever a graft stands."""
-    return replace(site, informants=dict.fromkeys(site.carriers, (block,)))
+    return replace(site, companions=dict.fromkeys(site.targets, (block,)))

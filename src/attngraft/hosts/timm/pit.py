@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from timm.models.pit import PoolingVisionTransformer
 
-from attngraft.anatomy import prefix_names
+from attngraft.attention import prefix_names
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.registry import register_host
-from attngraft.hosts.timm.attention import BLOCKS, RICHER, block_sites
+from attngraft.hosts.timm.attention import BLOCKS, PATCHED, block_sites
 from attngraft.hosts.timm.family import Look, TimmFamily
 
 
@@ -19,7 +19,7 @@ class TimmPit(TimmFamily):
 
     name = "timm.pit"
     summary = "timm PiT of any size, distilled or not, features_only too"
-    richer: ClassVar = RICHER
+    patched: ClassVar = PATCHED
     models = (PoolingVisionTransformer,)
     blocks = BLOCKS
 

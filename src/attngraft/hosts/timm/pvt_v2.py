@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from timm.models.pvt_v2 import Attention, Block, MlpWithDepthwiseConv, PyramidVisionTransformerV2
 from torch import Tensor
 
-from attngraft.anatomy import MlpGeometry
+from attngraft.attention import MlpGeometry
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
@@ -42,7 +42,7 @@ class TimmPvtV2(TimmFamily):
 
     name = "timm.pvt_v2"
     summary = "timm PVT v2 of any size, features_only too"
-    richer: ClassVar = {Attention: GraftedAttention, MlpWithDepthwiseConv: GraftedMlpWithDepthwiseConv}
+    patched: ClassVar = {Attention: GraftedAttention, MlpWithDepthwiseConv: GraftedMlpWithDepthwiseConv}
     models = (PyramidVisionTransformerV2,)
     blocks = (Block,)
 

@@ -12,7 +12,7 @@ from attngraft.hosts.adapter import Site
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm.attention import prefixed_grid
 from attngraft.hosts.timm.family import Look, TimmFamily
-from attngraft.hosts.timm.rope import RICHER, rotary_block_sites
+from attngraft.hosts.timm.rope import PATCHED, rotary_block_sites
 
 
 class TimmQwen3(TimmFamily):
@@ -20,7 +20,7 @@ class TimmQwen3(TimmFamily):
 
     name = "timm.qwen3"
     summary = "timm Qwen3-ViT of any size, encoder or classifier"
-    richer: ClassVar = RICHER
+    patched: ClassVar = PATCHED
     models = (Qwen3VitEncoder, Qwen3VitClassifier)
     blocks = (EvaBlock,)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attngraft.anatomy import STAGES, AttentionGeometry
+from attngraft.attention import HOOK_POINTS, AttentionGeometry
 from attngraft.hosts.adapter import Site
 
 _LINEAR = (
@@ -14,9 +14,9 @@ _LINEAR = (
 
 
 def refused_site(path: str, why: str, **tokens: Any) -> Site:
-    """The place at `path`, where every stage is missing for one reason; `tokens` are fields of the geometry."""
+    """The place at `path`, where every hook point is missing for one reason; `tokens` are fields of the geometry."""
     geometry = AttentionGeometry(**tokens, heads=1, key_width=0, value_width=0)
-    return Site(path=path, kind="attention", geometry=geometry, carriers={}, missing=dict.fromkeys(STAGES, why))
+    return Site(path=path, kind="attention", geometry=geometry, targets={}, missing=dict.fromkeys(HOOK_POINTS, why))
 
 
 def channel_site(path: str, *, instead: str, **tokens: Any) -> Site:

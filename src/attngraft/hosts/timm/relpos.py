@@ -13,7 +13,7 @@ from timm.models.vision_transformer_relpos import (
 )
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected
+from attngraft.attention import AttentionGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, global_site
@@ -37,7 +37,7 @@ class TimmRelPos(TimmFamily):
 
     name = "timm.relpos"
     summary = "timm ViTs with relative positions, of any size"
-    richer: ClassVar = {RelPosAttention: GraftedRelPosAttention, **timm_mlp.RICHER}
+    patched: ClassVar = {RelPosAttention: GraftedRelPosAttention, **timm_mlp.PATCHED}
     models = (VisionTransformerRelPos,)
     blocks = (RelPosBlock, ResPostRelPosBlock)
 

@@ -12,7 +12,7 @@ from timm.models.beit import Attention as BeitAttention
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, GraftedModule, HeadRows, Projected
+from attngraft.attention import AttentionGeometry, GraftedModule, HeadRows, Projected
 from attngraft.hosts.adapter import Site, check_known, fused_rows, head_rows, own_parameters
 from attngraft.hosts.sites import global_site
 from attngraft.hosts.timm import mlp as timm_mlp
@@ -96,13 +96,13 @@ class GraftedBeitAttention(SelfAttention, BeitAttention):
         return Projected(q, k, v, x, bias=bias, rest=None)
 
 
-RICHER: Mapping[type[nn.Module], type[GraftedModule]] = {
+PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {
     EvaAttention: GraftedEvaAttention,
     AttentionRope: GraftedAttentionRope,
     BeitAttention: GraftedBeitAttention,
-    **timm_mlp.RICHER,
+    **timm_mlp.PATCHED,
 }
-KNOWN = {kind for plain, richer in RICHER.items() if plain not in timm_mlp.RICHER for kind in (plain, richer)}
+KNOWN = {kind for plain, patched in PATCHED.items() if plain not in timm_mlp.PATCHED for kind in (plain, patched)}
 
 
 def rotary_site(module: Any, path: str, **tokens: Any) -> Site:

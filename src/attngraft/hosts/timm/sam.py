@@ -16,7 +16,7 @@ from timm.models.vision_transformer_sam import (
 )
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected, Stage, offer_places
+from attngraft.attention import AttentionGeometry, HookPoint, Projected, record_coordinates
 from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, global_site, window_site, windowed
@@ -29,7 +29,7 @@ from attngraft.hosts.timm.windows import FilledWindows
 class GraftedAttention(SelfAttention, Attention):
     """`timm.models.vision_transformer_sam.Attention`: maps or windows (B, rows, columns, C)."""
 
-    ends: tuple[Stage, ...] = ("attn.window", "attn.end")
+    ends: tuple[HookPoint, ...] = ("attn.window", "attn.end")
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         grid = (x.shape[1], x.shape[2])
@@ -62,7 +62,7 @@ class GraftedBlock(FilledWindows, Block):
     def forward(self, x: Tensor) -> Tensor:
         grid = (x.shape[1], x.shape[2])
         if self.window_size:
-            offer_places(self, x, lambda maps: window_partition(maps, self.window_size)[0])
+            record_coordinates(self, x, lambda maps: window_partition(maps, self.window_size)[0])
         windows, padded = window_partition(self.norm1(x), self.window_size)
         if padded != grid and self.mixes:
             # of every image, as the bias, which asks the queries; fewer entries would fix an exported program's batch size
@@ -75,10 +75,10 @@ class GraftedBlock(FilledWindows, Block):
         tokens = tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
         return tokens.unflatten(1, grid)
 
-    def between(self, stage: Stage) -> str | None:
-        if stage == "attn.end" and not isinstance(self.ls1, nn.Identity):
+    def between(self, hook_point: HookPoint) -> str | None:
+        if hook_point == "attn.end" and not isinstance(self.ls1, nn.Identity):
             return "the block scales its channels between it and the host's output projection"
-        return super().between(stage)
+        return super().between(hook_point)
 
 
 class TimmSam(TimmFamily):
@@ -86,7 +86,7 @@ class TimmSam(TimmFamily):
 
     name = "timm.sam"
     summary = "timm SAM image encoders (windows, decomposed relative positions) of any size"
-    richer: ClassVar = {Attention: GraftedAttention, Block: GraftedBlock, **timm_mlp.RICHER}
+    patched: ClassVar = {Attention: GraftedAttention, Block: GraftedBlock, **timm_mlp.PATCHED}
     models = (VisionTransformerSAM,)
     blocks = (Block,)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, HeadRows, Projected, Stage, offer_places
+from attngraft.attention import AttentionGeometry, HeadRows, HookPoint, Projected, record_coordinates
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm.attention import SelfAttention
@@ -17,7 +17,7 @@ class StillWindows(FilledWindows):
     def branch(self, x: Tensor, window: tuple[int, int]) -> Tensor:
         """A map through the attention of its windows."""
         grid = x.shape[1:3]
-        offer_places(self, x, lambda maps: cut(fill(maps, window), window))
+        record_coordinates(self, x, lambda maps: cut(fill(maps, window), window))
         seen = present_tokens(x, window, grid) if self.mixes else None
         windows = cut(fill(x, window), window)
         windows = self.attn(windows) if seen is None else self.attn(windows, seen)
@@ -27,7 +27,7 @@ class StillWindows(FilledWindows):
 class Undropped(SelfAttention):
     """Without dropout, of weights or of what leaves."""
 
-    ends: tuple[Stage, ...] = ("attn.window",)
+    ends: tuple[HookPoint, ...] = ("attn.window",)
 
     def dropped(self) -> float:
         return 0.0

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, Projected
+from attngraft.attention import AttentionGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, head_rows
 from attngraft.hosts.sites import global_site
 from attngraft.hosts.timm.attention import SelfAttention, by_heads

@@ -13,7 +13,7 @@ from timm.models.swin_transformer_v2 import WindowAttention as WindowAttentionV2
 from timm.models.swin_transformer_v2_cr import SwinTransformerV2Cr, SwinTransformerV2CrBlock, WindowMultiHeadAttention
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, plain_class
+from attngraft.attention import AttentionGeometry, plain_class
 from attngraft.hosts.adapter import Site, check_known, own_parameters
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, window_site, windowed
@@ -99,14 +99,14 @@ class TimmSwin(TimmFamily):
 
     name = "timm.swin"
     summary = "timm Swin, Swin V2 and Swin V2-CR of any size, features_only too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         WindowAttention: GraftedWindowAttention,
         WindowAttentionV2: GraftedWindowAttentionV2,
         WindowMultiHeadAttention: GraftedWindowMultiHeadAttention,
         SwinTransformerBlock: GraftedSwinBlock,
         SwinTransformerV2Block: GraftedSwinV2Block,
         SwinTransformerV2CrBlock: GraftedSwinV2CrBlock,
-        **timm_mlp.RICHER,
+        **timm_mlp.PATCHED,
     }
     models = (SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr)
     blocks = (SwinTransformerBlock, SwinTransformerV2Block, SwinTransformerV2CrBlock)

@@ -9,7 +9,7 @@ import torch
 from timm.models.tiny_vit import Attention, NormMlp, TinyVit, TinyVitBlock
 from torch import Tensor, nn
 
-from attngraft.anatomy import MlpGeometry, MlpSite, Projected
+from attngraft.attention import MlpGeometry, MlpSite, Projected
 from attngraft.hosts.adapter import Site, check_known, head_rows
 from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
@@ -65,7 +65,7 @@ class TimmTinyViT(TimmFamily):
 
     name = "timm.tiny_vit"
     summary = "timm TinyViT of any size, features_only too"
-    richer: ClassVar = {Attention: GraftedAttention, TinyVitBlock: GraftedBlock, NormMlp: GraftedNormMlp}
+    patched: ClassVar = {Attention: GraftedAttention, TinyVitBlock: GraftedBlock, NormMlp: GraftedNormMlp}
     models = (TinyVit,)
     blocks = (TinyVitBlock,)
 

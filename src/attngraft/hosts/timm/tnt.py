@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from timm.models.tnt import TNT, Attention, Block
 from torch import Tensor
 
-from attngraft.anatomy import CLASS, AttentionGeometry, Projected
+from attngraft.attention import CLASS, AttentionGeometry, Projected
 from attngraft.hosts.adapter import Site, check_known, head_rows
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import global_site
@@ -33,7 +33,7 @@ class TimmTnt(TimmFamily):
 
     name = "timm.tnt"
     summary = "timm TNT of any size, pixels within patches and patches"
-    richer: ClassVar = {Attention: GraftedAttention, **timm_mlp.RICHER}
+    patched: ClassVar = {Attention: GraftedAttention, **timm_mlp.PATCHED}
     models = (TNT,)
     blocks = (Block,)
 

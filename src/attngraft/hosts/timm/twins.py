@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from timm.models.twins import Block, GlobalSubSampleAttn, LocallyGroupedAttn, Twins
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Projected, offer_places, plain_class
+from attngraft.attention import AttentionGeometry, Projected, plain_class, record_coordinates
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, window_site, windowed
@@ -32,9 +32,9 @@ class GraftedLocallyGroupedAttn(OwnWindows, LocallyGroupedAttn):
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         windows = self.cut(x, size)
-        offer_places(self, x.unflatten(1, size), lambda maps: self.cut(maps.flatten(1, 2), size))
+        record_coordinates(self, x.unflatten(1, size), lambda maps: self.cut(maps.flatten(1, 2), size))
         seen = present_tokens(x, self.window, size) if self.grafts_at("mix") else None
-        tokens = self.sentence(
+        tokens = self.forward_projected(
             self.project(windows, size, seen),
             lambda tokens: self.project(tokens, size, seen),
             drop=lambda tokens: self.cut(self.proj_drop(self.whole(tokens, size)), size),
@@ -71,10 +71,10 @@ class TimmTwins(TimmFamily):
 
     name = "timm.twins"
     summary = "timm Twins (PCPVT and SVT) of any size, features_only too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         GlobalSubSampleAttn: GraftedGlobalSubSampleAttn,
         LocallyGroupedAttn: GraftedLocallyGroupedAttn,
-        **timm_mlp.RICHER,
+        **timm_mlp.PATCHED,
     }
     models = (Twins,)
     blocks = (Block,)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from timm.models.visformer import Attention, Block, SpatialMlp, Visformer
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, MlpGeometry, Projected, Projection
+from attngraft.attention import AttentionGeometry, MlpGeometry, Projected, Projection
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.registry import register_host
@@ -50,7 +50,7 @@ class TimmVisformer(TimmFamily):
 
     name = "timm.visformer"
     summary = "timm Visformer of any size"
-    richer: ClassVar = {Attention: GraftedAttention, SpatialMlp: GraftedSpatialMlp}
+    patched: ClassVar = {Attention: GraftedAttention, SpatialMlp: GraftedSpatialMlp}
     models = (Visformer,)
     blocks = (Block,)
 

@@ -14,12 +14,12 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block, LayerScale, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, Stage, plain_class
+from attngraft.attention import GraftedModule, HookPoint, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, HostFold, Site, norm_state, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import BLOCKS, RICHER, GraftedAttention, block_sites, prefixed_grid
+from attngraft.hosts.timm.attention import BLOCKS, PATCHED, GraftedAttention, block_sites, prefixed_grid
 from attngraft.hosts.timm.family import image_size
 from attngraft.hosts.timm.masked import GraftedBlock, GraftedResPostBlock, with_pair_mask
 from attngraft.hosts.unread import why_unread
@@ -30,7 +30,7 @@ class TimmViT(HostAdapter):
 
     name = "timm.vit"
     summary = "timm VisionTransformer, DeiT, distilled DeiT, hybrids and ViTamin of any size"
-    richer: ClassVar = {**RICHER, Block: GraftedBlock, ResPostBlock: GraftedResPostBlock}
+    patched: ClassVar = {**PATCHED, Block: GraftedBlock, ResPostBlock: GraftedResPostBlock}
 
     def recognizes(self, model: nn.Module) -> bool:
         return type(model) in (VisionTransformer, VisionTransformerDistilled)
@@ -87,12 +87,12 @@ class TimmViT(HostAdapter):
 
 def _last_linear(module: Any) -> nn.Linear | str:
     """The layer whose output is what leaves an attention or an MLP, or why there is none."""
-    ends: tuple[Stage, ...] = ("attn.end", "mlp.end")
+    ends: tuple[HookPoint, ...] = ("attn.end", "mlp.end")
     if isinstance(module, GraftedModule):
-        if any(module.grafts_at(stage) for stage in ("tokens", *ends)):
+        if any(module.grafts_at(hook_point) for hook_point in ("tokens", *ends)):
             return "a graft stands between it and the linear layer before"
-        for stage in ends:
-            if reason := module.between(stage):
+        for hook_point in ends:
+            if reason := module.between(hook_point):
                 return reason
     known = {Attention: "proj", GraftedAttention: "proj", **dict.fromkeys(timm_mlp.KNOWN, "fc2")}
     layer = getattr(module, known[type(module)], None) if type(module) in known else None

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from timm.models.volo import VOLO, Attention, ClassAttention, ClassBlock, OutlookAttention, Outlooker, Transformer
 from torch import Tensor
 
-from attngraft.anatomy import CLASS, AttentionGeometry, Projected, SpaceSite, Stage, plain_class
+from attngraft.attention import CLASS, AttentionGeometry, HookPoint, Projected, SpaceSite, plain_class
 from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters, random_images
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, global_site
@@ -18,7 +18,7 @@ from attngraft.hosts.timm.attention import SelfAttention, by_heads, by_role, mlp
 from attngraft.hosts.timm.class_attention import ClassSite, class_site
 from attngraft.hosts.timm.family import Look, TimmFamily, image_size
 
-_OUTLOOK: dict[Stage, str] = {
+_OUTLOOK: dict[HookPoint, str] = {
     "mix": "each of its places makes the weights of its neighbours from its own token: there are no queries and keys",
     "weights": "its weights are those of a neighbourhood around each place, not of one token for another",
     "attn.window": "its neighbourhoods overlap and are summed up, so none ends by itself; use scope=image",
@@ -40,7 +40,7 @@ class MapSite(SpaceSite, SelfAttention):
 class GraftedAttention(MapSite, Attention):
     """`timm.models.volo.Attention`."""
 
-    parks: ClassVar = ("qkv", "proj")
+    detaches: ClassVar = ("qkv", "proj")
     branch_of = staticmethod(Attention.forward)
 
     def project(self, x: Tensor) -> Projected:
@@ -54,7 +54,7 @@ class GraftedOutlookAttention(MapSite, OutlookAttention):
     """
 
     fused_attn = False
-    parks: ClassVar = ("v", "attn", "proj")
+    detaches: ClassVar = ("v", "attn", "proj")
     branch_of = staticmethod(OutlookAttention.forward)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,11 +104,11 @@ class TimmVolo(TimmFamily):
 
     name = "timm.volo"
     summary = "timm VOLO of any size, features_only too"
-    richer: ClassVar = {
+    patched: ClassVar = {
         Attention: GraftedAttention,
         OutlookAttention: GraftedOutlookAttention,
         ClassAttention: GraftedClassAttention,
-        **timm_mlp.RICHER,
+        **timm_mlp.PATCHED,
     }
     models = (VOLO,)
     blocks = (Outlooker, Transformer, ClassBlock)

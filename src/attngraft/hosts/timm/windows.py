@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, LinearLayer, Projected, SpaceSite, Stage, offer_places
+from attngraft.attention import GraftedModule, HookPoint, LinearLayer, Projected, SpaceSite, record_coordinates
 from attngraft.hosts.timm.attention import SelfAttention, by_role
 
 
@@ -50,7 +50,7 @@ class WindowSite(SelfAttention):
     """B counts windows, those of one image side by side. An adapter supplies `position_bias`; `split`, where q, k and
     v are not what `qkv` gives; and `products`, where the product of queries and keys has a factor other than `scale`."""
 
-    ends: tuple[Stage, ...] = ("attn.window",)
+    ends: tuple[HookPoint, ...] = ("attn.window",)
     num_heads: int
     qkv: nn.Module
 
@@ -129,17 +129,17 @@ class WindowEnd(GraftedModule):
 
     attn: Any
 
-    def between(self, stage: Stage) -> str | None:
+    def between(self, hook_point: HookPoint) -> str | None:
         module = self.attn
-        if stage != "attn.end" or not isinstance(module, SelfAttention):  # a plain one has no grafts
+        if hook_point != "attn.end" or not isinstance(module, SelfAttention):  # a plain one has no grafts
             return None
         if module.grafts_at("attn.window"):
-            return "another graft stands between it and the host's output projection"
+            return "another graft lies between it and the host's output projection"
         return module.between("attn.window")
 
-    def linear_before(self, stage: Stage) -> LinearLayer | None:
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
         module = self.attn
-        if stage != "attn.end" or self.between(stage):
+        if hook_point != "attn.end" or self.between(hook_point):
             return None
         if isinstance(module, SelfAttention):
             return module.linear_before("attn.window")
@@ -162,7 +162,7 @@ class FilledWindows(WindowEnd):
 class WindowBlock(SpaceSite, FilledWindows):
     """The maps are (B, H, W, C), and the windows shift."""
 
-    parks: ClassVar = ("attn",)
+    detaches: ClassVar = ("attn",)
 
     window_size: tuple[int, int]
     shift_size: tuple[int, int]
@@ -172,7 +172,7 @@ class WindowBlock(SpaceSite, FilledWindows):
         """(B, H, W, C) through the attention of windows; `plain` is the host's own method that does it."""
         found = self.stand_in(x)
         if found is None:
-            offer_places(self, x, lambda maps: cut(self._shifted(maps), self.window_size))
+            record_coordinates(self, x, lambda maps: cut(self._shifted(maps), self.window_size))
             seen = present_tokens(x, self.window_size, x.shape[1:3]) if self.mixes else None
             found = plain(x) if seen is None else self._filled(x, seen)
         return self.run("attn.end", found)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from timm.models.cait import ClassAttn
 from timm.models.xcit import ClassAttentionBlock, XCABlock, Xcit
 
-from attngraft.anatomy import CLASS, plain_class
+from attngraft.attention import CLASS, plain_class
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.timm import mlp as timm_mlp
@@ -26,7 +26,7 @@ class TimmXcit(TimmFamily):
 
     name = "timm.xcit"
     summary = "timm XCiT of any size (its MLPs and its class attention, not its attention between channels)"
-    richer: ClassVar = {ClassAttn: GraftedClassAttn, **timm_mlp.RICHER}
+    patched: ClassVar = {ClassAttn: GraftedClassAttn, **timm_mlp.PATCHED}
     models = (Xcit,)
     blocks = (XCABlock, ClassAttentionBlock)
 

@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionGeometry, AttentionSite, HeadRows, LinearLayer, Projected, Projection, Stage
+from attngraft.attention import (
+    AttentionGeometry,
+    AttentionSite,
+    HeadRows,
+    HookPoint,
+    LinearLayer,
+    Projected,
+    Projection,
+)
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
@@ -68,7 +76,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         if self.grafts or not without_graph(self, query, key, value):
             return self._spelled(*arguments, drop=drop)
         plain = plain_twin(self).forward(*arguments)
-        if self.listened() and not query.is_nested:
+        if self.is_recording() and not query.is_nested:
             self._spelled(*arguments, drop=drop)  # for what it offers
         return plain if drop is None else (drop(plain[0]), plain[1])
 
@@ -104,7 +112,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
             return self._inward(cast(Any, drop)(self._outward(tokens, batched)), batched)
 
         projected = self.project(x, keys, values, masks=masks, call=call)
-        tokens = self.sentence(
+        tokens = self.forward_projected(
             projected,
             lambda again: self.project(again, masks=masks, call=call),
             drop=None if drop is None else dropped,
@@ -200,12 +208,12 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         """Fused unless somebody asks for the map, or changes it."""
         changed = bool(self.grafts_at("weights"))
         if not changed and not projected.rest.weights:
-            self.show_map(projected)
+            self.record_map(projected)
             return F.scaled_dot_product_attention(
                 projected.q, projected.k, projected.v, projected.bias, self.dropped(), projected.causal
             )
         visible = self.visible(projected) if changed else None
-        return self.spread_parts(self.run("weights", self.map_of(projected), visible), projected)
+        return self.spread_parts(self.run("weights", self.attention_map(projected), visible), projected)
 
     def dropped(self) -> float:
         return self.dropout if self.training else 0.0
@@ -261,22 +269,22 @@ def attention_site(
     module: Any,
     path: str,
     *,
-    carrier: str | None = None,
-    informants: tuple[str, ...] = (),
+    target: str | None = None,
+    companions: tuple[str, ...] = (),
     ending: tuple[str, ...] = (),
     **known: Any,
 ) -> Site:
     """The site that torch's attention is.
 
     Args:
-        carrier: path of the module, where that of the site is another.
-        informants: of all stages. ending: of the last one besides.
+        target: path of the module, where that of the site is another.
+        companions: of all hook points. ending: of the last one besides.
         known: fields of its geometry that the module does not know.
     """
-    carrier = path if carrier is None else carrier
+    target = path if target is None else target
     check_known(module, path, arguments=_ARGUMENTS, children=("out_proj",))
     missing = {**NO_WINDOWS, **_missing(module)}
-    stages = tuple(stage for stage in GLOBAL if stage not in missing)
+    hook_points = tuple(hook_point for hook_point in GLOBAL if hook_point not in missing)
     same = module.kdim == module.vdim == module.embed_dim
     geometry = AttentionGeometry(
         **{"init": "xavier_uniform", "cross": not same, **known},
@@ -288,21 +296,23 @@ def attention_site(
         rows={role: _rows(module, role, index) for index, role in enumerate(("q", "k", "v"))},
         query_key_parameters=() if module.bias_k is None else ("bias_k",),
     )
-    told: dict[Stage, tuple[str, ...]] = dict.fromkeys(stages, informants)
-    told["attn.end"] = (*informants, *ending)
+    told: dict[HookPoint, tuple[str, ...]] = dict.fromkeys(hook_points, companions)
+    told["attn.end"] = (*companions, *ending)
     return Site(
         path=path,
         kind="attention",
         geometry=geometry,
-        carriers=dict.fromkeys(stages, carrier),
+        targets=dict.fromkeys(hook_points, target),
         missing=missing,
-        taps={"weights": carrier} if "weights" in missing else {},  # a map that takes no graft can still be looked at
+        record_tensors={"weights": target}
+        if "weights" in missing
+        else {},  # a map that takes no graft can still be looked at
         rounds=True,
-        informants={stage: paths for stage, paths in told.items() if paths},
+        companions={hook_point: paths for hook_point, paths in told.items() if paths},
     )
 
 
-def _missing(module: Any) -> dict[Stage, str]:
+def _missing(module: Any) -> dict[HookPoint, str]:
     if module.bias_k is not None or module.add_zero_attn:
         what = "a learned key (add_bias_kv)" if module.bias_k is not None else "a key of zeros (add_zero_attn)"
         why = f"every query also sees {what}, which stands for no token; horizontal and vertical can stand here"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import Stage, is_graft, plain_class
+from attngraft.attention import HookPoint, is_graft, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, Site, norm_state
 from attngraft.hosts.registry import register_host
@@ -37,13 +37,13 @@ class TorchNN(HostAdapter):
     name = "torch.nn"
     summary = "torch.nn Transformer, its encoders, decoders, layers and MultiheadAttention, in a model of your own too"
     gathers = True
-    richer: ClassVar = {
+    patched: ClassVar = {
         nn.MultiheadAttention: GraftedMultiheadAttention,
         nn.TransformerEncoderLayer: GraftedEncoderLayer,
         nn.TransformerDecoderLayer: GraftedDecoderLayer,
         nn.TransformerEncoder: GraftedEncoder,
     }
-    wholes: ClassVar = (*richer, nn.TransformerDecoder, nn.Transformer)
+    wholes: ClassVar = (*patched, nn.TransformerDecoder, nn.Transformer)
 
     def recognizes(self, model: nn.Module) -> bool:
         return plain_class(model) in self.wholes
@@ -80,9 +80,9 @@ class TorchNN(HostAdapter):
             )
             return unread(module, path, why)
         no_mlp = "torch.nn.MultiheadAttention has no MLP; use at=attention, or grafts of attention"
-        site = attention_site(module, path or LONE, carrier=path)
-        stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
-        return replace(site, missing={**site.missing, **dict.fromkeys(stages, no_mlp)})
+        site = attention_site(module, path or LONE, target=path)
+        hook_points: tuple[HookPoint, ...] = ("mlp.front", "mlp.mid", "mlp.end")
+        return replace(site, missing={**site.missing, **dict.fromkeys(hook_points, no_mlp)})
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         kind = plain_class(model)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.anatomy import STAGES, AttentionGeometry, GraftedModule, MlpGeometry, MlpSite, Stage
+from attngraft.attention import HOOK_POINTS, AttentionGeometry, GraftedModule, HookPoint, MlpGeometry, MlpSite
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.calls import check_call
@@ -37,13 +37,13 @@ class _Layer(LinearEnds, MlpSite):
     def in_use(self) -> bool:
         return grafted_within(cast(nn.Module, self))
 
-    def run(self, stage: Stage, value: Tensor, *context: Tensor | None) -> Tensor:
+    def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
         """Grafts see (B, N, C), whatever the layer's order of axes is."""
         if value.dim() == 2:
-            return super().run(stage, value.unsqueeze(0), *context).squeeze(0)
+            return super().run(hook_point, value.unsqueeze(0), *context).squeeze(0)
         if self.self_attn.batch_first:
-            return super().run(stage, value, *context)
-        return super().run(stage, value.transpose(0, 1), *context).transpose(0, 1)
+            return super().run(hook_point, value, *context)
+        return super().run(hook_point, value.transpose(0, 1), *context).transpose(0, 1)
 
     def hidden(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.dropout(self.activation(self.linear1(x))))
@@ -80,7 +80,9 @@ class GraftedEncoderLayer(_Layer, nn.TransformerEncoderLayer):
         if self.in_use or hooked(self) or not without_graph(self, src):
             return self._spelled(src, src_mask, src_key_padding_mask, is_causal)
         plain = plain_twin(self).forward(src, src_mask, src_key_padding_mask, is_causal=is_causal)
-        if any(each.listened() for each in self.modules() if isinstance(each, GraftedModule)):  # for what they offer
+        if any(
+            each.is_recording() for each in self.modules() if isinstance(each, GraftedModule)
+        ):  # for what they offer
             if src.is_nested:
                 src, src_key_padding_mask = _padded(src)
             self._spelled(src, src_mask, src_key_padding_mask, is_causal)
@@ -193,16 +195,16 @@ def encoder_layer_sites(layer: Any, path: str, around: tuple[str, ...]) -> Itera
     """The two sites of an encoder layer; `around` are paths of the stacks that hold it."""
     check_known(layer, path or type(layer).__name__, arguments=_ENCODER, children=_CHILDREN)
     told = (path, *around)
-    yield _attention(layer.self_attn, below(path, "self_attn"), informants=told)
-    yield _mlp(layer, path, informants=around)
+    yield _attention(layer.self_attn, below(path, "self_attn"), companions=told)
+    yield _mlp(layer, path, companions=around)
 
 
 def decoder_layer_sites(layer: Any, path: str) -> Iterator[Site]:
     """The three sites of a decoder layer, whose tokens must not see later ones."""
     children = (*_CHILDREN, "multihead_attn", "norm3", "dropout3")
     check_known(layer, path or type(layer).__name__, arguments=_DECODER, children=children)
-    yield _attention(layer.self_attn, below(path, "self_attn"), informants=(path,), causal=True)
-    yield _attention(layer.multihead_attn, below(path, "multihead_attn"), informants=(path,), causal=True, cross=True)
+    yield _attention(layer.self_attn, below(path, "self_attn"), companions=(path,), causal=True)
+    yield _attention(layer.multihead_attn, below(path, "multihead_attn"), companions=(path,), causal=True, cross=True)
     yield _mlp(layer, path, causal=True)
 
 
@@ -211,9 +213,9 @@ def below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _attention(module: Any, path: str, *, informants: tuple[str, ...], **known: Any) -> Site:
+def _attention(module: Any, path: str, *, companions: tuple[str, ...], **known: Any) -> Site:
     if type(module) in KNOWN:
-        return attention_site(module, path, informants=informants, **known)
+        return attention_site(module, path, companions=companions, **known)
     return unread(module, path, f"its attention is {type(module).__name__}, which this adapter does not read")
 
 
@@ -222,17 +224,17 @@ def unread(module: Any, path: str, why: str) -> Site:
     geometry = AttentionGeometry(
         dim=getattr(module, "embed_dim", 0), heads=getattr(module, "num_heads", 1), key_width=0, value_width=0
     )
-    return Site(path=path, kind="attention", geometry=geometry, carriers={}, missing=dict.fromkeys(STAGES, why))
+    return Site(path=path, kind="attention", geometry=geometry, targets={}, missing=dict.fromkeys(HOOK_POINTS, why))
 
 
-def _mlp(layer: Any, path: str, *, informants: tuple[str, ...] = (), **known: Any) -> Site:
-    stages: tuple[Stage, ...] = ("mlp.front", "mlp.mid", "mlp.end")
+def _mlp(layer: Any, path: str, *, companions: tuple[str, ...] = (), **known: Any) -> Site:
+    hook_points: tuple[HookPoint, ...] = ("mlp.front", "mlp.mid", "mlp.end")
     hidden, dim = layer.linear1.weight.shape
     return Site(
         path=below(path, "linear1"),
         kind="mlp",
         geometry=MlpGeometry(dim=dim, hidden=hidden, init="torch", **known),
-        carriers=dict.fromkeys(stages, path),
-        informants=dict.fromkeys(stages, informants) if informants else {},
+        targets=dict.fromkeys(hook_points, path),
+        companions=dict.fromkeys(hook_points, companions) if companions else {},
         rounds=type(layer) in (nn.TransformerEncoderLayer, GraftedEncoderLayer),
     )

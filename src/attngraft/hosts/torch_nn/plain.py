@@ -1,4 +1,4 @@
-"""The host's own way through a module that has its richer class: what runs where nothing is grafted and no graph is made.
+"""The host's own way through a module that has its patched class: what runs where nothing is grafted and no graph is made.
 
 There torch has kernels for a whole layer or attention, which round otherwise than the modules one by one.
 """
@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import GraftedModule, plain_class
+from attngraft.attention import GraftedModule, plain_class
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -32,7 +32,7 @@ def plain_twin(module: ModuleT) -> ModuleT:
     """A module of the host's own class that shares all that `module` holds, but for grafts and listeners."""
     twin: Any = object.__new__(plain_class(module))
     twin.__dict__.update(module.__dict__)
-    twin.__dict__.pop("listener", None)
+    twin.__dict__.pop("recorder", None)
     twin.__dict__["_modules"] = {
         name: plain_twin(child) if child is not None and _richer(child) else child
         for name, child in module._modules.items()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.models.vision_transformer import MLPBlock
 from torchvision.ops.misc import MLP
 
-from attngraft.anatomy import GraftedModule, MlpGeometry, MlpSite
+from attngraft.attention import GraftedModule, MlpGeometry, MlpSite
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.linear_ends import LinearEnds
 from attngraft.hosts.sites import mlp_site
@@ -38,8 +38,8 @@ class GraftedMLPBlock(_Sequence, MLPBlock):
     """`torchvision.models.vision_transformer.MLPBlock`."""
 
 
-RICHER: Mapping[type[nn.Module], type[GraftedModule]] = {MLP: GraftedMLP, MLPBlock: GraftedMLPBlock}
-_KNOWN = {*RICHER, *RICHER.values()}
+PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {MLP: GraftedMLP, MLPBlock: GraftedMLPBlock}
+_KNOWN = {*PATCHED, *PATCHED.values()}
 
 
 def mlp_sites(module: Any, path: str, **known: Any) -> Iterator[Site]:

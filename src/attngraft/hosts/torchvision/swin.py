@@ -18,7 +18,7 @@ from torchvision.models.swin_transformer import (
     SwinTransformerBlockV2,
 )
 
-from attngraft.anatomy import AttentionGeometry, Projected, Projection, offer_places, plain_class
+from attngraft.attention import AttentionGeometry, Projected, Projection, plain_class, record_coordinates
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import (
     HostAdapter,
@@ -56,7 +56,7 @@ class _Windows(OwnEnd, WindowSite):
         def windows_of(maps: Tensor) -> Tensor:
             return cut(torch.roll(maps, (-shift[0], -shift[1]), (1, 2)) if any(shift) else maps, window)
 
-        offer_places(self, own, lambda maps: windows_of(fill(maps, window)))
+        record_coordinates(self, own, lambda maps: windows_of(fill(maps, window)))
         mask = self._mask(x, shift) if any(shift) else None
         seen = None
         if sides != (height, width) and self.grafts_at("mix"):
@@ -65,7 +65,7 @@ class _Windows(OwnEnd, WindowSite):
         def project(tokens: Tensor) -> Projected:
             return self.project(tokens, mask, seen)
 
-        x = put_back(self.sentence(project(windows_of(x)), project), window, sides)
+        x = put_back(self.forward_projected(project(windows_of(x)), project), window, sides)
         if any(shift):
             x = torch.roll(x, (shift[0], shift[1]), (1, 2))
         return self.run("attn.end", x[:, :height, :width, :].contiguous())
@@ -130,10 +130,10 @@ class TorchvisionSwin(HostAdapter):
 
     name = "torchvision.swin"
     summary = "torchvision SwinTransformer, V1 and V2, of any size"
-    richer: ClassVar = {
+    patched: ClassVar = {
         ShiftedWindowAttention: GraftedShiftedWindowAttention,
         ShiftedWindowAttentionV2: GraftedShiftedWindowAttentionV2,
-        **mlp.RICHER,
+        **mlp.PATCHED,
     }
 
     def recognizes(self, model: nn.Module) -> bool:
@@ -178,7 +178,7 @@ class TorchvisionSwin(HostAdapter):
 
 
 def _attention_site(module: Any, path: str, grid: tuple[int, int]) -> Site:
-    if plain_class(module) not in TorchvisionSwin.richer:
+    if plain_class(module) not in TorchvisionSwin.patched:
         raise HostError(f"{path} is a {type(module).__name__}, which attngraft does not know")
     check_known(module, path, arguments=("x",), children=("qkv", "proj", "cpb_mlp"))
     geometry = AttentionGeometry(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from attngraft.anatomy import CLASS, GraftedModule, plain_class
+from attngraft.attention import CLASS, GraftedModule, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_state, own_state, random_images
 from attngraft.hosts.registry import register_host
@@ -39,10 +39,10 @@ class TorchvisionViT(HostAdapter):
 
     name = "torchvision.vit"
     summary = "torchvision VisionTransformer of any size"
-    richer: ClassVar = {
+    patched: ClassVar = {
         nn.MultiheadAttention: GraftedMultiheadAttention,
         EncoderBlock: GraftedEncoderBlock,
-        **mlp.RICHER,
+        **mlp.PATCHED,
     }
 
     def recognizes(self, model: nn.Module) -> bool:

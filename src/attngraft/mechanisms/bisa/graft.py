@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, LinearLayer, Stage, Unused
+from attngraft.attention import AttentionGeometry, Geometry, Graft, GraftType, HookPoint, LinearLayer, Unused
 from attngraft.mechanisms.bisa.maps import TokenMap
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 from attngraft.mechanisms.bisa.variant import Transform, Variant
@@ -66,10 +66,10 @@ class _BidirectionalType(GraftType[OptionsT]):
     def variant(self, options: OptionsT) -> Variant:
         return options.variant() if isinstance(options, MisaOptions) else options
 
-    def stages(self, options: OptionsT) -> tuple[Stage, ...]:
+    def hook_points(self, options: OptionsT) -> tuple[HookPoint, ...]:
         return ("mix",)
 
-    def build(self, geometry: Geometry, stage: Stage, options: OptionsT) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> Graft:
         site = _attention(geometry)
         return BidirectionalGraft(
             site.dim,
@@ -82,7 +82,7 @@ class _BidirectionalType(GraftType[OptionsT]):
             init=site.init,
         )
 
-    def refusal(self, geometry: Geometry, stage: Stage, options: OptionsT) -> str | None:
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> str | None:
         site, order = _attention(geometry), self.variant(options).order
         if site.causal:
             return (
@@ -113,12 +113,12 @@ class _BidirectionalType(GraftType[OptionsT]):
             )
         return None
 
-    def unused(self, geometry: Geometry, stage: Stage, options: OptionsT) -> Unused:
+    def unused(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> Unused:
         """Without self-attention the rows that make the host's values."""
         site = _attention(geometry)
         return Unused() if self.variant(options).attends else Unused(rows=site.head_rows("v", 0, site.heads))
 
-    def notes(self, geometry: Geometry, stage: Stage, options: OptionsT) -> tuple[str, ...]:
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> tuple[str, ...]:
         grid, window = geometry.grid, _attention(geometry).window
         if grid is None or window is None or not any(side % each for side, each in zip(grid, window, strict=True)):
             return (WHOLE_SET,)
@@ -129,10 +129,10 @@ class _BidirectionalType(GraftType[OptionsT]):
             "zeros: these take no part in the inverse branch; the host's own attention sees them as ever",
         )
 
-    def inert_parameters(self, geometry: Geometry, stage: Stage, options: OptionsT) -> frozenset[str]:
+    def inert_parameters(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> frozenset[str]:
         site, variant = _attention(geometry), self.variant(options)
         if site.tokens == 1 and variant.norm:  # a single token is its own mean
-            return frozenset(name for name, _ in self.build(geometry, stage, options).named_parameters())
+            return frozenset(name for name, _ in self.build(geometry, hook_point, options).named_parameters())
         if not variant.separate:
             return frozenset()
         own = {"own.query.norm.bias"} if site.projection.norm else {"own.query.linear.bias"}
@@ -154,8 +154,8 @@ class BisaType(_BidirectionalType[BisaOptions]):
     def starts_as_identity(self, options: BisaOptions) -> bool:
         return options.identity
 
-    def notes(self, geometry: Geometry, stage: Stage, options: BisaOptions) -> tuple[str, ...]:
-        found = list(super().notes(geometry, stage, options))
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions) -> tuple[str, ...]:
+        found = list(super().notes(geometry, hook_point, options))
         norm = _attention(geometry).projection.norm is not None
         if options.identity:
             start = "norm behind the branch's own projection" if norm and options.separate else "hypernetwork"
@@ -180,9 +180,9 @@ class MisaType(_BidirectionalType[MisaOptions]):
     source = "Bi-Directional Self-Attention for Vision Transformers, Eq. 2"
     Options = MisaOptions
 
-    def notes(self, geometry: Geometry, stage: Stage, options: MisaOptions) -> tuple[str, ...]:
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: MisaOptions) -> tuple[str, ...]:
         return (
-            *super().notes(geometry, stage, options),
+            *super().notes(geometry, hook_point, options),
             "the host's value map stays in the model without use; the paper counts its parameters too",
         )
 

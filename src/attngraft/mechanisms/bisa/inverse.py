@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.anatomy.geometry import Projection
+from attngraft.attention.geometry import Projection
 from attngraft.mechanisms.bisa.maps import LINEAR, TokenMap, activation, split_heads
 from attngraft.mechanisms.bisa.transform import HyperTransform, MlpTransform
 from attngraft.mechanisms.bisa.variant import Transform

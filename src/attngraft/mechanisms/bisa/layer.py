@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from attngraft.anatomy import AttentionSite, Projected
-from attngraft.anatomy.geometry import Projection
-from attngraft.anatomy.mixing import MixContext, Mixed
+from attngraft.attention import AttentionSite, Projected
+from attngraft.attention.geometry import Projection
+from attngraft.attention.mixing import MixContext, Mixed
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa.maps import LINEAR, TokenMap, activation, split_heads
 from attngraft.mechanisms.bisa.mix import BidirectionalMix

@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
-from attngraft.anatomy.geometry import Projection
+from attngraft.attention.geometry import Projection
 from attngraft.mechanisms.initialization import InitRule, init_matrix
 
 LINEAR = Projection()  # with biases, nothing behind

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.anatomy import TapPoint
-from attngraft.anatomy.geometry import Projection
-from attngraft.anatomy.mixing import MixContext, Mixed
+from attngraft.attention import Recordable
+from attngraft.attention.geometry import Projection
+from attngraft.attention.mixing import MixContext, Mixed
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa import ops, reference
 from attngraft.mechanisms.bisa.inverse import InverseBranch, OwnEnds
@@ -24,7 +24,7 @@ from attngraft.mechanisms.initialization import InitRule
 NORM_EPS = 1e-5
 
 
-class BidirectionalMix(TapPoint, nn.Module):
+class BidirectionalMix(Recordable, nn.Module):
     """lambda SA + (1 - lambda) MISA (Eq. 3), from one score matrix, with the heads of both merged alike.
 
     | variant | what comes out |
@@ -42,7 +42,7 @@ class BidirectionalMix(TapPoint, nn.Module):
     training each is normalized by its own statistics; the running ones, those of evaluation, blend both.
 
     Offers `self` and `inverse` (B, H, Nq, dv), what the branches put out before they are mixed, `inverse_weights`
-    (B, H, Nq, Nk), whose columns sum to 1, and `lambda` to a listener.
+    (B, H, Nq, Nk), whose columns sum to 1, and `lambda` to a recorder.
 
     Args:
         dim: C. num_heads: H. key_dim: dk. value_dim: dv.
@@ -125,7 +125,7 @@ class BidirectionalMix(TapPoint, nn.Module):
             attended = context.attend() if self.variant.attends else None
             inverse = self._inverse(context)
         else:
-            if context.listened:
+            if context.is_recording:
                 context.attend()  # for what it offers: the heads stay those of the shared scores
             attended, u = ops.two_way_attention(
                 projected.q,
@@ -136,11 +136,11 @@ class BidirectionalMix(TapPoint, nn.Module):
                 scale=context.scale,
             )
             inverse = ops.hyper_transform(u, self.inverse.queries(projected.queries), transform.weight)
-            if self.listened("inverse_weights"):
-                self.offer("inverse_weights", _share(context, projected.q, projected.k))
+            if self.is_recording("inverse_weights"):
+                self.record("inverse_weights", _share(context, projected.q, projected.k))
         if attended is not None:
-            self.offer("self", attended)
-        self.offer("inverse", inverse)
+            self.record("self", attended)
+        self.record("inverse", inverse)
         return attended, inverse
 
     def _inverse(self, context: MixContext) -> Tensor:
@@ -150,8 +150,8 @@ class BidirectionalMix(TapPoint, nn.Module):
         if self.own is not None:
             q, k = self.own.scored(queries, keys)
         q_hat, v_hat = self.inverse.queries(queries), self.inverse.values(keys)
-        if self.listened("inverse_weights"):
-            self.offer("inverse_weights", _share(context, q, k))
+        if self.is_recording("inverse_weights"):
+            self.record("inverse_weights", _share(context, q, k))
         if context.dropout:  # a draw of its own
             share = F.dropout(_share(context, q, k), context.dropout)
             return self.inverse.transform.of_map(share, q_hat, v_hat)
@@ -161,7 +161,7 @@ class BidirectionalMix(TapPoint, nn.Module):
         """The heads of the second branch, on what the first puts out."""
         inverse_first = self.variant.order == "inverse_then_self"
         first = self._inverse(context) if inverse_first else context.attend()
-        self.offer("inverse" if inverse_first else "self", first)
+        self.record("inverse" if inverse_first else "self", first)
         tokens = context.join(first)
         if tokens.shape[-1] != context.projected.queries.shape[-1]:
             raise UsageError(
@@ -170,20 +170,20 @@ class BidirectionalMix(TapPoint, nn.Module):
             )
         again = context.project_again(tokens)
         second = again.attend() if inverse_first else self._inverse(again)
-        self.offer("self" if inverse_first else "inverse", second)
+        self.record("self" if inverse_first else "inverse", second)
         return second
 
     def _mixed(self, attended: Tensor, inverse: Tensor) -> Tensor:
         """Eq. 3, or it divided by lambda."""
         if self.logit is not None:
             weight = torch.sigmoid(self.logit)
-            self.offer("lambda", weight)
+            self.record("lambda", weight)
             if self.variant.identity:
                 return attended + torch.exp(-self.logit) * inverse
             return weight * attended + (1 - weight) * inverse
         fixed = self.variant.weight
-        if self.listened("lambda"):
-            self.offer("lambda", attended.new_tensor([fixed]))
+        if self.is_recording("lambda"):
+            self.record("lambda", attended.new_tensor([fixed]))
         if self.variant.identity:
             return torch.add(attended, inverse, alpha=(1 - fixed) / fixed)
         return torch.add((1 - fixed) * inverse, attended, alpha=fixed)

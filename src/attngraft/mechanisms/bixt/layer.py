@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
-from attngraft.anatomy.tap import TapPoint
+from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bixt.ops import BIDIRECTIONAL_ATTENTION, PROJECTED_ATTENTION
 
-#: what a listener is offered of a two-way layer
+#: what a recorder is offered of a two-way layer
 OFFERED = ("scores", "latents_to_tokens", "tokens_to_latents")
 
 
-class BidirectionalCrossAttention(TapPoint, nn.Module):
+class BidirectionalCrossAttention(Recordable, nn.Module):
     """Latents attend to tokens and tokens to latents, by one similarity.
 
         r_l, v_l = rv_latents(latents);  r_t, v_t = rv_patches(tokens)      per head
@@ -33,7 +33,7 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         attn_drop: share of attention weights that is dropped in training, drawn for each direction by itself.
         proj_drop: dropout behind the output projections.
 
-    A listener is offered the maps after softmax: `latents_to_tokens` (B, H, M, N), whose rows say where the latents look,
+    A recorder is offered the maps after softmax: `latents_to_tokens` (B, H, M, N), whose rows say where the latents look,
     and `tokens_to_latents` (B, H, N, M).
 
     Raises:
@@ -90,10 +90,10 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         tokens_out: nn.Linear,
     ) -> tuple[Tensor, Tensor]:
         """`forward` with the tokens' projections in the operation. Modules are looked up once and not called: few tokens
-        take so little that it is felt. A listener's maps are made for him alone; that he listens changes nothing."""
+        take so little that it is felt. A recorder's maps are made for him alone; that he listens changes nothing."""
         projected = F.linear(latents, latents_in.weight, latents_in.bias)
         r_latents, v_latents = split_parts(projected, 2, self.heads)
-        if self.listened(*OFFERED):
+        if self.is_recording(*OFFERED):
             count = len(tokens_in.weight) // 2
             bias = None if tokens_in.bias is None else tokens_in.bias[:count]
             references = F.linear(tokens, tokens_in.weight[:count], bias)
@@ -119,7 +119,7 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         """What each gets by head, (B, H, M, d) and (B, H, N, d), before the output projections."""
         r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
         r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
-        if self.listened(*OFFERED):
+        if self.is_recording(*OFFERED):
             self.offer_maps(r_latents, r_tokens)
         found: tuple[Tensor, Tensor] = BIDIRECTIONAL_ATTENTION(  # not its public form: the shapes fit by themselves
             r_latents,
@@ -132,26 +132,26 @@ class BidirectionalCrossAttention(TapPoint, nn.Module):
         return found
 
     def offer_maps(self, r_latents: Tensor, r_tokens: Tensor) -> None:
-        """The similarity and its two softmaxes, to a listener."""
+        """The similarity and its two softmaxes, to a recorder."""
         scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
-        self.offer("scores", scores)
-        self.offer("latents_to_tokens", scores.softmax(dim=-1))
-        self.offer("tokens_to_latents", scores.transpose(-2, -1).softmax(dim=-1))
+        self.record("scores", scores)
+        self.record("latents_to_tokens", scores.softmax(dim=-1))
+        self.record("tokens_to_latents", scores.transpose(-2, -1).softmax(dim=-1))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}"
 
 
-class OneSidedCrossAttention(TapPoint, nn.Module):
+class OneSidedCrossAttention(Recordable, nn.Module):
     """Latents attend to tokens, and tokens to nothing: what the last layer needs, whose tokens nobody reads.
 
         r_l = r_latents(latents);  r_t, v_t = rv_patches(tokens)
         latents' = proj_lat(softmax over tokens(r_l r_t^T / sqrt(d)) v_t)
 
-    Arguments, errors and source as of `BidirectionalCrossAttention`; a listener is offered `latents_to_tokens`.
+    Arguments, errors and source as of `BidirectionalCrossAttention`; a recorder is offered `latents_to_tokens`.
     """
 
-    offers = "latents_to_tokens"  #: what a listener knows the map by
+    offers = "latents_to_tokens"  #: what a recorder knows the map by
 
     def __init__(
         self,
@@ -177,10 +177,10 @@ class OneSidedCrossAttention(TapPoint, nn.Module):
         """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what the latents get, (B, M, dim_latents)."""
         (r_latents,) = split_parts(self.r_latents(latents), 1, self.heads)
         r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
-        if self.listened("scores", self.offers):
+        if self.is_recording("scores", self.offers):
             scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
-            self.offer("scores", scores)
-            self.offer(self.offers, scores.softmax(dim=-1))
+            self.record("scores", scores)
+            self.record(self.offers, scores.softmax(dim=-1))
         found = F.scaled_dot_product_attention(
             r_latents.expand(tokens.shape[0], -1, -1, -1),
             r_tokens,

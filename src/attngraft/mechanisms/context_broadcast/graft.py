@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, LinearLayer, Stage, Unused
+from attngraft.attention import AttentionGeometry, Geometry, Graft, GraftType, HookPoint, LinearLayer, Unused
 from attngraft.mechanisms.context_broadcast import layer, ops
 from attngraft.mechanisms.context_broadcast.reference import Context
 from attngraft.mechanisms.registry import register_graft
@@ -87,9 +87,9 @@ class PlaceOptions:
         if self.at == "mlp" and self.scope != "image":
             raise ValueError("scope=window is for attention (at=attention or both); an MLP sees the whole map")
 
-    def stages(self) -> tuple[Stage, ...]:
-        mlp: dict[str, Stage] = {"front": "mlp.front", "mid": "mlp.mid", "end": "mlp.end"}
-        attention: Stage = "attn.end" if self.scope == "image" else "attn.window"
+    def hook_points(self) -> tuple[HookPoint, ...]:
+        mlp: dict[str, HookPoint] = {"front": "mlp.front", "mid": "mlp.mid", "end": "mlp.end"}
+        attention: HookPoint = "attn.end" if self.scope == "image" else "attn.window"
         return {"mlp": (mlp[self.position],), "attention": (attention,), "both": (attention, mlp[self.position])}[
             self.at
         ]
@@ -115,27 +115,27 @@ OptionsT = TypeVar("OptionsT", bound=PlaceOptions)
 class _ContextType(GraftType[OptionsT]):
     """What the four forms share: where they stand and what they refuse."""
 
-    def stages(self, options: OptionsT) -> tuple[Stage, ...]:
-        return options.stages()
+    def hook_points(self, options: OptionsT) -> tuple[HookPoint, ...]:
+        return options.hook_points()
 
-    def refusal(self, geometry: Geometry, stage: Stage, options: OptionsT) -> str | None:
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> str | None:
         if self.needs_class_token(options) and not geometry.class_token:
             return "it has no class token to broadcast; use cb or cb_s with context=mean or max"
-        if options.prefix(geometry) and _tokens(geometry, stage) == options.prefix(geometry):
+        if options.prefix(geometry) and _tokens(geometry, hook_point) == options.prefix(geometry):
             return "only prefix tokens come here, and tokens=patches leaves them out; name other sites with @"
         return refuse_mixing(geometry)
 
-    def notes(self, geometry: Geometry, stage: Stage, options: OptionsT) -> tuple[str, ...]:
-        alone = _tokens(geometry, stage) == 1
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> tuple[str, ...]:
+        alone = _tokens(geometry, hook_point) == 1
         return ("a single token comes here, so the context is that token itself",) if alone else ()
 
     def needs_class_token(self, options: OptionsT) -> bool:
         return getattr(options, "context", "class") == "class"
 
 
-def _tokens(geometry: Geometry, stage: Stage) -> int | None:
-    """How many tokens of an input stand at `stage`, windows put together; None where that is not known."""
-    shape = geometry.shape(stage)
+def _tokens(geometry: Geometry, hook_point: HookPoint) -> int | None:
+    """How many tokens of an input stand at `hook_point`, windows put together; None where that is not known."""
+    shape = geometry.shape(hook_point)
     return None if shape is None else math.prod(shape[:-1])
 
 
@@ -156,11 +156,11 @@ class ContextBroadcastType(_ContextType[ContextOptions]):
     source = "Context Broadcasting, Eq. 1, Table 10"
     Options = ContextOptions
 
-    def build(self, geometry: Geometry, stage: Stage, options: ContextOptions) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: ContextOptions) -> Graft:
         return ContextBroadcastGraft(context=options.context, prefix_tokens=options.prefix(geometry))
 
-    def notes(self, geometry: Geometry, stage: Stage, options: ContextOptions) -> tuple[str, ...]:
-        if alone := super().notes(geometry, stage, options):
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: ContextOptions) -> tuple[str, ...]:
+        if alone := super().notes(geometry, hook_point, options):
             return alone
         return (
             "never the identity: it halves each token's distance to the context, so a pretrained host must be tuned",
@@ -177,9 +177,12 @@ class ScaledContextBroadcastType(_ContextType[ScaledOptions]):
     source = "Context Broadcasting, Sec. 2.2, Fig. 6"
     Options = ScaledOptions
 
-    def build(self, geometry: Geometry, stage: Stage, options: ScaledOptions) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: ScaledOptions) -> Graft:
         return ScaledContextBroadcastGraft(
-            geometry.width(stage), init=options.init, context=options.context, prefix_tokens=options.prefix(geometry)
+            geometry.width(hook_point),
+            init=options.init,
+            context=options.context,
+            prefix_tokens=options.prefix(geometry),
         )
 
     def starts_as_identity(self, options: ScaledOptions) -> bool:
@@ -194,7 +197,7 @@ class ContextGateType(_ContextType[PlaceOptions]):
     source = "Context Broadcasting, Appendix B.6, Table 13"
     Options = PlaceOptions
 
-    def build(self, geometry: Geometry, stage: Stage, options: PlaceOptions) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: PlaceOptions) -> Graft:
         return ContextGateGraft(prefix_tokens=options.prefix(geometry))
 
 
@@ -206,7 +209,7 @@ class ContextHybridType(_ContextType[PlaceOptions]):
     source = "Context Broadcasting, Appendix B.6, Table 13"
     Options = PlaceOptions
 
-    def build(self, geometry: Geometry, stage: Stage, options: PlaceOptions) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: PlaceOptions) -> Graft:
         return ContextHybridGraft(prefix_tokens=options.prefix(geometry))
 
 
@@ -230,15 +233,15 @@ class SqueezeExcitationType(GraftType[SqueezeExcitationOptions]):
     source = "Context Broadcasting, Tables 2 and 3 (as a comparison)"
     Options = SqueezeExcitationOptions
 
-    def stages(self, options: SqueezeExcitationOptions) -> tuple[Stage, ...]:
+    def hook_points(self, options: SqueezeExcitationOptions) -> tuple[HookPoint, ...]:
         return ("mlp.end",)
 
-    def refusal(self, geometry: Geometry, stage: Stage, options: SqueezeExcitationOptions) -> str | None:
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: SqueezeExcitationOptions) -> str | None:
         return refuse_mixing(geometry)
 
-    def build(self, geometry: Geometry, stage: Stage, options: SqueezeExcitationOptions) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: SqueezeExcitationOptions) -> Graft:
         return SqueezeExcitationGraft(
-            geometry.width(stage), reduction=options.reduction, bias=options.bias, init=geometry.init
+            geometry.width(hook_point), reduction=options.reduction, bias=options.bias, init=geometry.init
         )
 
 
@@ -262,10 +265,10 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
     source = "Context Broadcasting, Table 1 (Replc.)"
     Options = UniformHeadsOptions
 
-    def stages(self, options: UniformHeadsOptions) -> tuple[Stage, ...]:
+    def hook_points(self, options: UniformHeadsOptions) -> tuple[HookPoint, ...]:
         return ("weights",)
 
-    def refusal(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> str | None:
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: UniformHeadsOptions) -> str | None:
         heads = _attention(geometry).heads
         if options.count > heads:
             return f"it has {heads} heads; use count={heads} or less"
@@ -276,10 +279,10 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
             )
         return None
 
-    def build(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: UniformHeadsOptions) -> Graft:
         return UniformHeadsGraft(count=options.count, keep_half=options.value == "cb")
 
-    def unused(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> Unused:
+    def unused(self, geometry: Geometry, hook_point: HookPoint, options: UniformHeadsOptions) -> Unused:
         site = _attention(geometry)
         kept = site.heads - options.count
         rows = (*site.head_rows("q", kept, site.heads), *site.head_rows("k", kept, site.heads))
@@ -289,7 +292,7 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
         columns = tuple((name, kept, site.heads) for name in site.score_columns)
         return Unused(rows=rows, columns=columns)
 
-    def notes(self, geometry: Geometry, stage: Stage, options: UniformHeadsOptions) -> tuple[str, ...]:
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: UniformHeadsOptions) -> tuple[str, ...]:
         rows = [block for role in ("q", "k") for block in _attention(geometry).rows.get(role, ())]
         saved = sum(options.count * block.width * sum(block.parameters.values()) for block in rows)
         return (

@@ -3,8 +3,8 @@
 All but `SqueezeExcitation` take (B, N, C) or (B, H, W, C) and return the same shape; `prefix_tokens` leading tokens are
 neither averaged nor changed (0, the paper's way, treats all tokens alike).
 
-Each offers to a listener what it broadcasts or multiplies by, with the token axes kept at size 1: `context`, `gate`. It is
-computed beside the output, which stays what it is without a listener.
+Each offers to a recorder what it broadcasts or multiplies by, with the token axes kept at size 1: `context`, `gate`. It is
+computed beside the output, which stays what it is without a recorder.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from attngraft.anatomy import TapPoint
+from attngraft.attention import Recordable
 from attngraft.mechanisms.context_broadcast import ops
 from attngraft.mechanisms.context_broadcast.reference import Context, context_of, excitation
 from attngraft.mechanisms.initialization import InitRule, init_matrix
 
 
-class ContextBroadcast(TapPoint, nn.Module):
+class ContextBroadcast(Recordable, nn.Module):
     """CB: each token moves halfway to the context, (x_i + context) / 2 (Eq. 1). No parameters, never the identity.
 
-    Offers `context` to a listener.
+    Offers `context` to a recorder.
     """
 
     def __init__(self, *, context: Context = "mean", prefix_tokens: int = 0) -> None:
@@ -32,18 +32,18 @@ class ContextBroadcast(TapPoint, nn.Module):
         self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.listened("context"):
-            self.offer("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
+        if self.is_recording("context"):
+            self.record("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
         return ops.context_broadcast(x, context=self.context, prefix=self.prefix_tokens)
 
     def extra_repr(self) -> str:
         return f"context={self.context}, prefix_tokens={self.prefix_tokens}"
 
 
-class ScaledContextBroadcast(TapPoint, nn.Module):
+class ScaledContextBroadcast(Recordable, nn.Module):
     """CB_S: x_i + Lambda * context, one Lambda (C) per site, without halving (Sec. 2.2).
 
-    Offers `context` to a listener.
+    Offers `context` to a recorder.
 
     Args:
         dim: C.
@@ -66,19 +66,19 @@ class ScaledContextBroadcast(TapPoint, nn.Module):
         self.scale = nn.Parameter(torch.full((dim,), init, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.listened("context"):
-            self.offer("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
-        self.offer("scale", self.scale)
+        if self.is_recording("context"):
+            self.record("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
+        self.record("scale", self.scale)
         return ops.scaled_context_broadcast(x, self.scale, context=self.context, prefix=self.prefix_tokens)
 
     def extra_repr(self) -> str:
         return f"{self.scale.numel()}, context={self.context}, prefix_tokens={self.prefix_tokens}"
 
 
-class ContextGate(TapPoint, nn.Module):
+class ContextGate(Recordable, nn.Module):
     """CB_gate: x_i * (x_0 + 1), x_0 the class token (Appendix B.6). (B, N, C) only.
 
-    Offers `gate`, x_0 + 1, to a listener.
+    Offers `gate`, x_0 + 1, to a recorder.
     """
 
     def __init__(self, *, prefix_tokens: int = 0) -> None:
@@ -86,15 +86,15 @@ class ContextGate(TapPoint, nn.Module):
         self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.listened("gate"):
-            self.offer("gate", x[:, :1] + 1)
+        if self.is_recording("gate"):
+            self.record("gate", x[:, :1] + 1)
         return ops.context_gate(x, prefix=self.prefix_tokens)
 
 
-class ContextHybrid(TapPoint, nn.Module):
+class ContextHybrid(Recordable, nn.Module):
     """CB_hybrid: x_i * x_0 + (x_i + mean x) / 2, x_0 the class token (Appendix B.6). (B, N, C) only.
 
-    Offers `gate`, x_0, and `context`, mean x, to a listener.
+    Offers `gate`, x_0, and `context`, mean x, to a recorder.
     """
 
     def __init__(self, *, prefix_tokens: int = 0) -> None:
@@ -102,17 +102,17 @@ class ContextHybrid(TapPoint, nn.Module):
         self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.listened("gate"):
-            self.offer("gate", x[:, :1])
-        if self.listened("context"):
-            self.offer("context", context_of(x, prefix=self.prefix_tokens))
+        if self.is_recording("gate"):
+            self.record("gate", x[:, :1])
+        if self.is_recording("context"):
+            self.record("context", context_of(x, prefix=self.prefix_tokens))
         return ops.context_hybrid(x, prefix=self.prefix_tokens)
 
 
-class SqueezeExcitation(TapPoint, nn.Module):
+class SqueezeExcitation(Recordable, nn.Module):
     """x * sigmoid(W2 relu(W1 mean x)) over tokens: what the paper compares CB with (Tables 2, 3).
 
-    Offers `gate`, what x is multiplied by, to a listener.
+    Offers `gate`, what x is multiplied by, to a recorder.
 
     Args:
         dim: C.
@@ -141,8 +141,8 @@ class SqueezeExcitation(TapPoint, nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         squeeze, excite = self.squeeze, self.excite
-        if self.listened("gate"):
-            self.offer("gate", excitation(x, squeeze.weight, excite.weight, squeeze.bias, excite.bias))
+        if self.is_recording("gate"):
+            self.record("gate", excitation(x, squeeze.weight, excite.weight, squeeze.bias, excite.bias))
         return ops.squeeze_excitation(
             x, squeeze.weight, excite.weight, squeeze_bias=squeeze.bias, excite_bias=excite.bias
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, Stage
+from attngraft.attention import AttentionGeometry, Geometry, Graft, GraftType, HookPoint
 from attngraft.mechanisms.horizontal_vertical import layer
 from attngraft.mechanisms.registry import register_graft
 
@@ -44,10 +44,10 @@ class HorizontalType(GraftType[HorizontalOptions]):
     source = "Horizontal and Vertical Attention in Transformers, Eqs. 5 and 6"
     Options = HorizontalOptions
 
-    def stages(self, options: HorizontalOptions) -> tuple[Stage, ...]:
+    def hook_points(self, options: HorizontalOptions) -> tuple[HookPoint, ...]:
         return ("heads",)
 
-    def build(self, geometry: Geometry, stage: Stage, options: HorizontalOptions) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: HorizontalOptions) -> Graft:
         return HorizontalGraft(
             geometry.dim, _attention(geometry).value_width, identity=options.identity, init=geometry.init
         )
@@ -55,7 +55,7 @@ class HorizontalType(GraftType[HorizontalOptions]):
     def starts_as_identity(self, options: HorizontalOptions) -> bool:
         return options.identity
 
-    def notes(self, geometry: Geometry, stage: Stage, options: HorizontalOptions) -> tuple[str, ...]:
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: HorizontalOptions) -> tuple[str, ...]:
         heads = _attention(geometry).heads
         if heads == 1:
             return ("with a single head alpha is 1: nothing here can be learned",)
@@ -63,7 +63,7 @@ class HorizontalType(GraftType[HorizontalOptions]):
             return ()
         return (f"starts by dividing the heads by about {heads}; identity=true starts from the host",)
 
-    def inert_parameters(self, geometry: Geometry, stage: Stage, options: HorizontalOptions) -> frozenset[str]:
+    def inert_parameters(self, geometry: Geometry, hook_point: HookPoint, options: HorizontalOptions) -> frozenset[str]:
         if _attention(geometry).heads == 1:
             return frozenset({"head.weight", "context.weight", "score.weight", "score.bias"})
         return frozenset({"score.bias"})
@@ -77,11 +77,11 @@ class VerticalType(GraftType[VerticalOptions]):
     source = "Horizontal and Vertical Attention in Transformers, Eqs. 7 and 8"
     Options = VerticalOptions
 
-    def stages(self, options: VerticalOptions) -> tuple[Stage, ...]:
+    def hook_points(self, options: VerticalOptions) -> tuple[HookPoint, ...]:
         return ("tokens",)
 
-    def build(self, geometry: Geometry, stage: Stage, options: VerticalOptions) -> Graft:
-        width = geometry.width(stage)
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: VerticalOptions) -> Graft:
+        width = geometry.width(hook_point)
         return VerticalGraft(
             width,
             hidden=max(1, width // options.reduction),
@@ -93,7 +93,7 @@ class VerticalType(GraftType[VerticalOptions]):
     def starts_as_identity(self, options: VerticalOptions) -> bool:
         return options.identity
 
-    def notes(self, geometry: Geometry, stage: Stage, options: VerticalOptions) -> tuple[str, ...]:
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: VerticalOptions) -> tuple[str, ...]:
         return () if options.identity else ("starts by halving the branch; identity=true starts from the host",)
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attngraft.anatomy import TapPoint
+from attngraft.attention import Recordable
 from attngraft.mechanisms.horizontal_vertical import ops
 from attngraft.mechanisms.initialization import InitRule, init_matrix
 
 
-class HorizontalAttention(TapPoint, nn.Module):
+class HorizontalAttention(Recordable, nn.Module):
     """Weigh the heads of every token by alpha (Eqs. 5, 6); dv^2 + C dv + dv + 1 parameters.
 
-    Offers `alpha` (B, N, H) to a listener.
+    Offers `alpha` (B, N, H) to a recorder.
 
     Args:
         dim: C, width of the tokens x.
@@ -57,17 +57,17 @@ class HorizontalAttention(TapPoint, nn.Module):
             score_bias=self.score.bias,
             identity=self.identity,
         )
-        self.offer("alpha", alpha)
+        self.record("alpha", alpha)
         return weighed
 
     def extra_repr(self) -> str:
         return f"identity={self.identity}"
 
 
-class VerticalAttention(TapPoint, nn.Module):
+class VerticalAttention(Recordable, nn.Module):
     """Gate the channels of every token by beta (Eqs. 7, 8); 3 C Da + C parameters where Y and x have one width.
 
-    Offers `beta` (B, N, C) to a listener.
+    Offers `beta` (B, N, C) to a recorder.
 
     Args:
         dim: C, width of the tokens Y.
@@ -111,7 +111,7 @@ class VerticalAttention(TapPoint, nn.Module):
             gate_bias=self.gate.bias,
             identity=self.identity,
         )
-        self.offer("beta", beta)
+        self.record("beta", beta)
         return gated
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Nothing at all, as a graft: what stands at a stage goes on as it is.
+"""Nothing at all, as a graft: what stands at a hook point goes on as it is.
 
     y = x
 

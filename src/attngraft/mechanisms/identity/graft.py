@@ -7,12 +7,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from attngraft.anatomy import Geometry, Graft, GraftType, LinearLayer, Stage
+from attngraft.attention import Geometry, Graft, GraftType, HookPoint, LinearLayer
 from attngraft.mechanisms.registry import register_graft
 
 
 class IdentityGraft(Graft):
-    """Hands on what stands at its stage: the same tensor, not a copy."""
+    """Hands on what stands at its hook point: the same tensor, not a copy."""
 
     def forward(self, value: Tensor, context: Tensor | None = None) -> Tensor:
         return value
@@ -39,18 +39,18 @@ class IdentityType(GraftType[IdentityOptions]):
     source = "a control; no paper"
     Options = IdentityOptions
 
-    def stages(self, options: IdentityOptions) -> tuple[Stage, ...]:
+    def hook_points(self, options: IdentityOptions) -> tuple[HookPoint, ...]:
         return (options.stage,)
 
-    def build(self, geometry: Geometry, stage: Stage, options: IdentityOptions) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: IdentityOptions) -> Graft:
         return IdentityGraft()
 
     def starts_as_identity(self, options: IdentityOptions) -> bool:
         """At `weights` only up to rounding: to have a map at all, scores and softmax are computed one by one."""
         return options.stage != "weights"
 
-    def notes(self, geometry: Geometry, stage: Stage, options: IdentityOptions) -> tuple[str, ...]:
-        if stage != "weights":
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: IdentityOptions) -> tuple[str, ...]:
+        if hook_point != "weights":
             return ()
         return ("takes the host's explicit path, so outputs are a fused host's up to rounding, not bit for bit",)
 

@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.anatomy.tap import TapPoint
+from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.offsets import Neighborhood
 from attngraft.mechanisms.local.ops import check_neighborhood, local_filter
 
 
-class _Filtered(TapPoint, ABC, nn.Module):
-    """A linear map, filters, a linear map. A listener is offered `local_filters`, as they are applied."""
+class _Filtered(Recordable, ABC, nn.Module):
+    """A linear map, filters, a linear map. A recorder is offered `local_filters`, as they are applied."""
 
     def __init__(self, dim: int, *, kernel_size: int, proj_drop: float) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class DepthwiseConvolution(_Filtered):
     Args:
         heads: contiguous blocks of channels that share a filter; `dim`, the usual depthwise convolution, by default.
 
-    A listener is offered `local_filters` (heads, K). `filters` (heads, k, k) start as those of a convolution in PyTorch:
+    A recorder is offered `local_filters` (heads, K). `filters` (heads, k, k) start as those of a convolution in PyTorch:
     uniform within 1 / k.
 
     Raises:
@@ -73,7 +73,7 @@ class DepthwiseConvolution(_Filtered):
 
     def filtered(self, values: Tensor, x: Tensor) -> Tensor:
         channels = values.shape[1]
-        self.offer("local_filters", self.filters.flatten(1))
+        self.record("local_filters", self.filters.flatten(1))
         by_channel = self.filters.repeat_interleave(channels // self.heads, 0).unsqueeze(1)
         return F.conv2d(values, by_channel, padding=self.neighborhood.radius, groups=channels)
 
@@ -84,7 +84,7 @@ class DepthwiseConvolution(_Filtered):
 class DynamicConvolution(_Filtered):
     """A filter per channel and image: two linear maps of the image's mean, a norm and ReLU between them.
 
-    A listener is offered `local_filters` (B, dim, K). Which norm is not said; here a layer norm, which leaves the images of
+    A recorder is offered `local_filters` (B, dim, K). Which norm is not said; here a layer norm, which leaves the images of
     a batch apart. `squeeze` (dim / reduction wide), `norm`, `expand` (dim k k).
     """
 
@@ -99,7 +99,7 @@ class DynamicConvolution(_Filtered):
         batch, channels, *_ = values.shape
         size = self.neighborhood.size
         filters = self.expand(self.norm(self.squeeze(x.mean((1, 2)))).relu()).view(batch * channels, 1, size, size)
-        self.offer("local_filters", filters.view(batch, channels, size**2))
+        self.record("local_filters", filters.view(batch, channels, size**2))
         if torch.compiler.is_exporting():  # a program's groups do not follow its batch
             return _slid(values, filters.view(batch, channels, size, size))
         joined = values.reshape(1, batch * channels, *values.shape[2:])  # an image's channels beside the next one's
@@ -116,7 +116,7 @@ class DecoupledFilter(_Filtered):
         FN(spatial x_i)[o] * FN(expand(relu(squeeze(mean x))))[c, o],    FN(f) = scale (f - mean f) / (std f + 1e-5) + shift
 
     mean and std over the offsets, std biased; `spatial_scale`, `spatial_shift` (1), `channel_scale`, `channel_shift` (dim),
-    of ones and zeros at first. A listener is offered the two factors, `local_filters` (B, 1, K, Y, X) and `channel_filters`
+    of ones and zeros at first. A recorder is offered the two factors, `local_filters` (B, 1, K, Y, X) and `channel_filters`
     (B, dim, K). The paper names the norm, and a learned scale and shift after it, and no more.
     """
 
@@ -134,8 +134,8 @@ class DecoupledFilter(_Filtered):
         spatial = filter_norm(self.spatial(x)) * self.spatial_scale + self.spatial_shift  # (B, Y, X, K)
         made = self.expand(self.squeeze(x.mean((1, 2))).relu()).unflatten(1, (channels, -1))
         by_channel = filter_norm(made) * self.channel_scale.unsqueeze(1) + self.channel_shift.unsqueeze(1)  # (B, C, K)
-        self.offer("local_filters", spatial.permute(0, 3, 1, 2).unsqueeze(1))
-        self.offer("channel_filters", by_channel)
+        self.record("local_filters", spatial.permute(0, 3, 1, 2).unsqueeze(1))
+        self.record("channel_filters", by_channel)
         # as one image, in which each of the batch is a head: all of its channels share the filters of its pixels
         found = local_filter(
             values.flatten(0, 1).unsqueeze(0),

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.anatomy.tap import TapPoint
+from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.windows import relative_places
 
 
-class GhostHead(TapPoint, nn.Module):
+class GhostHead(Recordable, nn.Module):
     """Maps (B, H, N, N) to (B, parts H, N, N).
 
     Args:
@@ -34,7 +34,7 @@ class GhostHead(TapPoint, nn.Module):
     `mul` and `add` are (parts H, (2 rows - 1) (2 columns - 1)), by key minus query. As published they start as a normal of
     std 1 and a truncated normal of std 0.02.
 
-    A listener is offered `ghost_mul` and `ghost_add` (parts H, N', N') of the tokens on the grid, as they are applied.
+    A recorder is offered `ghost_mul` and `ghost_add` (parts H, N', N') of the tokens on the grid, as they are applied.
 
     Raises:
         UsageError: called with maps of another size.
@@ -80,7 +80,7 @@ class GhostHead(TapPoint, nn.Module):
     def _everywhere(self, table: Tensor, prefix: float, name: str) -> Tensor:
         """(parts H, N, N) of a table, with one value for all that is not on the grid."""
         matrices = table[:, self.places]
-        self.offer(name, matrices)
+        self.record(name, matrices)
         return F.pad(matrices, (self.prefix, 0, self.prefix, 0), value=prefix)
 
     def extra_repr(self) -> str:

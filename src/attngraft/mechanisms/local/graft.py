@@ -10,8 +10,8 @@ import torch
 from timm.models.volo import OutlookAttention
 from torch import Tensor
 
-from attngraft.anatomy import AttentionGeometry, Geometry, Graft, GraftType, Stage
-from attngraft.anatomy.graft import LinearLayer, OptionsT
+from attngraft.attention import AttentionGeometry, Geometry, Graft, GraftType, HookPoint
+from attngraft.attention.graft import LinearLayer, OptionsT
 from attngraft.mechanisms.local import counterparts
 from attngraft.mechanisms.local.ghost import GhostHead
 from attngraft.mechanisms.local.hadamard import HadamardAttention
@@ -46,11 +46,11 @@ class DecoupledGraft(counterparts.DecoupledFilter, Graft):
 
 
 class OutlookGraft(OutlookAttention, Graft):
-    """timm's `OutlookAttention` at a site. A listener is offered its `weights` (B, H, places, cells, cells)."""
+    """timm's `OutlookAttention` at a site. A recorder is offered its `weights` (B, H, places, cells, cells)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.listened("weights"):
-            self.offer("weights", _outlooks(self, x))
+        if self.is_recording("weights"):
+            self.record("weights", _outlooks(self, x))
         found: Tensor = super().forward(x)
         return found
 
@@ -88,10 +88,10 @@ def _with_constants(graft: ElsaGraft | GhostGraft, mul: Tensor | None, add: Tens
 class SpaceType(GraftType[OptionsT]):
     """Stands in for the attention of a block; what differs is the layer."""
 
-    def stages(self, options: OptionsT) -> tuple[Stage, ...]:
+    def hook_points(self, options: OptionsT) -> tuple[HookPoint, ...]:
         return ("space",)
 
-    def build(self, geometry: Geometry, stage: Stage, options: OptionsT) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> Graft:
         if not isinstance(geometry, AttentionGeometry):
             raise TypeError(f"it stands in for attention, and this is a {type(geometry).__name__}")
         return self.layer(geometry.dim, geometry.heads, options)
@@ -100,7 +100,7 @@ class SpaceType(GraftType[OptionsT]):
     def layer(self, dim: int, heads: int, options: OptionsT) -> Graft:
         """The layer for a map of `dim` channels where the host's attention has so many heads."""
 
-    def refusal(self, geometry: Geometry, stage: Stage, options: OptionsT) -> str | None:
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> str | None:
         heads = getattr(options, "heads", None) or cast(AttentionGeometry, geometry).heads
         if geometry.dim % heads:
             return f"{heads} heads do not divide its {geometry.dim} channels; choose others with heads="
@@ -352,10 +352,10 @@ class GhostType(GraftType[GhostOptions]):
     source = f"{_PAPER}, Eq. 8, Table 11"
     Options = GhostOptions
 
-    def stages(self, options: GhostOptions) -> tuple[Stage, ...]:
+    def hook_points(self, options: GhostOptions) -> tuple[HookPoint, ...]:
         return ("weights",)
 
-    def build(self, geometry: Geometry, stage: Stage, options: GhostOptions) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: GhostOptions) -> Graft:
         site = cast(AttentionGeometry, geometry)
         grid = site.window or site.grid
         if grid is None:
@@ -370,7 +370,7 @@ class GhostType(GraftType[GhostOptions]):
             identity=options.identity,
         )
 
-    def refusal(self, geometry: Geometry, stage: Stage, options: GhostOptions) -> str | None:
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: GhostOptions) -> str | None:
         site = cast(AttentionGeometry, geometry)
         grid = site.window or site.grid
         if not site.own_keys:

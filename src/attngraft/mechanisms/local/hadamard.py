@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.anatomy.tap import TapPoint
+from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.offsets import Neighborhood
 from attngraft.mechanisms.local.ops import check_neighborhood, local_filter
 from attngraft.mechanisms.local.shifted import read_at_neighbors
 
 
-class HadamardAttention(TapPoint, nn.Module):
+class HadamardAttention(Recordable, nn.Module):
     """Attention on a map (B, Y, X, dim), every pixel to its neighborhood.
 
     Args:
@@ -44,7 +44,7 @@ class HadamardAttention(TapPoint, nn.Module):
     (`attn.rq`, `attn.rk`, `attn.rb` in the strict form), `ghost_head` (2, 1, dim_v, k, k) with multiplier and addend,
     (1, dim_v, k, k) with one of them, `post_proj`.
 
-    A listener is offered `local_filters` (B, H, K, Y, X), after softmax, and `ghost_mul` and `ghost_add` (dim_v, k, k) as
+    A recorder is offered `local_filters` (B, H, K, Y, X), after softmax, and `ghost_mul` and `ghost_add` (dim_v, k, k) as
     they are applied.
 
     Raises:
@@ -106,12 +106,14 @@ class HadamardAttention(TapPoint, nn.Module):
         q, k, v = self.pre_proj(x.permute(0, 3, 1, 2)).split(self.widths, 1)
         product = q * k if self.scale == 1 else q * k * self.scale
         filters, (mul, add) = self.attn(product), self.ghosts()
-        if self.listened("local_filters"):  # the softmax is in the operation, and what that gives stays, bit for bit
-            self.offer("local_filters", self._softmax(filters))
-        if mul is not None and self.listened("ghost_mul"):
-            self.offer("ghost_mul", mul**self.lam)
-        if add is not None and self.listened("ghost_add"):
-            self.offer("ghost_add", self.gamma * add)
+        if self.is_recording(
+            "local_filters"
+        ):  # the softmax is in the operation, and what that gives stays, bit for bit
+            self.record("local_filters", self._softmax(filters))
+        if mul is not None and self.is_recording("ghost_mul"):
+            self.record("ghost_mul", mul**self.lam)
+        if add is not None and self.is_recording("ghost_add"):
+            self.record("ghost_add", self.gamma * add)
         apart = self.training and self.attn_drop > 0
         if apart:
             filters = F.dropout(self._softmax(filters), self.attn_drop).flatten(1, 2)

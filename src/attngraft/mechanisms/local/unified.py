@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.anatomy.tap import TapPoint
+from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.offsets import Neighborhood
 from attngraft.mechanisms.local.ops import local_filter, local_scores
@@ -45,7 +45,7 @@ NETWORKS: dict[str, tuple[Term, ...]] = {
 }
 
 
-class LocalAttention(TapPoint, nn.Module):
+class LocalAttention(Recordable, nn.Module):
     """One layer of the family on a map (B, Y, X, dim).
 
     Args:
@@ -62,7 +62,7 @@ class LocalAttention(TapPoint, nn.Module):
     `rk`, `rq` (H, D, places) and `rb` (H, places) start as truncated normals of std 0.02; there are size^2 places in a
     neighborhood, (2 size - 1)^2 in a window, by key minus query.
 
-    A listener is offered what values are weighed by: `local_filters` (B, H, K, Y, X) of neighborhoods, `weights` (B,
+    A recorder is offered what values are weighed by: `local_filters` (B, H, K, Y, X) of neighborhoods, `weights` (B,
     windows, H, n, n) in windows.
 
     Raises:
@@ -128,8 +128,8 @@ class LocalAttention(TapPoint, nn.Module):
             scores = scores + self.rb[..., None, None]
         if self.norm == "filter":
             scores = normalized(scores.movedim(2, -1), self.norm).movedim(-1, 2)
-        if self.listened("local_filters"):  # the softmax is in the operation
-            self.offer("local_filters", scores.softmax(2) if self.norm == "softmax" else scores)
+        if self.is_recording("local_filters"):  # the softmax is in the operation
+            self.record("local_filters", scores.softmax(2) if self.norm == "softmax" else scores)
         out = local_filter(v, scores.flatten(1, 2), kernel_size=self.size, softmax=self.norm == "softmax")
         return out.permute(0, 2, 3, 1)
 
@@ -154,7 +154,7 @@ class LocalAttention(TapPoint, nn.Module):
         if self.rb is not None:
             scores = scores + self.rb[:, places]
         weights = normalized(scores, self.norm, visible)
-        self.offer("weights", weights)
+        self.record("weights", weights)
         out = weights @ v
         out = join_windows(out.transpose(2, 3).flatten(3), padded)
         if self.shift:

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from attngraft.anatomy.places import offer_places
-from attngraft.anatomy.tap import TapPoint
+from attngraft.attention.recorder import Recordable, record_coordinates
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.hadamard import HadamardAttention
 from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows
@@ -40,10 +39,10 @@ class Residual(nn.Module):
         return found
 
 
-class WindowAttention(TapPoint, nn.Module):
+class WindowAttention(Recordable, nn.Module):
     """Self-attention in windows of a map, every second one's windows shifted, as in Swin.
 
-    A listener is offered `weights` (B * windows, heads, w * w, w * w) and `places`, where the windows' tokens stand.
+    A recorder is offered `weights` (B * windows, heads, w * w, w * w) and `places`, where the windows' tokens stand.
 
     Maps that the windows do not divide are filled up with zeros, after the norm, to the right and below; those take part, as
     the published dense models have it.
@@ -82,7 +81,7 @@ class WindowAttention(TapPoint, nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = x.shape[1:3]
         shift = self.shift if self.shift_small or min(rows, columns) > self.window else 0
-        offer_places(self, x, lambda maps: self._cut(maps, shift).flatten(0, 1))
+        record_coordinates(self, x, lambda maps: self._cut(maps, shift).flatten(0, 1))
         windows = self._cut(x, shift)
         padded = (rows + -rows % self.window, columns + -columns % self.window)
         v, q, k = self.pre_proj(windows).unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)
@@ -90,9 +89,9 @@ class WindowAttention(TapPoint, nn.Module):
         if shift:
             visible = neighbors_before(padded, self.window, shift, x.device).unsqueeze(1)
             bias = torch.where(visible, bias, bias - 100)  # as published: less by so much, not without it
-        if self.listened("weights"):
+        if self.is_recording("weights"):
             scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5 + bias.to(q.dtype)
-            self.offer("weights", scores.softmax(-1).flatten(0, 1))
+            self.record("weights", scores.softmax(-1).flatten(0, 1))
         out = self._attended(q, k, v, bias.to(q.dtype))
         x = join_windows(self.post_proj(out.transpose(2, 3).flatten(3)), padded)
         if shift:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from attngraft.sections import Cell, Column, Matrix, Section, Table
+from attngraft.results.sections import Cell, Column, Matrix, Section, Table
 from attngraft.tasks.calibration import mean_over_seeds, reliability, share_or_none
 
 MATRIX_LIMIT = 50  #: classes up to which the whole confusion matrix is kept

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import ConfigError
-from attngraft.sections import Metric, Section
+from attngraft.results.sections import Metric, Section
 from attngraft.tasks.classification.config import ClassificationConfig
 from attngraft.tasks.classification.evaluator import ClassificationEvaluator
 from attngraft.tasks.classification.losses import class_weights, example_losses, teacher_loss, training_loss

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from attngraft.sections import Column, Section, Table
+from attngraft.results.sections import Column, Section, Table
 from attngraft.tasks.calibration import mean_over_seeds, reliability, share_or_none
 from attngraft.tasks.multilabel.scores import class_average_precision, image_average_precision, label_counts
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.sections import Metric, Section
+from attngraft.results.sections import Metric, Section
 from attngraft.tasks.images.batches import ImageBatches
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput

@@ -1,0 +1,19 @@
+"""Hook points: the tensors of a transformer block that a graft can change."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+HookPoint = Literal[
+    "mix",  # the whole of scores -> heads; one such graft per site
+    "weights",  # the attention map after softmax (B, H, Nq, Nk); selects the explicit path
+    "heads",  # (B, H, Nq, dv), before the output projection
+    "tokens",  # (B, Nq, C), after the output projection, before its dropout
+    "attn.end",  # the block's attention branch: after dropout, windows merged
+    "attn.window",  # the same inside each window, before windows are merged; only in hosts with windows
+    "mlp.front",  # the input of fc1
+    "mlp.mid",  # after the activation, the input of fc2
+    "mlp.end",  # after fc2 and its dropout
+    "space",  # the whole spatial block on a grid (B, H, W, C); replaces
+]
+HOOK_POINTS: tuple[HookPoint, ...] = get_args(HookPoint)

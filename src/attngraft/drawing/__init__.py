@@ -1,0 +1,1 @@
+"""Drawing primitives shared by reports and evaluations."""

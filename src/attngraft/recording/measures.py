@@ -1,0 +1,110 @@
+"""Measures of attention maps and of learned scales, as plain functions (CB, Sec. 2.1, Figs. 3, 5, 6)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attngraft.errors import UsageError
+
+
+def without_prefix(weights: Tensor, prefix: int = 1) -> Tensor:
+    """Attention map (..., N, N) among the tokens after the first `prefix`, rows normalized to sum to 1 (Fig. 3a).
+
+    A row whose weight is all on the prefix becomes 0.
+    """
+    spatial = weights[..., prefix:, prefix:]
+    total = spatial.sum(-1, keepdim=True)
+    return spatial / total.masked_fill(total == 0, 1)  # no clamp: talking heads have maps with sums below 0
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """Entropy of each row i, -sum_j a_ij ln a_ij, in nats; at most ln Nk. (..., Nq, Nk) to (..., Nq).
+
+    The paper's curves are its mean over images, heads and rows (Fig. 3a), or over the class token's rows (Fig. 5a).
+    """
+    return torch.special.entr(weights).sum(-1)
+
+
+def relative_distance(
+    weights: Tensor,
+    grid: tuple[int, int],
+    *,
+    normalize: Literal["pair_mean", "per_query"] = "per_query",
+) -> Tensor:
+    """Attention distance of each query: sum_j a_ij |p_i - p_j|_1, with p = (row / rows, column / columns) (Fig. 5b).
+
+    (..., N, N) to (..., N). The paper's curve is its mean over images, heads and queries.
+
+    Args:
+        weights: (..., N, N), spatial tokens only, row by row.
+        grid: (rows, columns) of the map, N = rows * columns.
+        normalize: "per_query" is the expected distance of a query; "pair_mean" divides it by N - 1, so that the mean is the
+            mean over the N (N - 1) ordered pairs.
+
+    Raises:
+        UsageError: the map does not fit the grid (drop class and distillation tokens first), or has a single token.
+    """
+    rows, columns = grid
+    tokens = rows * columns
+    if weights.shape[-2:] != (tokens, tokens) or tokens < 2:
+        raise UsageError(
+            f"an attention map of {weights.shape[-2]} x {weights.shape[-1]} does not fit a grid of {rows} x {columns} "
+            "tokens; drop prefix tokens first (without_prefix)"
+        )
+    exact = torch.promote_types(weights.dtype, torch.float32)  # cdist has no half precision on the CPU
+    row, column = torch.meshgrid(
+        torch.arange(rows, device=weights.device, dtype=exact) / rows,
+        torch.arange(columns, device=weights.device, dtype=exact) / columns,
+        indexing="ij",
+    )
+    positions = torch.stack([row.flatten(), column.flatten()], dim=-1)
+    distances = torch.cdist(positions, positions, p=1).to(weights.dtype)
+    by_query = torch.einsum("...ij,ij->...i", weights, distances)  # without a second map in memory
+    return by_query if normalize == "per_query" else by_query / (tokens - 1)
+
+
+def windowed_distance(weights: Tensor, coordinates: Tensor) -> Tensor:
+    """`relative_distance` (per query) in windows with any token coordinates: (..., W, H, N, N) to (..., W, H, N).
+
+    Rows are normalized to sum to 1 over the tokens on the map. The distance is 0 for a token that attends to none of them,
+    and for padding tokens.
+
+    Args:
+        weights: maps of W windows.
+        coordinates: (W, N, 2), (row, column) of each token as fractions of the map's sides; NaN for padding tokens.
+    """
+    on_map = coordinates[..., 0].isfinite().to(weights.dtype)
+    finite = coordinates.nan_to_num(0.0)
+    distances = torch.cdist(finite, finite, p=1).to(weights.dtype) * on_map[:, None]
+    total = torch.einsum("...whij,wj->...whi", weights, on_map).clamp_min(torch.finfo(weights.dtype).tiny)
+    return torch.einsum("...whij,wij->...whi", weights, distances) / total * on_map[:, None]
+
+
+def steepness_of_weights(weights: Tensor) -> Tensor:
+    """`steepness` at temperature 1 of softmax outputs: sum_j (a_j - a_j^2), (..., N) to (...)."""
+    return (weights - weights.square()).sum(-1)
+
+
+def steepness(scores: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Nuclear norm of the softmax's Jacobian, per row: t sum_j (a_j - a_j^2), a = softmax(t s) (Sec. 2.1).
+
+    The Jacobian is symmetric and positive semi-definite, so this is its trace; it is largest, t (1 - 1/N), for uniform a.
+    `scores` is (..., N), the result (...).
+    """
+    return temperature * steepness_of_weights(torch.softmax(temperature * scores, dim=-1))
+
+
+class ScaleStatistics(NamedTuple):
+    """Statistics of one layer's Lambda."""
+
+    ratio: Tensor  #: |10% quantile| / |90% quantile|
+    mean: Tensor
+
+
+def scale_statistics(scale: Tensor) -> ScaleStatistics:
+    """The two curves of Fig. 6 for a Lambda of shape (C,); quantiles by linear interpolation."""
+    low, high = torch.quantile(scale, torch.tensor([0.1, 0.9], dtype=scale.dtype, device=scale.device))
+    return ScaleStatistics(low.abs() / high.abs(), scale.mean())

@@ -1,0 +1,149 @@
+"""Token coordinates: which token of each site is at which position of the image's map."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from attngraft.attention import AttentionGeometry, Geometry
+from attngraft.errors import RecordError
+from attngraft.recording.attention_maps import interleaved_indices, scaled_grid
+from attngraft.recording.reductions import TokenLayout
+
+
+class TokenCoordinates:
+    """Positions of the tokens of the chosen sites, from their host's geometry and the size of the current images.
+
+    Args:
+        geometries: geometry by site, valid for images of the host's default size.
+        default_size: that size, (rows, columns) of pixels; None: the host takes no images.
+    """
+
+    def __init__(self, geometries: Mapping[str, Geometry], default_size: tuple[int, int] | None = None) -> None:
+        self._geometries, self._default_size = geometries, default_size
+        self._image_size = default_size
+        self._reported: dict[str, Tensor] = {}  # token indices by site, from hosts that record how they cut windows
+        self._in_blocks: set[str] = set()  # sites among them whose hook points keep (B, blocks, tokens, C)
+
+    def set_image_size(self, size: tuple[int, int] | None) -> None:
+        """Set the size, (rows, columns) of pixels, of the images in the current forward pass; None: other inputs."""
+        self._image_size = size
+
+    def report(self, site: str, token_indices: Tensor, *, in_blocks: bool = False) -> None:
+        """Store the token indices that the host recorded for a site in the current forward pass."""
+        self._reported[site] = token_indices
+        if in_blocks:
+            self._in_blocks.add(site)
+
+    def in_blocks(self, site: str) -> bool:
+        """Return whether the site's hook points hold (B, blocks, tokens, C) instead of a map."""
+        return site in self._in_blocks
+
+    def geometry(self, site: str) -> Geometry:
+        """
+        Raises:
+            RecordError: the site was not chosen.
+        """
+        if site not in self._geometries:
+            raise RecordError(f"{site!r} is not one of the chosen sites: {', '.join(self._geometries)}")
+        return self._geometries[site]
+
+    def token_indices(self, site: str, tokens: int | None = None) -> Tensor:
+        """Index of the token at each map position, (rows, columns), counted over the windows of one image.
+
+        Args:
+            site: the site's path.
+            tokens: length of a sequence, prefix tokens included; None: unknown.
+
+        Raises:
+            RecordError: the host does not report where the tokens of this site are, or their number does not match.
+        """
+        if site in self._reported:
+            return self._reported[site]
+        geometry = self.geometry(site)
+        if (why := _unknown_because(geometry)) is not None:
+            raise RecordError(f"the map positions of the tokens of {site!r} are unknown: {why}")
+        if (grid := self._grid(geometry, tokens)) is None:
+            prefix = f"{geometry.prefix_tokens} prefix tokens and " if geometry.prefix else ""
+            raise RecordError(self._wrong_number(site, tokens, prefix, geometry.grid or (0, 0)))
+        if geometry.apart is not None:
+            return interleaved_indices(grid, geometry.apart)
+        return geometry.prefix_tokens + torch.arange(grid[0] * grid[1]).view(grid)
+
+    def map_size(self, site: str) -> tuple[int, int] | None:
+        """(rows, columns) of the whole map at the site's hook points; None: unknown, or queries are pooled."""
+        geometry = self.geometry(site)
+        if isinstance(geometry, AttentionGeometry) and geometry.query_tokens is not None:
+            return None
+        if (reported := self._reported.get(site)) is not None:
+            return reported.shape[0], reported.shape[1]
+        grid = self._grid(geometry, None)
+        if grid is None or geometry.apart is None:
+            return grid
+        return grid[0] * geometry.apart[0], grid[1] * geometry.apart[1]
+
+    def key_indices(self, site: str, tokens: int | None = None) -> Tensor:
+        """Index of the cross-attention key at each map position, (rows, columns).
+
+        Raises:
+            RecordError: the site is not a cross-attention, its keys have no grid, or their number does not match.
+        """
+        geometry = self.geometry(site)
+        if not isinstance(geometry, AttentionGeometry) or not geometry.cross:
+            raise RecordError(
+                f"{site!r} is a self-attention; `keys_on_map` is for cross-attention, see `attention_map_for_query` and "
+                "`full_attention_map`"
+            )
+        if geometry.keys_grid is None:
+            raise RecordError(f"the map positions of the keys of {site!r} are unknown: they have no grid")
+        if (grid := self._scaled(geometry.keys_grid, tokens)) is None:
+            raise RecordError(self._wrong_number(site, tokens, "", geometry.keys_grid))
+        return torch.arange(grid[0] * grid[1]).view(grid)
+
+    def layout(self, site: str, tokens: int) -> TokenLayout:
+        """Layout of a map with that many keys, for reductions."""
+        geometry = self.geometry(site)
+        window = geometry.window if isinstance(geometry, AttentionGeometry) else None
+        windowed = window not in (None, geometry.grid)  # windows may be interleaved: only the host can report how
+        grid, indices = None if windowed else self._grid(geometry, tokens), self._reported.get(site)
+        if indices is None and grid is not None and geometry.apart is not None:
+            indices = interleaved_indices(grid, geometry.apart)
+        return TokenLayout(geometry.prefix_tokens, grid, indices)
+
+    def _grid(self, geometry: Geometry, tokens: int | None) -> tuple[int, int] | None:
+        spatial = None if tokens is None else tokens - geometry.prefix_tokens
+        return None if geometry.grid is None else self._scaled(geometry.grid, spatial)
+
+    def _scaled(self, grid: tuple[int, int], tokens: int | None) -> tuple[int, int] | None:
+        """`grid` for images of the current size; None if it has another number of positions."""
+        if self._default_size is None:
+            return grid if tokens in (None, grid[0] * grid[1]) else None
+        if self._image_size is None:
+            return None
+        return scaled_grid(self._image_size, grid=grid, default_size=self._default_size, tokens=tokens)
+
+    def _wrong_number(self, site: str, tokens: int | None, prefix: str, grid: tuple[int, int]) -> str:
+        expected = f"{prefix}a map of {grid[0]} x {grid[1]}"
+        if self._default_size is None:
+            return f"{site!r} got {tokens} tokens; its host's default is {expected}"
+        if self._image_size is None:
+            return f"the map positions of the tokens of {site!r} are unknown: the model got no images"
+        image, default = (f"{size[0]} x {size[1]}" for size in (self._image_size, self._default_size))
+        got = "not a whole number of patches" if tokens is None else f"{tokens} tokens"
+        return (
+            f"{site!r} got images of {image} ({got}); its host's default size of {default} has {expected}: use images of "
+            "that size to map tokens to the image"
+        )
+
+
+def _unknown_because(geometry: Geometry) -> str | None:
+    """Why the geometry alone does not determine token positions; None: it does."""
+    if geometry.grid is None:
+        return "they have no grid"
+    if isinstance(geometry, AttentionGeometry) and geometry.window is not None:
+        return "hosts of this family do not report how they cut windows"
+    if geometry.sequences > 1 and geometry.apart is None:
+        return f"its host cuts an image into {geometry.sequences} sequences and does not report their layout"
+    return None

@@ -1,0 +1,127 @@
+"""Model handles: a run, an exported folder or a timm model, with its preparation of images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import timm.data
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from attngraft.errors import UsageError
+from attngraft.hosts import find_host
+from attngraft.models.create import create_model
+from attngraft.results.storage import RESULT_FILE
+from attngraft.saved.folder import load
+from attngraft.saved.manifest import MANIFEST, read_manifest
+from attngraft.targets.run import open_run
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.serving import Preparation
+from attngraft.tasks.task import Serving
+from attngraft.training.evaluate import Weights
+from attngraft.training.run_folder import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelHandle:
+    """A model in evaluation mode with its preparation of images."""
+
+    name: str
+    model: nn.Module
+    preparation: Preparation
+    classes: tuple[str, ...] = ()  #: class names; empty if unknown
+    record: RunRecord | None = None  #: of a run
+    weights: Weights = "last"  #: which weights of the run
+
+    @property
+    def has_predictions(self) -> bool:
+        """Return whether its run saved predictions made with these weights."""
+        return self.record is not None and self.record.predictions is not None and self.weights == "last"
+
+    def view(self, image: Image.Image) -> Tensor:
+        """Resized and cropped pixels of an upright image before normalization: bytes (C, H, W)."""
+        return self.preparation.view_of(image)
+
+    def inputs(self, views: list[Tensor]) -> Tensor:
+        """Batch of views as the model's input (B, C, H, W), on its device and in its dtype."""
+        like = next(self.model.parameters(), torch.zeros(()))
+        return self.preparation.batch(views).to(like)
+
+
+def open_handle(
+    where: str,
+    *,
+    name: str | None = None,
+    weights: Weights = "last",
+    pretrained: bool = False,
+    arguments: Mapping[str, Any] | None = None,
+) -> ModelHandle:
+    """Open a run's folder, an exported folder, or a timm model.
+
+    Args:
+        where: folder or timm name; a folder takes precedence.
+        name: display name; default: the name of the run, the folder or the timm model.
+        weights: of a run: last epoch, best epoch, or their moving averages.
+        pretrained: load a timm model's weights; otherwise they are random.
+        arguments: for timm's factory.
+
+    Raises:
+        UsageError: a study, neither a folder nor a model, or a model that does not take images.
+        TrainingError, ExportError, HostError: it cannot be opened.
+    """
+    path = Path(where)
+    if (path / RESULT_FILE).is_file() and not (path / "recipe.yaml").is_file():
+        raise UsageError(f"{where}: is a study: give it as --study {where}, or give one of its runs ({where}/runs/...)")
+    if path.is_dir():
+        if pretrained or arguments:
+            raise UsageError(f"{where}: --pretrained and --host-arg are for timm models, not folders; leave them out")
+        if (path / MANIFEST).is_file():
+            return _served(name or path.resolve().name, load(path), read_manifest(path).serving)
+        opened = open_run(path, weights, unfinished=True)
+        handle = _served(name or _run_name(path), opened.model, opened.manifest.serving)
+        return replace(handle, record=opened.record, weights=weights)
+    if path.suffix or "/" in where:
+        raise UsageError(
+            f"{where}: there is no such folder; give a run, an exported model, or the name of a timm model"
+        )
+    return model_handle(name or where, create_model(where, pretrained=pretrained, **(arguments or {})))
+
+
+def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None = None) -> ModelHandle:
+    """Wrap a model; images are prepared as in timm's evaluation.
+
+    Args:
+        expects: image configuration as in timm (`mean`, `std`, `crop_pct`, `interpolation`); default: the model's own, or
+            timm's defaults.
+
+    Raises:
+        UsageError: the model does not take images.
+        HostError: no adapter matches it.
+    """
+    host = find_host(getattr(model, "_orig_mod", model))  # torch.compile's wrapper holds the model itself
+    example = host.adapter.example_inputs(host.core, batch=1)[0]
+    if example.ndim != 4 or example.shape[1] not in (1, 3):
+        raise UsageError(f"{name}: takes tensors of {tuple(example.shape)}, not images of 1 or 3 channels")
+    config = timm.data.resolve_model_data_config(host.core) | dict(expects or {})
+    host_input = HostInput.from_model(config | {"input_size": tuple(example.shape[1:])})
+    return ModelHandle(name=name, model=model, preparation=Preparation(host_input))
+
+
+def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return ModelHandle(
+        name=name,
+        model=(model if device is None else model.to(device)).eval(),
+        preparation=Preparation.of_serving(serving),
+        classes=serving.classes,
+    )
+
+
+def _run_name(run: Path) -> str:
+    """Variant and seed for a study's run, otherwise the folder's name."""
+    parts = run.resolve().parts
+    return "/".join(parts[-2:]) if len(parts) > 2 and parts[-3] == "runs" else parts[-1]

@@ -1,0 +1,121 @@
+"""Opening the model of a run, with its manifest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from torch import nn
+
+from attngraft.errors import ExportError, UsageError
+from attngraft.grafting.spec import parse
+from attngraft.results import wording
+from attngraft.results.storage import RESULT_FILE, load_result
+from attngraft.saved.manifest import HostEntry, Manifest, Origin
+from attngraft.tasks.task import Task
+from attngraft.training.build import build_task, model_data_config
+from attngraft.training.evaluate import Weights, trained_model
+from attngraft.training.run_folder import RunRecord, read_run
+
+PACKAGES = ("attngraft", "torch", "timm")
+_SHOWN = 3  #: runs of a study in a message
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedRun:
+    """A trained model on the CPU, in evaluation mode, with its manifest, record and task."""
+
+    model: nn.Module
+    manifest: Manifest
+    record: RunRecord
+    task: Task
+
+
+def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool = False) -> OpenedRun:
+    """Open the model of a run.
+
+    Args:
+        folder: the run's folder.
+        weights: of the last checkpoint, the best epoch, or their moving averages.
+        unfinished: accept a run that is not finished.
+
+    Raises:
+        UsageError: the folder is a study; names its runs.
+        TrainingError: no run, or no such weights in it.
+        ConfigError: its task does not describe its model's inputs and outputs.
+        ExportError: the run has not read its data yet, or is not finished.
+    """
+    if (Path(folder) / RESULT_FILE).is_file():
+        raise UsageError(f"{folder}: is a study; give one of its runs, such as {_runs_of(Path(folder))}")
+    record = read_run(folder)
+    if not record.facts:
+        raise ExportError(f"{record.folder}: the run stopped before its data were read; train it first")
+    if not record.finished and not unfinished:
+        done, epochs = len(record.epochs), record.recipe.schedule.epochs
+        raise ExportError(
+            f"{record.folder}: the run is not finished ({done} of {epochs} epochs); rerun its command to finish it, or use "
+            "it unfinished with --unfinished"
+        )
+    recipe = record.recipe
+    task = build_task(recipe)
+    serving = task.serving(record.facts, model_data_config=model_data_config(recipe))
+    model = trained_model(record, weights).eval()
+    manifest = Manifest(
+        host=_host(model, recipe.host.name, {**recipe.host.args, **record.model_args}),
+        graft=None if recipe.graft is None else str(parse(recipe.graft)),
+        task=task.name,
+        serving=serving,
+        origin=_origin(record, weights, task),
+        packages={name: _version(name) for name in PACKAGES},
+    )
+    return OpenedRun(model=model, manifest=manifest, record=record, task=task)
+
+
+def _host(model: nn.Module, name: str, arguments: dict[str, object]) -> HostEntry:
+    """A registered name instead of a folder or a hub repository, which would have to be fetched again."""
+    if ":" in name:
+        known = getattr(model, "pretrained_cfg", None) or {}
+        name, arguments = known.get("architecture", name), {**getattr(model, "_model_args", {}), **arguments}
+    arguments.pop("pretrained_cfg_overlay", None)  # the manifest holds its input settings
+    return HostEntry(name=name, args=arguments)
+
+
+def _origin(record: RunRecord, weights: Weights, task: Task) -> Origin:
+    """Origin of the weights, with the run's metrics of that epoch."""
+    part = "ema" if "ema" in weights else "val"
+    key = f"{part}/{task.primary}"
+    folder = record.folder.resolve().parts  # without the machine's paths; a study's run with its variant
+    name = "/".join(folder[-2:] if len(folder) > 2 and folder[-3] == "runs" else folder[-1:])
+    rows = [row for row in record.epochs if key in row]
+    if not rows:
+        return Origin(run=name, weights=weights, seed=record.recipe.seed)
+    row = rows[-1]
+    if weights.startswith("best"):
+        row = (max if task.higher_is_better else min)(rows, key=lambda each: each[key])  # the first of equal ones
+    metrics = {metric.partition("/")[2]: float(row[metric]) for metric in row if metric.startswith(f"{part}/")}
+    return Origin(run=name, weights=weights, epoch=int(row["epoch"]), seed=record.recipe.seed, metrics=metrics)
+
+
+def _runs_of(study: Path) -> str:
+    """First runs of a study, best variant first."""
+    result = load_result(study)
+    style = wording.metric_format(result)
+    sign = 1 if result.higher_is_better else -1
+    ranked = []
+    for variant in result.variants:
+        if variant.runs:
+            spread = variant.last.get(style.name)
+            mean = f"{style.label} {style.value(spread.mean if spread else None)}{style.unit}"
+            ranked.append((-math.inf if spread is None else spread.mean * sign, variant, mean))
+    ranked.sort(key=lambda each: each[0], reverse=True)
+    shown = [f"{study / variant.runs[0].folder} ({variant.name}: {mean})" for _, variant, mean in ranked[:_SHOWN]]
+    return ", ".join(shown) or "none has finished"
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,16 @@
+"""Timing and counting: interleaved pairs, multiply-adds, parameters, memory."""
+
+from attngraft.timing.macs import activation_bytes, count_macs, count_parameters
+from attngraft.timing.paired import Bar, Duration, PairedRatio, duration, paired_ratio, several
+
+__all__ = [
+    "Bar",
+    "Duration",
+    "PairedRatio",
+    "activation_bytes",
+    "count_macs",
+    "count_parameters",
+    "duration",
+    "paired_ratio",
+    "several",
+]

@@ -1,0 +1,172 @@
+"""Profiling of one variant: real updates and evaluation batches outside of any run, to be timed and measured.
+
+Task, data, model and update are built as a run builds them, on the device that a run would use. The CPU's random state
+and run folders are left alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+
+from attngraft.tasks.seeding import seeded
+from attngraft.tasks.task import Batch, Task, TaskData
+from attngraft.timing.storages import LiveStorages
+from attngraft.training.build import build_task, model_data_config
+from attngraft.training.freezing import train_mode
+from attngraft.training.inputs import model_inputs
+from attngraft.training.loading import EvalOrder, TrainOrder
+from attngraft.training.recipe import Recipe
+from attngraft.training.setup import build_update, create_accelerator
+from attngraft.training.teacher import Teacher, create_teacher
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkBatch:
+    """Task, data, a training micro-batch and an evaluation batch, which all variants share."""
+
+    task: Task
+    data: TaskData
+    batch: Batch
+    eval_batch: Batch
+    steps_per_epoch: int
+    eval_batches: int
+    load_seconds: float  #: to load one update's examples, in one process
+    teacher: Teacher | None = None  #: of all variants; part of every training step
+
+
+def load_benchmark_batch(recipe: Recipe, *, split: Path | None = None) -> BenchmarkBatch:
+    """Open the data as a run would; `split` is the file with a split that was drawn before (`Task.keep`).
+
+    Raises:
+        DataError, ConfigError: as in a run.
+    """
+    with _separate_stream(recipe):
+        task = build_task(recipe)
+        if split is not None:
+            task.recall(split)
+        data = task.load(model_data_config=model_data_config(recipe))
+        teacher = create_teacher(recipe, task, data, device=run_device())
+        order = TrainOrder(
+            split=data.train,
+            seed=recipe.seed,
+            batch_size=recipe.train.batch_size,
+            accumulate=recipe.train.accumulate,
+        )
+        micro = recipe.train.batch_size // recipe.train.accumulate
+        evaluation = list(EvalOrder(length=len(data.val), batch_size=recipe.train.eval_batch_size or micro))
+        seconds = []
+        for step in range(min(3, order.steps)):  # the first also opens files and fills caches
+            start = time.perf_counter()
+            batches = [data.train.collate([data.train[key] for key in keys]) for keys in order.micro_batches(0, step)]
+            seconds.append(time.perf_counter() - start)
+        eval_batch = data.val.collate([data.val[key] for key in evaluation[0]])
+    return BenchmarkBatch(
+        task=task,
+        data=data,
+        batch=batches[0],
+        eval_batch=eval_batch,
+        steps_per_epoch=order.steps,
+        eval_batches=len(evaluation),
+        load_seconds=min(seconds),
+        teacher=teacher,
+    )
+
+
+class Profiler:
+    """A model of `recipe` with its optimizer; `train_step` and `evaluate_batch` repeat the benchmark's batches."""
+
+    def __init__(self, recipe: Recipe, benchmark: BenchmarkBatch) -> None:
+        self.recipe, self.benchmark = recipe, benchmark
+        accelerator = create_accelerator(recipe)
+        self.device = accelerator.device
+        with _separate_stream(recipe):
+            self._update, _ = build_update(
+                recipe,
+                benchmark.task,
+                benchmark.data.model_args,
+                accelerator,
+                steps_per_epoch=benchmark.steps_per_epoch,
+                teacher=benchmark.teacher,
+                weights=False,
+            )
+        self.model = self._update.core
+        self._batch, self._eval_batch = (
+            send_to_device(b, self.device) for b in (benchmark.batch, benchmark.eval_batch)
+        )
+
+    def train_step(self) -> None:
+        """Make one update, as the training loop does."""
+        with _separate_stream(self.recipe):
+            train_mode(self._update.state.model)
+            batches = [self._batch] * self.recipe.train.accumulate
+            self._update.accumulate_gradients(batches, epoch=0, step=0)
+            self._update.apply(epoch=0, step=0)
+
+    @torch.inference_mode()
+    def evaluate_batch(self) -> None:
+        """Run one forward pass in evaluation mode."""
+        state, train = self._update.state, self.recipe.train
+        state.model.eval()
+        args, kwargs = model_inputs(self.benchmark.task, self._eval_batch, channels_last=train.channels_last)
+        with state.accelerator.autocast():
+            state.model(*args, **kwargs)
+
+    def state_bytes(self) -> int:
+        """Return the bytes kept between steps: parameters, buffers, optimizer state, moving average, teacher, batch."""
+        state, teacher = self._update.state, self.benchmark.teacher
+        tensors = [*self.model.parameters(), *self.model.buffers(), *_tensors(self._batch)]
+        tensors += [value for values in state.optimizer.state.values() for value in _tensors(values)]
+        if state.ema is not None:
+            tensors += [*state.ema.parameters(), *state.ema.buffers()]
+        if teacher is not None:
+            tensors += [*teacher.model.parameters(), *teacher.model.buffers()]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        return sum(storages.values())
+
+    def peak_memory(self) -> int:
+        """Return the bytes at the peak of an update: parameters, optimizer state, gradients, activations and batch."""
+        self.train_step()  # creates the optimizer's state, which later steps have from the start
+        kept = self.state_bytes()
+        if self.device.type == "cpu":
+            with LiveStorages() as storages:
+                self.train_step()
+            return kept + storages.peak
+        torch.accelerator.synchronize()
+        torch.accelerator.reset_peak_memory_stats()
+        before = torch.accelerator.memory_allocated()
+        self.train_step()
+        torch.accelerator.synchronize()
+        return kept + torch.accelerator.max_memory_allocated() - before
+
+
+def run_device() -> torch.device:
+    """Return the device that a run trains on: this process's accelerator, else the CPU."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def synchronizer(device: torch.device) -> Callable[[], object] | None:
+    """Return a function that waits for `device`, for timing; None on CPU."""
+    return None if device.type == "cpu" else torch.accelerator.synchronize
+
+
+def _separate_stream(recipe: Recipe) -> Any:
+    """Return a random stream of its own, so that profiling changes no draw outside."""
+    return seeded("workbench", recipe.seed)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Return all tensors in a nest."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in _tensors(item)]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []

@@ -1,0 +1,205 @@
+"""Intervals and tests against brute force, scipy, textbook values and simulated studies of known truth."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats
+
+from attngraft.results.statistics import crossed_bootstrap, holm, mcnemar, paired_t_p, t_interval
+
+small_differences = hnp.arrays(
+    np.int8, st.tuples(st.integers(1, 4), st.integers(1, 12)), elements=st.integers(-1, 1)
+).map(lambda array: array.astype(float))
+
+
+def simulated_study(
+    generator: np.random.Generator, *, seeds: int, examples: int, seed_noise: float, example_noise: float, noise: float
+) -> np.ndarray:
+    """(S, N) differences around 0: a part per seed, a part per example, and the rest."""
+    return (
+        generator.normal(0, 1, (seeds, 1)) * seed_noise
+        + generator.normal(0, 1, (1, examples)) * example_noise
+        + generator.normal(0, 1, (seeds, examples)) * noise
+    )
+
+
+class TestCrossedBootstrap:
+    def test_examples_alone_follow_the_binomial(self) -> None:
+        """One seed, half of the examples 1: resampled means are binomial, whose quantiles are known."""
+        differences = np.array([[0.0, 1.0] * 50])
+        interval = crossed_bootstrap(differences, resamples=20_000)
+        assert interval.point == 0.5
+        assert interval.low == pytest.approx(stats.binom.ppf(0.025, 100, 0.5) / 100, abs=0.011)
+        assert interval.high == pytest.approx(stats.binom.ppf(0.975, 100, 0.5) / 100, abs=0.011)
+
+    def test_brute_force_over_examples(self) -> None:
+        """Every resample of four examples, listed."""
+        values = np.array([0.0, 1.0, 5.0, 2.0])
+        means = [np.mean([values[i] for i in drawn]) for drawn in itertools.product(range(4), repeat=4)]
+        interval = crossed_bootstrap(values[None], resamples=40_000)
+        assert interval.low == pytest.approx(np.quantile(means, 0.025), abs=0.26)
+        assert interval.high == pytest.approx(np.quantile(means, 0.975), abs=0.26)
+
+    def test_only_seeds_vary(self) -> None:
+        """Every example the same within a seed: nothing is left but the t-interval's question, and its width."""
+        by_seed = np.array([0.1, 0.3, 0.35, 0.2, 0.25])
+        interval = crossed_bootstrap(np.repeat(by_seed[:, None], 40, axis=1), resamples=20_000)
+        student = t_interval(by_seed)
+        assert student is not None
+        assert interval.high - interval.low == pytest.approx(student.high - student.low, rel=0.05)
+
+    def test_many_seeds_and_examples_is_close_to_the_plain_percentiles(self) -> None:
+        generator = np.random.default_rng(3)
+        differences = simulated_study(generator, seeds=60, examples=80, seed_noise=0.3, example_noise=0.3, noise=0.5)
+        resamples = [
+            differences[generator.integers(60, size=60)][:, generator.integers(80, size=80)].mean() for _ in range(4000)
+        ]
+        interval = crossed_bootstrap(differences, resamples=4000)
+        assert interval.low == pytest.approx(np.quantile(resamples, 0.025), abs=0.02)
+        assert interval.high == pytest.approx(np.quantile(resamples, 0.975), abs=0.02)
+
+    @given(small_differences)
+    @settings(max_examples=50, deadline=None)
+    def test_properties(self, differences: np.ndarray) -> None:
+        interval = crossed_bootstrap(differences, resamples=200)
+        assert interval == crossed_bootstrap(differences, resamples=200), "the same input gives the same interval"
+        assert interval.low <= interval.point <= interval.high
+        assert interval.point == pytest.approx(differences.mean())
+        scaled = crossed_bootstrap(100 * differences, resamples=200)
+        np.testing.assert_allclose([scaled.low, scaled.high], [100 * interval.low, 100 * interval.high], atol=1e-9)
+
+    def test_identical_predictions(self) -> None:
+        interval = crossed_bootstrap(np.zeros((3, 50)))
+        assert (interval.point, interval.low, interval.high) == (0, 0, 0)
+
+    @pytest.mark.parametrize(
+        "differences", [np.zeros(3), np.zeros((0, 5)), np.zeros((2, 0)), np.array([[0.0, np.nan]])]
+    )
+    def test_refuses_what_has_no_mean(self, differences: np.ndarray) -> None:
+        with pytest.raises(ValueError, match="differences must be"):
+            crossed_bootstrap(differences)
+
+    def test_size_of_a_real_study_is_quick(self) -> None:
+        differences = np.random.default_rng(0).integers(-1, 2, (3, 10_000)).astype(float)
+        start = time.process_time()
+        crossed_bootstrap(differences, resamples=2000)
+        assert time.process_time() - start < 1.0
+
+    @pytest.mark.parametrize("seeds", [2, 3, 5])
+    @pytest.mark.parametrize(
+        ("seed_noise", "example_noise", "noise"), [(0.2, 0.0, 0.5), (0.0, 1.0, 0.3), (0.05, 0.4, 0.8)]
+    )
+    def test_coverage(self, seeds: int, seed_noise: float, example_noise: float, noise: float) -> None:
+        """At least 95%, up to what 300 simulated studies can tell (one-sided, p > 0.001)."""
+        generator, covered, studies = np.random.default_rng(11), 0, 300
+        for _ in range(studies):
+            differences = simulated_study(
+                generator, seeds=seeds, examples=150, seed_noise=seed_noise, example_noise=example_noise, noise=noise
+            )
+            interval = crossed_bootstrap(differences, resamples=300)
+            covered += interval.low <= 0 <= interval.high
+        assert stats.binomtest(covered, studies, 0.95, alternative="less").pvalue > 0.001
+
+
+class TestOverSeeds:
+    def test_against_scipy(self) -> None:
+        values = [0.01, 0.03, -0.005, 0.02]
+        expected = stats.ttest_1samp(values, 0.0)
+        interval = t_interval(values)
+        assert interval is not None
+        low, high = expected.confidence_interval(0.95)
+        assert (interval.low, interval.high) == (pytest.approx(low), pytest.approx(high))
+        assert paired_t_p(values) == pytest.approx(expected.pvalue)
+
+    def test_two_seeds_by_hand(self) -> None:
+        """Student at one degree of freedom is Cauchy: t = 12.706 at 95%, p = 1 - 2 atan(|t|) / pi."""
+        interval = t_interval([1.0, 2.0])
+        assert interval is not None
+        assert interval.high == pytest.approx(1.5 + 12.7062047 * 0.5)
+        assert paired_t_p([1.0, 2.0]) == pytest.approx(1 - 2 * math.atan(3.0) / math.pi)
+
+    @given(st.lists(st.floats(-1, 1), min_size=2, max_size=8))
+    def test_interval_and_p_agree(self, values: list[float]) -> None:
+        interval, p = t_interval(values), paired_t_p(values)
+        assert (interval is None) == (p is None)
+        if interval is not None and p is not None and abs(p - 0.05) > 1e-6:
+            assert (p < 0.05) == (interval.low > 0 or interval.high < 0)
+
+    def test_one_seed_says_nothing(self) -> None:
+        assert t_interval([0.3]) is None
+        assert paired_t_p([0.3]) is None
+
+    def test_agreement_by_chance_is_no_certainty(self) -> None:
+        assert t_interval([1 / 360, 1 / 360]) is None
+        assert paired_t_p([1 / 360, 1 / 360]) is None
+
+    def test_no_difference_at_all(self) -> None:
+        interval = t_interval([0.0, 0.0, 0.0])
+        assert interval is not None
+        assert (interval.low, interval.high) == (0, 0)
+        assert paired_t_p([0.0, 0.0, 0.0]) == 1.0
+
+
+class TestMcNemar:
+    def test_by_hand(self) -> None:
+        """6 against 1 discordant examples: 2 (C(7,0) + C(7,1)) / 2^7 = 0.125."""
+        variant = np.array([1] * 6 + [0] + [1, 0] * 10)
+        baseline = np.array([0] * 6 + [1] + [1, 0] * 10)
+        found = mcnemar(baseline, variant, seed=4)
+        assert (found.seed, found.only_variant, found.only_baseline) == (4, 6, 1)
+        assert found.p_value == pytest.approx(0.125)
+
+    def test_identical_predictions(self) -> None:
+        scores = np.array([0, 1, 1])
+        assert mcnemar(scores, scores, seed=0).p_value == 1.0
+
+    @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=30))
+    def test_symmetric_and_exact(self, pairs: list[tuple[int, int]]) -> None:
+        baseline, variant = (np.array(side) for side in zip(*pairs, strict=True))
+        there, back = mcnemar(baseline, variant, seed=0), mcnemar(variant, baseline, seed=0)
+        assert (there.only_variant, there.only_baseline) == (back.only_baseline, back.only_variant)
+        split = there.only_variant + there.only_baseline
+        fewer = min(there.only_variant, there.only_baseline)
+        expected = min(1.0, 2 * sum(math.comb(split, k) for k in range(fewer + 1)) / 2**split)
+        assert there.p_value == pytest.approx(expected) == back.p_value
+
+    def test_not_below_uniform_under_equal_accuracy(self) -> None:
+        generator = np.random.default_rng(5)
+        p_values = np.array(
+            [
+                mcnemar(*(generator.random((2, 300)) < 0.8), seed=0).p_value  # type: ignore[misc]
+                for _ in range(1000)
+            ]
+        )
+        for level in (0.01, 0.05, 0.2):
+            assert stats.binomtest(int((p_values <= level).sum()), 1000, level, alternative="greater").pvalue > 0.001
+
+
+class TestHolm:
+    def test_known_values(self) -> None:
+        """0.01, 0.04, 0.03 of three: 3 x 0.01, then 2 x 0.03, then max(0.06, 0.04)."""
+        assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+
+    def test_a_missing_p_still_counts(self) -> None:
+        assert holm([None, 0.02]) == [None, pytest.approx(0.04)]
+        assert holm([]) == []
+
+    @given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
+    def test_rejects_what_the_step_down_procedure_rejects(self, p_values: list[float]) -> None:
+        corrected = holm(p_values)
+        rejected = set()
+        for rank, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+            if p_values[place] * (len(p_values) - rank) > 0.05:
+                break
+            rejected.add(place)
+        by_value = {i for i, p in enumerate(corrected) if p is not None and p <= 0.05}
+        assert {p_values[i] for i in by_value} == {p_values[i] for i in rejected}
+        assert all(p is not None and before <= p <= 1 for before, p in zip(p_values, corrected, strict=True))

@@ -1,0 +1,96 @@
+"""Images to show: files, data, what a run was validated on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attngraft.errors import DataError, UsageError
+from attngraft.targets.images import (
+    images_from_data,
+    images_from_files,
+    images_from_run,
+    numbered_names,
+    shortest_names,
+)
+from attngraft.training.run_folder import read_run
+from tests.export.runs import make_run
+
+
+@pytest.fixture
+def flowers(tmp_path: Path) -> Path:
+    """Two classes, ten images each; the third image of the first class lies on its side."""
+    random = np.random.default_rng(0)
+    for part, count in (("train", 10), ("val", 6)):
+        for name in ("daisy", "tulip"):
+            folder = tmp_path / "flowers" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = random.integers(0, 255, (20, 30, 3), dtype=np.uint8)
+                exif = Image.Exif()
+                exif[0x0112] = 6 if (name, number) == ("daisy", 2) else 1
+                Image.fromarray(pixels).save(folder / f"{number}.jpg", exif=exif)
+    return tmp_path / "flowers"
+
+
+def test_files_are_upright(flowers: Path) -> None:
+    files = [str(flowers / "val" / "daisy" / f"{number}.jpg") for number in range(4)]
+    image_set = images_from_files(files)
+    assert image_set.names == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
+    assert [image_set.open(place).size for place in range(4)] == [(30, 20), (30, 20), (20, 30), (30, 20)]
+    assert image_set.labels is None
+    assert images_from_files(files[:1]).source == files[0]
+
+
+def test_images_of_one_name_are_told_apart(flowers: Path) -> None:
+    files = [str(flowers / "val" / name / "1.jpg") for name in ("daisy", "tulip")]
+    files += [str(flowers / "train" / "daisy" / "1.jpg"), str(flowers / "val" / "daisy" / "2.jpg"), files[0]]
+    names = ["val/daisy/1.jpg", "tulip/1.jpg", "train/daisy/1.jpg", "2.jpg", "val/daisy/1.jpg (2)"]
+    assert images_from_files(files).names == names
+    assert shortest_names(["1.jpg", "a/1.jpg", "/b/1.jpg"]) == ["1.jpg", "a/1.jpg", "b/1.jpg"]
+    assert numbered_names(["x", "x", "x (2)", "x", "y"]) == ["x", "x (2)", "x (2) (2)", "x (3)", "y"]
+
+
+def test_who_named_the_images(flowers: Path, tmp_path: Path) -> None:
+    record = read_run(make_run(tmp_path / "run", task={"name": "classification", "data": {"source": str(flowers)}}))
+    assert not images_from_run(record).user_chosen
+    assert images_from_run(record, split="train").user_chosen
+    assert images_from_run(record, data=str(flowers)).user_chosen
+    assert images_from_data(str(flowers)).user_chosen
+    assert images_from_files([str(flowers / "val" / "daisy" / "1.jpg")]).user_chosen
+
+
+def test_data_and_parts_of_them(flowers: Path) -> None:
+    image_set = images_from_data(str(flowers))
+    assert len(image_set) == 12
+    assert image_set.classes == ("daisy", "tulip")
+    assert image_set.labels is not None
+    assert image_set.labels.tolist() == [0] * 6 + [1] * 6
+    assert image_set.sample(4) == [0, 4, 7, 11], "evenly, so that both classes are there"
+    assert image_set.sample(100) == list(range(12))
+    assert len(images_from_data(str(flowers), split="train")) == 20
+    with pytest.raises(DataError, match="no part 'tests'"):
+        images_from_data(str(flowers), split="tests")
+
+
+def test_of_a_run(flowers: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", task={"name": "classification", "data": {"source": str(flowers)}})
+    record = read_run(run)
+    assert list(images_from_run(record).names) == list(images_from_data(str(flowers)).names)
+    assert len(images_from_run(record, split="train")) == 20
+    lost = read_run(make_run(tmp_path / "lost"))
+    with pytest.raises(DataError, match="/secret/place/flowers"):
+        images_from_run(lost)
+    assert len(images_from_run(lost, data=str(flowers))) == 12
+
+
+def test_what_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no images"):
+        images_from_files([])
+    with pytest.raises(DataError, match=r"nowhere\.png"):
+        images_from_files([str(tmp_path / "nowhere.png")]).open(0)
+    with pytest.raises(DataError, match="cannot be read as an image"):
+        images_from_files([__file__]).open(0)
