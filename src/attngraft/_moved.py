@@ -37,11 +37,12 @@ MOVED = {
     "grafting.unused": "grafting.apply",
     "models.official": "models.weights",
     "sections": "results.sections",
-    "study.epochs": "results.epochs",
+    "study.epochs": "results.statistics",
     "study.result": "results.study",
     "study.statistics": "results.statistics",
     "study.storage": "results.storage",
     "training.config": "yaml_config",
+    "training.groups": "training.optimizer",
 }
 #: old name -> new name, in modules imported under their old paths
 RENAMED = {

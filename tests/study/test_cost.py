@@ -13,7 +13,7 @@ from attngraft.study import cost as cost_module
 from attngraft.study.cost import load_costs, measure_costs, save_costs
 from attngraft.timing import PairedRatio
 from attngraft.timing.memory import LiveStorages
-from attngraft.training.profiler import Profiler, load_benchmark_batch, peak_memory
+from attngraft.training.profiler import Profiler, load_benchmark_batch
 
 from .fakes import cost, study
 
@@ -134,7 +134,7 @@ def test_peak_memory_of_a_step(tmp_path: Path) -> None:
     for config in (small, large):
         recipe = config.recipe_of(config.baseline, 0)
         bench = Profiler(recipe, load_benchmark_batch(recipe))
-        peaks.append(peak_memory(bench))
+        peaks.append(bench.peak_memory())
         parameters = sum(p.numel() * 4 for p in bench.model.parameters())
         assert peaks[-1] > 3 * parameters, "weights, two moments, gradients or activations"
     assert 2 < peaks[1] / peaks[0] < 8
