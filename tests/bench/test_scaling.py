@@ -176,7 +176,7 @@ def test_curves_that_are_not_asked_for_stay(tmp_path: Path) -> None:
     ],
 )
 def test_other_measurements_are_not_joined(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"x.json holds measurements with .*{message}: give another --out"):
+    with pytest.raises(UsageError, match=f"x.json holds measurements with .*{message}: pass another --out"):
         resumed(a_start(**changes), a_start(), path=tmp_path / "x.json")
 
 
@@ -201,7 +201,7 @@ def test_who_interrupts_keeps_what_was_measured() -> None:
 
 def test_unknown_layers_and_damaged_files_are_refused(tmp_path: Path) -> None:
     for layers in (["bixt", "mamba"], []):
-        with pytest.raises(UsageError, match="layers are some of bixt, vit, vit-explicit"):
+        with pytest.raises(UsageError, match="layers must be some of bixt, vit, vit-explicit"):
             begin("BiXT", layers, setting=SETTING, call=CALL, limits=LIMITS, bars={})
     path = tmp_path / "bixt.json"
     path.write_text("{")

@@ -70,7 +70,7 @@ def test_it_measures_writes_and_goes_on(
     assert result["call"] == {"depth": 1, "backward": False, "cpu_time": False, "threads": 1, "repeats": 5}
     assert result["environment"]["threads"] == 1
     assert run([*arguments, "--backward"]) == 2
-    assert "backward False, not True: give another --out" in capsys.readouterr().err
+    assert "backward False, not True: pass another --out" in capsys.readouterr().err
 
 
 def test_without_sizes_it_goes_from_196_tokens_to_a_million(jobs: list[SizeTask], tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_interrupted_it_keeps_and_shows_what_was_measured(
     out = tmp_path / "x.json"
     assert run(["bench", "bixt", "--out", str(out), SIZES]) == 130
     shown = capsys.readouterr()
-    assert "repeat the command to go on" in shown.err
+    assert "rerun the same command to resume" in shown.err
     assert "196 µs" in shown.out
     assert len(scaling.read_scaling(out).curves[0].points) == 1
     assert out.with_suffix(".png").is_file()
@@ -131,9 +131,9 @@ def test_interrupted_it_keeps_and_shows_what_was_measured(
     [
         (["--sizes", "196;784"], "positive integers, separated by commas"),
         (["--sizes", "0"], "positive integers"),
-        (["--against", "mamba"], "layers are some of bixt, vit, vit-explicit, not mamba"),
+        (["--against", "mamba"], "layers must be some of bixt, vit, vit-explicit, not mamba"),
         (["--repeats", "0"], "--repeats"),
-        (["--out", "bixt.png"], "--out takes a name that ends in .json"),
+        (["--out", "bixt.png"], "--out must end in .json"),
     ],
 )
 def test_errors(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
