@@ -205,7 +205,7 @@ def test_unknown_layers_and_damaged_files_are_refused(tmp_path: Path) -> None:
             begin("BiXT", layers, setting=SETTING, call=CALL, limits=LIMITS, bars={})
     path = tmp_path / "bixt.json"
     path.write_text("{")
-    with pytest.raises(ConfigError, match=r"bixt\.json: not a scaling result"):
+    with pytest.raises(ConfigError, match=r"bixt\.json: not a benchmark result"):
         read_scaling(path)
     write_result(a_start(), path)
     content = json.loads(path.read_text())

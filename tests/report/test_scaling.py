@@ -32,7 +32,7 @@ def a_result(*curves: Curve) -> ScalingResult:
     return ScalingResult(
         title="[BiXT] forward",
         command="attngraft bench bixt",
-        environment=here().environment,
+        environment=current_setting().environment,
         load=[0.5],
         call=Call(depth=1, backward=False, cpu_time=True, threads=1, repeats=3),
         limits=Limits(seconds=10.0, memory=2_000_000_000),
