@@ -80,7 +80,7 @@ def test_a_folded_host_that_timm_cannot_make_is_no_folder_for_timm(
 ) -> None:
     levit = make_run(tmp_path / "run", "cb", host=LEVIT)
     assert run("export", levit, "--out", tmp_path / "out", "--to", "torch", "--to", "hf", "--fold") == 2
-    assert "leave --fold out for timm, or --to hf out for a folded model" in " ".join(capsys.readouterr().err.split())
+    assert "remove --fold for timm, or --to hf for a folded model" in " ".join(capsys.readouterr().err.split())
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

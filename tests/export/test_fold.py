@@ -78,7 +78,7 @@ def test_the_half_really_moves() -> None:
 def test_of_two_only_the_one_beside_the_layer_moves_and_the_other_says_why() -> None:
     found = fold(grafted_model("cb + cb", SWIN)).entries
     assert [bool(entry.folded) for entry in found[:2]] == [True, False]
-    assert "another graft of the same stage stands between" in str(found[1].stayed)
+    assert "another graft of the same hook point is between" in str(found[1].stayed)
 
 
 def test_a_host_that_no_adapter_reads_stays_as_it_is_and_says_so(
@@ -90,7 +90,7 @@ def test_a_host_that_no_adapter_reads_stays_as_it_is_and_says_so(
     assert (entry.module, entry.graft, entry.folded) == ("", None, None)
     (line,) = summary([entry])
     assert line.what == "the host"
-    assert line.happened.startswith("stays as it is: no adapter reads it")
+    assert line.outcome.startswith("not folded: no adapter supports this host")
     assert line.happened in (tmp_path / "out" / "README.md").read_text()
     assert not attngraft.load(tmp_path / "out").training
 

@@ -150,7 +150,7 @@ def test_folded_weights_are_no_start_for_training(exported: tuple[Path, nn.Modul
 
 def test_plain_timm_makes_no_such_model(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", host=LEVIT)
-    with pytest.raises(UsageError, match=r"--to hf with --fold.*batch norms.*leave --fold out"):
+    with pytest.raises(UsageError, match=r"--to hf with --fold.*batch norms.*remove --fold"):
         export_run(run, tmp_path / "out", to=["hf"], fold=True)
     assert not (tmp_path / "out").exists()
     assert export_run(run, tmp_path / "out", to=["hf"]).plain_difference == 0

@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from attngraft.cli.values import find_images
 from attngraft.errors import ExportError, UsageError
-from attngraft.export.answers import FORMATS
-from attngraft.export.images import find_images
 from attngraft.export.predict import Prediction, open_model
 from attngraft.export.run import Target, export_run
+from attngraft.export.writers import FORMATS
 from attngraft.tasks.task import Serving
 from attngraft.training.loop import train
 from attngraft.training.recipe import recipe_from_dict
@@ -100,7 +100,7 @@ def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     for name, message in [("nothing", "no such model"), ("weights.pth", "is no model")]:
         with pytest.raises(UsageError, match=message):
             open_model(tmp_path / name)
-    with pytest.raises(ExportError, match="no exported model is here"):
+    with pytest.raises(ExportError, match="not an exported model"):
         open_model(tmp_path)
 
 

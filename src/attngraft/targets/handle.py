@@ -20,7 +20,7 @@ from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.targets.run import open_run
 from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.images.serving import Preparation
+from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.task import Serving
 from attngraft.training.evaluate import Weights
 from attngraft.training.run_folder import RunRecord
@@ -32,7 +32,7 @@ class Subject:
 
     name: str
     model: nn.Module
-    preparation: Preparation
+    preparation: Preprocessor
     classes: tuple[str, ...] = ()  #: empty where nobody says
     record: RunRecord | None = None  #: where it is of a run
     weights: Weights = "last"  #: which weights of it
@@ -44,7 +44,7 @@ class Subject:
 
     def view(self, image: Image.Image) -> Tensor:
         """What it sees of an upright image, before normalization: bytes (C, H, W)."""
-        return self.preparation.view_of(image)
+        return self.preparation.transform(image)
 
     def inputs(self, views: list[Tensor]) -> Tensor:
         """Views as the model takes them, (B, C, H, W), where it is and of its type."""
@@ -107,7 +107,7 @@ def subject_of(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None
         raise UsageError(f"{name}: it takes tensors of {tuple(example.shape)}, and no images of 1 or 3 channels")
     config = timm.data.resolve_model_data_config(host.core) | dict(expects or {})
     takes = HostInput.from_model(config | {"input_size": tuple(example.shape[1:])})
-    return Subject(name=name, model=model, preparation=Preparation(takes))
+    return Subject(name=name, model=model, preparation=Preprocessor(takes))
 
 
 def _of_run(path: Path, name: str | None, weights: Weights) -> Subject:
@@ -124,7 +124,7 @@ def _served(name: str, model: nn.Module, serving: Serving) -> Subject:
     return Subject(
         name=name,
         model=_placed(model),
-        preparation=Preparation.of_serving(serving),
+        preparation=Preprocessor.from_serving(serving),
         classes=serving.classes,
     )
 

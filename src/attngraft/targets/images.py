@@ -124,12 +124,12 @@ def album_of_run(record: RunRecord, *, data: str | None = None, split: str | Non
 
 
 def _opened(config: DataConfig, kept: Path | None, *, named: bool) -> Album:
-    found = open_images(config, kept=kept)
+    found = open_images(config, saved_split=kept)
     return Album(
-        where=found.parts.where,
+        where=found.source.where,
         names=numbered_names(found.val.names),
         open=found.val.open,
         labels=found.val.labels,
-        classes=found.parts.classes,
+        classes=found.source.classes,
         named=named,
     )

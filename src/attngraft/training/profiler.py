@@ -44,7 +44,7 @@ class Material:
 
 
 def load_material(recipe: Recipe, *, split: Path | None = None) -> Material:
-    """Open the data as a run would; `split` is where an earlier start kept what was drawn (`Task.keep`).
+    """Open the data as a run would; `split` is where an earlier start kept what was drawn (`Task.save_split`).
 
     Raises:
         DataError, ConfigError: as a run would.
@@ -52,7 +52,7 @@ def load_material(recipe: Recipe, *, split: Path | None = None) -> Material:
     with _apart(recipe):
         task = build_task(recipe)
         if split is not None:
-            task.recall(split)
+            task.load_split(split)
         data = task.load(model_data_config=model_data_config(recipe))
         teacher = create_teacher(recipe, task, data, device=run_device())
         order = TrainOrder(

@@ -82,7 +82,7 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         DataError: the data cannot be used.
     """
     task = build_task(recipe)
-    task.recall(run.split)
+    task.load_split(run.split)
     data = task.load(model_data_config=model_data_config(recipe))
     _refuse_other_data(accelerator, data)
     order = TrainOrder(
@@ -153,7 +153,7 @@ def _say_start(recipe: Recipe, start: Start) -> None:
 
 def _keep_split(run: RunFolder, task: Task) -> None:
     fresh = not run.split.exists()
-    if task.keep(run.split) and fresh:
+    if task.save_split(run.split) and fresh:
         log.info("which examples are for validation was drawn; %s keeps it", run.split)
 
 

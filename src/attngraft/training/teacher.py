@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import ConfigError, TrainingError
-from attngraft.tasks.task import Batch, Task, TaskData
-from attngraft.tasks.teaching import Teaching
+from attngraft.tasks.task import Batch, Distillation, Task, TaskData
 from attngraft.training.inputs import Arguments, in_format
 from attngraft.training.recipe import DistillConfig, Recipe, TeacherConfig
 from attngraft.training.run_folder import RunFolder, read_json
@@ -34,14 +33,14 @@ class Teacher:
     """
 
     model: nn.Module
-    teaching: Teaching
+    distillation: Distillation
     config: DistillConfig
     channels_last: bool
     facts: Mapping[str, Any]  #: `name`, `from`, `sha256` of its weights, `input_size` at which it is asked
 
     def inputs(self, batch: Batch) -> Arguments:
         """What it is called with on a batch."""
-        return in_format(self.teaching.to_teacher(batch), channels_last=self.channels_last)
+        return in_format(self.distillation.to_teacher(batch), channels_last=self.channels_last)
 
     @torch.no_grad()  # not inference_mode: what is learned from it stands in a graph
     def __call__(self, batch: Batch) -> Any:
@@ -84,7 +83,7 @@ def step_losses(
             )
         own, following = outputs
     losses = task.loss(own, batch)
-    part = teacher.teaching.loss(following, taught, temperature=config.temperature, hard=config.hard)
+    part = teacher.distillation.loss(following, taught, temperature=config.temperature, hard=config.hard)
     return {**losses, "loss": losses["loss"] + config.weight * part, "label_loss": losses["loss"], "teacher_loss": part}
 
 
@@ -109,7 +108,7 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
     found = find_teacher(config.teacher, data.model_args)
     _refuse_other_classes(found, data)
     expects = dict(found.expects) | {"input_size": _size(config.teacher, found)}
-    teaching = task.teaching(model_data_config=expects)
+    distillation = task.distillation(model_data_config=expects)
     facts = {
         "name": found.name,
         "from": found.origin,
@@ -123,7 +122,9 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
     model = DistillationTeacher(found.model).requires_grad_(False).to(device)
     if recipe.train.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    return Teacher(model=model, teaching=teaching, config=config, channels_last=recipe.train.channels_last, facts=facts)
+    return Teacher(
+        model=model, distillation=distillation, config=config, channels_last=recipe.train.channels_last, facts=facts
+    )
 
 
 def check_teacher(recipe: Recipe) -> None:

@@ -11,7 +11,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from attngraft.results.sections import Section
 from attngraft.strict import read
-from tests.tasks.images.making import make_task
+from tests.tasks.images.datasets import make_task
 
 
 def _predictions(seed: int, *, classes: int = 4, size: int = 200) -> dict[str, np.ndarray]:

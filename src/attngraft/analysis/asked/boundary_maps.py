@@ -15,7 +15,7 @@ from attngraft.errors import DataError, UsageError
 from attngraft.targets.handle import Subject
 from attngraft.targets.images import Album
 from attngraft.tasks.images.boundaries import boundary
-from attngraft.tasks.images.views import fixed_view
+from attngraft.tasks.images.transforms import eval_transform
 
 RADIUS = 2  #: pixels of the model's input, as `evaluation.boundaries` has it
 
@@ -60,7 +60,7 @@ class LabelMaps:
                 "label for each pixel"
             )
         host = subject.preparation.host
-        moves = fixed_view(host, crop_pct=host.crop_pct, interpolation="nearest").transforms[
+        moves = eval_transform(host, crop_pct=host.crop_pct, interpolation="nearest").transforms[
             :-1
         ]  # the last makes a tensor
         image = Image.fromarray(numbers)

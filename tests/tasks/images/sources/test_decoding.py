@@ -14,7 +14,7 @@ from PIL import Image
 
 from attngraft.tasks.images.sources import in_mode
 from attngraft.tasks.images.sources.decoding import HUGE, UnreadableImage, decode
-from tests.tasks.images.making import load, make_folder, picture
+from tests.tasks.images.datasets import load, make_folder, picture
 
 RED, BLUE = (220, 30, 40), (30, 40, 220)
 

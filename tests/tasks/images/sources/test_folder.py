@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from attngraft.errors import ConfigError, DataError
-from tests.tasks.images.making import load, make_folder, picture
+from tests.tasks.images.datasets import load, make_folder, picture
 
 
 def test_parts_and_classes_come_from_folders(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_refused_before_training(tmp_path: Path, case: str) -> None:
 
 def test_a_class_that_is_not_there(tmp_path: Path) -> None:
     make_folder(tmp_path, {"rose": 3, "tulip": 3})
-    with pytest.raises(ConfigError, match=r"no class 'roes' \(did you mean rose\?\); there are: rose, tulip"):
+    with pytest.raises(ConfigError, match=r"no class 'roes' \(did you mean rose\?\); available: rose, tulip"):
         load(tmp_path, data={"classes": ["roes", "tulip"]})
 
 
@@ -158,7 +158,7 @@ def test_an_unreadable_first_image_is_named(tmp_path: Path, content: bytes | Non
     make_folder(tmp_path, {"train": {"a": 2, "b": 1}, "val": {"a": 1, "b": 1}}, size=(64, 64))
     bad = tmp_path / "train" / "a" / "0.png"
     bad.write_bytes(bad.read_bytes()[:300] if content is None else content)
-    with pytest.raises(DataError, match=r"(?s)1 image cannot be read, and .* leaves out 0 of 5 .*train/a/0\.png: "):
+    with pytest.raises(DataError, match=r"(?s)1 image cannot be read, and .* allows 0 of 5 .*train/a/0\.png: "):
         load(tmp_path)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources import Parts, open_source
-from tests.tasks.images.making import load, make_folder, picture
+from attngraft.tasks.images.sources import ImageSource, open_source
+from tests.tasks.images.datasets import load, make_folder, picture
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def table(path: Path, header: str, rows: Sequence[str], *, separator: str = ",")
     return path
 
 
-def parts_of(path: object, **fields: Any) -> Parts:
+def parts_of(path: object, **fields: Any) -> ImageSource:
     return open_source(DataConfig(source=str(path), **fields))
 
 
@@ -59,7 +59,7 @@ def test_a_column_says_the_part(pictures: Path) -> None:
     drawn = parts_of(path, val_fraction=0.5)
     assert (len(drawn.train), drawn.val) == (7, None)
     assert parts_of(path, val_split="extra").val.names == ["images/11.png"]  # type: ignore[union-attr]
-    with pytest.raises(DataError, match=r"no part 'x' \(task\.data\.val_split\); there is: extra, test, train"):
+    with pytest.raises(DataError, match=r"no split 'x' \(task\.data\.val_split\); available: extra, test, train"):
         parts_of(path, val_split="x")
 
 
@@ -67,10 +67,10 @@ def test_columns_may_be_called_anything(pictures: Path) -> None:
     rows = [f"{i},images/{i}.png,{'ab'[i % 2]},{i % 5}" for i in range(12)]
     path = table(pictures / "x.csv", "nr,where,what,fold", rows)
     with pytest.raises(
-        DataError, match=r"which column holds the paths\? .*path_column; there are: nr, where, what, fold"
+        DataError, match=r"cannot find the column of paths .*path_column; available: nr, where, what, fold"
     ):
         parts_of(path)
-    with pytest.raises(DataError, match=r"which column holds the labels\?"):
+    with pytest.raises(DataError, match=r"cannot find the column of labels"):
         parts_of(path, path_column="where")
     found = parts_of(path, path_column="where", label_column="what")
     assert found.classes == ("a", "b")
@@ -146,7 +146,7 @@ def test_parquet_holds_what_it_holds(pictures: Path) -> None:
 def test_a_table_for_each_part_and_one_alone_in_a_folder(pictures: Path) -> None:
     rows = [f"images/{i}.png,{'ab'[i % 2]}" for i in range(12)]
     table(pictures / "train.csv", "path,label", rows[:8])
-    with pytest.raises(DataError, match="a training part 'train' but no validation part"):
+    with pytest.raises(DataError, match="a training split 'train' but no validation split"):
         parts_of(pictures)
     table(pictures / "test.csv", "path,label", rows[8:])
     found = parts_of(pictures)
@@ -200,7 +200,7 @@ def test_refused(pictures: Path, content: str, message: str) -> None:
 
 def test_text_that_is_not_utf8_is_refused_and_a_mark_is_not(pictures: Path) -> None:
     (pictures / "x.csv").write_bytes("path,label\nimages/0.png,gr\xfcn\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"is not UTF-8 text \(byte 26\)"):
+    with pytest.raises(DataError, match=r"not UTF-8 text \(byte 26\)"):
         parts_of(pictures / "x.csv")
     (pictures / "x.csv").write_bytes("\ufeffpath,label\r\nimages/0.png,grün\r\n".encode())
     assert parts_of(pictures / "x.csv").classes == ("grün",)
@@ -210,7 +210,7 @@ def test_paths_begin_where_root_says(pictures: Path) -> None:
     (pictures / "elsewhere").mkdir()
     path = table(pictures / "elsewhere" / "x.csv", "path,label", [f"{i}.png,{'ab'[i % 2]}" for i in range(12)])
     assert len(load(path, data={"root": str(pictures / "images")}).train) == 10
-    with pytest.raises(DataError, match=r"task\.data\.root: there is no folder"):
+    with pytest.raises(DataError, match=r"task\.data\.root: no folder"):
         parts_of(path, root=str(pictures / "nowhere"))
 
 

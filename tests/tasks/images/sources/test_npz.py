@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attngraft.errors import DataError
-from tests.tasks.images.making import host_config, load, make_task, normalized
+from tests.tasks.images.datasets import host_config, load, make_task, normalized
 
 
 def _arrays(**changes: Any) -> dict[str, np.ndarray]:
@@ -73,8 +73,8 @@ def test_classes_without_names_are_numbers(tmp_path: Path) -> None:
         ({"x_train": None, "y_train": None}, r"needs the arrays x_train and y_train; it has: classes, f_test"),
         ({"x_test": None}, r"a training part 'train' but no validation part"),
         ({"y_train": None}, r"there is x_train but no y_train"),
-        ({"y_train": np.zeros(8)}, r"y_train must be one whole number per image, is float64"),
-        ({"y_train": np.zeros((8, 1), int)}, r"y_train must be one whole number per image"),
+        ({"y_train": np.zeros(8)}, r"y_train must be one integer per image, is float64"),
+        ({"y_train": np.zeros((8, 1), int)}, r"y_train must be one integer per image"),
         ({"y_train": np.arange(8)}, r"y_train holds 0 to 7; labels of 2 classes are 0 to 1"),
         ({"y_train": np.zeros(7, int)}, r"x_train has 8 images, y_train has 7 entries"),
         ({"y_train": np.zeros(8, int)}, r"class 'œuf': no training images"),
