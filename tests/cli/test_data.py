@@ -38,7 +38,7 @@ def test_what_is_found_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]
     assert check(folder) == 0
     shown = capsys.readouterr().out
     assert f"{folder}: folder, 2 classes, for classification" in shown
-    assert "random 0.2 of each class of the class folders for validation, split_seed 0" in shown
+    assert "0.2 of each class of the class folders for validation, at random with split_seed 0" in shown
     assert "40x30, 40x30, 40x30" in shown
     assert "RGB 13" in shown
     assert "owl [red]" in shown, "no markup"
@@ -127,7 +127,7 @@ def test_a_contact_sheet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nowhere"], 1, "there is no such file or folder"),
+        (["nowhere"], 1, "no such file or folder"),
         (["digits", "--set", "colour=1"], 2, "task.data.colour: unknown field"),
         (["digits", "--val-fraction", "2"], 2, "task.data.val_fraction: must lie between 0 and 1"),
         (["digits", "--set", "classes=[cat, dog]"], 2, "digits has no class 'cat'"),

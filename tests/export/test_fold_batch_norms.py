@@ -132,7 +132,7 @@ def test_the_folder_says_what_was_done_and_refuses_undo(exported: tuple[Path, nn
     folder, _ = exported
     manifest = read_manifest(folder)
     assert manifest.host.fused
-    lines = {line.what: line.happened for line in summary(manifest.folds)}
+    lines = {line.graft: line.outcome for line in summary(manifest.folds)}
     assert "batch norms stand in" in lines["the host"]
     assert lines["cb"].startswith("folded")
     assert "batch norms stand in" in (folder / "README.md").read_text()

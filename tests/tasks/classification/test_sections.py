@@ -33,8 +33,9 @@ def test_the_table_by_class_is_scikit_learns() -> None:
     section = _sections(seeds)["classes"]
     table = section.table
     assert table is not None
-    assert f"always giving c1, of most training images, is right {(seeds[0]['target'] == 1).mean():.2%}" in (
-        section.note.replace(" %", "%")
+    assert (
+        f"always predicting c1, the class with the most training images, is correct for {(seeds[0]['target'] == 1).mean():.2%}"
+        in (section.note.replace(" %", "%"))
     )
     by_seed = [
         precision_recall_fscore_support(s["target"], s["predicted"], labels=range(4), zero_division=0) for s in seeds

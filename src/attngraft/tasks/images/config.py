@@ -52,7 +52,7 @@ class DataConfig:
         if self.val_fraction is not None and not 0 < self.val_fraction < 1:
             raise FieldError("val_fraction", f"must lie between 0 and 1, is {self.val_fraction}")
         if self.val_fraction is not None and self.val_split is not None:
-            raise FieldError("val_fraction", "and val_split exclude each other; give only one of them")
+            raise FieldError("val_fraction", "cannot be combined with val_split; give only one of them")
         if self.split_seed < 0:
             raise FieldError("split_seed", f"must not be negative, is {self.split_seed}")
         if self.classes is not None and len(set(self.classes)) != len(self.classes):
@@ -60,7 +60,7 @@ class DataConfig:
         if self.classes is not None and len(self.classes) < 2:
             raise FieldError("classes", "must name at least two classes")
         if self.label_columns is not None and self.label_column is not None:
-            raise FieldError("label_columns", "and label_column exclude each other; give only one of them")
+            raise FieldError("label_columns", "cannot be combined with label_column; give only one of them")
         if self.label_columns is not None and len(set(self.label_columns)) != len(self.label_columns):
             raise FieldError("label_columns", "names a column twice")
         if self.split_file is not None and (self.val_split is not None or self.val_fraction is not None):

@@ -53,7 +53,7 @@ def test_a_folder_as_coco_comes(tmp_path: Path) -> None:
     assert list(parts.val.names) == ["val2017/5.png"]
     assert parts.val.labels.tolist() == [[0, 1]]
     assert parts.val.open(0).size == (4, 4)
-    assert parts.notes == ("1 of 3 categories have no object and are left out.",)
+    assert parts.notes == ("1 of 3 categories have no objects and are dropped.",)
     swapped = _open(tmp_path, train_split="val2017", val_split="train")
     assert (len(swapped.train), swapped.val and len(swapped.val)) == (1, 3)
     assert _open(tmp_path, val_fraction=0.5).val is None
@@ -100,11 +100,11 @@ def test_no_validation_part(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"categories": None}, r"no list 'categories'.*\.csv"),
-        ({"annotations": [{"image_id": 5, "category_id": 1}]}, r"annotations\[0\] is of image 5"),
-        ({"annotations": [{"image_id": 100, "category_id": 2}]}, r"annotations\[0\] is of category 2"),
-        ({"annotations": [{"image_id": 100}]}, r"annotations\[0\] is of category None"),
+        ({"annotations": [{"image_id": 5, "category_id": 1}]}, r"annotations\[0\] refers to image 5"),
+        ({"annotations": [{"image_id": 100, "category_id": 2}]}, r"annotations\[0\] refers to category 2"),
+        ({"annotations": [{"image_id": 100}]}, r"annotations\[0\] refers to category None"),
         ({"images": [{"id": 1}]}, r"images\[0\] needs an id and a text 'file_name'"),
-        ({"images": [{"id": 1, "file_name": "a"}] * 2}, r"images\[1\] has the id 1"),
+        ({"images": [{"id": 1, "file_name": "a"}] * 2}, r"images\[1\] repeats the id 1"),
         ({"images": [], "annotations": []}, "lists no images"),
         ({"images": ["a"]}, r"no list 'images'"),
     ],

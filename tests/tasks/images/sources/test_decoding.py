@@ -178,7 +178,7 @@ def _truncated(kind: str) -> bytes:
     ("content", "reason"),
     [
         (b"", "the file is empty"),
-        (b"hello world", "no image format that is known"),
+        (b"hello world", "unrecognized image format"),
         (_truncated("jpeg"), "truncated"),
         (_truncated("png"), "truncated"),
         (b"\xff\xd8\xff", "."),
@@ -223,4 +223,4 @@ def test_every_kind_of_picture_trains_in_one_folder(tmp_path: Path) -> None:
     assert "train/größe/ÀÉ ü#1%.JPG" in names
     for i in range(len(data.train)):
         assert data.train[(0, i)][0].shape == (3, 16, 16)
-    assert any("repeats another one" in note for note in data.facts["notes"]), "a link shows the same picture"
+    assert any("is a duplicate within a split" in note for note in data.facts["notes"]), "a link shows the same picture"

@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no classes in train": ({"train": 3, "val": 1}, {}, r"no class folders"),
     "one image": ({"a": 1}, {}, r"holds a single image"),
     "one class": ({"a": 4}, {}, r"holds a single class, 'a'"),
-    "empty class": ({"a": 4, "b": 0, "c": 2}, {}, r"class 'b': no images; add some, or leave it out"),
+    "empty class": ({"a": 4, "b": 0, "c": 2}, {}, r"class 'b': no images; add some, or exclude it"),
     "empty classes": (
         {"train": {"a": 4, "b": 0, "c": 0}, "val": {"a": 1, "b": 1, "c": 1}},
         {},
@@ -120,21 +120,25 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no validation": (
         {"train": {"a": 4, "b": 1}, "other": {"a": 1}},
         {},
-        r"a training part 'train' but no validation part \(found beside it: other\).*val_fraction=0\.2",
+        r"a training split 'train' but no validation split \(found: other\).*val_fraction=0\.2",
     ),
-    "no training": ({"val": {"a": 4, "b": 1}, "test": {"a": 1}}, {}, r"there is test, val but no training part"),
+    "no training": ({"val": {"a": 4, "b": 1}, "test": {"a": 1}}, {}, r"found test, val but no training split"),
     "wrong train name": (
         {"train": {"a": 4, "b": 1}, "val": {"a": 1}},
         {"train_split": "trian"},
-        r"no part 'trian' \(task\.data\.train_split\) \(did you mean train\?\); there is: train, val",
+        r"no split 'trian' \(task\.data\.train_split\) \(did you mean train\?\); available: train, val",
     ),
     "wrong val name": (
         {"train": {"a": 4, "b": 1}, "val": {"a": 1}},
         {"val_split": "dev"},
-        r"no part 'dev' \(task\.data\.val_split\)",
+        r"no split 'dev' \(task\.data\.val_split\)",
     ),
-    "val name without train": ({"a": 4, "b": 1}, {"val_split": "b"}, r"names a validation part, but no training part"),
-    "cannot be divided": ({"a": 4, "b": 1}, {}, r"class 'b' has a single image, which cannot be divided"),
+    "val name without train": (
+        {"a": 4, "b": 1},
+        {"val_split": "b"},
+        r"names a validation split, but there is no training split",
+    ),
+    "cannot be divided": ({"a": 4, "b": 1}, {}, r"class 'b' has a single image, which cannot be split"),
 }
 
 
@@ -178,5 +182,5 @@ def test_images_of_kinds_that_are_not_read_are_told_of(tmp_path: Path) -> None:
     data = load(tmp_path)
     assert data.facts["counts"]["train"] == {"a": 2, "b": 2}
     assert data.facts["notes"] == [
-        "2 files are of kinds that are not read (.avif, .heic): train/a/x.HEIC, ...; save as JPEG or PNG."
+        "2 files in unsupported formats were skipped (.avif, .heic): train/a/x.HEIC, ...; save as JPEG or PNG."
     ]

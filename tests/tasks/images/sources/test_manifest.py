@@ -42,7 +42,7 @@ def test_one_label_for_each_image(pictures: Path, name: str, separator: str, ins
     assert data.facts["kind"] == "table"
     assert data.facts["classes"] == ["cat", "dog"]
     assert data.facts["sizes"] == {"train": 10, "val": 2}
-    note = "Paths begin in images/ beside the table."
+    note = "Paths are relative to images/ beside the table."
     assert (note in data.facts["notes"]) == (inside == "")
     place = [data.train.name(i) for i in range(10)].index(f"{inside}3.png")
     assert data.train[(0, place)][1] == 0
@@ -54,8 +54,8 @@ def test_a_column_says_the_part(pictures: Path) -> None:
     path = table(pictures / "x.csv", "image,class,split", rows)
     data = load(path)
     assert data.facts["sizes"] == {"train": 7, "val": 4}
-    assert data.facts["split"] == "the rows of column 'split' that say train and test"
-    assert "1 row whose column 'split' says something else is not used." in data.facts["notes"]
+    assert data.facts["split"] == "the rows with 'split' train and test"
+    assert "1 row with other values in column 'split' is not used." in data.facts["notes"]
     drawn = parts_of(path, val_fraction=0.5)
     assert (len(drawn.train), drawn.val) == (7, None)
     assert parts_of(path, val_split="extra").val.names == ["images/11.png"]  # type: ignore[union-attr]
@@ -164,7 +164,7 @@ def test_a_column_of_ids(pictures: Path) -> None:
     path = table(pictures / "x.csv", "image_id,label", [f"{i},{'ab'[i % 2]}" for i in range(12)])
     found = parts_of(path)
     assert found.train.names[3] == "3.png"
-    assert found.notes == ("Paths begin in train/ beside the table.", "Paths are taken to end in .png.")
+    assert found.notes == ("Paths are relative to train/ beside the table.", ".png is added to the paths.")
     assert np.array_equal(np.asarray(found.train.open(3)), np.asarray(picture(3)))
 
 
@@ -187,9 +187,9 @@ def test_class_folders_outweigh_a_table_beside_them(tmp_path: Path) -> None:
         ("path,label\nimages/0.png,a,b\n", "row 2 has 3 entries, the header 2"),
         ("path,label\nimages/0.png,\n", "row 2: column 'label' holds no label"),
         ("path,label\n,a\n", "row 2: column 'path' holds nothing"),
-        ("path,label\nhttp://x/0.png,a\n", "is an address; download the images"),
-        ("path,label\nelsewhere/0.png,a\n", r"none of the first 1 images of the table is there .*task\.data\.root"),
-        ('path,labels\nimages/0.png,"[""a"", 1 2]"\n', "row 2: column 'labels' is no JSON list"),
+        ("path,label\nhttp://x/0.png,a\n", "is a URL; download the images"),
+        ("path,label\nelsewhere/0.png,a\n", r"none of the first 1 images of the table exists .*task\.data\.root"),
+        ('path,labels\nimages/0.png,"[""a"", 1 2]"\n', "row 2: column 'labels' does not hold a JSON list"),
     ],
 )
 def test_refused(pictures: Path, content: str, message: str) -> None:

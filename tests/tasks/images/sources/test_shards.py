@@ -69,7 +69,7 @@ def test_labels_beside_the_images(tmp_path: Path) -> None:
     assert data.facts["kind"] == "webdataset"
     assert data.facts["classes"] == ["0", "1", "2"]
     assert data.facts["sizes"] == {"train": 15, "val": 3}
-    assert data.facts["split"].startswith("0.2 of each class of birds-000.tar to birds-002.tar drawn")
+    assert data.facts["split"].startswith("0.2 of each class of birds-000.tar to birds-002.tar for validation")
     names = [data.train.name(i) for i in range(15)]
     place = names.index("birds-001.tar/000007.jpg")
     assert data.train[(0, place)][1] == 1
@@ -213,8 +213,8 @@ def test_an_order_of_shards_depends_on_their_list_and_not_on_where_they_lie(tmp_
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"augment": {"repeats": 2}}, r"task\.augment\.repeats: takes images in an order of its own"),
-        ({"sampling": "balanced"}, r"task\.sampling: takes images in an order of its own"),
+        ({"augment": {"repeats": 2}}, r"task\.augment\.repeats: cannot be combined with task"),
+        ({"sampling": "balanced"}, r"task\.sampling: cannot be combined with task"),
     ],
 )
 def test_an_order_of_shards_goes_with_no_other(tmp_path: Path, sections: dict[str, object], message: str) -> None:

@@ -37,7 +37,7 @@ def test_a_saved_split_is_the_split(folder: Path, tmp_path: Path) -> None:
     for part in ("train", "val"):
         assert names(again, part) == names(drawn, part)
     assert again.facts["split_digest"] == drawn.facts["split_digest"]
-    assert again.facts["split"] == "the class folders, divided by split.csv"
+    assert again.facts["split"] == "the class folders, split by split.csv"
     assert load(folder, data={"split_seed": 4}).facts["split_digest"] != drawn.facts["split_digest"]
 
 
@@ -48,11 +48,9 @@ def test_it_stays_when_images_go_and_names_those_that_come(folder: Path, tmp_pat
     (folder / gone).unlink()
     again = load(folder, data={"split_file": str(path)})
     assert names(again) == names(drawn) - {gone}
-    assert "1 image that the split file names is not in the data." in again.facts["notes"]
+    assert "1 image listed in the split file is not in the data." in again.facts["notes"]
     make_folder(folder, {"ä, b": 12})
-    with pytest.raises(
-        DataError, match=r"split\.csv: does not list 2 of 21 images .* \(ä, b/10\.png, ä, b/11"
-    ):
+    with pytest.raises(DataError, match=r"split\.csv: does not list 2 of 21 images .* \(ä, b/10\.png, ä, b/11"):
         load(folder, data={"split_file": str(path)})
 
 

@@ -51,7 +51,9 @@ def with_validation(
     else:
         in_val, note = read_split(saved_split, source, remedy=_REMOVE_THEM)
         source = replace(source, notes=(*source.notes, note) if note else source.notes)
-    origin = f"random {fraction:g} of each class of {source.origin} for validation, split_seed {config.split_seed}"
+    origin = (
+        f"{fraction:g} of each class of {source.origin} for validation, at random with split_seed {config.split_seed}"
+    )
     return _apply(source, in_val, origin)
 
 
