@@ -21,8 +21,8 @@ from attngraft.export.run import export_run
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.loop import train
-from attngraft.training.out_of_memory import OutOfMemory
-from attngraft.training.profiler import Workbench, load_material
+from attngraft.training.failures import OutOfMemory
+from attngraft.training.profiler import Profiler, load_benchmark_batch
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import read_run
@@ -343,14 +343,14 @@ def test_several_labels_can_be_learned_from_a_teacher(tmp_path: Path) -> None:
 
 def test_costs_and_estimates_time_the_teacher_too(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = digits(taught_by(teacher))
-    material = load_material(recipe)
+    material = load_benchmark_batch(recipe)
     assert material.teacher is not None
     seen = []
     monkeypatch.setattr(material.teacher.model, "forward", lambda x: seen.append(len(x)) or torch.zeros(len(x), 10))
-    bench = Workbench(recipe, material)
+    bench = Profiler(recipe, material)
     bench.train_step()
     assert seen == [64]
-    alone = Workbench(recipe, replace(material, teacher=None))
+    alone = Profiler(recipe, replace(material, teacher=None))
     alone.train_step()
     model = material.teacher.model
     own = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])

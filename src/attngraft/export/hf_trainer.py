@@ -11,7 +11,7 @@ from attngraft.errors import UsageError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted
 from attngraft.grafting.io import graft_bytes
-from attngraft.grafting.unused import pin_unused
+from attngraft.grafting.apply import pin_unused
 from attngraft.hosts import find_host
 from attngraft.models.transformers_folder import GRAFTS
 

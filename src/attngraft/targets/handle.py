@@ -27,7 +27,7 @@ from attngraft.training.run_folder import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class ModelHandle:
     """A model in evaluation mode, and how images are shown to it."""
 
     name: str
@@ -52,14 +52,14 @@ class Subject:
         return self.preparation.batch(views).to(like)
 
 
-def open_subject(
+def open_handle(
     where: str,
     *,
     name: str | None = None,
     weights: Weights = "last",
     pretrained: bool = False,
     arguments: Mapping[str, Any] | None = None,
-) -> Subject:
+) -> ModelHandle:
     """A run's folder, an exported folder, or a model of timm by its name.
 
     Args:
@@ -87,10 +87,10 @@ def open_subject(
             f"{where}: there is no such folder; give a run, an exported model, or a model of timm by its name"
         )
     model = create_model(where, pretrained=pretrained, **(arguments or {}))
-    return subject_of(name or where, model)
+    return model_handle(name or where, model)
 
 
-def subject_of(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None = None) -> Subject:
+def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None = None) -> ModelHandle:
     """A model that is there already; images become its input as timm evaluates it.
 
     Args:
@@ -107,21 +107,21 @@ def subject_of(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None
         raise UsageError(f"{name}: it takes tensors of {tuple(example.shape)}, and no images of 1 or 3 channels")
     config = timm.data.resolve_model_data_config(host.core) | dict(expects or {})
     takes = HostInput.from_model(config | {"input_size": tuple(example.shape[1:])})
-    return Subject(name=name, model=model, preparation=Preprocessor(takes))
+    return ModelHandle(name=name, model=model, preparation=Preprocessor(takes))
 
 
-def _of_run(path: Path, name: str | None, weights: Weights) -> Subject:
+def _of_run(path: Path, name: str | None, weights: Weights) -> ModelHandle:
     source = open_run(path, weights, unfinished=True)
     subject = _served(name or _called(path), source.model, source.manifest.serving)
     return replace(subject, record=source.record, weights=weights)
 
 
-def _of_exported(path: Path, name: str | None) -> Subject:
+def _of_exported(path: Path, name: str | None) -> ModelHandle:
     return _served(name or path.resolve().name, load(path), read_manifest(path).serving)
 
 
-def _served(name: str, model: nn.Module, serving: Serving) -> Subject:
-    return Subject(
+def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
+    return ModelHandle(
         name=name,
         model=_placed(model),
         preparation=Preprocessor.from_serving(serving),

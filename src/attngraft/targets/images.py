@@ -20,7 +20,7 @@ from attngraft.training.run_folder import RunFolder, RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class Album:
+class ImageSet:
     """Images in a fixed order, opened one at a time."""
 
     where: str  #: the data's name, for readers
@@ -40,7 +40,7 @@ class Album:
         return [int(place) for place in np.linspace(0, len(self) - 1, count).round()]
 
 
-def album_of_files(paths: Sequence[str]) -> Album:
+def images_from_files(paths: Sequence[str]) -> ImageSet:
     """Image files.
 
     Raises:
@@ -59,7 +59,7 @@ def album_of_files(paths: Sequence[str]) -> Album:
             raise DataError(f"{paths[place]}: {error.strerror or error}") from None
 
     where = paths[0] if len(paths) == 1 else f"{len(paths)} files"
-    return Album(where=where, names=shortest_names(paths), open=opened, named=True)
+    return ImageSet(where=where, names=shortest_names(paths), open=opened, named=True)
 
 
 def shortest_names(paths: Sequence[str]) -> list[str]:
@@ -90,7 +90,7 @@ def numbered_names(names: Iterable[str]) -> list[str]:
     return found
 
 
-def album_of_data(source: str, *, split: str | None = None) -> Album:
+def images_from_data(source: str, *, split: str | None = None) -> ImageSet:
     """The validation part of any source that `--data` takes, or the part called `split`.
 
     Raises:
@@ -99,7 +99,7 @@ def album_of_data(source: str, *, split: str | None = None) -> Album:
     return _opened(DataConfig(source=source, val_split=split), None, named=True)
 
 
-def album_of_run(record: RunRecord, *, data: str | None = None, split: str | None = None) -> Album:
+def images_from_run(record: RunRecord, *, data: str | None = None, split: str | None = None) -> ImageSet:
     """What a run was validated on; or the same part of other data, or another part of its own.
 
     Raises:
@@ -123,9 +123,9 @@ def album_of_run(record: RunRecord, *, data: str | None = None, split: str | Non
     )
 
 
-def _opened(config: DataConfig, kept: Path | None, *, named: bool) -> Album:
+def _opened(config: DataConfig, kept: Path | None, *, named: bool) -> ImageSet:
     found = open_images(config, saved_split=kept)
-    return Album(
+    return ImageSet(
         where=found.source.where,
         names=numbered_names(found.val.names),
         open=found.val.open,

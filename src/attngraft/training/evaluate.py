@@ -79,9 +79,9 @@ class SplitEvaluator:
             return None
         return evaluator.result()
 
-    def send_workers_away(self) -> None:
+    def stop_workers(self) -> None:
         """End the loading processes now."""
-        self._loader.send_away()
+        self._loader.stop_workers()
 
     def _inputs(self, batch: Batch) -> Arguments:
         return model_inputs(self._task, batch, channels_last=self._channels_last)

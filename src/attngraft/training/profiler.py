@@ -43,7 +43,7 @@ class Material:
     teacher: Teacher | None = None  #: of all variants; part of every training step
 
 
-def load_material(recipe: Recipe, *, split: Path | None = None) -> Material:
+def load_benchmark_batch(recipe: Recipe, *, split: Path | None = None) -> Material:
     """Open the data as a run would; `split` is where an earlier start kept what was drawn (`Task.save_split`).
 
     Raises:
@@ -81,7 +81,7 @@ def load_material(recipe: Recipe, *, split: Path | None = None) -> Material:
     )
 
 
-class Workbench:
+class Profiler:
     """A model of `recipe` with its optimizer; `train_step` and `evaluate_batch` repeat the material's batches."""
 
     def __init__(self, recipe: Recipe, material: Material) -> None:
@@ -177,7 +177,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def peak_memory(bench: Workbench) -> int:
+def peak_memory(bench: Profiler) -> int:
     """Bytes at the peak of one training step: parameters, optimizer state, gradients, activations and the batch."""
     bench.train_step()  # makes the optimizer's state, which later steps have from the start
     state = bench.state_bytes()

@@ -16,16 +16,16 @@ from torch import nn
 
 from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
-from attngraft.grafting.unused import unused_parts
+from attngraft.grafting.apply import unused_parts
 from attngraft.tasks.task import Task, TaskData
-from attngraft.training.batch_norms import examples_at_once
+from attngraft.training.freezing import batch_norm_examples
 from attngraft.training.build import Start, build_started_model, build_task, model_data_config
-from attngraft.training.checkpoint import Counters, Learner
+from attngraft.training.checkpoint import Counters, TrainState
 from attngraft.training.loading import TrainOrder
 from attngraft.training.optimizer import create_ema, create_optimizer, create_schedule
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, write_json
-from attngraft.training.stages import Stages
+from attngraft.training.freezing import Stages
 from attngraft.training.teacher import Teacher, create_teacher, note_teacher
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Job:
     task: Task
     data: TaskData
     order: TrainOrder
-    learner: Learner
+    learner: TrainState
     schedule: Scheduler
     core: nn.Module  #: the model inside accelerate's wrappers
     start: Start  #: what it starts from; random values where the run goes on from a checkpoint
@@ -117,7 +117,7 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
             prepared.optimizer
         )  # without a scaler accelerate's wrapper adds nothing but a look for packages, per step
     if accelerator.is_main_process:
-        seen = examples_at_once(core, recipe, processes=accelerator.num_processes)
+        seen = batch_norm_examples(core, recipe, processes=accelerator.num_processes)
         if seen is not None:
             _say_what_batch_norms_see(recipe, run, seen, processes=accelerator.num_processes)
         _write_facts(recipe, run, accelerator, data, batch_norm_examples=seen)
@@ -130,7 +130,7 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
         task=task,
         data=data,
         order=order,
-        learner=Learner(
+        learner=TrainState(
             accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters(), stages=stages
         ),
         schedule=schedule,
@@ -200,7 +200,7 @@ def _write_facts(
 ) -> None:
     """Recipe, data and environment. The environment of the first start stays; those of later ones are added to it.
 
-    `batch_norm_examples`, of `examples_at_once`, stands there as it is now.
+    `batch_norm_examples`, of `batch_norm_examples`, stands there as it is now.
     """
     parts = {} if batch_norm_examples is None else {"batch_norm_examples": batch_norm_examples}
     here = environment(accelerator.device, processes=accelerator.num_processes)

@@ -21,7 +21,7 @@ from attngraft.tasks.task import Batch, Distillation, Task, TaskData
 from attngraft.training.inputs import Arguments, in_format
 from attngraft.training.recipe import DistillConfig, Recipe, TeacherConfig
 from attngraft.training.run_folder import RunFolder, read_json
-from attngraft.training.teacher_source import FIELD, FoundTeacher, find_teacher
+from attngraft.training.teacher import FIELD, FoundTeacher, find_teacher
 
 
 @dataclass(frozen=True, kw_only=True)
