@@ -403,10 +403,3 @@ def load_task(name: str) -> type[Task]:
             raise
         raise ConfigError(f"task {name}: the installed package's {known[name]} cannot be imported: {error}") from None
     return task
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Teaching":
-        warnings.warn("Teaching is now Distillation", DeprecationWarning, stacklevel=2)
-        return Distillation
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

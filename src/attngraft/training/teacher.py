@@ -23,8 +23,7 @@ from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.tasks.seeding import seeded
-from attngraft.tasks.task import Batch, Task, TaskData
-from attngraft.tasks.task import Distillation
+from attngraft.tasks.task import Batch, Distillation, Task, TaskData
 from attngraft.training.build import Start, build_model, build_started_model, model_data_config
 from attngraft.training.checkpoint import load_weights
 from attngraft.training.inputs import Arguments, in_format
@@ -132,7 +131,9 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
     model = DistillationTeacher(source.model).requires_grad_(False).to(device)
     if recipe.train.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    return Teacher(model=model, distillation=distillation, config=config, channels_last=recipe.train.channels_last, facts=facts)
+    return Teacher(
+        model=model, distillation=distillation, config=config, channels_last=recipe.train.channels_last, facts=facts
+    )
 
 
 def check_teacher(recipe: Recipe) -> None:

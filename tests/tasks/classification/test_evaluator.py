@@ -17,7 +17,7 @@ from attngraft.errors import TrainingError
 from attngraft.tasks.classification.evaluator import ClassificationEvaluator, balanced_accuracy, macro_f1
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sources import ArrayImages
-from attngraft.tasks.images.splits import SplitSettings, LabelledSplit
+from attngraft.tasks.images.splits import LabelledSplit, SplitSettings
 from attngraft.tasks.task import Evaluation
 from tests.tasks.images.datasets import host_config, make_task
 
