@@ -85,7 +85,7 @@ def test_too_few_sizes_for_an_exponent(
 ) -> None:
     assert run(["bench", "bixt", "--out", str(tmp_path / "x.json"), "--sizes=784,3136,12544"]) == 0
     shown = capsys.readouterr().out
-    assert "BiXT layer: no exponent; that takes three sizes of 3,136 tokens and more" in shown
+    assert "BiXT layer: no exponent; it needs three sizes of at least 3,136 tokens" in shown
     assert "ViT block, fused attention: no exponent" not in shown
 
 

@@ -112,7 +112,7 @@ def test_any_model_of_timm_is_converted(tmp_path: Path, capsys: pytest.CaptureFi
     path = checkpoint(tmp_path / "a.pth", timm.create_model("vit_tiny_patch16_224", num_classes=7, **arguments))
     options = [f"--host-arg={name}={value}" for name, value in arguments.items()]
     assert run(["convert", path, tmp_path / "o.safetensors", "--host", "vit_tiny_patch16_224", *options]) == 0
-    assert "but for the head, which is for other classes" in capsys.readouterr().out
+    assert "except the head, which is for other classes" in capsys.readouterr().out
 
 
 def test_refusals_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +129,7 @@ def test_refusals_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([path, tmp_path / "folder.safetensors", *HOST, "--overwrite"], 2, "is a folder; pass a file name"),
         ([path, path / "o.safetensors", *HOST], 1, "a.pth.tar"),
         ([tmp_path / "none.pth", out], 2, "no such file of weights"),
-        ([tmp_path / "empty.pth", out], 1, "empty.pth holds no tensors under names"),
+        ([tmp_path / "empty.pth", out], 1, "empty.pth holds no named tensors"),
         ([trap, out], 1, "trap.pth contains Python objects besides tensors (pathlib."),
     ):
         assert run(["convert", *arguments]) == code, message

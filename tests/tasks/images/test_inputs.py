@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms import Compose, Normalize, ToTensor
 
-from attngraft.tasks.images.batches import ImageBatches
-from attngraft.tasks.images.inputs import HostInput
-from tests.tasks.images.making import host_config, make_task, picture
+from attngraft.tasks.images.inputs import HostInput, ImageBatches
+from tests.tasks.images.datasets import host_config, make_task, picture
 
 HOST = HostInput.from_model(host_config(12))
 

@@ -15,7 +15,7 @@ from attngraft.errors import ConfigError
 from attngraft.tasks.classification.losses import teacher_loss
 from attngraft.tasks.multilabel.losses import teacher_loss as multilabel_loss
 from attngraft.tasks.task import load_task
-from tests.tasks.images.making import host_config, make_task, normalized
+from tests.tasks.images.datasets import host_config, make_task, normalized
 
 
 def logits_of(*probabilities: float) -> Tensor:
@@ -70,7 +70,7 @@ def test_the_sum_of_both_parts_is_timms(temperature: float) -> None:
     data = task.load(model_data_config=host_config(8))
     batch = data.train.collate([data.train[(0, i)] for i in range(6)])
     config = host_config(8)
-    teaching = task.teaching(model_data_config=config)
+    distillation = task.distillation(model_data_config=config)
     own, token, taught = torch.randn(3, 6, 10, generator=torch.Generator().manual_seed(1)).unbind()
     images = torch.zeros(6, 3, 8, 8)
     theirs = LogitDistillationTask(
@@ -81,7 +81,7 @@ def test_the_sum_of_both_parts_is_timms(temperature: float) -> None:
         temperature=temperature,
         verbose=False,
     )(images, batch["target"])
-    part = teaching.loss(own, taught, temperature=temperature, hard=False)
+    part = distillation.loss(own, taught, temperature=temperature, hard=False)
     assert torch.allclose(task.loss(own, batch)["loss"] + 5 * part, theirs["loss"])
     for kind, hard in (("soft", False), ("hard", True)):
         theirs = TokenDistillationTask(
@@ -92,17 +92,17 @@ def test_the_sum_of_both_parts_is_timms(temperature: float) -> None:
             temperature=temperature,
             verbose=False,
         )(images, batch["target"])
-        part = teaching.loss(token, taught, temperature=temperature, hard=hard)
+        part = distillation.loss(token, taught, temperature=temperature, hard=hard)
         assert torch.allclose(task.loss(own, batch)["loss"] + part, theirs["loss"])
 
 
 def test_two_heads_are_averaged_before_they_are_compared() -> None:
     task = make_task("digits")
     task.load(model_data_config=host_config(8))
-    teaching = task.teaching(model_data_config=host_config(8))
+    distillation = task.distillation(model_data_config=host_config(8))
     one, two, taught = torch.randn(3, 4, 10).unbind()
-    both = teaching.loss((one, two), taught, temperature=1, hard=False)
-    assert torch.equal(both, teaching.loss((one + two) / 2, taught, temperature=1, hard=False))
+    both = distillation.loss((one, two), taught, temperature=1, hard=False)
+    assert torch.equal(both, distillation.loss((one + two) / 2, taught, temperature=1, hard=False))
 
 
 def digits(**teacher: Any) -> tuple[Any, Any, dict[str, Tensor]]:
@@ -111,14 +111,14 @@ def digits(**teacher: Any) -> tuple[Any, Any, dict[str, Tensor]]:
     data = task.load(model_data_config=host_config(8))
     batch = data.train.collate([data.train[(0, i)] for i in range(6)])
     config = {**host_config(8), **teacher}
-    return task, task.teaching(model_data_config=config), task.prepare(batch, epoch=0, step=0)
+    return task, task.distillation(model_data_config=config), task.prepare(batch, epoch=0, step=0)
 
 
 def test_mixed_images_reach_the_teacher_normalized_anew_and_resized() -> None:
     mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
-    _, teaching, mixed = digits(mean=mean, std=std, input_size=(3, 12, 12))
+    _, distillation, mixed = digits(mean=mean, std=std, input_size=(3, 12, 12))
     assert mixed["target"].ndim == 2, "nothing was mixed"
-    (shown,), _ = teaching.to_teacher(mixed)
+    (shown,), _ = distillation.to_teacher(mixed)
     pixels = mixed["image"] * 0.25 + 0.5
     assert pixels.min() > -1e-5
     assert pixels.max() < 1 + 1e-5
@@ -128,8 +128,8 @@ def test_mixed_images_reach_the_teacher_normalized_anew_and_resized() -> None:
 
 
 def test_a_teacher_that_wants_the_same_is_shown_the_same() -> None:
-    _, teaching, mixed = digits()
-    (shown,), _ = teaching.to_teacher(mixed)
+    _, distillation, mixed = digits()
+    (shown,), _ = distillation.to_teacher(mixed)
     assert shown is mixed["image"]
 
 
@@ -138,7 +138,7 @@ def test_bytes_of_evaluation_are_normalized_for_the_teacher() -> None:
     data = task.load(model_data_config=host_config(8))
     batch = data.val.collate([data.val[(0, i)] for i in range(3)])
     other = host_config(8) | {"mean": (0.0,) * 3, "std": (1.0,) * 3}
-    (shown,), _ = task.teaching(model_data_config=other).to_teacher(batch)
+    (shown,), _ = task.distillation(model_data_config=other).to_teacher(batch)
     torch.testing.assert_close(shown, normalized(batch["image"], other), rtol=0, atol=1e-6)
 
 
@@ -147,18 +147,18 @@ def test_gray_images_are_shown_to_a_teacher_of_color_and_not_the_other_way() -> 
     data = task.load(model_data_config=host_config(8, channels=1))
     batch = task.prepare(data.train.collate([data.train[(0, i)] for i in range(3)]), epoch=0, step=0)
     color = host_config(8) | {"mean": (0.1, 0.2, 0.3)}
-    (shown,), _ = task.teaching(model_data_config=color).to_teacher(batch)
+    (shown,), _ = task.distillation(model_data_config=color).to_teacher(batch)
     expected = normalized(((batch["image"] * 0.25 + 0.5) * 255).round().byte().expand(-1, 3, -1, -1), color)
     torch.testing.assert_close(shown, expected, rtol=0, atol=1e-5)
     colored = make_task("digits")
     colored.load(model_data_config=host_config(8))
-    with pytest.raises(ConfigError, match="a gray teacher cannot be shown color images"):
-        colored.teaching(model_data_config=host_config(8, channels=1))
+    with pytest.raises(ConfigError, match="a grayscale teacher cannot read color images"):
+        colored.distillation(model_data_config=host_config(8, channels=1))
 
 
 def test_a_task_that_does_not_say_how_refuses() -> None:
     import tests.training.toys  # noqa: F401
 
     toy = load_task("toy").from_config({}, seed=0)
-    with pytest.raises(ConfigError, match=r"task toy: does not say how its models learn from a teacher"):
-        toy.teaching(model_data_config={})
+    with pytest.raises(ConfigError, match=r"task toy: training with a teacher is not supported"):
+        toy.distillation(model_data_config={})

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import open_images
-from attngraft.tasks.images.sources import ArrayImages, Parts, with_validation
-from tests.tasks.images.making import make_folder
+from attngraft.tasks.images.sources import ArrayImages, ImageSource, with_validation
+from tests.tasks.images.datasets import make_folder
 
 FRACTIONS = st.sampled_from([0.1, 0.2, 0.25, 0.5, 0.8])
 SEEDS = st.integers(0, 2**16)
@@ -24,7 +24,7 @@ def drawn(labels: np.ndarray, fraction: float = 0.2, seed: int = 0) -> np.ndarra
     names = [str(i) for i in range(len(labels))]
     images = ArrayImages(np.zeros((len(labels), 1, 1, 3), dtype=np.uint8), names=names, labels=labels.astype(np.uint8))
     classes = tuple(f"c{i}" for i in range(labels.shape[1]))
-    parts = Parts(
+    parts = ImageSource(
         kind="table", where="x.csv", classes=classes, train=images, val=None, origin="the rows", multilabel=True
     )
     rest, val = with_validation(parts, DataConfig(source="x.csv", val_fraction=fraction, split_seed=seed))

@@ -13,15 +13,15 @@ from timm.data import create_transform
 from attngraft.errors import ConfigError
 from attngraft.tasks.images.config import AugmentConfig
 from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.images.views import ViewPlan, fixed_view, only_moves, random_view
+from attngraft.tasks.images.transforms import TransformPlan, eval_transform, only_shifts_and_flips, train_transform
 from attngraft.tasks.seeding import seeded
-from tests.tasks.images.making import host_config, picture
+from tests.tasks.images.datasets import host_config, picture
 
 HOST = HostInput.from_model(host_config(32))
 
 
-def _plan(config: AugmentConfig, *, size: tuple[int, int] = (32, 32), mirrored: bool = True) -> ViewPlan:
-    return ViewPlan.decide(config, HOST, image_size=size, mirrored=mirrored)
+def _plan(config: AugmentConfig, *, size: tuple[int, int] = (32, 32), mirrored: bool = True) -> TransformPlan:
+    return TransformPlan.decide(config, HOST, image_size=size, mirrored=mirrored)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,13 @@ def test_given_values_win() -> None:
 def test_the_fixed_view_is_timms(size: tuple[int, int]) -> None:
     image = picture(1, size=size)
     timms = create_transform((3, 32, 32), interpolation="bicubic", mean=HOST.mean, std=HOST.std, crop_pct=0.9)
-    ours = HOST.normalize(fixed_view(HOST, crop_pct=0.9)(image)[None])[0]
+    ours = HOST.normalize(eval_transform(HOST, crop_pct=0.9)(image)[None])[0]
     assert torch.equal(ours, timms(image))
 
 
 def test_an_image_of_the_hosts_size_is_left_as_it_is() -> None:
     image = picture(2, size=(32, 32))
-    assert np.array_equal(fixed_view(HOST, crop_pct=1.0)(image).permute(1, 2, 0).numpy(), np.asarray(image))
+    assert np.array_equal(eval_transform(HOST, crop_pct=1.0)(image).permute(1, 2, 0).numpy(), np.asarray(image))
 
 
 VIEWS = [
@@ -67,7 +67,7 @@ VIEWS = [
 @pytest.mark.parametrize("config", VIEWS)
 def test_random_views_are_functions_of_the_seed_and_picklable(config: AugmentConfig) -> None:
     plan = _plan(config)
-    view = random_view(config, plan, HOST)
+    view = train_transform(config, plan, HOST)
     copy = pickle.loads(pickle.dumps(view))
     seen = []
     for index in range(6):
@@ -87,17 +87,17 @@ def test_random_views_are_functions_of_the_seed_and_picklable(config: AugmentCon
 def test_gray_hosts_take_the_same_views(auto_augment: str | None) -> None:
     host = HostInput.from_model(host_config(32, channels=1))
     config = AugmentConfig(auto_augment=auto_augment, erasing=0.5)
-    view = random_view(config, ViewPlan.decide(config, host, image_size=(8, 8), mirrored=True), host)
+    view = train_transform(config, TransformPlan.decide(config, host, image_size=(8, 8), mirrored=True), host)
     for index in range(20):
         with seeded("t", index):
             assert view(picture(index, mode="L")).shape == (1, 32, 32)
 
 
 def test_which_views_are_only_moves() -> None:
-    assert only_moves(AugmentConfig(), _plan(AugmentConfig()))
-    assert not only_moves(AugmentConfig(), _plan(AugmentConfig(), size=(99, 99)))
+    assert only_shifts_and_flips(AugmentConfig(), _plan(AugmentConfig()))
+    assert not only_shifts_and_flips(AugmentConfig(), _plan(AugmentConfig(), size=(99, 99)))
     for config in VIEWS[1:]:
-        assert not only_moves(config, _plan(config))
+        assert not only_shifts_and_flips(config, _plan(config))
 
 
 def test_the_hosts_numbers_are_fitted_to_its_channels() -> None:
@@ -117,7 +117,7 @@ def test_a_training_view_ends_with_timms_numbers(mode: str, erasing: float) -> N
     channels = len(image.getbands())
     host = HostInput.from_model({"input_size": (channels, 32, 32), "mean": (0.4,) * channels, "std": (0.2,) * channels})
     config = AugmentConfig(crop="resized", erasing=erasing)
-    plan = ViewPlan.decide(config, host, image_size=image.size, mirrored=True)
+    plan = TransformPlan.decide(config, host, image_size=image.size, mirrored=True)
     expected = create_transform(
         (channels, 32, 32),
         is_training=True,
@@ -129,7 +129,7 @@ def test_a_training_view_ends_with_timms_numbers(mode: str, erasing: float) -> N
         re_mode=config.erasing_mode,
     )
     with seeded("t", 1):
-        found = random_view(config, plan, host)(image)
+        found = train_transform(config, plan, host)(image)
     with seeded("t", 1):
         assert torch.equal(found if erasing else host.normalize(found), expected(image))
     assert found.is_contiguous()

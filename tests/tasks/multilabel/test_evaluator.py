@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, f1_score, label_ranking_average_precision_score
 
-from attngraft.tasks.multilabel.scores import (
+from attngraft.tasks.multilabel.evaluator import (
     class_average_precision,
     image_average_precision,
     label_counts,
@@ -56,5 +56,5 @@ def test_counts_at_a_threshold(threshold: float) -> None:
     scores, labels = random(4)
     given_labels = 1 / (1 + np.exp(-scores.astype(float))) >= threshold
     counts = label_counts(scores, labels, threshold=threshold)
-    f1 = 2 * counts["right"] / (counts["there"] + counts["given"])
+    f1 = 2 * counts["correct"] / (counts["positives"] + counts["predicted"])
     assert f1 == pytest.approx(f1_score(labels, given_labels, average=None))

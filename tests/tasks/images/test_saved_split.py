@@ -17,7 +17,7 @@ from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder
-from tests.tasks.images.making import load, make_folder, make_task, picture
+from tests.tasks.images.datasets import load, make_folder, make_task, picture
 from tests.tasks.images.test_training import recipe
 
 
@@ -65,7 +65,7 @@ def test_a_run_that_goes_on_keeps_its_split_when_images_go(folder: Path, tmp_pat
     assert validation(run) == images_of(split, "val")
     assert facts(run)["split_digest"] == before["split_digest"]
     assert facts(run)["split"] == before["split"]
-    assert "1 image that the split file names is not in the data." in facts(run)["notes"]
+    assert "1 image listed in the split file is not in the data." in facts(run)["notes"]
     assert kept(run) == split, "and an image that comes back finds its place"
     assert sorted(evaluate_run(run).predictions.names) == images_of(split, "val")
 
@@ -75,7 +75,7 @@ def test_images_that_come_are_named_before_the_run_goes_on(folder: Path, tmp_pat
     run = begun(given, tmp_path / "run")
     before = (run / "split.csv").read_bytes(), (run / "metrics.jsonl").read_bytes()
     make_folder(folder, {"a": 13})
-    message = r"run/split\.csv: does not say where 1 of 25 images .* \(a/12\.png\).*take them out .* another folder"
+    message = r"run/split\.csv: does not list 1 of 25 images .* \(a/12\.png\).*remove them .* another folder"
     with pytest.raises(DataError, match=message):
         train(given, run, progress=Silent())
     assert ((run / "split.csv").read_bytes(), (run / "metrics.jsonl").read_bytes()) == before
@@ -106,7 +106,7 @@ def test_a_try_that_saved_nothing_leaves_no_split_to_another_recipe(folder: Path
     run.create()
     task = make_task(folder, data={"val_fraction": 0.5})
     task.load(model_data_config={"input_size": (3, 16, 16)})
-    assert task.keep(run.split)
+    assert task.save_split(run.split)
     run.write_recipe(recipe({"source": str(folder), "val_fraction": 0.5}))
     begun(recipe({"source": str(folder)}), run.path)
     assert len(images_of(kept(run.path), "val")) == 4
@@ -129,9 +129,9 @@ def test_images_of_one_name_are_trained_on_without_a_file(folder: Path, caplog: 
     (folder / "labels.csv").write_text("\n".join(["path,label", *rows, rows[0]]), encoding="utf-8")
     task = make_task(folder / "labels.csv")
     task.load(model_data_config={"input_size": (3, 16, 16)})
-    assert not task.keep(folder / "split.csv")
+    assert not task.save_split(folder / "split.csv")
     assert not (folder / "split.csv").exists()
-    assert "labels.csv: the drawn split is not kept on file: images share a name" in caplog.text
+    assert "labels.csv: the random split cannot be saved: images share a name" in caplog.text
 
 
 def study(folder: Path, out: Path, **more: Any) -> StudyConfig:

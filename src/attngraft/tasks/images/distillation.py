@@ -1,4 +1,4 @@
-"""The student's images as a teacher wants them: its own mean and deviation, its size, its channels."""
+"""Distillation of image classifiers: converts the student's images for a teacher, and compares their logits."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.errors import ConfigError
-from attngraft.tasks.images.batches import ImageBatches
 from attngraft.tasks.images.heads import mean_logits
-from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.task import Batch
-from attngraft.tasks.teaching import Teaching
+from attngraft.tasks.images.inputs import HostInput, ImageBatches
+from attngraft.tasks.task import Batch, Distillation
 
-#: (student's logits, teacher's logits, temperature=, hard=) -> scalar
+#: (student logits, teacher logits, temperature=, hard=) -> scalar
 TeacherLoss = Callable[..., Tensor]
 
 
-class ImageTeaching(Teaching):
-    """Of tasks whose models give logits (B, classes) for images.
+class ImageDistillation(Distillation):
+    """Distillation for tasks whose models map images to logits (B, classes).
 
     Args:
-        batches: the student's, which normalize for it.
-        student, teacher: what they expect of an image.
-        loss: of logits; the mean of its heads where a model has two.
-        classes: of the data.
+        batches: normalizes batches for the student.
+        student, teacher: the inputs of both models.
+        loss: compares logits; models with two heads give their mean.
+        classes: number of classes.
 
     Raises:
-        ConfigError: the teacher needs colors that the student does not see.
+        ConfigError: the teacher takes one channel, the student three.
     """
 
     def __init__(
@@ -38,25 +36,26 @@ class ImageTeaching(Teaching):
     ) -> None:
         if teacher.channels not in (student.channels, 3):
             raise ConfigError(
-                f"distill.teacher: takes {teacher.channels} input channels, the student {student.channels}: a gray teacher "
-                "cannot be shown color images; set host.args.in_chans to 1, or take another teacher"
+                f"distill.teacher: takes {teacher.channels} input channels, the student {student.channels}; a grayscale "
+                "teacher cannot read color images: set host.args.in_chans to 1, or use another teacher"
             )
         self._batches, self._loss, self._classes = batches, loss, classes
-        self._change = _Change(student, teacher)
+        self._convert = _InputConversion(student, teacher)
 
     def to_teacher(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         (images,), _ = self._batches.to_model(batch)
-        return (self._change(images),), {}
+        return (self._convert(images),), {}
 
     def loss(self, outputs: Any, taught: Any, *, temperature: float, hard: bool) -> Tensor:
-        own, wanted = (mean_logits(each, classes=self._classes) for each in (outputs, taught))
-        return self._loss(own, wanted, temperature=temperature, hard=hard)
+        student, teacher = (mean_logits(each, classes=self._classes) for each in (outputs, taught))
+        return self._loss(student, teacher, temperature=temperature, hard=hard)
 
 
-class _Change:
-    """From images normalized for the student (B, C, H, W) to images normalized for the teacher.
+class _InputConversion:
+    """Converts images normalized for the student (B, C, H, W) to the teacher's channels, size and normalization.
 
-    (x * std + mean - mean') / std' is one multiplication and one addition; resizing commutes with it, its weights sum to 1.
+    (x * std + mean - mean') / std' is one multiplication and one addition; it commutes with resizing, whose weights sum to
+    1.
     """
 
     def __init__(self, student: HostInput, teacher: HostInput) -> None:
@@ -69,7 +68,7 @@ class _Change:
         pairs = zip(mean, std, teacher.mean, teacher.std, strict=gray or student.channels == teacher.channels)
         self._scale, self._shift = None, None
         if not same:
-            numbers = [(s / wanted_s, (m - wanted_m) / wanted_s) for m, s, wanted_m, wanted_s in pairs]
+            numbers = [(s / teacher_s, (m - teacher_m) / teacher_s) for m, s, teacher_m, teacher_s in pairs]
             self._scale, self._shift = (torch.tensor(column).view(-1, 1, 1) for column in zip(*numbers, strict=True))
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -79,6 +78,6 @@ class _Change:
             images = F.interpolate(images, self._size, mode=self._mode, antialias=True)
         if self._scale is None or self._shift is None:
             return images
-        if self._scale.device != images.device:  # once, not at every step
+        if self._scale.device != images.device:  # at the first step only
             self._scale, self._shift = self._scale.to(images.device), self._shift.to(images.device)
         return torch.addcmul(self._shift.to(images.dtype), images, self._scale.to(images.dtype))

@@ -1,4 +1,4 @@
-"""Mixup and CutMix (Zhang et al. 2018, Yun et al. 2019) through timm, as a function of (seed, epoch, step)."""
+"""Mixup and CutMix (Zhang et al. 2018, Yun et al. 2019) through timm, as functions of (seed, epoch, step)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attngraft.tasks.seeding import seeded
 
 
 class Mixing:
-    """Mixes a batch with itself reversed; partners come from the process's own batch, all processes draw alike."""
+    """Mixes a batch with its reverse. Partners come from the process's own batch; all processes draw the same numbers."""
 
     def __init__(self, config: AugmentConfig, *, classes: int, smoothing: float, seed: int) -> None:
         self.seed, self.classes, self.smoothing, self.off_epoch = seed, classes, smoothing, config.mix_off_epoch
@@ -27,9 +27,9 @@ class Mixing:
         )
 
     def __call__(self, images: Tensor, target: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """Mixed images (B, C, H, W) and smoothed soft targets (B, classes); unchanged from `mix_off_epoch` on.
+        """Return mixed images (B, C, H, W) and smoothed soft targets (B, classes); no change from `mix_off_epoch` on.
 
-        timm mixes even batches only: the last image of an odd one stays as it is.
+        timm mixes even batches only: the last image of an odd batch is not mixed.
         """
         if self.off_epoch is not None and epoch >= self.off_epoch:
             return images, target
@@ -39,3 +39,18 @@ class Mixing:
             with seeded("mix", self.seed, epoch, step):
                 _, soft[:even] = self.mixup(images[:even], target[:even])
         return images, torch.as_tensor(soft)
+
+
+class MultiLabelMixing:
+    """Mixes images as `Mixing` does, and rows of labels (B, classes) by the same ratios."""
+
+    def __init__(self, config: AugmentConfig, *, seed: int) -> None:
+        self.config, self.seed = config, seed
+
+    def __call__(self, images: Tensor, target: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        """Return mixed images (B, C, H, W) and labels (B, classes) from 0 to 1; no change from `mix_off_epoch` on."""
+        size = len(images)
+        mixing = Mixing(self.config, classes=size, smoothing=0.0, seed=self.seed)
+        identity = torch.arange(size, device=target.device)  # each image is its own class, so soft targets are ratios
+        mixed, ratios = mixing(images, identity, epoch=epoch, step=step)
+        return mixed, target if ratios.ndim == 1 else ratios @ target.to(ratios.dtype)

@@ -13,8 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from attngraft.tasks.classification import Classification
-from attngraft.tasks.images.batches import ImageBatches
-from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.task import TaskData
 
 

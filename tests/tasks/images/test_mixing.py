@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from attngraft.tasks.classification.mixing import Mixing
 from attngraft.tasks.images.config import AugmentConfig
-from tests.tasks.images.making import host_config, make_task, normalized
+from attngraft.tasks.images.mixing import Mixing
+from tests.tasks.images.datasets import host_config, make_task, normalized
 
 
 def _mixing(*, seed: int = 0, smoothing: float = 0.0, **config: Any) -> Mixing:
