@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from attngraft.bench.result import current_setting
 from attngraft.bench.scaling import Call, Curve, End, Exponent, Limits, Point, ScalingResult
 from attngraft.drawing.sheet import settings, sheet
 from attngraft.drawing.theme import LIGHT
