@@ -12,7 +12,7 @@ import torch
 from attngraft.analysis.ask import by_subject
 from attngraft.analysis.catalog import ANALYSES, analyses, analysis
 from attngraft.errors import GraftSpecError, HostError, RecordError, UsageError
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 from tests.analysis.asked.asking import ask, vit
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def test_images_are_the_same_for_all_models_and_evenly_chosen() -> None:
 
 
 def test_models_that_have_no_such_thing_are_named_with_the_reason() -> None:
-    def find(subject: Subject) -> int:
+    def find(subject: ModelHandle) -> int:
         assert not torch.is_grad_enabled()
         if subject.name == "b":
             raise RecordError("it has none")
@@ -49,7 +49,7 @@ def test_models_that_have_no_such_thing_are_named_with_the_reason() -> None:
 
     assert by_subject(ask(vit(), vit(), vit()), find) == ({0: 1, 2: 1}, {"b": "it has none"})
 
-    def none(subject: Subject) -> int:
+    def none(subject: ModelHandle) -> int:
         raise HostError(f"no {subject.name}")
 
     with pytest.raises(HostError, match="a: no a; b: no b"):
@@ -57,7 +57,7 @@ def test_models_that_have_no_such_thing_are_named_with_the_reason() -> None:
 
 
 def test_the_kind_of_error_is_kept() -> None:
-    def find(subject: Subject) -> int:
+    def find(subject: ModelHandle) -> int:
         if subject.name == "a":
             raise GraftSpecError("'blocks.9' matches no site")
         if subject.name == "b":

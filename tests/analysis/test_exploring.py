@@ -15,7 +15,7 @@ import attngraft
 import attngraft.models  # registers BiXT
 from attngraft.analysis.exploring import Squeezed, explored
 from attngraft.errors import RecordError, UsageError
-from attngraft.recording.reductions import REDUCTIONS, Around
+from attngraft.recording.reductions import REDUCTIONS, TokenLayout
 
 
 def vit(**changes: Any) -> nn.Module:
@@ -71,10 +71,10 @@ def test_windows_that_are_shifted_and_filled_up() -> None:
     with torch.no_grad(), attngraft.record(model, "weights") as recording:
         model(image(56))
     for layer in found:
-        assert torch.equal(layer.places, recording.places(layer.site))
+        assert torch.equal(layer.places, recording.token_indices(layer.site))
         weights = recording[layer.site]["weights"]
         assert (layer.numbers[0].numbers() - weights).abs().max() < 0.01 * weights.max()
-        whole = recording.whole(layer.site)
+        whole = recording.full_attention_map(layer.site)
         rows, columns = layer.places.shape
         at = torch.stack(
             [torch.arange(rows).repeat_interleave(columns) / rows, torch.arange(columns).repeat(rows) / columns], 1
@@ -108,7 +108,7 @@ def test_what_looks_the_same_everywhere_reaches_the_ceiling() -> None:
 def test_a_row_that_looks_at_the_filling_alone() -> None:
     places = torch.tensor([[0, 1]])  # the third token of the window is none
     weights = torch.tensor([[[[0.0, 0.0, 1.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]]])
-    found = REDUCTIONS["patch_entropy"](weights, Around(places=places))
+    found = REDUCTIONS["patch_entropy"](weights, TokenLayout(token_indices=places))
     torch.testing.assert_close(found, torch.tensor([[[0.0, math.log(2)]]]))
 
 
@@ -145,7 +145,7 @@ def test_latents() -> None:
     found = explored(model, image(64))
     assert all(layer.places.shape == (4, 4) for layer in found.layers)
     assert set(found.skipped) == {f"blocks.{block}.self_attention_latents.attn" for block in (0, 1)}
-    assert all("stand on no grid" in why for why in found.skipped.values())
+    assert all("they have no grid" in why for why in found.skipped.values())
 
 
 def test_latents_and_tokens_that_attend_one_after_the_other() -> None:
@@ -167,7 +167,7 @@ def test_neighbors_beyond_the_map_do_not_count() -> None:
         model(image())
     for layer in explored(model, image(), sites="layers.1").layers:
         site = layer.site.split(": ")[0]
-        whole = recording.whole(site, "elsa.local_filters")[0]
+        whole = recording.full_attention_map(site, "elsa.local_filters")[0]
         among = whole / whole.sum(-1, keepdim=True)
         at = torch.tensor([[row / 4, column / 4] for row in range(4) for column in range(4)])
         assert layer.ceiling == pytest.approx(math.log(16))

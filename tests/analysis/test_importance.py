@@ -10,7 +10,7 @@ import attngraft
 from attngraft.analysis.importance import importance, importance_map
 from attngraft.attention import Geometry
 from attngraft.recording.recording import Recording
-from attngraft.recording.token_coordinates import Standing
+from attngraft.recording.token_coordinates import TokenCoordinates
 
 
 def test_a_query_counts_by_the_key_that_it_agrees_with_best() -> None:
@@ -20,7 +20,7 @@ def test_a_query_counts_by_the_key_that_it_agrees_with_best() -> None:
 
 def recorded(weights: torch.Tensor, places: torch.Tensor) -> Recording:
     """As a host with windows would have said it."""
-    recording = Recording(standing=Standing({"attn": Geometry(dim=4)}))
+    recording = Recording(coordinates=TokenCoordinates({"attn": Geometry(dim=4)}))
     recording.add("attn", "places", places)
     recording.add("attn", "bisa.inverse_weights", weights)
     return recording
@@ -57,7 +57,7 @@ def test_on_a_swin_with_shifted_windows() -> None:
     for block in (0, 1):
         site = f"layers.0.blocks.{block}.attn"
         inverse = recording[site]["misa.inverse_weights"]
-        found, places = importance_map(recording, site, "misa.inverse_weights"), recording.places(site)
+        found, places = importance_map(recording, site, "misa.inverse_weights"), recording.token_indices(site)
         assert found.shape == (2, 2, 8, 8)
         for window in range(4):
             inside = found[:, :, (places >= 16 * window) & (places < 16 * (window + 1))]

@@ -15,6 +15,8 @@ from tests.contract.timm import test_swin as swin
 from tests.contract.timm import test_vit as vit
 from tests.slow import slow_but
 
+pytestmark = pytest.mark.oldest
+
 # named through their modules, so that pytest does not collect the contract a second time here
 HOSTS = [
     vit.TestViT,

@@ -73,6 +73,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("file", ["model.pt2", "model.onnx"])
 def test_a_program_alone_is_the_model_at_any_batch_size(exported: Path, tmp_path: Path, file: str) -> None:
     alone = Path(shutil.copy(exported / file, tmp_path / file))
@@ -94,6 +95,7 @@ def test_the_quantized_file_is_smaller_and_its_difference_is_told(exported: Path
     assert "model.int8.onnx" in (exported / "README.md").read_text()
 
 
+@pytest.mark.oldest
 def test_plain_timm_loads_the_host_and_the_card_says_that_it_is_not_the_model(exported: Path) -> None:
     plain = timm.create_model(f"local-dir:{exported}", pretrained=True).eval()
     model = attngraft.load(exported)

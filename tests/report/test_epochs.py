@@ -7,7 +7,8 @@ from dataclasses import replace
 from attngraft.report.epochs import added_parameters, compared, epochs_sentence, ratio_text
 from attngraft.report.figures import study_figures
 from attngraft.report.page import report_html
-from attngraft.report.tables import csv_rows, markdown_table
+from attngraft.report.tables import markdown_table
+from attngraft.results.csv_tables import csv_rows
 from tests.report import studies
 from tests.report.test_page import Page
 

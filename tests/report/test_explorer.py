@@ -75,7 +75,7 @@ def test_what_makes_no_page(picture: Path, tmp_path: Path, monkeypatch: pytest.M
     out = tmp_path / "page.html"
     with pytest.raises(UsageError, match="3 models"):
         explore({name: vit() for name in "abc"}, picture, out=out)
-    with pytest.raises(DataError, match="this is no image"):
+    with pytest.raises(DataError, match="cannot be read as an image"):
         explore({"a": vit()}, Path(__file__), out=out)
     with pytest.raises(DataError, match="nowhere.png"):
         explore({"a": vit()}, tmp_path / "nowhere.png", out=out)
@@ -115,7 +115,7 @@ def test_a_swins_windows_and_filters_are_the_recorded_ones(opened: Any, picture:
         ("layers.1.blocks.1.attn", "bisa.inverse_weights"),
     ]
     for index, (site, name) in enumerate(layers):
-        whole = recording.whole(site, name)[0]
+        whole = recording.full_attention_map(site, name)[0]
         side = int(whole.shape[-1] ** 0.5)
         for row, column in ((0, 0), (2, 5), (side - 1, side - 2)):
             own = row * side + column

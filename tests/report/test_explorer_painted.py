@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attngraft.recording.attention_maps import scattered, whole_map
+from attngraft.recording.attention_maps import filters_to_attention_map, full_attention_map
 from tests.report.explored import pixels
 
 #: matplotlib's viridis at its quarters
@@ -31,8 +31,8 @@ def among_places(layer: dict[str, Any]) -> Tensor:
         theirs, ours = numbers
         return torch.zeros(layer["heads"], *[layer["rows"] * layer["columns"]] * 2) if ours is None else ours @ theirs
     if layer["kind"] == "filters":
-        return scattered(numbers[0][None])[0]
-    return whole_map(numbers[0], torch.tensor(layer["places"]).view(layer["rows"], layer["columns"]))[0]
+        return filters_to_attention_map(numbers[0][None])[0]
+    return full_attention_map(numbers[0], torch.tensor(layer["places"]).view(layer["rows"], layer["columns"]))[0]
 
 
 def painted(driver: Any, canvas: Any, expected: Tensor) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from attngraft.report.halving import fate, halving_view
 from attngraft.report.page import report_html
-from attngraft.report.tables import csv_rows, table_text
+from attngraft.report.tables import table_text
+from attngraft.results.csv_tables import csv_rows
 from attngraft.results.study import HalvingResult, Standing, StudyResult
 from attngraft.results.wording import headline
 

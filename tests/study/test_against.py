@@ -14,7 +14,8 @@ import pytest
 
 from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.report.page import report_html
-from attngraft.report.tables import csv_text, markdown_table, table_text
+from attngraft.report.tables import markdown_table, table_text
+from attngraft.results.csv_tables import csv_text
 from attngraft.results.wording import headline
 from attngraft.study import compare, load_result, prepare, read_study, report_only, study_from_dict
 from attngraft.study.cost import COST_FILE, load_costs, measure_costs, save_costs

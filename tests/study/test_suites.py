@@ -17,7 +17,8 @@ import pytest
 from attngraft.errors import DataError, UsageError
 from attngraft.evaluation.suites.kept import read_columns
 from attngraft.report.page import report_html
-from attngraft.report.suites import suite_comparison, suite_views, suites_csv
+from attngraft.report.suites import suite_comparison, suite_views
+from attngraft.results.csv_tables import suites_csv
 from attngraft.results.statistics import t_interval
 from attngraft.results.study import StudyResult, SuiteResult
 from attngraft.study import StudyConfig, Tools, compare, load_result, report_only, study_from_dict

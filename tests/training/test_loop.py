@@ -44,6 +44,7 @@ class Recorder(Silent):
         self.finished = finished
 
 
+@pytest.mark.oldest
 def test_a_run_leaves_everything_and_says_so(tmp_path: Path) -> None:
     progress = Recorder()
     record = train(toy_recipe(graft="cb_s", train={"ema": 0.9}), tmp_path, progress=progress)

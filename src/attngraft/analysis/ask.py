@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attngraft.errors import AttngraftError, GraftSpecError, HostError, RecordError, UsageError
 from attngraft.results.analysis import Finding
-from attngraft.targets.handle import Subject
-from attngraft.targets.images import Album
+from attngraft.targets.handle import ModelHandle
+from attngraft.targets.images import ImageSet
 
 T = TypeVar("T")
 
@@ -24,8 +24,8 @@ Progress = Callable[[int], None]  #: so many more images were seen
 class Ask:
     """One question to some models."""
 
-    subjects: tuple[Subject, ...]
-    album: Album | None = None  #: None: the analysis needs no images
+    subjects: tuple[ModelHandle, ...]
+    album: ImageSet | None = None  #: None: the analysis needs no images
     baseline: int | None = None  #: the place of the model that the others are compared with, where there is one
     left_out: Mapping[str, str] = field(default_factory=dict)  #: models that were wanted and cannot be asked, and why
     sites: str = "all"
@@ -39,7 +39,7 @@ class Ask:
     progress: Progress = lambda images: None
 
     @property
-    def images(self) -> Album:
+    def images(self) -> ImageSet:
         """
         Raises:
             UsageError: no images were given.
@@ -51,21 +51,23 @@ class Ask:
     @property
     def saved(self) -> bool:
         """Whether what the models answered is known from their runs: all saved it, and no other images were named."""
-        return not (self.album is not None and self.album.named) and all(each.saved for each in self.subjects)
+        return not (self.album is not None and self.album.user_chosen) and all(
+            each.has_predictions for each in self.subjects
+        )
 
-    def batches(self, subject: Subject, *, least: int = 1) -> Iterator[Tensor]:
+    def batches(self, subject: ModelHandle, *, least: int = 1) -> Iterator[Tensor]:
         """Up to `limit` images as the model takes them; the same images for every model. A last batch of fewer than `least`
         images is left out."""
-        places = self.images.some(self.limit)
+        places = self.images.sample(self.limit)
         for start in range(0, len(places), self.batch):
             part = places[start : start + self.batch]
             if len(part) >= least:
                 yield subject.inputs([subject.view(self.images.open(place)) for place in part])
             self.progress(len(part))
 
-    def pictures(self, subject: Subject) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def pictures(self, subject: ModelHandle) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Up to `shown` images: name, what the model sees as bytes (C, H, W), and as it takes it, (1, C, H, W)."""
-        for place in self.images.some(self.shown):
+        for place in self.images.sample(self.shown):
             view = subject.view(self.images.open(place))
             yield self.images.names[place], view, subject.inputs([view])
             self.progress(1)
@@ -120,7 +122,7 @@ class Analysis:
         return replace(found, baseline=ask.baseline, left_out={**ask.left_out, **found.left_out})
 
 
-def by_subject(ask: Ask, find: Callable[[Subject], T]) -> tuple[dict[int, T], dict[str, str]]:
+def by_subject(ask: Ask, find: Callable[[ModelHandle], T]) -> tuple[dict[int, T], dict[str, str]]:
     """What `find` finds of each model, by its place; and, by name, why others have nothing of the kind: what the error
     said, and its kind where it is another than a `RecordError`.
 

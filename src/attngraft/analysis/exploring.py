@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from attngraft.attention import AttentionGeometry
 from attngraft.errors import RecordError, UsageError
 from attngraft.hosts import find_host
-from attngraft.recording.attention_maps import coordinates, put_back
-from attngraft.recording.measures import entropy, placed_distance
+from attngraft.recording.attention_maps import normalized_coordinates, tokens_to_map
+from attngraft.recording.measures import entropy, windowed_distance
 from attngraft.recording.record import record
-from attngraft.recording.recording import FILTERS, Recording
-from attngraft.recording.reductions import REDUCTIONS, Around
+from attngraft.recording.recording import FILTER_NDIM, Recording
+from attngraft.recording.reductions import REDUCTIONS, TokenLayout
 
 #: how the numbers of a layer are to be read: see `Layer.numbers`
 Kind = Literal["maps", "filters", "latents"]
@@ -131,7 +131,7 @@ def _looks(recording: Recording, site: str) -> Iterator[tuple[Kind, str]]:
         return
     for name in names:
         part = name.rpartition(".")[2]
-        if part == "local_filters" and recording[site][name].ndim == FILTERS:
+        if part == "local_filters" and recording[site][name].ndim == FILTER_NDIM:
             yield "filters", name
         elif part in _MAPS:
             yield "maps", name
@@ -146,13 +146,16 @@ def _title(site: str, name: str) -> str:
 
 
 def _of_maps(recording: Recording, site: str, name: str) -> Layer:
-    recording.looks(site, (0, 0), name)  # says what is wrong if these are not the tokens of the map
-    maps, places = recording[site][name].float().cpu(), recording.places(site).cpu()
+    recording.attention_map_for_query(site, (0, 0), name)  # says what is wrong if these are not the tokens of the map
+    maps, places = recording[site][name].float().cpu(), recording.token_indices(site).cpu()
     windows, heads, tokens = maps.shape[:3]
     if windows != int(places.max()) // tokens + 1:
         raise RecordError(f"{site}: its {windows} sequences of {tokens} tokens are no windows of one map of the image")
     are_shares, prefix = name == "weights", recording.prefix(site)
-    around, among = Around(len(prefix), places=places), "" if prefix else "patch_"  # what fills windows up is no place
+    around, among = (
+        TokenLayout(len(prefix), token_indices=places),
+        "" if prefix else "patch_",
+    )
     spread, most = (REDUCTIONS[f"{among}{name}"](maps, around).mean((0, 2)) for name in ("entropy", "ceiling"))
     return Layer(
         site=_title(site, name),
@@ -163,13 +166,15 @@ def _of_maps(recording: Recording, site: str, name: str) -> Layer:
         prefix=prefix,
         entropy=_floats(spread) if are_shares else (),
         ceiling=float(most.mean()),
-        distance=_floats(_by_place(placed_distance(maps, coordinates(places, tokens)), places)) if are_shares else (),
+        distance=_floats(_by_place(windowed_distance(maps, normalized_coordinates(places, tokens)), places))
+        if are_shares
+        else (),
     )
 
 
 def _by_place(found: Tensor, places: Tensor) -> Tensor:
     """(H,) of numbers by row (W, H, N): the mean over what stands on the map."""
-    return put_back(found.movedim(1, 2), places).mean((0, 1, 2))
+    return tokens_to_map(found.movedim(1, 2), places).mean((0, 1, 2))
 
 
 def _of_filters(recording: Recording, site: str, name: str) -> Layer:
@@ -218,7 +223,9 @@ def _of_shares(filters: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 def _of_latents(recording: Recording, site: str, first: str) -> Layer:
     found = {name: recording[site][name][0].float().cpu() for name in _LATENTS if name in recording[site]}
     ours = found.get(_LATENTS[0])
-    rows, columns = recording.places(site).shape if ours is None else recording.keys_on_map(site, first).shape[-2:]
+    rows, columns = (
+        recording.token_indices(site).shape if ours is None else recording.keys_on_map(site, first).shape[-2:]
+    )
     return Layer(
         site=site,
         kind="latents",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attngraft.recording.attention_maps import put_back
+from attngraft.recording.attention_maps import tokens_to_map
 from attngraft.recording.recording import Recording
 
 
@@ -33,8 +33,8 @@ def importance_map(recording: Recording, site: str, name: str = "bisa.inverse_we
     Raises:
         RecordError: nothing of this name was recorded there, or its tokens have no places on the map.
     """
-    recording.looks(site, (0, 0), name)  # says what is wrong if these are not the tokens of the map
-    places, found = recording.places(site), importance(recording[site][name]).movedim(1, 2)  # (B * W, N, H)
+    recording.attention_map_for_query(site, (0, 0), name)  # says what is wrong if these are not the tokens of the map
+    places, found = recording.token_indices(site), importance(recording[site][name]).movedim(1, 2)  # (B * W, N, H)
     tokens = found.shape[1]
     windows = int(places.max()) // tokens + 1
     stands = torch.zeros(windows * tokens, dtype=torch.bool, device=found.device)
@@ -44,4 +44,4 @@ def importance_map(recording: Recording, site: str, name: str = "bisa.inverse_we
     high = found.masked_fill(~stands, -torch.inf).amax(1, keepdim=True)
     width = high - low
     scaled = torch.where(width > 0, (found - low) / torch.where(width > 0, width, 1), 0)
-    return put_back(scaled, places).movedim(3, 1)
+    return tokens_to_map(scaled, places).movedim(3, 1)

@@ -12,7 +12,7 @@ from attngraft.cli.evaluate import Weights
 if TYPE_CHECKING:
     from attngraft.analysis.ask import Analysis, Ask
     from attngraft.results.analysis import Finding
-    from attngraft.targets.handle import Subject
+    from attngraft.targets.handle import ModelHandle
 
 _MODELS, _IMAGES, _OUTPUT = "Which models", "Which images", "What comes out"
 ALL = "all"
@@ -182,7 +182,7 @@ def analyze(
         subjects = open_models(
             model or [], names=name or [], weights=weights.value, pretrained=pretrained, arguments=arguments
         )
-    saved = not (image or data or split) and all(subject.saved for subject in subjects)
+    saved = not (image or data or split) and all(subject.has_predictions for subject in subjects)
     needs = any(each.needs_images(saved=saved) for each in wanted)
     given = {"latents": ("--latent", latent), "filters": ("--at", at), "structure": ("--label-maps", label_maps)}
     for analysis, (option, value) in given.items():
@@ -229,7 +229,7 @@ def _row_and_column(text: str) -> tuple[int, int]:
         raise UsageError(f"--at {text}: give a row and a column of the map, counted from 0, as 3,10") from None
 
 
-def _place(study: Path | None, subjects: tuple[Subject, ...]) -> Path:
+def _place(study: Path | None, subjects: tuple[ModelHandle, ...]) -> Path:
     from attngraft.analysis.storage import FOLDER
 
     if study is not None:
@@ -295,7 +295,7 @@ def _made(ask: Ask, analysis: Analysis, weights: str) -> dict[str, Any]:
     made: dict[str, Any] = {"command": shlex.join(["attngraft", *sys.argv[1:]])}
     if ask.album is not None and analysis.images != "none" and not (analysis.answers and ask.saved):
         count = min(len(ask.album), ask.shown if analysis.images == "shown" else ask.limit)
-        made["images"] = f"{count} of {ask.album.where}"
+        made["images"] = f"{count} of {ask.album.source}"
     if any(subject.record is not None for subject in ask.subjects):
         made["weights"] = weights
     return made | {"made": datetime.now(UTC).isoformat(timespec="seconds"), "attngraft": __version__}

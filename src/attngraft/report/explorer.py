@@ -20,8 +20,8 @@ from attngraft.errors import UsageError
 from attngraft.files import write_atomically
 from attngraft.report.templating import css_themes, environment
 from attngraft.results.wording import shown
-from attngraft.targets.handle import Subject, subject_of
-from attngraft.targets.images import album_of_files
+from attngraft.targets.handle import ModelHandle, model_handle
+from attngraft.targets.images import images_from_files
 
 MOST_BYTES = 48_000_000  #: of a page; browsers become slow beyond
 
@@ -70,12 +70,12 @@ def explore(
         RecordError: no chosen site looks at places of the image, or its numbers are not finite.
         HostError, GraftSpecError: as `attngraft.record`.
     """
-    subjects = [subject_of(name, model, expects=expects) for name, model in models.items()]
+    subjects = [model_handle(name, model, expects=expects) for name, model in models.items()]
     return explore_subjects(subjects, image, out=out, sites=sites, title=title)
 
 
 def explore_subjects(
-    subjects: Sequence[Subject], image: Path | str, *, out: Path | str, sites: str = "all", title: str | None = None
+    subjects: Sequence[ModelHandle], image: Path | str, *, out: Path | str, sites: str = "all", title: str | None = None
 ) -> Path:
     """The same of models that were opened from runs, exported folders or timm (`analysis.subjects`), each of which sees the
     image as its own evaluation does.
@@ -85,7 +85,7 @@ def explore_subjects(
     """
     if not 1 <= len(subjects) <= _ALIKE:
         raise UsageError(f"{len(subjects)} models: a page shows one, or two beside each other")
-    picture = album_of_files([str(image)]).open(0)
+    picture = images_from_files([str(image)]).open(0)
     views = [_view(subject, picture, sites) for subject in subjects]
     layers = [layer for each in views for layer in each.explored.layers]
     size = sum(numbers.bytes.numel() for layer in layers for numbers in layer.numbers if numbers is not None)
@@ -110,7 +110,7 @@ def explorer_html(views: Sequence[View], *, title: str) -> str:
     )
 
 
-def _view(subject: Subject, image: Image.Image, sites: str) -> View:
+def _view(subject: ModelHandle, image: Image.Image, sites: str) -> View:
     """What the model sees of the image, and does with it."""
     view = subject.view(image)
     return View(

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict import (
 from attngraft.attention import detached_state, load_detached_state, sites_with_detached
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
-from attngraft.tensors import apart
+from attngraft.tensors import unshared
 from attngraft.training.run_folder import Metrics, RunFolder
 from attngraft.training.stages import Stages
 
@@ -206,7 +206,7 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, 
     metadata = {
         "attngraft": json.dumps(dict(facts))
     }  # one entry: safetensors keeps no order, and equal runs give equal files
-    write_atomically(path, safetensors.torch.save(apart(weights), metadata))
+    write_atomically(path, safetensors.torch.save(unshared(weights), metadata))
 
 
 def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:

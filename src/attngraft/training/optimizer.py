@@ -12,7 +12,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from attngraft.errors import ConfigError
-from attngraft.grafting.unused import pin_unused
+from attngraft.grafting.apply import pin_unused
 from attngraft.suggest import did_you_mean
 from attngraft.training.groups import parameter_groups
 from attngraft.training.recipe import Recipe

@@ -16,7 +16,7 @@ from torch import nn
 
 from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
-from attngraft.grafting.unused import unused_parts
+from attngraft.grafting.apply import unused_parts
 from attngraft.tasks.task import Task, TaskData
 from attngraft.training.batch_norms import examples_at_once
 from attngraft.training.build import Start, build_started_model, build_task, model_data_config

@@ -21,8 +21,8 @@ from attngraft.analysis.storage import load_finding, save_finding
 from attngraft.report.analyses import analyses_html
 from attngraft.report.findings import finding_csv, finding_plots, in_words
 from attngraft.results.analysis import Finding
-from attngraft.targets.handle import Subject, subject_of
-from attngraft.targets.images import Album
+from attngraft.targets.handle import ModelHandle, model_handle
+from attngraft.targets.images import ImageSet
 
 SIDE = 32
 
@@ -51,11 +51,11 @@ def sharp(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def album(count: int = 10) -> Album:
+def album(count: int = 10) -> ImageSet:
     """Images of noise, class by class."""
     pixels = np.random.default_rng(0).integers(0, 255, (count, SIDE, SIDE, 3), dtype=np.uint8)
-    return Album(
-        where="noise",
+    return ImageSet(
+        source="noise",
         names=[f"noise/{place}" for place in range(count)],
         open=lambda place: Image.fromarray(pixels[place]),
         labels=np.arange(count) % 2,
@@ -63,9 +63,9 @@ def album(count: int = 10) -> Album:
     )
 
 
-def ask(*models: nn.Module | Subject, names: Sequence[str] = "abcdefgh", **changes: Any) -> Ask:
+def ask(*models: nn.Module | ModelHandle, names: Sequence[str] = "abcdefgh", **changes: Any) -> Ask:
     subjects = tuple(
-        model if isinstance(model, Subject) else subject_of(name, model)
+        model if isinstance(model, ModelHandle) else model_handle(name, model)
         for name, model in zip(names, models, strict=False)
     )
     return replace(Ask(subjects=subjects, album=album(), limit=6, shown=2, batch=4), **changes)

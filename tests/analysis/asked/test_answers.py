@@ -15,8 +15,8 @@ from attngraft.errors import UsageError
 from attngraft.export.predict import open_model
 from attngraft.export.run import export_run
 from attngraft.results.analysis import Pictures
-from attngraft.targets.handle import Subject, open_subject
-from attngraft.targets.images import Album, album_of_data
+from attngraft.targets.handle import ModelHandle, open_handle
+from attngraft.targets.images import ImageSet, images_from_data
 from tests.analysis.asked.asking import album, ask, found, rows_of, vit
 from tests.export.runs import make_run
 
@@ -39,12 +39,12 @@ def insects(tmp_path: Path) -> Path:
 def test_of_a_run_and_of_an_exported_folder(insects: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "cb_s", classes=TRAINED)
     export_run(make_run(tmp_path / "other", classes=TRAINED), tmp_path / "taken")
-    subjects = (open_subject(str(run)), open_subject(str(tmp_path / "taken")))
+    subjects = (open_handle(str(run)), open_handle(str(tmp_path / "taken")))
     seen: list[int] = []
-    given = Ask(subjects=subjects, album=album_of_data(str(insects)), limit=12, batch=5, progress=seen.append)
+    given = Ask(subjects=subjects, album=images_from_data(str(insects)), limit=12, batch=5, progress=seen.append)
     answered = answers.answers_of_all(given)
     assert sum(seen) == 2 * 12
-    places = given.images.some(12)
+    places = given.images.sample(12)
     files = [insects / given.images.names[place] for place in places]
     for where, each in zip((run, tmp_path / "taken"), answered.models, strict=True):
         said = [prediction.probabilities for prediction in open_model(where)(files)]
@@ -61,13 +61,13 @@ def test_saved_answers_are_those_of_the_own_images_and_the_last_weights(insects:
     run = make_run(tmp_path / "run", classes=DATA, task=task)
     target = np.zeros(3, dtype=np.int64)
     np.savez(run / "predictions.npz", name=["a", "b", "c"], target=target, predicted=target)
-    own = album_of_data(str(insects))
-    given = Ask(subjects=(open_subject(str(run)),), album=replace(own, named=False))
+    own = images_from_data(str(insects))
+    given = Ask(subjects=(open_handle(str(run)),), album=replace(own, user_chosen=False))
     assert answers.answers_of_all(given).first.names == ("a", "b", "c")
     assert len(answers.answers_of_all(replace(given, album=own)).first.names) == 16, "somebody named these"
     best = replace(given.subjects[0], weights="best")
     assert len(answers.answers_of_all(replace(given, subjects=(best,))).first.names) == 16
-    assert open_subject(str(run), weights="best").weights == "best"
+    assert open_handle(str(run), weights="best").weights == "best"
 
 
 def test_confusion_and_sides_of_any_models(tmp_path: Path) -> None:
@@ -113,13 +113,13 @@ def test_pictures_are_those_of_the_images_by_their_names() -> None:
     ],
 )
 def test_images_that_do_not_fit(changes: dict[str, object], message: str) -> None:
-    other: Album = replace(album(), **changes)
+    other: ImageSet = replace(album(), **changes)
     with pytest.raises(UsageError, match=message):
         confusion.ANALYSIS(ask(vit(num_classes=2), album=other))
 
 
 def test_a_model_of_other_classes(tmp_path: Path) -> None:
-    subject: Subject = open_subject(str(make_run(tmp_path / "run", classes=("even", "cat"))))
+    subject: ModelHandle = open_handle(str(make_run(tmp_path / "run", classes=("even", "cat"))))
     with pytest.raises(UsageError, match="run: does not know odd of noise; it knows even, cat: give data"):
         confusion.ANALYSIS(ask(subject))
 

@@ -33,7 +33,7 @@ def test_two_models_against_the_formula(tmp_path: Path) -> None:
             lambda module, given, output, kept=kept: kept.append(output)
         )
         with torch.no_grad():
-            model(inputs(given, given.images.some(8), place))
+            model(inputs(given, given.images.sample(8), place))
         hook.remove()
         features = kept[0].flatten(1).double()
         kernels.append((features @ features.T).fill_diagonal_(0))

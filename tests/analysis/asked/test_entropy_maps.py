@@ -42,7 +42,7 @@ def test_shifted_windows_stand_in_their_places() -> None:
     with torch.no_grad(), attngraft.record(model, "weights") as recording:
         model(inputs(given, [0]))
     for site in recording:
-        whole = recording.whole(site)[0].double()
+        whole = recording.full_attention_map(site)[0].double()
         expected = torch.special.entr(whole).sum(-1)
         for head, values in enumerate(expected):
             rows = rows_of(finding, layer=site, head=str(head))
@@ -61,5 +61,5 @@ def test_layers_without_places_are_named() -> None:
 
 
 def test_a_model_without_such_maps() -> None:
-    with pytest.raises(RecordError, match="stand on no grid"):
+    with pytest.raises(RecordError, match="they have no grid"):
         entropy_maps.ANALYSIS(ask(bixt(), shown=1, sites="blocks.0"))

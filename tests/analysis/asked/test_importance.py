@@ -22,7 +22,7 @@ def test_maps_and_sizes_of_shifted_windows(tmp_path: Path) -> None:
     site = "layers.0.blocks.1.attn"
     with torch.no_grad(), attngraft.record(model, sites=site) as recording:
         model(inputs(given, [9]))
-    kept, places = recording[site], recording.places(site)
+    kept, places = recording[site], recording.token_indices(site)
     windows = kept["bisa.inverse_weights"].amax(-1)
     low, high = windows.amin(-1, keepdim=True), windows.amax(-1, keepdim=True)
     expected = ((windows - low) / (high - low)).mean(1).flatten()[places]  # no window is filled up

@@ -12,8 +12,8 @@ import pytest
 from attngraft.analysis.asked import confusion, curves, sides
 from attngraft.errors import TrainingError, UsageError
 from attngraft.results.analysis import Grid, Pictures
-from attngraft.targets.handle import Subject, open_subject
-from attngraft.targets.images import Album
+from attngraft.targets.handle import ModelHandle, open_handle
+from attngraft.targets.images import ImageSet
 from attngraft.training.run_folder import RunFolder
 from tests.analysis.asked.asking import album, ask, found, rows_of, vit
 from tests.export.runs import CLASSES, make_run
@@ -27,7 +27,7 @@ def trained(
     *,
     losses: tuple[float, ...] = (2.0, 1.0),
     classes: tuple[str, ...] = tuple(CLASSES),
-) -> Subject:
+) -> ModelHandle:
     run = RunFolder(make_run(folder, classes=classes))
     rows = [
         {"epoch": epoch, "seconds": 1.0, "train/loss": loss, "val/top1": 1 / loss / 4, "val/loss": loss}
@@ -37,17 +37,17 @@ def trained(
     said = np.array(predicted)
     names = np.array([f"noise/{place}" for place in range(10)])
     np.savez(run.predictions, name=names, score=said == TARGET, binary=True, target=TARGET, predicted=said)
-    return open_subject(str(folder))
+    return open_handle(str(folder))
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> tuple[Subject, Subject]:
+def runs(tmp_path: Path) -> tuple[ModelHandle, ModelHandle]:
     first = trained(tmp_path / "first", [0, 1, 1, 1, 2, 3, 4, 4, 0, 0])
     second = trained(tmp_path / "second", [0, 0, 1, 0, 2, 3, 4, 4, 4, 0], losses=(3.0, float("nan")))
     return first, second
 
 
-def test_curves(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
+def test_curves(runs: tuple[ModelHandle, ModelHandle], tmp_path: Path) -> None:
     finding = found(curves.ANALYSIS, ask(*runs, album=None), tmp_path)
     assert finding.subjects == ["first", "second"]
     assert [panel.title for panel in finding.panels] == [
@@ -80,7 +80,7 @@ def test_epochs_to_the_baselines_best(tmp_path: Path) -> None:
     assert [row["epochs to baseline's best"] for row in rows_of(other, epoch=1)] == [2, 1, 3]
 
 
-def test_confusion(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
+def test_confusion(runs: tuple[ModelHandle, ModelHandle], tmp_path: Path) -> None:
     finding = found(confusion.ANALYSIS, ask(*runs, album=None), tmp_path)
     own, difference = finding.panels
     assert isinstance(own, Grid)
@@ -93,7 +93,7 @@ def test_confusion(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
     assert finding.numbers == {"first: right": 0.7, "second: right": 0.8}
 
 
-def test_sides(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
+def test_sides(runs: tuple[ModelHandle, ModelHandle], tmp_path: Path) -> None:
     finding = found(sides.ANALYSIS, ask(*runs), tmp_path)
     gained, lost = (rows_of(finding, side=side) for side in ("gained", "lost"))
     assert [(row["image"], row["true class"], row["first"], row["second"]) for row in gained] == [
@@ -110,13 +110,13 @@ def test_sides(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
     assert isinstance(classes, Grid)
 
 
-def test_images_that_are_not_the_runs_are_not_shown(runs: tuple[Subject, Subject]) -> None:
-    other: Album = replace(album(), names=[f"other/{place}" for place in range(10)])
+def test_images_that_are_not_the_runs_are_not_shown(runs: tuple[ModelHandle, ModelHandle]) -> None:
+    other: ImageSet = replace(album(), names=[f"other/{place}" for place in range(10)])
     finding = sides.ANALYSIS(ask(*runs, album=other))
     assert [panel.kind for panel in finding.panels] == ["grid"]
 
 
-def test_runs_that_cannot_be_compared(runs: tuple[Subject, Subject], tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared(runs: tuple[ModelHandle, ModelHandle], tmp_path: Path) -> None:
     first, second = runs
     assert second.record is not None
     assert second.record.predictions is not None
@@ -133,4 +133,4 @@ def test_runs_that_cannot_be_compared(runs: tuple[Subject, Subject], tmp_path: P
         confusion.ANALYSIS(ask(first, second))
     second.record.predictions.unlink()
     with pytest.raises(UsageError, match="needs images"):
-        confusion.ANALYSIS(ask(first, open_subject(str(tmp_path / "second")), album=None))
+        confusion.ANALYSIS(ask(first, open_handle(str(tmp_path / "second")), album=None))

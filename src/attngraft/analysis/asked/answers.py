@@ -9,8 +9,8 @@ import torch
 
 from attngraft.analysis.ask import Ask
 from attngraft.errors import TrainingError, UsageError
-from attngraft.targets.handle import Subject
-from attngraft.targets.images import Album, numbered_names
+from attngraft.targets.handle import ModelHandle
+from attngraft.targets.images import ImageSet, numbered_names
 from attngraft.targets.test_sets import CLASSES, synsets
 from attngraft.tasks.images.heads import mean_logits
 
@@ -50,7 +50,7 @@ def answers_of_all(ask: Ask) -> Answered:
     names = [subject.name for subject in ask.subjects]
     if not ask.saved:
         found = [_given(ask, subject) for subject in ask.subjects]
-        images = f"{len(found[0].names)} labelled images of {ask.images.where}, among whose classes models choose"
+        images = f"{len(found[0].names)} labelled images of {ask.images.source}, among whose classes models choose"
         return Answered(models=found, images=images)
     found = [_saved(subject) for subject in ask.subjects]
     first = found[0]
@@ -67,7 +67,7 @@ def answers_of_all(ask: Ask) -> Answered:
     return Answered(models=found, images="the validation images at the last epoch")
 
 
-def _saved(subject: Subject) -> Answers:
+def _saved(subject: ModelHandle) -> Answers:
     record = subject.record
     if record is None or record.predictions is None:
         raise TypeError(f"{subject.name} saved nothing")  # whoever asks has looked
@@ -90,11 +90,11 @@ def _saved(subject: Subject) -> Answers:
     )
 
 
-def _given(ask: Ask, subject: Subject) -> Answers:
+def _given(ask: Ask, subject: ModelHandle) -> Answers:
     """By running the model."""
     album = ask.images
     labels = _labels(album)
-    places = album.some(ask.limit)
+    places = album.sample(ask.limit)
     predicted: list[np.ndarray] = []
     columns: list[int] | None = None
     with torch.no_grad():
@@ -112,14 +112,14 @@ def _given(ask: Ask, subject: Subject) -> Answers:
     )
 
 
-def _labels(album: Album) -> np.ndarray:
+def _labels(album: ImageSet) -> np.ndarray:
     if album.labels is None or not album.classes:
         raise UsageError(
-            f"{album.where}: these images have no labels, so that no answer is right or wrong; give labelled images with "
+            f"{album.source}: these images have no labels, so that no answer is right or wrong; give labelled images with "
             "--data (a folder with a folder per class, a table, ...)"
         )
     if album.labels.ndim != 1:
-        raise UsageError(f"{album.where}: its images have several labels, or none; this compares single ones")
+        raise UsageError(f"{album.source}: its images have several labels, or none; this compares single ones")
     return album.labels
 
 
@@ -129,7 +129,7 @@ def _outputs(outputs: object) -> int:
     return int(head.shape[-1]) if isinstance(head, torch.Tensor) else 0
 
 
-def _columns(subject: Subject, album: Album, outputs: int) -> list[int]:
+def _columns(subject: ModelHandle, album: ImageSet, outputs: int) -> list[int]:
     """Which of a model's outputs stands for each of the data's classes: by their names; where nobody named the model's, it
     is one of ImageNet or has as many as the data."""
     known = subject.classes
@@ -139,13 +139,13 @@ def _columns(subject: Subject, album: Album, outputs: int) -> list[int]:
         return list(range(outputs))
     if not known:
         raise UsageError(
-            f"{subject.name}: says {outputs} classes without names, and {album.where} has {len(album.classes)}; give a "
+            f"{subject.name}: says {outputs} classes without names, and {album.source} has {len(album.classes)}; give a "
             "run or an exported folder that was trained for these classes"
         )
     missing = [name for name in album.classes if name not in known]
     if missing:
         raise UsageError(
-            f"{subject.name}: does not know {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''} of {album.where}; "
+            f"{subject.name}: does not know {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''} of {album.source}; "
             f"it knows {', '.join(known[:3])}{', ...' if len(known) > 3 else ''}: give data whose classes it was trained for"
         )
     return [known.index(name) for name in album.classes]

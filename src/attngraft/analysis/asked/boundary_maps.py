@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from attngraft.errors import DataError, UsageError
-from attngraft.targets.handle import Subject
-from attngraft.targets.images import Album
+from attngraft.targets.handle import ModelHandle
+from attngraft.targets.images import ImageSet
 from attngraft.tasks.images.boundaries import boundary
 from attngraft.tasks.images.views import fixed_view
 
@@ -29,7 +29,7 @@ class LabelMaps:
         UsageError: there is no such folder.
     """
 
-    def __init__(self, folder: Path, album: Album) -> None:
+    def __init__(self, folder: Path, album: ImageSet) -> None:
         if not folder.is_dir():
             raise UsageError(f"--label-maps {folder}: there is no such folder")
         self._folder, self._album = folder, album
@@ -38,7 +38,7 @@ class LabelMaps:
             stem = PurePosixPath(name).stem
             self._stems[stem] = self._stems.get(stem, 0) + 1
 
-    def boundaries(self, places: Sequence[int], subject: Subject, size: tuple[int, int]) -> Tensor:
+    def boundaries(self, places: Sequence[int], subject: ModelHandle, size: tuple[int, int]) -> Tensor:
         """How much of each place of a map of `size` (rows, columns) is boundary, (B, rows, columns) from 0 to 1.
 
         Labels are resized and cropped as the model's images are, by nearest neighbors.
@@ -49,7 +49,7 @@ class LabelMaps:
         labels = torch.stack([self._labels(place, subject) for place in places])
         return adaptive_avg_pool2d(boundary(labels, radius=RADIUS).float(), size)
 
-    def _labels(self, place: int, subject: Subject) -> Tensor:
+    def _labels(self, place: int, subject: ModelHandle) -> Tensor:
         """(H, W) as the model sees its image."""
         file = self._file(self._album.names[place])
         numbers = _read(file)

@@ -12,7 +12,7 @@ from attngraft.analysis.asked.showing import numbers_of, png
 from attngraft.analysis.class_token import class_looks
 from attngraft.recording.record import record
 from attngraft.results.analysis import Finding, Picture, Pictures, Row
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _LEAST = math.log(1e-8)  #: what smaller weights are drawn as
 
@@ -23,7 +23,7 @@ class _Model:
     no_map: dict[str, str]  #: layers that have no map, and why
 
 
-def _model(ask: Ask, subject: Subject) -> _Model:
+def _model(ask: Ask, subject: ModelHandle) -> _Model:
     found = _Model(images=[], no_map={})
     for name, view, inputs in ask.pictures(subject):
         with record(subject.model, "weights", sites=ask.sites) as recording:

@@ -11,7 +11,7 @@ from attngraft.analysis.ask import Analysis, Ask
 from attngraft.analysis.asked.layers import table_of
 from attngraft.results.analysis import Curves, Finding, Line
 from attngraft.results.epochs import epochs_to_baseline
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 from attngraft.training.build import build_task
 from attngraft.training.run_folder import RunRecord
 
@@ -84,7 +84,7 @@ def _learned(record: RunRecord, key: str) -> _Learned:
     return _Learned(seed=record.recipe.seed, curve={key: [row.get(key, math.nan) for row in record.epochs]})
 
 
-def _record(subject: Subject) -> RunRecord:
+def _record(subject: ModelHandle) -> RunRecord:
     if subject.record is None:
         raise TypeError(f"{subject.name} is no run")  # the analysis asks for runs
     return subject.record

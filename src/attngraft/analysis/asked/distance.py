@@ -10,7 +10,7 @@ from attngraft.analysis.asked.offers import without_maps
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
 from attngraft.results.analysis import Curves, Finding
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class _Distances:
         return {site: sum(heads) / len(heads) for site, heads in self.heads.items()}
 
 
-def _layers(ask: Ask, subject: Subject) -> _Distances:
+def _layers(ask: Ask, subject: ModelHandle) -> _Distances:
     with record(subject.model, "weights", sites=ask.sites) as recording:
         recording.reduce("distance")
         for images in ask.batches(subject):

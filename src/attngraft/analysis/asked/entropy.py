@@ -13,7 +13,7 @@ from attngraft.analysis.asked.offers import host_of, without_maps
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
 from attngraft.results.analysis import Curves, Finding, Panel
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class _Model:
     last: str  #: the model's last attention layer, chosen or not
 
 
-def _model(ask: Ask, subject: Subject) -> _Model:
+def _model(ask: Ask, subject: ModelHandle) -> _Model:
     with record(subject.model, "weights", sites=ask.sites) as recording:
         recording.reduce("entropy", "patch_entropy", "ceiling", "patch_ceiling", "steepness", "evenness")
         for images in ask.batches(subject):

@@ -13,13 +13,13 @@ from attngraft.analysis.asked.layers import captions, table_of
 from attngraft.analysis.asked.offers import without_maps
 from attngraft.analysis.asked.showing import backdrop, numbers_of, png
 from attngraft.errors import RecordError
-from attngraft.recording.attention_maps import put_back
+from attngraft.recording.attention_maps import tokens_to_map
 from attngraft.recording.measures import entropy, without_prefix
 from attngraft.recording.record import record
 from attngraft.recording.recording import Recording
 from attngraft.results.analysis import Finding, Picture, Pictures, Row
 from attngraft.results.sections import Cell
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class _Model:
     no_map: dict[str, str]  #: layers that have no map, or whose tokens have no places on the image, and why
 
 
-def _model(ask: Ask, subject: Subject) -> _Model:
+def _model(ask: Ask, subject: ModelHandle) -> _Model:
     images: list[_Image] = []
     no_map: dict[str, str] = {}
     for name, view, inputs in ask.pictures(subject):
@@ -70,7 +70,7 @@ def _on_map(recording: Recording, site: str) -> Tensor:
     Raises:
         RecordError: the host does not say where these tokens stand, or they are not as many as it says.
     """
-    places, prefix = recording.places(site), len(recording.prefix(site))
+    places, prefix = recording.token_indices(site), len(recording.prefix(site))
     weights = recording[site]["weights"].float()
     windows, _, queries, keys = weights.shape
     if queries != keys or (windows == 1 and queries != prefix + places.numel()):
@@ -80,7 +80,7 @@ def _on_map(recording: Recording, site: str) -> Tensor:
         )
     rows = entropy(without_prefix(weights, prefix) if prefix else weights)  # (W, H, N), without the prefix
     tokens = torch.nn.functional.pad(rows, (prefix, 0)).transpose(1, 2)  # places count the prefix too
-    return put_back(tokens, places.to(tokens.device))[0].movedim(2, 0).cpu()
+    return tokens_to_map(tokens, places.to(tokens.device))[0].movedim(2, 0).cpu()
 
 
 def find(ask: Ask) -> Finding:

@@ -14,10 +14,10 @@ from attngraft.analysis.asked.offers import offered
 from attngraft.analysis.asked.showing import marked, numbers_of
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
-from attngraft.recording.recording import FILTERS
+from attngraft.recording.recording import FILTER_NDIM
 from attngraft.results.analysis import Finding, Picture, Pictures, Row
 from attngraft.results.sections import Cell
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _NAME = "local_filters"
 
@@ -51,7 +51,7 @@ class _Image:
     layers: dict[str, _Filters] = field(default_factory=dict)
 
 
-def _images(ask: Ask, subject: Subject) -> list[_Image]:
+def _images(ask: Ask, subject: ModelHandle) -> list[_Image]:
     found: list[_Image] = []
     names: dict[str, str] = {}
     for image, view, inputs in ask.pictures(subject):
@@ -61,7 +61,7 @@ def _images(ask: Ask, subject: Subject) -> list[_Image]:
         filters = {
             site: recording[site][name][0].float().cpu()
             for site, name in names.items()
-            if recording[site][name].ndim == FILTERS
+            if recording[site][name].ndim == FILTER_NDIM
         }
         if not filters:
             raise RecordError("its filters are the same at every place of an image; those of elsa differ")
@@ -71,7 +71,7 @@ def _images(ask: Ask, subject: Subject) -> list[_Image]:
     return found
 
 
-def _named(subject: Subject, inputs: Tensor, sites: str) -> dict[str, str]:
+def _named(subject: ModelHandle, inputs: Tensor, sites: str) -> dict[str, str]:
     """Site to the name of its filters."""
     found = offered(subject, inputs, sites=sites, called=(_NAME,))
     if not found:

@@ -14,7 +14,7 @@ from attngraft.errors import RecordError
 from attngraft.recording.record import record
 from attngraft.results.analysis import Box, Boxes, Finding
 from attngraft.results.sections import Cell
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BINS = 2000
@@ -45,7 +45,7 @@ class _Spread:
         return [each.mean, each.least, *map(each.quantile, _SHARES), each.largest]
 
 
-def _spreads(ask: Ask, subject: Subject) -> dict[str, dict[str, _Spread]]:
+def _spreads(ask: Ask, subject: ModelHandle) -> dict[str, dict[str, _Spread]]:
     """By gate's name (`horizontal.alpha`) and site."""
     found: dict[str, dict[str, _Spread]] = {}
     for images in ask.batches(subject):
@@ -53,7 +53,7 @@ def _spreads(ask: Ask, subject: Subject) -> dict[str, dict[str, _Spread]]:
             subject.model(images)
         for site in recording:
             for name in recording[site]:
-                found.setdefault(name, {}).setdefault(site, _Spread()).add(recording.without_filling(site, name))
+                found.setdefault(name, {}).setdefault(site, _Spread()).add(recording.without_padding(site, name))
     if all(each.numbers is None for by_site in found.values() for each in by_site.values()):
         raise RecordError("all of its gates are NaN or infinite: the model did not train well, or overflows")
     return found

@@ -18,7 +18,7 @@ from attngraft.errors import RecordError
 from attngraft.recording.record import record
 from attngraft.results.analysis import Finding, Panel, Picture, Pictures, Row
 from attngraft.results.sections import Cell
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _KINDS = {"ghost_mul": "multiplier", "ghost_add": "addend"}
 _FEW = 10  #: channels of a layer that are shown beside their mean
@@ -36,7 +36,7 @@ class _Matrices:
     values: Tensor
 
 
-def _matrices(ask: Ask, subject: Subject) -> list[_Matrices]:
+def _matrices(ask: Ask, subject: ModelHandle) -> list[_Matrices]:
     host = host_of(subject)
     geometries = {site.path: site.geometry for site in host.sites}
     like = next(subject.model.parameters())

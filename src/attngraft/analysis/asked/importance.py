@@ -17,7 +17,7 @@ from attngraft.recording.record import record
 from attngraft.recording.recording import Recording
 from attngraft.results.analysis import Curves, Finding, Line, Panel, Picture, Pictures, Row
 from attngraft.results.sections import Cell
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _BRANCHES = ("self", "inverse")
 
@@ -43,7 +43,7 @@ class _Found:
         return sum(sizes) / len(sizes) if sizes else None
 
 
-def _of(ask: Ask, subject: Subject) -> _Found:
+def _of(ask: Ask, subject: ModelHandle) -> _Found:
     found = _Found()
     names: dict[str, str] = {}
     for image, view, inputs in ask.pictures(subject):
@@ -68,7 +68,7 @@ def _of(ask: Ask, subject: Subject) -> _Found:
     return found
 
 
-def _inverse(subject: Subject, inputs: Tensor, sites: str) -> dict[str, str]:
+def _inverse(subject: ModelHandle, inputs: Tensor, sites: str) -> dict[str, str]:
     """Site to the name of the graft that has an inverse branch there."""
     found = offered(subject, inputs, sites=sites, called=("inverse_weights",))
     if not found:

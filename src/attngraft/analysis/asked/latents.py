@@ -16,7 +16,7 @@ from attngraft.errors import RecordError
 from attngraft.recording.record import record
 from attngraft.results.analysis import Finding, Panel, Picture, Pictures, Row
 from attngraft.results.sections import Cell
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _LOOKS = "latents_to_tokens"
 _CHOSEN = 4  #: latents that are followed through the layers, where nobody names them
@@ -38,7 +38,7 @@ class _Image:
         return numbers_of(of_latent.mean(0) if head is None else of_latent[head])
 
 
-def _images(ask: Ask, subject: Subject) -> list[_Image]:
+def _images(ask: Ask, subject: ModelHandle) -> list[_Image]:
     found: list[_Image] = []
     for name, view, inputs in ask.pictures(subject):
         if not found and not offered(subject, inputs, sites=ask.sites, called=(_LOOKS,)):

@@ -11,10 +11,10 @@ from attngraft.errors import RecordError, UsageError
 from attngraft.hosts import Host, find_host
 from attngraft.recording.record import record
 from attngraft.recording.recording import Recording
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 
-def host_of(subject: Subject) -> Host:
+def host_of(subject: ModelHandle) -> Host:
     """
     Raises:
         HostError: no adapter knows the model.
@@ -24,7 +24,7 @@ def host_of(subject: Subject) -> Host:
     )  # torch.compile's wrapper holds the model itself
 
 
-def offered(subject: Subject, inputs: Tensor, *, sites: str, called: Collection[str]) -> dict[str, list[str]]:
+def offered(subject: ModelHandle, inputs: Tensor, *, sites: str, called: Collection[str]) -> dict[str, list[str]]:
     """Site to the names of those of its tensors that are called so, a graft's own with its name before (`elsa.ghost_add`).
 
     In the order of the model's sites; sites that have none are left out. The model runs once, and nothing is kept.
@@ -34,7 +34,7 @@ def offered(subject: Subject, inputs: Tensor, *, sites: str, called: Collection[
     named = {
         site.path: [
             name
-            for name in recording.offered(site.path)
+            for name in recording.available(site.path)
             if any(name == each or name.endswith(f".{each}") for each in called)
         ]
         for site in host_of(subject).sites
@@ -42,9 +42,9 @@ def offered(subject: Subject, inputs: Tensor, *, sites: str, called: Collection[
     return {site: names for site, names in named.items() if names}
 
 
-def without_maps(recording: Recording, subject: Subject) -> dict[str, str]:
+def without_maps(recording: Recording, subject: ModelHandle) -> dict[str, str]:
     """Attention sites that ran and made no map (`weights`), with the reason: linear attention, or a graft in its place."""
-    names = {site.path: recording.offered(site.path) for site in host_of(subject).sites if site.kind == "attention"}
+    names = {site.path: recording.available(site.path) for site in host_of(subject).sites if site.kind == "attention"}
     return {
         site: f"{site}: makes no attention map, it offers {', '.join(each)}"
         for site, each in names.items()

@@ -15,7 +15,7 @@ from attngraft.analysis.receptive_field import area_holding, pixel_gradient
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
 from attngraft.results.analysis import Curves, Finding, Line, Picture, Pictures, Row
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _STAGES = ("attn.end", "mlp.end")
 _SHARES = (0.2, 0.3, 0.5, 0.99)  #: as Ding et al. report them
@@ -34,7 +34,7 @@ class _Field:
     areas: dict[float, float]  #: share to the part of the image that holds it
 
 
-def _field(ask: Ask, subject: Subject) -> _Field:
+def _field(ask: Ask, subject: ModelHandle) -> _Field:
     site, stage = _last(ask, subject)
 
     def at_site(images: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def _field(ask: Ask, subject: Subject) -> _Field:
     )
 
 
-def _last(ask: Ask, subject: Subject) -> tuple[str, str]:
+def _last(ask: Ask, subject: ModelHandle) -> tuple[str, str]:
     """Site and stage of the last layer whose output is a map."""
     _, _, inputs = next(ask.pictures(subject))
     stages = offered(subject, inputs, sites=ask.sites, called=_STAGES)

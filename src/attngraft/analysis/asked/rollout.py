@@ -13,17 +13,17 @@ from attngraft.errors import RecordError
 from attngraft.recording.record import record
 from attngraft.recording.recording import Recording
 from attngraft.results.analysis import Finding, Picture, Pictures, Row
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 
-def _through(recording: Recording, subject: Subject) -> Tensor:
+def _through(recording: Recording, subject: ModelHandle) -> Tensor:
     """(rows, columns): how much of each patch reaches the class token, or, without one, all tokens alike."""
     if no_map := without_maps(recording, subject):
         raise RecordError(
             f"{', '.join(no_map)}: no attention map, so that the product of the others is not through all layers; name "
             "those that have one with --sites"
         )
-    sites = [site for site in recording if "weights" in recording.offered(site)]
+    sites = [site for site in recording if "weights" in recording.available(site)]
     maps = [recording[site]["weights"] for site in sites]
     for site, weights in zip(sites, maps, strict=True):
         if len(weights) != 1 or weights.shape[-1] != weights.shape[-2]:
@@ -37,10 +37,10 @@ def _through(recording: Recording, subject: Subject) -> Tensor:
     reached, last = rollout(maps)[0], sites[-1]
     prefix = recording.prefix(last)
     row = reached[prefix.index("class")] if "class" in prefix else reached.mean(0)
-    return row[recording.places(last).to(row.device)].float()
+    return row[recording.token_indices(last).to(row.device)].float()
 
 
-def _maps(ask: Ask, subject: Subject) -> list[tuple[str, str, list[list[float]]]]:
+def _maps(ask: Ask, subject: ModelHandle) -> list[tuple[str, str, list[list[float]]]]:
     found = []
     for name, view, inputs in ask.pictures(subject):
         with record(subject.model, "weights", sites=ask.sites) as recording:

@@ -14,10 +14,10 @@ from attngraft.grafting.apply import grafted
 from attngraft.hosts import find_host
 from attngraft.recording.measures import ScaleStatistics, scale_statistics
 from attngraft.results.analysis import Curves, Finding
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 
-def _scales(ask: Ask, subject: Subject) -> dict[str, ScaleStatistics]:
+def _scales(ask: Ask, subject: ModelHandle) -> dict[str, ScaleStatistics]:
     """By site; where one has several, by site and instance."""
     scales = list(_learned(subject))
     if not scales:
@@ -29,7 +29,7 @@ def _scales(ask: Ask, subject: Subject) -> dict[str, ScaleStatistics]:
     }
 
 
-def _learned(subject: Subject) -> Iterator[tuple[str, str, Tensor]]:
+def _learned(subject: ModelHandle) -> Iterator[tuple[str, str, Tensor]]:
     host = find_host(subject.model)
     for path, _, instance, graft in grafted(host.core):
         scale = getattr(graft, "scale", None)

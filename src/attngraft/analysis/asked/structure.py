@@ -21,7 +21,7 @@ from attngraft.errors import RecordError
 from attngraft.recording.record import record
 from attngraft.results.analysis import Finding, Panel, Picture, Pictures, Row
 from attngraft.results.sections import Cell
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _STAGE = "attn.end"
 
@@ -50,7 +50,7 @@ def find(ask: Ask) -> Finding:
         rows = [row for batch in _measured(ask, sites, labels) for row in batch]
     lines = "edges" if labels is None else "boundaries"
     names = [subject.name for subject in ask.subjects]
-    images = [ask.images.names[place] for place in ask.images.some(ask.limit)]
+    images = [ask.images.names[place] for place in ask.images.sample(ask.limit)]
     table: list[list[Cell]] = [
         [name, sites[place], image, component, row[component][0], *row[component][1][place]]
         for component in _COMPONENTS
@@ -101,7 +101,7 @@ def _means(names: Sequence[str], rows: Sequence[_Numbers], lines: str) -> dict[s
     return found
 
 
-def _sites(ask: Ask, first: Subject, second: Subject) -> tuple[str, str]:
+def _sites(ask: Ask, first: ModelHandle, second: ModelHandle) -> tuple[str, str]:
     """The first attention layer on the map that both have by one name; where they share none, the first of each."""
     ours, theirs = (_on_map(ask, subject) for subject in (first, second))
     common = next((site for site in ours if site in theirs), None)
@@ -116,7 +116,7 @@ def _sites(ask: Ask, first: Subject, second: Subject) -> tuple[str, str]:
     return pair
 
 
-def _on_map(ask: Ask, subject: Subject) -> Mapping[str, tuple[int, ...]]:
+def _on_map(ask: Ask, subject: ModelHandle) -> Mapping[str, tuple[int, ...]]:
     """Attention layers whose output is a map, with its shape, in the order in which they run."""
     _, _, inputs = next(ask.pictures(subject))
     reasons = ["none offers an output"]
@@ -135,7 +135,7 @@ def _on_map(ask: Ask, subject: Subject) -> Mapping[str, tuple[int, ...]]:
     return found
 
 
-def _maps(subject: Subject, site: str, inputs: Tensor) -> Tensor:
+def _maps(subject: ModelHandle, site: str, inputs: Tensor) -> Tensor:
     with record(subject.model, _STAGE, sites=site) as recording:
         subject.model(inputs)
     return features(recording, site, _STAGE).float().cpu()
@@ -179,7 +179,7 @@ def _lines(ask: Ask, labels: LabelMaps | None, places: Sequence[int], inputs: Te
 
 def _measured(ask: Ask, sites: tuple[str, str], labels: LabelMaps | None) -> Iterator[list[_Numbers]]:
     first, second = ask.subjects
-    places = iter(ask.images.some(ask.limit))
+    places = iter(ask.images.sample(ask.limit))
     for ours, theirs in zip(ask.batches(first), ask.batches(second), strict=True):
         maps = _maps(first, sites[0], ours), _maps(second, sites[1], theirs)
         found = _compared(*maps, _lines(ask, labels, list(islice(places, len(ours))), ours, maps[0]))
@@ -197,7 +197,7 @@ def _shown(ask: Ask, sites: tuple[str, str], labels: LabelMaps | None) -> list[P
     first, second = ask.subjects
     rows: dict[str, list[Row]] = {component: [] for component in _COMPONENTS}
     what = "its edges" if labels is None else "boundaries of its labels"
-    pairs = zip(ask.images.some(ask.shown), ask.pictures(first), ask.pictures(second), strict=True)
+    pairs = zip(ask.images.sample(ask.shown), ask.pictures(first), ask.pictures(second), strict=True)
     for place, (name, view, ours), (_, _, theirs) in pairs:
         maps = _maps(first, sites[0], ours), _maps(second, sites[1], theirs)
         edges = _lines(ask, labels, [place], ours, maps[0])

@@ -18,7 +18,7 @@ from attngraft.recording.recording import Recording
 from attngraft.results.analysis import Curves, Finding, Line
 from attngraft.results.sections import Cell
 from attngraft.results.statistics import t_interval
-from attngraft.targets.handle import Subject
+from attngraft.targets.handle import ModelHandle
 
 _DIRECTIONS = ("latents_to_tokens", "tokens_to_latents")
 _NONE = "no chosen layer has latents and tokens that look at each other; BiXT's layers but the last one have"
@@ -75,7 +75,7 @@ def _pairs(recording: Recording) -> Iterator[tuple[str, Tensor, Tensor]]:
                 break
 
 
-def _layers(ask: Ask, subject: Subject) -> dict[str, _Layer]:
+def _layers(ask: Ask, subject: ModelHandle) -> dict[str, _Layer]:
     found: dict[str, _Layer] = {}
     for images in ask.batches(subject):
         if not found:
@@ -89,7 +89,7 @@ def _layers(ask: Ask, subject: Subject) -> dict[str, _Layer]:
     return found
 
 
-def _check(subject: Subject, inputs: Tensor, sites: str) -> None:
+def _check(subject: ModelHandle, inputs: Tensor, sites: str) -> None:
     names = offered(subject, inputs, sites=sites, called=_DIRECTIONS)
     if {name for each in names.values() for name in each} != set(_DIRECTIONS):
         raise RecordError(_NONE)

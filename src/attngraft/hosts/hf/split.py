@@ -135,9 +135,9 @@ class Around(GraftedModule):
     def between(self, hook_point: HookPoint) -> str | None:
         made = next((mixer for mixer in self._mixers() if getattr(mixer, "adds_after", False)), None)
         if made is not None:
-            return f"{cast(Any, made).kind} adds an output of its own behind the host's output projection"
+            return f"{cast(Any, made).kind} adds its own output after the host's output projection"
         if hook_point == "attn.end" and self.grafts_at("tokens"):
-            return "another graft stands between it and the host's output projection"
+            return "another graft lies between it and the host's output projection"
         return None
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:

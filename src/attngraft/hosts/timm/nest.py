@@ -11,7 +11,7 @@ from timm.models.nest import Attention, Nest, TransformerLayer, blockify
 from torch import Tensor
 
 from attngraft.attention import AttentionGeometry, Projected, Recordable, record_coordinates
-from attngraft.attention.token_coordinates import BLOCK_PLACES
+from attngraft.attention.recorder import BLOCK_COORDINATES
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, window_site, windowed
@@ -25,7 +25,7 @@ def _offer_blocks(point: Recordable, x: Tensor) -> None:
     """Where the tokens of (B, blocks, tokens, C) stand."""
     side = math.isqrt(x.shape[2])
     rows = math.isqrt(x.shape[1]) * side
-    record_coordinates(point, x.new_empty(1, rows, rows, 1), lambda maps: blockify(maps, side), name=BLOCK_PLACES)
+    record_coordinates(point, x.new_empty(1, rows, rows, 1), lambda maps: blockify(maps, side), name=BLOCK_COORDINATES)
 
 
 class GraftedAttention(OwnWindows, Attention):

@@ -17,7 +17,7 @@ class OwnEnd(SelfAttention):
         if hook_point != "attn.end":
             return super().between(hook_point)
         if self.grafts_at("attn.window"):
-            return "another graft stands between it and the host's output projection"
+            return "another graft lies between it and the host's output projection"
         return super().between("attn.window")
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:

@@ -134,7 +134,7 @@ class WindowEnd(GraftedModule):
         if hook_point != "attn.end" or not isinstance(module, SelfAttention):  # a plain one has no grafts
             return None
         if module.grafts_at("attn.window"):
-            return "another graft stands between it and the host's output projection"
+            return "another graft lies between it and the host's output projection"
         return module.between("attn.window")
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:

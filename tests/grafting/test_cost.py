@@ -1,4 +1,4 @@
-"""What grafts cost is counted once for all sites and hosts of one geometry."""
+"""Costs of grafts are counted once for all sites and hosts of one geometry."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import pytest
 
 import attngraft
 from attngraft.dispatch import ENVIRONMENT
-from attngraft.grafting import describe
+from attngraft.grafting import cost
 from tests.grafting.test_apply import tiny_swin, tiny_vit
 
 
 def test_costs_are_counted_once_for_each_geometry_graft_and_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[tuple[str, Any]] = []
-    count = describe._cost
+    count = cost._added_cost
 
     def noted(placement: Any) -> Any:
         counted.append((placement.term.name, placement.site.geometry))
         return count(placement)
 
-    monkeypatch.setattr(describe, "_cost", noted)
-    monkeypatch.setattr(describe, "_costs", {})
+    monkeypatch.setattr(cost, "_added_cost", noted)
+    monkeypatch.setattr(cost, "_costs", {})
     first = attngraft.plan(tiny_vit(), "bisa + cb_s")
     assert [name for name, _ in counted] == ["bisa", "cb_s"], "one geometry each, whatever the number of blocks"
     assert attngraft.plan(tiny_vit(), "bisa + cb_s").to_dict() == first.to_dict()
