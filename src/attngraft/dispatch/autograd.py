@@ -28,7 +28,7 @@ def custom_op(
     """Decorate the forward of `attngraft::<name>`: register it, its backward, fake kernels, derivative and FLOP formulas.
 
     The forward is `forward(*operands, *options)`: leading parameters annotated as tensors are operands, the others
-    plain values. It returns a tensor or a tuple of tensors.
+    plain values. It returns a tensor or a tuple of tensors. The decorated operation has the backward as `.backward`.
 
     Args:
         backward: becomes `attngraft::<name>_backward`, called with gradients of the differentiable outputs (the first
@@ -82,6 +82,7 @@ def custom_op(
         backward_op.register_fake(empty_gradients)
         register_flops(name, lambda *arguments, **_: flops(*arguments))
         register_flops(f"{name}_backward", backward_flops)
+        op.backward = backward_op  # type: ignore[attr-defined]
         return op
 
     return decorate

@@ -135,9 +135,7 @@ class Op(Generic[Result]):
         if forced is not None and reasons[forced] is not None:
             raise BackendError(self._refusal(forced, reasons[forced]))
         chosen = forced or next(name for name, reason in reasons.items() if reason is None)
-        verdicts = {
-            name: "chosen" if name == chosen else reason or "could be used" for name, reason in reasons.items()
-        }
+        verdicts = {name: "chosen" if name == chosen else reason or "could be used" for name, reason in reasons.items()}
         return Explanation(self.name, chosen, verdicts)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Op[Result]:

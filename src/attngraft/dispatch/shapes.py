@@ -17,7 +17,9 @@ class Shapes:
 
     def __init__(self, **shapes: str) -> None:
         self._axes = {
-            name: [tuple(int(each) if each.isdigit() else each for each in axis.split()) for axis in letters.split(", ")]
+            name: [
+                tuple(int(each) if each.isdigit() else each for each in axis.split()) for axis in letters.split(", ")
+            ]
             for name, letters in shapes.items()
         }
         self._letters = shapes

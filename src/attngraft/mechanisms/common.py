@@ -1,4 +1,4 @@
-"""Tensors as the mechanisms share them: initial weights and the layout of heads."""
+"""Code that the mechanisms share: initial weights, the layout of heads, and checks of graft options."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from typing import Literal
 
 from torch import Tensor, nn
+
+from attngraft.attention import AttentionGeometry, Geometry
 
 InitRule = Literal["trunc_normal", "xavier_uniform", "torch"]
 
@@ -31,3 +33,34 @@ def empty_heads(side: Tensor, values: Tensor) -> Tensor:
 def as_rows(tensor: Tensor) -> Tensor:
     """Return (B, H, N, width) as contiguous rows (B * N * H, width), without a copy from the layout of `empty_heads`."""
     return tensor.transpose(1, 2).contiguous().view(-1, tensor.shape[-1])
+
+
+def attention_geometry(geometry: Geometry) -> AttentionGeometry:
+    """Return the geometry of an attention site.
+
+    Raises:
+        TypeError: it is another site's.
+    """
+    if not isinstance(geometry, AttentionGeometry):
+        raise TypeError(f"this graft needs an attention site, not one of {type(geometry).__name__}")
+    return geometry
+
+
+def check_odd(name: str, value: int) -> None:
+    """Check an option that must be odd.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if value < 1 or value % 2 == 0:
+        raise ValueError(f"{name} is an odd number, not {value}")
+
+
+def check_positive(name: str, value: int | None) -> None:
+    """Check an option that must be 1 or more; None passes.
+
+    Raises:
+        ValueError: it is less.
+    """
+    if value is not None and value < 1:
+        raise ValueError(f"{name} is 1 or more, not {value}")

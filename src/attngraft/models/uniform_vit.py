@@ -18,7 +18,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer
 
-from attngraft.mechanisms.context_broadcast.attention import UniformHeadAttention
+from attngraft.mechanisms.context_broadcast.layer import UniformHeadAttention
 
 #: what timm says of a ViT that no weights are published of
 CONFIG = {

@@ -242,7 +242,9 @@ class _RunningSoftmax:
         rescale = before.sub_(self._largest).exp_()
         self._sums.mul_(rescale).add_(sums)
         self._attended.mul_(rescale)
-        torch.baddbmm(self._attended, weights, values, out=self._attended)  # FLOP counters do not know its in-place form
+        torch.baddbmm(
+            self._attended, weights, values, out=self._attended
+        )  # FLOP counters do not know its in-place form
 
     def attended(self) -> Tensor:
         """Return the weighted values (n, Nq, dv)."""

@@ -43,7 +43,7 @@ class Variant:
     def __post_init__(self) -> None:
         for name, choices in (("transform", get_args(Transform)), ("order", get_args(Order))):
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
         if not 0 <= self.weight <= 1:
             raise ValueError(f"weight is lambda, from 0 (the inverse branch alone) to 1, not {self.weight}")
         if self.learned and self.weight in (0, 1):

@@ -116,7 +116,7 @@ class _SharedHidden(torch.autograd.Function):
 
 
 def _chunks(share: Tensor, a: Tensor, b: Tensor) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-    """Yield some pairs (image, head) and some keys, their part of L (pairs, Nq, keys), and a_i + b_j (pairs, Nq, keys, m)."""
+    """Yield pairs (image, head), keys, their part of L (pairs, Nq, keys), and a_i + b_j (pairs, Nq, keys, m)."""
     shares, queries, values = (tensor.flatten(0, 1) for tensor in (share, a, b))
     most = NUMBERS * torch.get_num_threads() if a.device.type == "cpu" else NUMBERS_OFF_CPU
     of_a_key = queries.shape[1] * queries.shape[2]

@@ -58,9 +58,7 @@ def _triton_inverse(q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, hyper: T
     return _triton_hyper(_triton_two_way(q, k, None, v_hat, **masks)[1], q_hat, hyper)
 
 
-def _check_masks(
-    *, q: Tensor, k: Tensor, bias: Tensor | None = None, visible: Tensor | None = None, **_: Any
-) -> None:
+def _check_masks(*, q: Tensor, k: Tensor, bias: Tensor | None = None, visible: Tensor | None = None, **_: Any) -> None:
     scores = (*q.shape[:3], k.shape[2])
     if bias is not None:
         if bias.dtype == torch.bool:

@@ -128,7 +128,7 @@ class Scores:
         return weights
 
     def largest(self, tile: Tensor, dim: int) -> Tensor:
-        """Return the largest score along `dim`, kept at size 1; finite where all is hidden, so that exp(S - largest) is 0."""
+        """Return the largest score along `dim`, kept at size 1; finite where all is hidden: exp(S - largest) is 0 there."""
         largest = tile.amax(dim, keepdim=True)
         return largest.clamp_(min=torch.finfo(self.dtype).min) if self.masked else largest
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from attngraft.dispatch.autograd import cast_for_autocast, custom_op
 from attngraft.mechanisms.bisa.hyper import formula
 from attngraft.mechanisms.common import as_rows, empty_heads
-from attngraft.mechanisms.triton_rows import times
+from attngraft.mechanisms.triton_rows import matmul
 
 #: programs that fill a large GPU, see `triton.PROGRAMS`
 PROGRAMS = 1024
@@ -53,7 +53,7 @@ def transform_kernel(u, q_hat, hyper, out, rows, S: tl.constexpr, DV: tl.constex
     total = tl.zeros((BLOCK, max(16, triton.next_power_of_2(DV))), dtype=tl.float32)
     for a in range(S):
         weight = tl.load(u + row.to(tl.int64) * S + a, mask=row < rows, other=0.0).to(tl.float32)
-        total += weight[:, None] * times(query, load_matrix(hyper + a * S * DV, wide, S, DV))
+        total += weight[:, None] * matmul(query, load_matrix(hyper + a * S * DV, wide, S, DV))
     store_matrix(out, total, row, rows, DV)
 
 
@@ -70,7 +70,7 @@ def row_gradient_kernel(
     to_query = tl.zeros((BLOCK, max(16, triton.next_power_of_2(S))), dtype=tl.float32)
     for a in range(S):
         weight = tl.load(u + row.to(tl.int64) * S + a, mask=row < rows, other=0.0).to(tl.float32)
-        through = times(to_out, tl.trans(load_matrix(hyper + a * S * DV, wide, S, DV)))
+        through = matmul(to_out, tl.trans(load_matrix(hyper + a * S * DV, wide, S, DV)))
         to_u = tl.where(wide[None, :] == a, tl.sum(through * query, 1)[:, None], to_u)
         to_query += weight[:, None] * through
     store_matrix(du, to_u, row, rows, S)
@@ -82,7 +82,7 @@ def hyper_gradient_kernel(
     u, q_hat, gradient, parts, rows, per_part,
     S: tl.constexpr, DV: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Compute SLICES slices of dG (axis 0 of the grid), summed over a part of the rows (axis 1), into `parts` (parts, s, s, dv)."""
+    """Sum SLICES slices of dG (axis 0 of the grid) over a part of the rows (axis 1), into `parts` (parts, s, s, dv)."""
     WIDE: tl.constexpr = max(16, triton.next_power_of_2(S))
     first = tl.program_id(1) * per_part
     last = tl.minimum(first + per_part, rows)
@@ -94,9 +94,9 @@ def hyper_gradient_kernel(
         weight = tl.load(u + row[:, None].to(tl.int64) * S + slices[None, :], mask=inside, other=0.0).to(tl.float32)
         query, to_out = load_matrix(q_hat, row, last, S).to(tl.float32), load_matrix(gradient, row, last, DV)
         outer = tl.reshape(weight[:, :, None] * query[:, None, :], (BLOCK, SLICES * WIDE))
-        total += times(tl.trans(outer.to(to_out.dtype)), to_out)
-    place = tl.arange(0, SLICES * WIDE)
-    a, b = tl.program_id(0) * SLICES + place // WIDE, place % WIDE
+        total += matmul(tl.trans(outer.to(to_out.dtype)), to_out)
+    index = tl.arange(0, SLICES * WIDE)
+    a, b = tl.program_id(0) * SLICES + index // WIDE, index % WIDE
     lane = tl.arange(0, max(16, triton.next_power_of_2(DV)))[None, :]
     start = parts + tl.program_id(1).to(tl.int64) * S * S * DV
     inside = ((a < S) & (b < S))[:, None] & (lane < DV)
@@ -104,7 +104,7 @@ def hyper_gradient_kernel(
 
 
 def tiles(width: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return rows of a tile and launch options for operands of up to `width` channels; within the limits of `triton.tiles`."""
+    """Return rows of a tile and launch options for up to `width` channels; within the limits of `triton.tiles`."""
     if dtype == torch.float32 or width > 64:
         return {"BLOCK": 16 if dtype == torch.float32 and width > 64 else 32, "num_warps": 8, "num_stages": 1}
     return {"BLOCK": 64, "num_warps": 4, "num_stages": 2}
