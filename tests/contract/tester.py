@@ -191,7 +191,7 @@ class HostContract:
 
     @pytest.mark.oldest
     def test_refusals(self, host) -> None:
-        maps = {} if self.space else {"elsa": "stands at hook point space, which .* does not offer"}
+        maps = {} if self.space else {"elsa": "needs the hook point space, which .* does not have"}
         for spec, reason in {**self.refused, **maps}.items():
             before = [type(module) for module in host.modules()]
             with pytest.raises(attngraft.HostError, match=reason):

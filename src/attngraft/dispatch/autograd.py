@@ -56,10 +56,11 @@ def custom_op(
             ctx.save_for_backward(*inputs[:count], *(output[index] for index in saves))
 
         def derivative(ctx: Any, *to_outputs: Tensor) -> Gradients:
-            operands, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+            tensors = ctx.saved_tensors  # read once: activation checkpointing unpacks it once
+            operands, saved = tensors[:count], tensors[count:]
             if torch.is_grad_enabled():  # these gradients are to be differentiated again
                 found = differentiable_gradients(
-                    lambda *tensors: formula(*tensors, *ctx.options), operands, to_outputs[:before]
+                    lambda *inputs: formula(*inputs, *ctx.options), operands, to_outputs[:before]
                 )
             else:
                 flag = () if needs is None else (ctx.needs_input_grad[needs],)

@@ -130,7 +130,7 @@ class MlpTransform(nn.Module):
         """Return isa for a given map (B, H, Nq, Nk)."""
         return mlp.of_map(share, q_hat, v_hat, **self._layers())
 
-    def _layers(self) -> dict[str, Tensor]:
+    def _layers(self) -> dict[str, Any]:
         expand, contract = self.expand, self.contract
         return {
             "expand": expand.weight,
@@ -226,4 +226,4 @@ class SeparateProjections(nn.Module):
 
     def merge(self, merged: Tensor) -> Tensor:
         """Project merged heads (B, N, H * dv) to tokens."""
-        return self.proj(self.act(merged))  # type: ignore[no-any-return]
+        return self.proj(self.act(merged))

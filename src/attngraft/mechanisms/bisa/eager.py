@@ -19,6 +19,7 @@ products:
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,16 +57,16 @@ def two_way_attention(
     lines = (q.shape[2], k.shape[2])
     bias = None if bias is None else bias.expand(-1, -1, *lines)
     visible = None if visible is None else visible.expand(*q.shape[:2], *lines)
-    operands = (q, k, v, v_hat, bias, visible)
-    if is_traced(*operands) or not q.numel() * k.numel():
-        return formula(*operands, scale)
+    operands = (q, k, v, v_hat, bias, visible, scale)
+    if is_traced(*operands[:-1]) or not q.numel() * k.numel():
+        return formula(*operands)
     # half precision is computed in float32, group by group
     exact = q.dtype == accumulation_dtype(q)
     small = exact and q.device.type == "cpu" and q.shape[:3].numel() * k.shape[2] <= SMALL
     if small and not _hides_pairs(bias, visible):
-        return formula(*operands, scale, masked=False)
+        return formula(*operands, masked=False)
     with torch.autocast(q.device.type, enabled=False):
-        return (_Tiled if large(q, k) else _Whole).apply(*operands, scale)  # type: ignore[no-any-return]
+        return (_Tiled if large(q, k) else _Whole).apply(*operands)
 
 
 def inverse_attention(q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, hyper: Tensor, **masks: Any) -> Tensor:
@@ -79,7 +80,7 @@ def _hides_pairs(bias: Tensor | None, visible: Tensor | None) -> bool:
 
 
 def _differentiable(ctx: Any, inputs: Any, gradients: tuple[Tensor | None, ...]) -> Gradients:
-    return *differentiable_gradients(lambda *operands: formula(*operands, ctx.scale), inputs, gradients), None
+    return *differentiable_gradients(partial(formula, scale=ctx.scale), inputs, gradients), None
 
 
 class _Whole(torch.autograd.Function):

@@ -200,7 +200,7 @@ class BidirectionalMix(Recordable, nn.Module):
         if context.dropout:  # dropped independently of self-attention
             share = F.dropout(_inverse_weights(context, q, k), context.dropout)
             return self.inverse.transform.of_map(share, q_hat, v_hat)
-        return self.inverse.transform(q, k, q_hat, v_hat, **_masks(context), scale=context.scale)  # type: ignore[no-any-return]
+        return self.inverse.transform(q, k, q_hat, v_hat, **_masks(context), scale=context.scale)
 
     def _one_after_the_other(self, context: MixContext) -> Tensor:
         """Return the heads of the second branch, on the output of the first."""

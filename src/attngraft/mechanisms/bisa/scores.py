@@ -31,7 +31,6 @@ def formula(
     bias: Tensor | None,
     visible: Tensor | None,
     scale: float,
-    *,
     masked: bool = True,
 ) -> tuple[Tensor | None, Tensor]:
     """Compute both directions in plain operations, softmaxes in float32. `masked`: bias and mask may hide pairs."""

@@ -85,9 +85,9 @@ def attend(
     r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *projections: Any, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return latents (B, H, M, d) and tokens (B, N, c') in plain operations, with the maps of all images at once."""
-    *inner, out_bias = projections
+    in_weight, in_bias, out_weight, out_bias = projections
     batch, heads = len(tokens), r_latents.shape[1]
-    weights = by_head(*inner, heads)
+    weights = by_head(in_weight, in_bias, out_weight, heads)
     latents = fold(r_latents, v_latents, weights, out_bias, scale)
     keys, shifts, answers = (tensor.expand(batch, -1, -1) for tensor in latents)
     scores = torch.baddbmm(shifts, tokens, keys.mT)

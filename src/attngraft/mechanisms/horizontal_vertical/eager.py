@@ -39,7 +39,8 @@ def horizontal_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted heads (B, H, N, dv) and alpha (B, N, H)."""
     tensors = cast_for_autocast(heads, x, head, context, score, score_bias)
-    return (reference.horizontal_attention if is_traced() else _Horizontal.apply)(*tensors, identity)
+    function: Any = reference.horizontal_attention if is_traced() else _Horizontal.apply
+    return function(*tensors, identity)
 
 
 def vertical_attention(
@@ -53,7 +54,8 @@ def vertical_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the gated tokens and beta, both (B, N, C)."""
     tensors = cast_for_autocast(merged, x, context, merged_weight, gate, gate_bias)
-    return (reference.vertical_attention if is_traced() else _Vertical.apply)(*tensors, identity)
+    function: Any = reference.vertical_attention if is_traced() else _Vertical.apply
+    return function(*tensors, identity)
 
 
 class _Horizontal(torch.autograd.Function):

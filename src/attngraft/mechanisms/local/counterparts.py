@@ -46,7 +46,7 @@ class _Filtered(Recordable, ABC, nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Filter a map (B, Y, X, dim)."""
         values = self.proj_in(x).permute(0, 3, 1, 2)
-        return self.proj_drop(self.proj_out(self.filtered(values, x).permute(0, 2, 3, 1)))  # type: ignore[no-any-return]
+        return self.proj_drop(self.proj_out(self.filtered(values, x).permute(0, 2, 3, 1)))
 
 
 class DepthwiseConvolution(_Filtered):

@@ -44,8 +44,9 @@ def local_filter(
         out = out.permute(0, 3, 1, 2)
         if addend is not None:
             addend = addend.to(dtype).unsqueeze(1)
-            steps = {"stride": near.stride, "padding": near.radius, "dilation": near.dilation}
-            added = F.conv2d(image.permute(0, 3, 1, 2), addend, groups=len(addend), **steps)
+            added = F.conv2d(
+                image.permute(0, 3, 1, 2), addend, None, near.stride, near.radius, near.dilation, len(addend)
+            )
             # in place: another map's fresh memory takes longer than the sum
             out = added[:, :, : filters.shape[2], : filters.shape[3]].add_(out)
     return out.to(values.dtype)

@@ -49,13 +49,17 @@ class DecoupledGraft(counterparts.DecoupledFilter, Graft):
 class OutlookGraft(OutlookAttention, Graft):
     """timm's `OutlookAttention` at a site. Records `weights` (B, H, neighborhoods, cells, cells), a row per output cell."""
 
+    kernel_size: Any
+    attn: Any
+    pool: Any
+
     def forward(self, x: Tensor) -> Tensor:
         if self.is_recording("weights"):
             cells = self.kernel_size**2
             scores = self.attn(self.pool(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)).flatten(1, 2)
             by_head = scores.unflatten(-1, (self.num_heads, cells, cells)).permute(0, 2, 1, 3, 4)
             self.record("weights", (by_head * self.scale).softmax(-1))
-        return super().forward(x)  # type: ignore[no-any-return]
+        return super().forward(x)
 
 
 class GhostGraft(GhostHead, Graft):

@@ -135,7 +135,7 @@ class HadamardAttention(Recordable, nn.Module):
             gamma=self.gamma,
             softmax=not dropped,
         )
-        return self.proj_drop(self.post_proj(out.permute(0, 2, 3, 1)))  # type: ignore[no-any-return]
+        return self.proj_drop(self.post_proj(out.permute(0, 2, 3, 1)))
 
     def _softmax(self, filters: Tensor) -> Tensor:
         """Return the softmax of (B, H K, Y, X), as (B, H, K, Y, X)."""

@@ -108,7 +108,7 @@ class LocalAttention(Recordable, nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Attend on a map (B, Y, X, dim)."""
         out = self._in_windows(x) if self.area == "window" else self._in_neighborhoods(x)
-        return self.proj_drop(self.proj_out(out))  # type: ignore[no-any-return]
+        return self.proj_drop(self.proj_out(out))
 
     def _projected(self, x: Tensor, form: Callable[[Tensor], Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Return queries, scaled, keys and values (..., dim), each passed through `form`."""
