@@ -14,7 +14,7 @@ import torch
 
 from attngraft.bench import one_size
 from attngraft.bench.layers import LATENTS, LAYERS, WIDTH
-from attngraft.bench.one_size import Job, MeasuringError, Reading, measure_size
+from attngraft.bench.one_size import SizeTask, MeasuringError, SizeResult, measure_size
 from attngraft.mechanisms.bixt import folded
 from attngraft.timing.macs import count_macs
 from attngraft.timing.memory import address_space_limited, free_memory, growth
@@ -22,9 +22,9 @@ from attngraft.timing.memory import address_space_limited, free_memory, growth
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits and forgets")
 
 
-def a_job(**changes: Any) -> Job:
+def a_job(**changes: Any) -> SizeTask:
     given = {"layer": "bixt", "tokens": 196, "depth": 1, "backward": False, "threads": 1}
-    return Job(**{**given, "cpu_time": False, "repeats": 2, "seconds": 60.0, "memory": None, **changes})
+    return SizeTask(**{**given, "cpu_time": False, "repeats": 2, "seconds": 60.0, "memory": None, **changes})
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -94,7 +94,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: str = "", std
 def test_how_a_process_ended_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"outcome": "measured", "seconds": [1.0, 2.0], "memory": 5, "message": ""}
     ends(monkeypatch, 0, stdout=f"something else\n{json.dumps(said)}\n")
-    assert measure_size(a_job()) == Reading(outcome="measured", seconds=(1.0, 2.0), memory=5)
+    assert measure_size(a_job()) == SizeResult(outcome="measured", seconds=(1.0, 2.0), memory=5)
     ends(monkeypatch, -9)
     assert measure_size(a_job()).outcome == "out of memory"
     ends(monkeypatch, 1, stderr="Traceback ...\nZeroDivisionError: by zero\n")
@@ -114,7 +114,7 @@ class Left(Exception):
     """The process's end."""
 
 
-def in_this_process(job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Reading:
+def in_this_process(job: SizeTask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> SizeResult:
     """As the process would, but that it returns at its end."""
 
     def leave(code: int) -> None:
@@ -125,7 +125,7 @@ def in_this_process(job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(one_size._Answer, "when_late", lambda answer, seconds: None)
     with pytest.raises(Left):
         one_size.main(json.dumps(vars(job)))
-    return Reading(**json.loads(capsys.readouterr().out.splitlines()[0]))
+    return SizeResult(**json.loads(capsys.readouterr().out.splitlines()[0]))
 
 
 def test_a_size_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
