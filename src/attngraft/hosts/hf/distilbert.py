@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -11,19 +11,18 @@ from transformers.models.distilbert import modeling_distilbert as distilbert
 from attngraft.attention import CLASS, MlpGeometry
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
-from attngraft.hosts.hf.chunks import in_chunks
 from attngraft.hosts.hf.family import TextFamily
-from attngraft.hosts.hf.mlp import MaskedLayer, TwoLayers
-from attngraft.hosts.registry import register_host
+from attngraft.hosts.hf.mlp import MaskedLayer, PlainMlp, missing_in_chunks
+from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import mlp_site
 
-PROJECTIONS = ("q_lin", "k_lin", "v_lin")
+_PROJECTIONS = ("q_lin", "k_lin", "v_lin")
 
 
 class GraftedDistilBertSelfAttention(ScalingSite, distilbert.DistilBertSelfAttention):
     """`transformers.models.distilbert.modeling_distilbert.DistilBertSelfAttention`."""
 
-    projections = PROJECTIONS
+    projections = _PROJECTIONS
     out, width = "out_lin", "attention_head_size"
     precise = False
     dropout: nn.Dropout
@@ -32,7 +31,7 @@ class GraftedDistilBertSelfAttention(ScalingSite, distilbert.DistilBertSelfAtten
         return self.dropout.p if self.training else 0.0
 
 
-class GraftedFFN(TwoLayers, distilbert.FFN):
+class GraftedFFN(PlainMlp, distilbert.FFN):
     """`transformers.models.distilbert.modeling_distilbert.FFN`."""
 
     linear_names = ("lin1", "lin2")
@@ -40,7 +39,6 @@ class GraftedFFN(TwoLayers, distilbert.FFN):
     dropout: nn.Dropout
 
     def forward(self, input: Tensor) -> Tensor:
-        """The sentence."""
         return super().forward(input)
 
     def out(self, x: Tensor) -> Tensor:
@@ -50,7 +48,26 @@ class GraftedFFN(TwoLayers, distilbert.FFN):
 class GraftedTransformerBlock(MaskedLayer, distilbert.TransformerBlock):
     """`transformers.models.distilbert.modeling_distilbert.TransformerBlock`."""
 
-    unaware = ("ffn",)
+    unmasked = ("ffn",)
+
+
+def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+    children = ("attention", "sa_layer_norm", "ffn", "output_layer_norm")
+    check_known(layer, path, arguments=("hidden_states", "attention_mask", "kwargs"), children=children)
+    fields: dict[str, Any] = {"dim": layer.ffn.lin1.in_features, "prefix": CLASS}
+    yield attention_site(
+        layer.attention,
+        f"{path}.attention",
+        out="out_lin",
+        projections=_PROJECTIONS,
+        width="attention_head_size",
+        children=("dropout",),
+        **fields,
+    )
+    ffn, children = f"{path}.ffn", ("dropout", "lin1", "lin2", "activation")
+    check_known(layer.ffn, ffn, arguments=("input",), children=children)
+    geometry = MlpGeometry(**fields, hidden=layer.ffn.lin1.out_features)
+    yield mlp_site(ffn, geometry, missing_in_chunks(layer.ffn), layer=path)
 
 
 class TransformersDistilbert(TextFamily):
@@ -71,33 +88,6 @@ class TransformersDistilbert(TextFamily):
         distilbert.DistilBertForTokenClassification,
         distilbert.DistilBertForMultipleChoice,
     )
-    several = (distilbert.DistilBertForMultipleChoice,)
-    layers = (distilbert.TransformerBlock,)
-    inner = ("distilbert",)
-    heads = (*TextFamily.heads, "pre_classifier", "vocab_transform", "vocab_layer_norm", "vocab_projector")
-
-    def read(self, layer: Any, path: str) -> Iterable[Site]:
-        check_known(
-            layer,
-            path,
-            arguments=("hidden_states", "attention_mask", "kwargs"),
-            children=("attention", "sa_layer_norm", "ffn", "output_layer_norm"),
-        )
-        known = {"dim": layer.ffn.lin1.in_features, "prefix": CLASS}
-        attention, ffn = f"{path}.attention", f"{path}.ffn"
-        yield attention_site(
-            layer.attention,
-            attention,
-            end=attention,
-            out="out_lin",
-            projections=PROJECTIONS,
-            width="attention_head_size",
-            children=("dropout",),
-            **known,
-        )
-        check_known(layer.ffn, ffn, arguments=("input",), children=("dropout", "lin1", "lin2", "activation"))
-        geometry = MlpGeometry(**known, hidden=layer.ffn.lin1.out_features)
-        yield mlp_site(ffn, geometry, in_chunks(layer.ffn), layer=path)
-
-
-register_host(TransformersDistilbert())
+    blocks: ClassVar = {distilbert.TransformerBlock: _sites}
+    base_names = ("distilbert",)
+    head_names = (*TextFamily.head_names, "pre_classifier", "vocab_transform", "vocab_layer_norm", "vocab_projector")
