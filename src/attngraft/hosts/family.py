@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 from torch import nn
 
@@ -46,12 +46,13 @@ class BlockFamily(HostAdapter):
 class Family:
     """One family as a row of a table.
 
-    Classes are given by short names and imported with the adapter: a class that a release lacks affects only its row.
+    Classes are imported with the adapter, so a class that a release lacks affects only its row. A name with a dot is a short
+    name of one class (`pit.PoolingVisionTransformer`); another one is appended to each of the `prefixes`.
     """
 
     name: str
     summary: str
-    base: type[BlockFamily]
+    prefixes: tuple[str, ...] = ()  #: short names of classes up to the part that they share
     models: tuple[str, ...]
     blocks: Mapping[str, BlockReader]
     templates: Mapping[str, type[GraftedModule]] = field(
@@ -59,7 +60,11 @@ class Family:
     )  #: host class -> base of its patched class
     patched: Mapping[type[nn.Module], type[GraftedModule]] = field(default_factory=dict)  #: shared with other families
     members: Mapping[str, Any] = field(default_factory=dict)  #: further attributes of the adapter
-    module: str = ""  #: where its patched classes are found by pickle; set by `family_table`
+    base: type[BlockFamily] | None = None  #: base class of the adapter; by default that of the table
+    module: str = ""  #: where pickle finds its patched classes; set by `family_table`
+
+    def short_names(self, name: str) -> list[str]:
+        return [name] if "." in name else [prefix + name for prefix in self.prefixes]
 
     @cached_property
     def adapter(self) -> BlockFamily:
@@ -69,25 +74,30 @@ class Family:
             ImportError: the package has no such module.
             AttributeError: the package has no such class.
         """
-        find = self.base.find_class
+
+        base = cast(type[BlockFamily], self.base)
+
+        def classes(name: str) -> list[type[nn.Module]]:
+            return [base.find_class(short) for short in self.short_names(name)]
+
         patched = dict(self.patched)
         for name, template in self.templates.items():
-            patched |= patch_classes(template, find(name), module=self.module)
+            patched |= patch_classes(template, *classes(name), module=self.module)
         members = {
             "__module__": self.module,
             "name": self.name,
             "summary": self.summary,
             "patched": patched,
-            "models": tuple(find(name) for name in self.models),
-            "blocks": {find(name): reader for name, reader in self.blocks.items()},
+            "models": tuple(model for name in self.models for model in classes(name)),
+            "blocks": {block: reader for name, reader in self.blocks.items() for block in classes(name)},
             **self.members,
         }
-        return type(self.name, (self.base,), members)()
+        return type(self.name, (base,), members)()
 
 
-def family_table(module: str, *rows: Family) -> dict[str, Family]:
+def family_table(module: str, base: type[BlockFamily], *rows: Family) -> dict[str, Family]:
     """Return the rows of a table by name; `module` is the name of the module with the table."""
-    return {row.name: replace(row, module=module) for row in rows}
+    return {row.name: replace(row, module=module, base=row.base or base) for row in rows}
 
 
 def patched_by_name(table: Mapping[str, Family], name: str) -> type[GraftedModule]:
@@ -97,6 +107,7 @@ def patched_by_name(table: Mapping[str, Family], name: str) -> type[GraftedModul
         AttributeError: no row has it.
     """
     for row in table.values():
-        if any(name == f"Grafted{host.rpartition('.')[2]}" for host in row.templates):
+        hosts = (short for host in row.templates for short in row.short_names(host))
+        if any(name == f"Grafted{short.rpartition('.')[2]}" for short in hosts):
             return next(kind for kind in row.adapter.patched.values() if kind.__name__ == name)
     raise AttributeError(f"no family has a patched class {name!r}")

@@ -59,7 +59,7 @@ PACKAGES: Mapping[str, Package] = {
             "hf",
             *("vit", "dinov2", "dinov3", "clip", "swin", "marian", "t5"),
             *("bert", "roberta", "electra", "distilbert", "modernbert"),
-            table=("vit", "dinov2", "clip", "bert", "roberta", "electra"),
+            table=("vit", "dinov2", "clip", "bert", "roberta", "electra", "distilbert"),
         ),
         extra="hf",
         always=False,

@@ -18,8 +18,6 @@ from attngraft.hosts.hf.masks import hides_tokens, visible_in
 from attngraft.hosts.patched import as_linear, check_call, is_one_directional
 from attngraft.hosts.sites import global_site, projected_heads, refused_site, window_site
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-
 
 def unsupported(implementation: str | None) -> str | None:
     """Return why grafts do not support this attention function; None if they do."""
@@ -45,8 +43,8 @@ class ProjectedSite(AttentionSite):
     they are those of the host's own self-attention, whatever the graft adds.
     """
 
-    projections: ClassVar[tuple[str, str, str]] = PROJECTIONS  #: names of the q, k and v projections
-    out: ClassVar[str] = "o_proj"  #: name of the output projection
+    projections: ClassVar[tuple[str, str, str]] = ("q_proj", "k_proj", "v_proj")  #: names of the q, k and v projections
+    out: ClassVar[str | None] = "o_proj"  #: name of the output projection; None: another module has it
     width: ClassVar[str] = "head_dim"  #: name of the attribute with the head width
     rate: ClassVar[str] = "attention_dropout"  #: name of the attribute with the dropout rate of the weights
     precise: ClassVar[bool] = True  #: whether softmax is computed in float32
@@ -161,7 +159,7 @@ class ProjectedSite(AttentionSite):
         return torch.matmul(weights, projected.v)
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        return cast(Tensor, getattr(self, self.out)(heads.transpose(1, 2).contiguous().flatten(2)))
+        return cast(Tensor, getattr(self, cast(str, self.out))(heads.transpose(1, 2).contiguous().flatten(2)))
 
     def drop(self, tokens: Tensor) -> Tensor:
         return tokens
@@ -175,7 +173,7 @@ class ProjectedSite(AttentionSite):
         return visible | ~visible.any(dim=-1, keepdim=True)  # as in `scores`
 
     def output_layer(self) -> LinearLayer | None:
-        return as_linear(getattr(self, self.out))
+        return as_linear(getattr(self, cast(str, self.out)))
 
 
 class ScalingSite(ProjectedSite):
@@ -208,36 +206,33 @@ class RotarySite(ProjectedSite):
 def attention_site(
     module: Any,
     path: str,
+    template: type[ProjectedSite] = ProjectedSite,
     *,
     end: str | None = None,
-    out: str | None = "o_proj",
-    projections: tuple[str, str, str] = PROJECTIONS,
-    width: str = "head_dim",
     dropout_layer: str | None = None,
     arguments: tuple[str, ...] = (),
     children: tuple[str, ...] = (),
     **fields: Any,
 ) -> Site:
-    """Return the site of a `ProjectedSite` module.
+    """Return the site of an attention module.
 
     Args:
+        template: base of its patched class, with the names of its projections.
         end: path of the module with `attn.end`, which merges the windows if there are any; None: this module.
-        out: name of the output projection; None: another module has it.
-        projections: names of the q, k and v projections. width: name of the attribute with the head width.
         dropout_layer: path of the layer that passes its dropout to patched attention, for `attn.end`.
         arguments: arguments of its forward besides tokens and mask. children: names of further children.
         fields: geometry fields that the model determines.
     """
+    projections = template.projections
     check_known(
         module,
         path,
         arguments=("hidden_states", "attention_mask", "kwargs", *arguments),
-        children=(*projections, *(() if out is None else (out,)), *children),
+        children=(*projections, *(() if template.out is None else (template.out,)), *children),
     )
-    each = getattr(module, width)
-    heads = getattr(module, projections[0]).out_features // each
-    roles = dict(zip(("q", "k", "v"), projections, strict=True))
-    fields |= projected_heads(module, roles, heads=heads, width=each)
+    width = getattr(module, template.width)
+    heads = getattr(module, projections[0]).out_features // width
+    fields |= projected_heads(module, dict(zip(("q", "k", "v"), projections, strict=True)), heads=heads, width=width)
     config = getattr(module, "config", None)  # without one, the attention function is fixed
     if config is not None and (refusal := unsupported(config._attn_implementation)):
         return refused_site(path, refusal, **fields)

@@ -26,14 +26,13 @@ from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import mlp_site
 
 _ARGUMENTS = ("hidden_states", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", CACHE, "kwargs")
-_PROJECTIONS = ("query", "key", "value")
 
 
 class BertSelfAttention(CachingSite):
     """Attention up to the heads; returns (heads side by side, weights) as the host does."""
 
-    projections = _PROJECTIONS
-    width = "attention_head_size"
+    projections = ("query", "key", "value")
+    out, width = None, "attention_head_size"
     precise = False
     ends = ()
     crosses: ClassVar[bool] = False
@@ -177,6 +176,17 @@ class BertLayer(MaskedLayer):
     unmasked = ("intermediate", "output")
 
 
+#: part of a class name, after the model's -> template
+TEMPLATES: dict[str, type[GraftedModule]] = {
+    "SelfAttention": BertSelfAttention,
+    "CrossAttention": BertCrossAttention,
+    "Attention": BertAttention,
+    "Intermediate": BertIntermediate,
+    "Output": BertOutput,
+    "Layer": BertLayer,
+}
+
+
 def bert_sites(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     """Yield the sites `attention`, `crossattention` (in some decoders) and `intermediate` (the whole MLP) of a layer."""
     check_known(layer, path, arguments=_ARGUMENTS, children=("attention", "crossattention", "intermediate", "output"))
@@ -199,10 +209,8 @@ def _attention_site(module: Any, path: str, **fields: Any) -> Site:
     site = attention_site(
         module.get_submodule("self"),
         f"{path}.self",
+        BertSelfAttention,
         end=path,
-        out=None,
-        projections=_PROJECTIONS,
-        width="attention_head_size",
         arguments=(CACHE, "encoder_hidden_states"),
         children=("dropout",),
         **fields,

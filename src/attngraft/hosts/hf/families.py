@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from attngraft.attention import CLASS, GraftedModule, MlpEnds, prefix_names
+from attngraft.attention import CLASS, GraftedModule, MlpEnds, MlpGeometry, prefix_names
 from attngraft.errors import HostError
+from attngraft.hosts import sites
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.family import Family, family_table, patched_by_name
-from attngraft.hosts.hf import bert_layers
 from attngraft.hosts.hf.attention import ProjectedSite, ScalingSite, attention_site
+from attngraft.hosts.hf.bert_layers import TEMPLATES, bert_sites
 from attngraft.hosts.hf.family import ImageFamily, TextFamily, image_tokens
-from attngraft.hosts.hf.mlp import MaskedLayer, PlainMlp, mlp_site
+from attngraft.hosts.hf.mlp import MaskedLayer, PlainMlp, missing_in_chunks, mlp_site
 from attngraft.hosts.shape_probe import ShapeProbe
 
 
@@ -78,120 +79,140 @@ def _siglip(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
 
 def _tower(layer: Any, path: str, *, prefix: tuple[str, ...], **init: Any) -> Iterator[Site]:
     fields = image_tokens(layer.self_attn.config, prefix=prefix) | init
-    yield attention_site(layer.self_attn, f"{path}.self_attn", out="out_proj", **fields)
+    yield attention_site(layer.self_attn, f"{path}.self_attn", ClipAttention, **fields)
     yield mlp_site(layer.mlp, f"{path}.mlp", **fields)
 
 
-def _bert_family(
-    name: str, summary: str, kinds: Mapping[str, str], models: tuple[str, ...], heads: tuple[str, ...] = ()
-) -> Family:
-    """Return the row of models with BERT's layers.
+class DistilBertAttention(ScalingSite):
+    projections = ("q_lin", "k_lin", "v_lin")
+    out, width = "out_lin", "attention_head_size"
+    precise = False
+    dropout: nn.Dropout
 
-    Args:
-        kinds: module of the models -> prefix of its class names.
-        models: class names without prefix, besides the base model and the usual heads.
-        heads: further names of heads.
-    """
-    models = ("Model", *models, "ForMaskedLM", *(f"For{task}" for task in _TASKS))
-    prefixes = [f"{module}.{prefix}" for module, prefix in kinds.items()]
-    templates = {
-        f"{prefix}{part}": getattr(bert_layers, f"Bert{part}")
-        for prefix in prefixes
-        for part in ("SelfAttention", "CrossAttention", "Attention", "Intermediate", "Output", "Layer")
-    }
-    return Family(
-        name=name,
-        summary=summary,
-        base=TextFamily,
-        models=tuple(f"{prefix}{model}" for prefix in prefixes for model in models),
-        blocks={f"{prefix}Layer": bert_layers.bert_sites for prefix in prefixes},
-        templates=templates,
-        members={"base_names": (next(iter(kinds)),), "head_names": (*TextFamily.head_names, *heads)},
-    )
+    def dropped(self) -> float:
+        return self.dropout.p if self.training else 0.0
 
 
-_TASKS = ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
+class DistilBertMlp(PlainMlp):
+    linear_names = ("lin1", "lin2")
+    activation_name = "activation"
+    dropout: nn.Dropout
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input)
+
+    def out(self, x: Tensor) -> Tensor:
+        return self.dropout(super().out(x))
+
+
+class DistilBertLayer(MaskedLayer):
+    unmasked = ("ffn",)
+
+
+def _distilbert(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+    children = ("attention", "sa_layer_norm", "ffn", "output_layer_norm")
+    check_known(layer, path, arguments=("hidden_states", "attention_mask", "kwargs"), children=children)
+    fields: dict[str, Any] = {"dim": layer.ffn.lin1.in_features, "prefix": CLASS}
+    yield attention_site(layer.attention, f"{path}.attention", DistilBertAttention, children=("dropout",), **fields)
+    children = ("dropout", "lin1", "lin2", "activation")
+    check_known(layer.ffn, f"{path}.ffn", arguments=("input",), children=children)
+    geometry = MlpGeometry(**fields, hidden=layer.ffn.lin1.out_features)
+    yield sites.mlp_site(f"{path}.ffn", geometry, missing_in_chunks(layer.ffn), layer=path)
+
+
+_TASKS = (
+    *("ForMaskedLM", "ForSequenceClassification", "ForMultipleChoice"),
+    *("ForTokenClassification", "ForQuestionAnswering"),
+)
 
 FAMILIES = family_table(
     __name__,
+    ImageFamily,
     Family(
         name="hf.vit",
         summary="transformers ViT and DeiT (models without a head, and with any of theirs)",
-        base=ImageFamily,
+        prefixes=("vit.ViT", "deit.DeiT"),
         models=(
-            *("vit.ViTModel", "vit.ViTForImageClassification", "vit.ViTForMaskedImageModeling"),
-            *("deit.DeiTModel", "deit.DeiTForImageClassification", "deit.DeiTForMaskedImageModeling"),
+            *("Model", "ForImageClassification", "ForMaskedImageModeling"),
             "deit.DeiTForImageClassificationWithTeacher",
         ),
         blocks={"vit.ViTLayer": _vit, "deit.DeiTLayer": _deit},
-        templates={
-            "vit.ViTAttention": ScalingSite,
-            "vit.ViTMLP": PlainMlp,
-            "vit.ViTLayer": LayerWithDropout,
-            "deit.DeiTAttention": ScalingSite,
-            "deit.DeiTMLP": PlainMlp,
-            "deit.DeiTLayer": LayerWithDropout,
-        },
+        templates={"Attention": ScalingSite, "MLP": PlainMlp, "Layer": LayerWithDropout},
         members={"base_names": ("vit", "deit")},
     ),
     Family(
         name="hf.dinov2",
         summary="transformers DINOv2, with and without registers, backbones too",
-        base=ImageFamily,
-        models=(
-            *("dinov2.Dinov2Model", "dinov2.Dinov2ForImageClassification", "dinov2.Dinov2Backbone"),
-            "dinov2_with_registers.Dinov2WithRegistersModel",
-            "dinov2_with_registers.Dinov2WithRegistersForImageClassification",
-            "dinov2_with_registers.Dinov2WithRegistersBackbone",
-        ),
-        blocks={"dinov2.Dinov2Layer": _dinov2, "dinov2_with_registers.Dinov2WithRegistersLayer": _dinov2},
-        templates={
-            "dinov2.Dinov2Attention": Dinov2Attention,
-            "dinov2.Dinov2MLP": PlainMlp,
-            "dinov2.Dinov2SwiGLUFFN": MlpEnds,
-            "dinov2.Dinov2Layer": MaskedLayer,
-            "dinov2_with_registers.Dinov2WithRegistersAttention": Dinov2Attention,
-            "dinov2_with_registers.Dinov2WithRegistersMLP": PlainMlp,
-            "dinov2_with_registers.Dinov2WithRegistersSwiGLUFFN": MlpEnds,
-            "dinov2_with_registers.Dinov2WithRegistersLayer": MaskedLayer,
-        },
+        prefixes=("dinov2.Dinov2", "dinov2_with_registers.Dinov2WithRegisters"),
+        models=("Model", "ForImageClassification", "Backbone"),
+        blocks={"Layer": _dinov2},
+        templates={"Attention": Dinov2Attention, "MLP": PlainMlp, "SwiGLUFFN": MlpEnds, "Layer": MaskedLayer},
         members={"base_names": ("dinov2", "dinov2_with_registers")},
     ),
     Family(
         name="hf.clip",
         summary="the vision towers of transformers CLIP and SigLIP",
-        base=ImageFamily,
-        models=(
-            *("clip.CLIPVisionModel", "clip.CLIPVisionModelWithProjection", "clip.CLIPForImageClassification"),
-            *("siglip.SiglipVisionModel", "siglip.SiglipForImageClassification"),
-        ),
+        prefixes=("clip.CLIP", "siglip.Siglip"),
+        models=("VisionModel", "clip.CLIPVisionModelWithProjection", "ForImageClassification"),
         blocks={"clip.CLIPEncoderLayer": _clip, "siglip.SiglipEncoderLayer": _siglip},
-        templates={
-            "clip.CLIPAttention": ClipAttention,
-            "clip.CLIPMLP": PlainMlp,
-            "siglip.SiglipAttention": ClipAttention,
-            "siglip.SiglipMLP": PlainMlp,
-        },
+        templates={"Attention": ClipAttention, "MLP": PlainMlp},
         members={"base_names": ("vision_model",)},
     ),
-    _bert_family(
-        "hf.bert",
-        "transformers BERT (without a head, and with any of its heads; as a decoder too)",
-        {"bert": "Bert"},
-        ("ForPreTraining", "LMHeadModel", "ForNextSentencePrediction"),
+    Family(
+        name="hf.bert",
+        summary="transformers BERT (without a head, and with any of its heads; as a decoder too)",
+        base=TextFamily,
+        prefixes=("bert.Bert",),
+        models=("Model", "ForPreTraining", "LMHeadModel", "ForNextSentencePrediction", *_TASKS),
+        blocks={"Layer": bert_sites},
+        templates=TEMPLATES,
+        members={"base_names": ("bert",)},
     ),
-    _bert_family(
-        "hf.roberta",
-        "transformers RoBERTa, XLM-RoBERTa and CamemBERT (as decoders too)",
-        {"roberta": "Roberta", "xlm_roberta": "XLMRoberta", "camembert": "Camembert"},
-        ("ForCausalLM",),
+    Family(
+        name="hf.roberta",
+        summary="transformers RoBERTa, XLM-RoBERTa and CamemBERT (as decoders too)",
+        base=TextFamily,
+        prefixes=("roberta.Roberta", "xlm_roberta.XLMRoberta", "camembert.Camembert"),
+        models=("Model", "ForCausalLM", *_TASKS),
+        blocks={"Layer": bert_sites},
+        templates=TEMPLATES,
+        members={"base_names": ("roberta",)},
     ),
-    _bert_family(
-        "hf.electra",
-        "transformers ELECTRA, discriminators and generators (as decoders too)",
-        {"electra": "Electra"},
-        ("ForPreTraining", "ForCausalLM"),
-        heads=("discriminator_predictions", "generator_predictions", "generator_lm_head"),
+    Family(
+        name="hf.electra",
+        summary="transformers ELECTRA, discriminators and generators (as decoders too)",
+        base=TextFamily,
+        prefixes=("electra.Electra",),
+        models=("Model", "ForPreTraining", "ForCausalLM", *_TASKS),
+        blocks={"Layer": bert_sites},
+        templates=TEMPLATES,
+        members={
+            "base_names": ("electra",),
+            "head_names": (
+                *TextFamily.head_names,
+                *("discriminator_predictions", "generator_predictions", "generator_lm_head"),
+            ),
+        },
+    ),
+    Family(
+        name="hf.distilbert",
+        summary="transformers DistilBERT (without a head, and with any of its heads)",
+        base=TextFamily,
+        prefixes=("distilbert.DistilBert",),
+        models=("Model", *_TASKS),
+        blocks={"distilbert.TransformerBlock": _distilbert},
+        templates={
+            "SelfAttention": DistilBertAttention,
+            "distilbert.FFN": DistilBertMlp,
+            "distilbert.TransformerBlock": DistilBertLayer,
+        },
+        members={
+            "base_names": ("distilbert",),
+            "head_names": (
+                *TextFamily.head_names,
+                *("pre_classifier", "vocab_transform", "vocab_layer_norm", "vocab_projector"),
+            ),
+        },
     ),
 )
 

@@ -141,8 +141,8 @@ def _attention_site(layer: Any, path: str, name: str, **fields: Any) -> Site:
     return attention_site(
         layer.get_submodule(name),
         f"{path}.{name}",
+        Attention,
         dropout_layer=path,
-        out="out_proj",
         arguments=("key_value_states", CACHE),
         dim=layer.embed_dim,
         **fields,

@@ -266,10 +266,8 @@ def _attention_site(layer: Any, path: str, name: str, **fields: Any) -> Site:
     return attention_site(
         attention,
         f"{path}.{name}",
+        Attention,
         end=path,
-        out="o",
-        projections=("q", "k", "v"),
-        width="key_value_proj_dim",
         arguments=("mask", "key_value_states", "position_bias", CACHE, "output_attentions"),
         children=("relative_attention_bias",),
         dim=attention.d_model,

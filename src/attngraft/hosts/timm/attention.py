@@ -78,6 +78,24 @@ class NoDropout(SelfAttention):
         return tokens
 
 
+class HeadwiseQkv(NoDropout):
+    """One projection with rows of q, k, v head by head, and a bias per distance."""
+
+    key_dim: int
+    val_dim: int
+    attention_biases: Tensor
+    attention_bias_idxs: Tensor
+
+    def get_attention_biases(self, device: torch.device) -> Tensor:
+        """Return the biases (H, N, N), not the host's evaluation cache, which may hold stale values and graphs."""
+        return self.attention_biases[:, self.attention_bias_idxs]
+
+    def project(self, x: Tensor, present: Tensor | None = None) -> Projected:
+        parts = self.qkv(x).unflatten(-1, (self.num_heads, -1)).split((self.key_dim, self.key_dim, self.val_dim), dim=3)
+        q, k, v = (part.permute(0, 2, 1, 3) for part in parts)
+        return Projected(q, k, v, x, bias=self.get_attention_biases(x.device), present=present)
+
+
 class ClassAttention(SelfAttention):
     """Attention with token 0 as the only query: (B, N, C) to (B, 1, C).
 

@@ -16,7 +16,6 @@ from attngraft.hosts.sites import fused_heads, global_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import ClassAttention, FusedQkv
 from attngraft.hosts.timm.family import TimmFamily
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, class_attention_site, map_fields, unread_site
 
 _TALKING = (
@@ -65,7 +64,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
         yield global_site(attn, geometry, {"mix": _TALKING})
     else:
         yield unread_site(module, attn, **fields)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **fields)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
 def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
@@ -73,7 +72,7 @@ def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     fields["tokens"] += 1
     known = plain_class(block.attn) is ClassAttn
     yield (class_attention_site if known else unread_site)(block.attn, f"{path}.attn", **fields)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", dim=fields["dim"], tokens=1, prefix=CLASS)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=fields["dim"], tokens=1, prefix=CLASS)
 
 
 class TimmCait(TimmFamily):

@@ -17,7 +17,6 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import FusedQkv, ScaledProducts
 from attngraft.hosts.timm.family import TimmFamily
 from attngraft.hosts.timm.layouts import split_heads, split_qkv
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry
 
 _GATED = (
@@ -73,7 +72,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
         **tokens,
     )
     yield global_site(f"{path}.attn", geometry, {"mix": _GATED} if gated else {})
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **tokens)
 
 
 class TimmConVit(TimmFamily):

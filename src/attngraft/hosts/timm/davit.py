@@ -16,7 +16,6 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout
 from attngraft.hosts.timm.family import TimmFamily
 from attngraft.hosts.timm.layouts import map_to_tokens, split_qkv, tokens_to_map
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import attention_geometry, channel_site, map_fields
 from attngraft.hosts.timm.windows import FixedWindowBlock
 
@@ -63,7 +62,7 @@ def _channel_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
 def _mlp_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     _, dim, rows, columns = shapes.input_shape(path)
     if block.mlp is not None:
-        yield from mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
+        yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
 
 
 class TimmDaVit(TimmFamily):

@@ -153,10 +153,10 @@ class _CsatV2(TimmFamily):
 
 FAMILIES = family_table(
     __name__,
+    TimmFamily,
     Family(
         name="timm.pit",
         summary="timm PiT of any size, distilled or not, features_only too",
-        base=TimmFamily,
         models=("pit.PoolingVisionTransformer",),
         blocks={"vision_transformer.Block": _pit, "vision_transformer.ResPostBlock": _pit},
         patched=PATCHED,
@@ -164,7 +164,6 @@ FAMILIES = family_table(
     Family(
         name="timm.eva",
         summary="timm EVA, EVA-02, DINOv3 and other ViTs with rotary positions, and BEiT, of any size",
-        base=TimmFamily,
         models=("eva.Eva", "beit.Beit"),
         blocks={"eva.EvaBlock": _eva, "eva.EvaBlockPostNorm": _eva, "beit.Block": _rotary},
         templates={"eva.EvaBlock": PairMaskEvaBlock, "eva.EvaBlockPostNorm": PairMaskEvaBlock},
@@ -173,7 +172,6 @@ FAMILIES = family_table(
     Family(
         name="timm.qwen3",
         summary="timm Qwen3-ViT of any size, encoder or classifier",
-        base=TimmFamily,
         models=("qwen3_vit.Qwen3VitEncoder", "qwen3_vit.Qwen3VitClassifier"),
         blocks={"eva.EvaBlock": _rotary},
         patched=rotary.PATCHED,
@@ -181,7 +179,6 @@ FAMILIES = family_table(
     Family(
         name="timm.deepseek",
         summary="timm DeepSeek-ViT of any size, encoder or classifier",
-        base=TimmFamily,
         models=("deepseek_vit.DeepseekVitEncoder", "deepseek_vit.DeepseekVitClassifier"),
         blocks={"deepseek_vit.DeepseekVitBlock": _rotary},
         patched=rotary.PATCHED,
@@ -189,12 +186,8 @@ FAMILIES = family_table(
     Family(
         name="timm.mixer",
         summary="timm MLP-Mixer, ResMLP and gMLP of any size (MLP sites only)",
-        base=TimmFamily,
         models=("mlp_mixer.MlpMixer",),
-        blocks=dict.fromkeys(
-            ("mlp_mixer.MixerBlock", "mlp_mixer.ResBlock", "mlp_mixer.SpatialGatingBlock"),
-            _mixer,
-        ),
+        blocks={f"mlp_mixer.{block}": _mixer for block in ("MixerBlock", "ResBlock", "SpatialGatingBlock")},
         patched=mlp.PATCHED,
     ),
     Family(
@@ -208,7 +201,6 @@ FAMILIES = family_table(
     Family(
         name="timm.xcit",
         summary="timm XCiT of any size (its MLPs and its class attention, not its attention between channels)",
-        base=TimmFamily,
         models=("xcit.Xcit",),
         blocks={"xcit.XCABlock": _xcit, "xcit.ClassAttentionBlock": _xcit_class},
         templates={"cait.ClassAttn": ClassAttention},
@@ -217,7 +209,6 @@ FAMILIES = family_table(
     Family(
         name="timm.coat",
         summary="timm CoaT and CoaT-Lite of any size (MLP sites only)",
-        base=TimmFamily,
         models=("coat.CoaT",),
         blocks={"coat.SerialBlock": _coat_serial, "coat.ParallelBlock": _coat_parallel},
         patched=mlp.PATCHED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from timm.models._features import FeatureDictNet, FeatureListNet
@@ -40,6 +40,16 @@ class TimmFamily(BlockFamily):
 
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
         return random_images(model, image_size(model), batch=batch)
+
+    def forget(self, model: nn.Module) -> None:
+        """Clear attention biases gathered in evaluation mode.
+
+        They may have a graph, which cannot be copied, and older timm (1.0.26) updates them only after training: averaged
+        weights would be evaluated with old biases.
+        """
+        for module in cast(Iterable[Any], model.modules()):
+            if hasattr(module, "attention_bias_cache"):
+                module.attention_bias_cache = {}
 
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
         names = getattr(model, "pretrained_cfg", {}).get("classifier") or "head"

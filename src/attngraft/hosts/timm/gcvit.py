@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
-from timm.models.gcvit import (
-    GlobalContextVit,
-    GlobalContextVitBlock,
-    GlobalContextVitStage,
-    WindowAttentionGlobal,
-    window_partition,
-)
+from timm.models import gcvit
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, record_coordinates
@@ -22,15 +16,14 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SelfAttention
 from attngraft.hosts.timm.family import TimmFamily, image_size
 from attngraft.hosts.timm.layouts import split_heads, split_qkv
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields, score_columns
 from attngraft.hosts.timm.windows import WindowMerger
 
 #: older timm (1.0.26) gave a window the queries of another image of the batch
-_BY_IMAGE = "repeat_interleave" in WindowAttentionGlobal.forward.__code__.co_names
+_BY_IMAGE = "repeat_interleave" in gcvit.WindowAttentionGlobal.forward.__code__.co_names
 
 
-class GraftedWindowAttentionGlobal(SelfAttention, WindowAttentionGlobal):
+class GraftedWindowAttentionGlobal(SelfAttention, gcvit.WindowAttentionGlobal):
     """`timm.models.gcvit.WindowAttentionGlobal`: its own queries, or unprojected global tokens of the image."""
 
     ends: tuple[HookPoint, ...] = ("attn.window",)
@@ -48,11 +41,11 @@ class GraftedWindowAttentionGlobal(SelfAttention, WindowAttentionGlobal):
         return Projected(split_heads(queries, self.num_heads), k, v, queries, bias=bias, keys=x)
 
 
-class GraftedGlobalContextVitBlock(WindowMerger, GlobalContextVitBlock):
+class GraftedGlobalContextVitBlock(WindowMerger, gcvit.GlobalContextVitBlock):
     """`timm.models.gcvit.GlobalContextVitBlock`."""
 
     def _window_attn(self, x: Tensor, q_global: Tensor | None = None) -> Tensor:
-        record_coordinates(self, x, lambda maps: window_partition(maps, self.window_size))
+        record_coordinates(self, x, lambda maps: gcvit.window_partition(maps, self.window_size))
         return self.run("attn.end", cast(Tensor, super()._window_attn(x, q_global)))
 
 
@@ -76,7 +69,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
         score_columns=score_columns(module),
     )
     yield window_site(attn, geometry, block=path)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
 
 
 class TimmGCViT(TimmFamily):
@@ -85,15 +78,15 @@ class TimmGCViT(TimmFamily):
     name = "timm.gcvit"
     summary = "timm GCViT of any size, features_only too"
     patched: ClassVar = {
-        WindowAttentionGlobal: GraftedWindowAttentionGlobal,
-        GlobalContextVitBlock: GraftedGlobalContextVitBlock,
+        gcvit.WindowAttentionGlobal: GraftedWindowAttentionGlobal,
+        gcvit.GlobalContextVitBlock: GraftedGlobalContextVitBlock,
         **mlp.PATCHED,
     }
-    models = (GlobalContextVit,)
-    blocks: ClassVar = {GlobalContextVitBlock: _sites}
+    models = (gcvit.GlobalContextVit,)
+    blocks: ClassVar = {gcvit.GlobalContextVitBlock: _sites}
 
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
         """The map of the first stage determines the image size."""
-        first = next(module for module in model.modules() if isinstance(module, GlobalContextVitStage))
+        first = next(module for module in model.modules() if isinstance(module, gcvit.GlobalContextVitStage))
         rows, columns = (4 * side for side in first.feat_size)
         return random_images(model, (image_size(model)[0], rows, columns), batch=batch)

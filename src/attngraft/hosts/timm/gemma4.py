@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
-from timm.models.gemma4_vit import (
-    Gemma4Attention,
-    Gemma4Block,
-    Gemma4GatedMlp,
-    Gemma4VitClassifier,
-    Gemma4VitEncoder,
-    apply_multidimensional_rope,
-)
+from timm.models import gemma4_vit as gemma4
 from torch import Tensor, nn
 
 from attngraft.attention import LinearLayer, MlpEnds, MlpGeometry, Projected
@@ -26,7 +19,7 @@ from attngraft.hosts.timm.masked_blocks import PaddingMaskBlock, with_padding_ma
 from attngraft.hosts.timm.sites import attention_geometry, map_fields
 
 
-class GraftedAttention(SelfAttention, Gemma4Attention):
+class GraftedAttention(SelfAttention, gemma4.Gemma4Attention):
     """`timm.models.gemma4_vit.Gemma4Attention`: norms of q, k and v, rotation, unscaled products."""
 
     scale = 1.0
@@ -34,7 +27,7 @@ class GraftedAttention(SelfAttention, Gemma4Attention):
     def project(self, x: Tensor, rope_cos: Tensor, rope_sin: Tensor, attn_mask: Tensor | None = None) -> Projected:
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v = self.q_norm(q), self.k_norm(k), self.v_norm(v)
-        q, k = (apply_multidimensional_rope(each, rope_cos, rope_sin).transpose(1, 2) for each in (q, k))
+        q, k = (gemma4.apply_multidimensional_rope(each, rope_cos, rope_sin).transpose(1, 2) for each in (q, k))
         k, v = self.repeat(k), self.repeat(v.transpose(1, 2))
         return Projected(q, k, v, x, bias=attn_mask)
 
@@ -49,7 +42,7 @@ class GraftedAttention(SelfAttention, Gemma4Attention):
         return None if self.o_proj.use_clipped else self.o_proj.linear
 
 
-class GraftedBlock(PaddingMaskBlock, Gemma4Block):
+class GraftedBlock(PaddingMaskBlock, gemma4.Gemma4Block):
     """`timm.models.gemma4_vit.Gemma4Block`."""
 
     def forward(self, x: Tensor, rope_cos: Tensor, rope_sin: Tensor, attn_mask: Tensor | None = None) -> Tensor:
@@ -98,12 +91,12 @@ class TimmGemma4(TimmFamily):
     name = "timm.gemma4"
     summary = "timm Gemma4-ViT of any size, encoder or classifier"
     patched: ClassVar = {
-        Gemma4Attention: GraftedAttention,
-        Gemma4Block: GraftedBlock,
-        **patch_classes(MlpEnds, Gemma4GatedMlp, module=__name__),
+        gemma4.Gemma4Attention: GraftedAttention,
+        gemma4.Gemma4Block: GraftedBlock,
+        **patch_classes(MlpEnds, gemma4.Gemma4GatedMlp, module=__name__),
     }
-    models = (Gemma4VitEncoder, Gemma4VitClassifier)
-    blocks: ClassVar = {Gemma4Block: _sites}
+    models = (gemma4.Gemma4VitEncoder, gemma4.Gemma4VitClassifier)
+    blocks: ClassVar = {gemma4.Gemma4Block: _sites}
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         """Pixels are from 0 to 1."""

@@ -16,7 +16,6 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout
 from attngraft.hosts.timm.family import TimmFamily
 from attngraft.hosts.timm.layouts import split_qkv
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.windows import WindowAxisSite
 
 _BLOCK = ("norm1", "proj", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
@@ -85,7 +84,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     )
     yield window_site(attn, geometry) if module.use_mask_unit_attn else global_site(attn, geometry)
     _, tokens, dim = shapes.input_shape(f"{path}.mlp")
-    yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=tokens)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=tokens)
 
 
 class TimmHiera(TimmFamily):

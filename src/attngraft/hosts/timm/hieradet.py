@@ -6,13 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
-from timm.models.hieradet_sam2 import (
-    HieraDet,
-    MultiScaleAttention,
-    MultiScaleBlock,
-    window_partition,
-    window_unpartition,
-)
+from timm.models import hieradet_sam2 as hieradet
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, record_coordinates
@@ -23,14 +17,13 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout
 from attngraft.hosts.timm.family import TimmFamily
 from attngraft.hosts.timm.layouts import split_heads, split_qkv
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import attention_geometry, map_fields
 from attngraft.hosts.timm.windows import PaddedWindows
 
 _BLOCK = ("proj", "pool", "norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
 
 
-class GraftedMultiScaleAttention(NoDropout, MultiScaleAttention):
+class GraftedMultiScaleAttention(NoDropout, hieradet.MultiScaleAttention):
     """`timm.models.hieradet_sam2.MultiScaleAttention`: maps or windows (B, rows, columns, C).
 
     Where queries are pooled, their tokens are pooled too, as the host pools the residual.
@@ -58,7 +51,7 @@ class GraftedMultiScaleAttention(NoDropout, MultiScaleAttention):
         return cast(nn.Module, self.q_pool)(maps).permute(0, 2, 3, 1).flatten(1, 2)
 
 
-class GraftedMultiScaleBlock(PaddedWindows, MultiScaleBlock):
+class GraftedMultiScaleBlock(PaddedWindows, hieradet.MultiScaleBlock):
     """`timm.models.hieradet_sam2.MultiScaleBlock`: pooled windows merge into a smaller map."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,17 +70,17 @@ class GraftedMultiScaleBlock(PaddedWindows, MultiScaleBlock):
         window = self.window_size
         short = [-side % each for side, each in zip(grid, window, strict=True)]
         padding = (0, 0, 0, short[1], 0, short[0])
-        record_coordinates(self, x, lambda maps: window_partition(F.pad(maps, padding), window))
-        windows = window_partition(F.pad(x, padding), window)
+        record_coordinates(self, x, lambda maps: hieradet.window_partition(F.pad(maps, padding), window))
+        windows = hieradet.window_partition(F.pad(x, padding), window)
         if any(short) and self.mixes:
-            ones = window_partition(F.pad(x.new_ones(1, *grid, 1), padding), window)
+            ones = hieradet.window_partition(F.pad(x.new_ones(1, *grid, 1), padding), window)
             windows = self.attn(windows, ones.flatten(1) > 0)
         else:
             windows = self.attn(windows)
         rows, columns = (side // each for side, each in zip(grid, self.q_stride or (1, 1), strict=True))
         small = (windows.shape[1], windows.shape[2])
         padded = (rows + -rows % small[0], columns + -columns % small[1])
-        return window_unpartition(windows, small, padded)[:, :rows, :columns].contiguous()
+        return hieradet.window_unpartition(windows, small, padded)[:, :rows, :columns].contiguous()
 
 
 def _stride(pool: Any) -> tuple[int, int]:
@@ -114,7 +107,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     )
     yield window_site(attn, geometry, block=path, fills=True) if block.is_windowed else global_site(attn, geometry)
     _, rows, columns, dim = shapes.input_shape(f"{path}.mlp")
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
 
 
 class TimmHieraDet(TimmFamily):
@@ -123,9 +116,9 @@ class TimmHieraDet(TimmFamily):
     name = "timm.hieradet"
     summary = "timm HieraDet (SAM 2's image encoder) of any size, features_only too"
     patched: ClassVar = {
-        MultiScaleAttention: GraftedMultiScaleAttention,
-        MultiScaleBlock: GraftedMultiScaleBlock,
+        hieradet.MultiScaleAttention: GraftedMultiScaleAttention,
+        hieradet.MultiScaleBlock: GraftedMultiScaleBlock,
         **mlp.PATCHED,
     }
-    models = (HieraDet,)
-    blocks: ClassVar = {MultiScaleBlock: _sites}
+    models = (hieradet.HieraDet,)
+    blocks: ClassVar = {hieradet.MultiScaleBlock: _sites}

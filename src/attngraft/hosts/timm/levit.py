@@ -8,18 +8,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from timm.layers import get_act_layer
-from timm.models.levit import (
-    Attention,
-    AttentionDownsample,
-    ConvNorm,
-    Levit,
-    LevitBlock,
-    LevitDistilled,
-    LevitDownsample,
-    LevitMlp,
-    LinearNorm,
-    NormLinear,
-)
+from timm.models import levit
 from torch import Tensor, nn
 
 from attngraft.attention import (
@@ -104,7 +93,7 @@ class LevitSite(AttentionSite):
         return as_linear(self.proj.ln)
 
 
-class GraftedAttention(LevitSite, Attention):
+class GraftedAttention(LevitSite, levit.Attention):
     """`timm.models.levit.Attention`: the rows of the projection are q, k, v of head 0, then of head 1, and so on."""
 
     def project(self, x: Tensor) -> Projected:
@@ -112,7 +101,7 @@ class GraftedAttention(LevitSite, Attention):
         return Projected(q, k, v, x, bias=self.get_attention_biases(x.device))
 
 
-class GraftedAttentionDownsample(LevitSite, AttentionDownsample):
+class GraftedAttentionDownsample(LevitSite, levit.AttentionDownsample):
     """`timm.models.levit.AttentionDownsample`: queries are every second row and column, keys are all tokens."""
 
     def query_grid(self) -> tuple[int, int]:
@@ -131,7 +120,7 @@ class GraftedAttentionDownsample(LevitSite, AttentionDownsample):
         return Projected(q, k, v, down, bias=self.get_attention_biases(x.device), keys=x)
 
 
-class GraftedLevitMlp(TwoLinearEnds, MapMlpSite, LevitMlp):
+class GraftedLevitMlp(TwoLinearEnds, MapMlpSite, levit.LevitMlp):
     """`timm.models.levit.LevitMlp`, on tokens or maps."""
 
     linear_names = ("ln1", "ln2")
@@ -155,7 +144,7 @@ def _downsample_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Sit
 
 
 def _attention_site(module: Any, path: str) -> Site:
-    plain = plain_class(module) is Attention
+    plain = plain_class(module) is levit.Attention
     check_known(module, path, arguments=("x",), children=(*(("qkv",) if plain else ("q", "kv")), "proj"))
     rows, columns = module.resolution
     key, value = module.key_dim, module.val_dim
@@ -218,32 +207,22 @@ class TimmLevit(TimmFamily):
     name = "timm.levit"
     summary = "timm LeViT of any size, with linear layers or convolutions, distilled or not, features_only too"
     patched: ClassVar = {
-        Attention: GraftedAttention,
-        AttentionDownsample: GraftedAttentionDownsample,
-        LevitMlp: GraftedLevitMlp,
+        levit.Attention: GraftedAttention,
+        levit.AttentionDownsample: GraftedAttentionDownsample,
+        levit.LevitMlp: GraftedLevitMlp,
     }
-    models = (Levit, LevitDistilled)
-    blocks: ClassVar = {LevitBlock: _block_sites, LevitDownsample: _downsample_sites}
+    models = (levit.Levit, levit.LevitDistilled)
+    blocks: ClassVar = {levit.LevitBlock: _block_sites, levit.LevitDownsample: _downsample_sites}
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         stem = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
-        first = next(module for module in model.modules() if type(module) is LevitBlock)
+        first = next(module for module in model.modules() if type(module) is levit.LevitBlock)
         info = getattr(model.feature_info, "info", model.feature_info)
         rows, columns = (side * info[0]["reduction"] for side in first.attn.resolution)
         return random_images(model, (stem.in_channels, rows, columns), batch=batch)
 
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
         return {"head": own_state(model, "head", "head_dist"), "norms": norm_state(model)}
-
-    def forget(self, model: nn.Module) -> None:
-        """Clear the attention biases gathered in evaluation mode.
-
-        They may have a graph, which cannot be copied, and older timm (1.0.26) updates them only after training: averaged
-        weights would be evaluated with old biases.
-        """
-        for module in model.modules():
-            if isinstance(module, Attention | AttentionDownsample):
-                module.attention_bias_cache = {}
 
     @torch.no_grad()
     def fuse(self, model: nn.Module) -> str | None:
@@ -254,7 +233,7 @@ class TimmLevit(TimmFamily):
         count = 0
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
-                if type(child) in (ConvNorm, LinearNorm, NormLinear):
+                if type(child) in (levit.ConvNorm, levit.LinearNorm, levit.NormLinear):
                     setattr(parent, name, _fused(child))
                     count += 1
         return f"{count} batch norms are fused into the linear layers and convolutions next to them" if count else None

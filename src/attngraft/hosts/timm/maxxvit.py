@@ -6,18 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.layers import ConvMlp
-from timm.models.maxxvit import (
-    Attention2d,
-    AttentionCl,
-    MaxxVit,
-    MaxxVitTransformerCfg,
-    ParallelPartitionAttention,
-    PartitionAttention2d,
-    PartitionAttentionCl,
-    TransformerBlock2d,
-    grid_partition,
-    window_partition,
-)
+from timm.models import maxxvit
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, plain_class, record_coordinates
@@ -28,11 +17,10 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import ConvAttention, SelfAttention
 from attngraft.hosts.timm.family import TimmFamily, image_size
 from attngraft.hosts.timm.layouts import tokens_to_map
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields, score_columns, score_rows
 from attngraft.hosts.timm.windows import WindowMerger
 
-_PARTITIONED = (PartitionAttentionCl, PartitionAttention2d, ParallelPartitionAttention)
+_PARTITIONED = (maxxvit.PartitionAttentionCl, maxxvit.PartitionAttention2d, maxxvit.ParallelPartitionAttention)
 _TOGETHER: dict[HookPoint, str] = {"attn.end": "two attentions run in parallel and end together; use scope=window"}
 
 
@@ -46,7 +34,7 @@ class RelativeAttention(SelfAttention):
         return shared if self.rel_pos is None else cast(Tensor, self.rel_pos.get_bias())
 
 
-class GraftedAttentionCl(RelativeAttention, AttentionCl):
+class GraftedAttentionCl(RelativeAttention, maxxvit.AttentionCl):
     """`timm.models.maxxvit.AttentionCl`: windows (B, rows, columns, C)."""
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
@@ -61,7 +49,7 @@ class GraftedAttentionCl(RelativeAttention, AttentionCl):
         return Projected(q, k, v, x, bias=self.bias(shared_rel_pos))
 
 
-class GraftedAttention2d(ConvAttention, RelativeAttention, Attention2d):
+class GraftedAttention2d(ConvAttention, RelativeAttention, maxxvit.Attention2d):
     """`timm.models.maxxvit.Attention2d`."""
 
     def project(self, x: Tensor, shared_rel_pos: Tensor | None = None, *, grid: tuple[int, int]) -> Projected:
@@ -83,10 +71,11 @@ class GraftedAttention2d(ConvAttention, RelativeAttention, Attention2d):
 
 def _partition(block: Any, maps: Tensor) -> Tensor:
     """Partition maps (B, rows, columns, C) into the block's windows or grids."""
-    return cast(Tensor, (window_partition if block.partition_block else grid_partition)(maps, block.partition_size))
+    function = maxxvit.window_partition if block.partition_block else maxxvit.grid_partition
+    return cast(Tensor, function(maps, block.partition_size))
 
 
-class GraftedPartitionAttentionCl(WindowMerger, PartitionAttentionCl):
+class GraftedPartitionAttentionCl(WindowMerger, maxxvit.PartitionAttentionCl):
     """`timm.models.maxxvit.PartitionAttentionCl`, windows or grids of maps (B, rows, columns, C)."""
 
     def _partition_attn(self, x: Tensor) -> Tensor:
@@ -94,7 +83,7 @@ class GraftedPartitionAttentionCl(WindowMerger, PartitionAttentionCl):
         return self.run("attn.end", super()._partition_attn(x))
 
 
-class GraftedPartitionAttention2d(WindowMerger, PartitionAttention2d):
+class GraftedPartitionAttention2d(WindowMerger, maxxvit.PartitionAttention2d):
     """`timm.models.maxxvit.PartitionAttention2d`, on maps (B, C, rows, columns)."""
 
     def _partition_attn(self, x: Tensor) -> Tensor:
@@ -104,22 +93,22 @@ class GraftedPartitionAttention2d(WindowMerger, PartitionAttention2d):
 
 def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     kind = plain_class(block)
-    for name in ("attn_block", "attn_grid") if kind is ParallelPartitionAttention else ("attn",):
+    for name in ("attn_block", "attn_grid") if kind is maxxvit.ParallelPartitionAttention else ("attn",):
         yield _attention_site(block, name, path, shapes)
     shape = shapes.input_shape(f"{path}.mlp")
     rows, columns = shape[-2:] if isinstance(block.mlp, ConvMlp) else shape[1:3]
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **map_fields(block.mlp.fc1.weight.shape[1], rows, columns))
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(block.mlp.fc1.weight.shape[1], rows, columns))
 
 
 def _attention_site(block: Any, name: str, path: str, shapes: ShapeProbe) -> Site:
     module, attn, kind = getattr(block, name), f"{path}.{name}", plain_class(block)
     shape = shapes.input_shape(attn)
-    rows, columns = shape[-2:] if isinstance(module, Attention2d) else shape[1:3]
-    if kind is TransformerBlock2d:
+    rows, columns = shape[-2:] if isinstance(module, maxxvit.Attention2d) else shape[1:3]
+    if kind is maxxvit.TransformerBlock2d:
         fields = windowed((rows, columns), None)
     else:
         whole = shapes.input_shape(path)
-        whole = whole[-2:] if kind is PartitionAttention2d else whole[1:3]
+        whole = whole[-2:] if kind is maxxvit.PartitionAttention2d else whole[1:3]
         fields = windowed((whole[0], whole[1]), (rows, columns))
     width, (out, _) = module.dim_head, module.proj.weight.shape[:2]
     dim = module.qkv.weight.shape[1]
@@ -141,9 +130,11 @@ def _attention_site(block: Any, name: str, path: str, shapes: ShapeProbe) -> Sit
         score_rows=score_rows(module),
         score_columns=score_columns(module),
     )
-    if kind is TransformerBlock2d:
+    if kind is maxxvit.TransformerBlock2d:
         return global_site(attn, geometry)
-    return window_site(attn, geometry, block=path, missing=_TOGETHER if kind is ParallelPartitionAttention else {})
+    return window_site(
+        attn, geometry, block=path, missing=_TOGETHER if kind is maxxvit.ParallelPartitionAttention else {}
+    )
 
 
 class TimmMaxxVit(TimmFamily):
@@ -152,14 +143,14 @@ class TimmMaxxVit(TimmFamily):
     name = "timm.maxxvit"
     summary = "timm MaxViT, CoAtNet, CoAtNeXt, MaxxViT of any size, features_only too"
     patched: ClassVar = {
-        Attention2d: GraftedAttention2d,
-        AttentionCl: GraftedAttentionCl,
-        PartitionAttentionCl: GraftedPartitionAttentionCl,
-        PartitionAttention2d: GraftedPartitionAttention2d,
+        maxxvit.Attention2d: GraftedAttention2d,
+        maxxvit.AttentionCl: GraftedAttentionCl,
+        maxxvit.PartitionAttentionCl: GraftedPartitionAttentionCl,
+        maxxvit.PartitionAttention2d: GraftedPartitionAttention2d,
         **mlp.PATCHED,
     }
-    models = (MaxxVit,)
-    blocks: ClassVar = dict.fromkeys((TransformerBlock2d, *_PARTITIONED), _sites)
+    models = (maxxvit.MaxxVit,)
+    blocks: ClassVar = dict.fromkeys((maxxvit.TransformerBlock2d, *_PARTITIONED), _sites)
 
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
         """The positions determine the image size where the model does not store it (timm 1.0.26)."""
@@ -172,12 +163,12 @@ class TimmMaxxVit(TimmFamily):
         infos = getattr(getattr(model, "feature_info", []), "info", getattr(model, "feature_info", []))
         for path, block in model.named_modules():
             kind = plain_class(block)
-            if kind is TransformerBlock2d and cast(Any, block).attn.rel_pos is not None:
+            if kind is maxxvit.TransformerBlock2d and cast(Any, block).attn.rel_pos is not None:
                 stage = ".".join(self.canonical(path).split(".")[:2])
                 scale = next((info["reduction"] for info in infos if info["module"] == stage), None)
                 side = cast(Any, block).attn.rel_pos.window_size
             elif kind in _PARTITIONED:
-                scale, side = MaxxVitTransformerCfg.partition_ratio, cast(Any, block).partition_size
+                scale, side = maxxvit.MaxxVitTransformerCfg.partition_ratio, cast(Any, block).partition_size
             else:
                 continue
             return None if scale is None else (side[0] * scale, side[1] * scale)

@@ -15,7 +15,6 @@ from attngraft.hosts.sites import GLOBAL, global_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import FusedQkv, ScaledProducts
 from attngraft.hosts.timm.family import TimmFamily
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import attention_geometry, map_fields
 
 
@@ -34,7 +33,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     else:
         why = f"this block mixes tokens by {type(mixer).__name__}, not by attention; choose other blocks or MLP grafts"
         missing = dict.fromkeys(GLOBAL, why)
-    for site in mlp_sites(block.mlp, f"{path}.mlp", **fields):
+    for site in mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields):
         yield replace(site, missing={**site.missing, **missing})
 
 

@@ -6,14 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
-from timm.models.mvitv2 import (
-    MultiScaleAttention,
-    MultiScaleBlock,
-    MultiScaleVit,
-    cal_rel_pos_type,
-    reshape_post_pool,
-    reshape_pre_pool,
-)
+from timm.models import mvitv2
 from torch import Tensor, nn
 
 from attngraft.attention import CLASS, HookPoint, Mixed, MlpGeometry, Projected, plain_class
@@ -25,7 +18,6 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout, PlainMerge
 from attngraft.hosts.timm.family import TimmFamily
 from attngraft.hosts.timm.layouts import split_qkv
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import attention_geometry, unread_site
 
 _POOLS = ("pool_q", "pool_k", "pool_v", "norm_q", "norm_k", "norm_v")
@@ -43,7 +35,7 @@ class Grids(NamedTuple):
     keys: list[int]
 
 
-class GraftedMultiScaleAttention(NoDropout, PlainMerge, MultiScaleAttention):
+class GraftedMultiScaleAttention(NoDropout, PlainMerge, mvitv2.MultiScaleAttention):
     """`timm.models.mvitv2.MultiScaleAttention`, which also returns the size of the output map.
 
     Where queries (or keys) are pooled, the tokens on their side are those at the center of each pooling window. The heads
@@ -70,8 +62,8 @@ class GraftedMultiScaleAttention(NoDropout, PlainMerge, MultiScaleAttention):
     ) -> tuple[Tensor, list[int]]:
         """Return pooled and normalized q, k or v (B, H, N, d), and the size of its map."""
         if pool is not None:
-            maps, first = reshape_pre_pool(x, grid, self.has_cls_token)
-            x, grid = reshape_post_pool(pool(maps), self.num_heads, first)
+            maps, first = mvitv2.reshape_pre_pool(x, grid, self.has_cls_token)
+            x, grid = mvitv2.reshape_post_pool(pool(maps), self.num_heads, first)
         return x if norm is None else norm(x), grid
 
     def centers(self, x: Tensor, pool: nn.Module | None, grid: list[int]) -> Tensor:
@@ -96,7 +88,7 @@ class GraftedMultiScaleAttention(NoDropout, PlainMerge, MultiScaleAttention):
         if self.rel_pos_type != "spatial":
             return scores
         sizes = projected.rest
-        return cal_rel_pos_type(
+        return mvitv2.cal_rel_pos_type(
             scores, projected.q, self.has_cls_token, sizes.queries, sizes.keys, self.rel_pos_h, self.rel_pos_w
         )
 
@@ -116,13 +108,13 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     _, tokens, dim = shapes.input_shape(f"{path}.norm1")
     yield _attention_site(block.attn, f"{path}.attn", shapes, dim=dim, tokens=tokens, **prefix)
     _, tokens, dim = shapes.input_shape(f"{path}.mlp")
-    for site in mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=tokens, **prefix):
+    for site in mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=tokens, **prefix):
         widens = shapes.output_shape(f"{path}.mlp")[-1] != dim
         yield mlp_site(site.path, cast(MlpGeometry, site.geometry), {"mlp.end": _WIDENS}) if widens else site
 
 
 def _attention_site(module: Any, path: str, shapes: ShapeProbe, **tokens: Any) -> Site:
-    if plain_class(module) is not MultiScaleAttention:
+    if plain_class(module) is not mvitv2.MultiScaleAttention:
         return unread_site(module, path, **tokens)
     heads = fused_heads(module)
     scored = ["pool_k", "norm_k", "rel_pos_h", "rel_pos_w"]
@@ -162,12 +154,12 @@ class TimmMViTv2(TimmFamily):
 
     name = "timm.mvitv2"
     summary = "timm MViTv2 of any size, with and without a class token, features_only too"
-    patched: ClassVar = {MultiScaleAttention: GraftedMultiScaleAttention, **mlp.PATCHED}
-    models = (MultiScaleVit,)
-    blocks: ClassVar = {MultiScaleBlock: _sites}
+    patched: ClassVar = {mvitv2.MultiScaleAttention: GraftedMultiScaleAttention, **mlp.PATCHED}
+    models = (mvitv2.MultiScaleVit,)
+    blocks: ClassVar = {mvitv2.MultiScaleBlock: _sites}
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
-        core: Any = next(module for module in model.modules() if type(module) is MultiScaleVit)
+        core: Any = next(module for module in model.modules() if type(module) is mvitv2.MultiScaleVit)
         embed, stage = core.patch_embed.proj, core.stages[0]
         pool = stage.blocks[0].attn.pool_q
         down = (1, 1) if pool is None else _stride(pool)

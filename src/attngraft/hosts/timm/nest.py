@@ -18,7 +18,6 @@ from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.family import TimmFamily
 from attngraft.hosts.timm.layouts import split_qkv
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import attention_geometry, map_fields
 from attngraft.hosts.timm.windows import WindowAxisSite
 
@@ -61,7 +60,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     rows = math.isqrt(blocks) * side
     window = windowed((rows, rows), (side, side))
     yield window_site(f"{path}.attn", attention_geometry(block.attn, f"{path}.attn", dim=dim, **window))
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, rows))
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, rows))
 
 
 class TimmNest(TimmFamily):

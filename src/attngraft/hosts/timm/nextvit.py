@@ -16,7 +16,6 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import PlainMerge
 from attngraft.hosts.timm.family import TimmFamily
 from attngraft.hosts.timm.layouts import split_heads
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import attention_geometry
 
 
@@ -46,7 +45,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
             **fields,
         )
         yield global_site(attn, geometry)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, **fields)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=dim, **fields)
 
 
 class TimmNextViT(TimmFamily):

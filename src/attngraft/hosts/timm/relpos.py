@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from timm.models.vision_transformer_relpos import (
-    RelPosAttention,
-    RelPosBlock,
-    ResPostRelPosBlock,
-    VisionTransformerRelPos,
-)
+from timm.models import vision_transformer_relpos as relpos
 from torch import Tensor
 
 from attngraft.attention import Projected
@@ -21,11 +16,10 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SelfAttention
 from attngraft.hosts.timm.family import TimmFamily
 from attngraft.hosts.timm.layouts import split_qkv
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, prefixed_grid, score_columns, score_rows
 
 
-class GraftedRelPosAttention(SelfAttention, RelPosAttention):
+class GraftedRelPosAttention(SelfAttention, relpos.RelPosAttention):
     """`timm.models.vision_transformer_relpos.RelPosAttention`: its own bias replaces the shared one."""
 
     def project(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Projected:
@@ -47,7 +41,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
         **tokens,
     )
     yield global_site(f"{path}.attn", geometry)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **tokens)
 
 
 class TimmRelPos(TimmFamily):
@@ -55,6 +49,6 @@ class TimmRelPos(TimmFamily):
 
     name = "timm.relpos"
     summary = "timm ViTs with relative positions, of any size"
-    patched: ClassVar = {RelPosAttention: GraftedRelPosAttention, **mlp.PATCHED}
-    models = (VisionTransformerRelPos,)
-    blocks: ClassVar = dict.fromkeys((RelPosBlock, ResPostRelPosBlock), _sites)
+    patched: ClassVar = {relpos.RelPosAttention: GraftedRelPosAttention, **mlp.PATCHED}
+    models = (relpos.VisionTransformerRelPos,)
+    blocks: ClassVar = dict.fromkeys((relpos.RelPosBlock, relpos.ResPostRelPosBlock), _sites)

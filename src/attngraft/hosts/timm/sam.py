@@ -6,14 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.layers import apply_rot_embed_cat
-from timm.models.vision_transformer_sam import (
-    Attention,
-    Block,
-    VisionTransformerSAM,
-    get_decomposed_rel_pos_bias,
-    window_partition,
-    window_unpartition,
-)
+from timm.models import vision_transformer_sam as sam
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, record_coordinates
@@ -23,12 +16,11 @@ from attngraft.hosts.sites import global_site, window_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SelfAttention
 from attngraft.hosts.timm.family import TimmFamily
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields
 from attngraft.hosts.timm.windows import PaddedWindows
 
 
-class GraftedAttention(SelfAttention, Attention):
+class GraftedAttention(SelfAttention, sam.Attention):
     """`timm.models.vision_transformer_sam.Attention`: maps or windows (B, rows, columns, C)."""
 
     ends: tuple[HookPoint, ...] = ("attn.window", "attn.end")
@@ -43,7 +35,7 @@ class GraftedAttention(SelfAttention, Attention):
         q, k, v = qkv.reshape(3, split[0] * split[1], x.shape[1], -1).unbind(0)
         q, k, bias = self.q_norm(q), self.k_norm(k), None
         if self.use_rel_pos:
-            bias = get_decomposed_rel_pos_bias(q, self.rel_pos_h, self.rel_pos_w, grid, grid).unflatten(0, split)
+            bias = sam.get_decomposed_rel_pos_bias(q, self.rel_pos_h, self.rel_pos_w, grid, grid).unflatten(0, split)
         elif self.rope is not None:
             rotation = cast(Any, self.rope).get_embed()
             q, k = (apply_rot_embed_cat(each, rotation).type_as(v) for each in (q, k))
@@ -58,21 +50,21 @@ class GraftedAttention(SelfAttention, Attention):
         return heads.unflatten(0, projected.q.shape[:2])
 
 
-class GraftedBlock(PaddedWindows, Block):
+class GraftedBlock(PaddedWindows, sam.Block):
     """`timm.models.vision_transformer_sam.Block`: LayerScale and drop path come before the windows are merged."""
 
     def forward(self, x: Tensor) -> Tensor:
         grid = (x.shape[1], x.shape[2])
         if self.window_size:
-            record_coordinates(self, x, lambda maps: window_partition(maps, self.window_size)[0])
-        windows, padded = window_partition(self.norm1(x), self.window_size)
+            record_coordinates(self, x, lambda maps: sam.window_partition(maps, self.window_size)[0])
+        windows, padded = sam.window_partition(self.norm1(x), self.window_size)
         if padded != grid and self.mixes:
             # for every image, as the bias depends on the queries; fewer entries would fix an exported program's batch size
-            ones = window_partition(x.new_ones(x.shape[0], *grid, 1), self.window_size)[0]
+            ones = sam.window_partition(x.new_ones(x.shape[0], *grid, 1), self.window_size)[0]
             branch = self.attn(windows, ones.flatten(1) > 0)
         else:
             branch = self.attn(windows)
-        branch = window_unpartition(self.drop_path1(self.ls1(branch)), self.window_size, grid, padded)
+        branch = sam.window_unpartition(self.drop_path1(self.ls1(branch)), self.window_size, grid, padded)
         tokens = (x + self.run("attn.end", branch)).flatten(1, 2)
         tokens = tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
         return tokens.unflatten(1, grid)
@@ -96,7 +88,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
         query_key_parameters=own_parameters(module, "q_norm", "k_norm", "rel_pos_h", "rel_pos_w"),
     )
     yield window_site(attn, geometry, block=path, fills=True) if side else global_site(attn, geometry)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
 
 
 class TimmSam(TimmFamily):
@@ -104,6 +96,6 @@ class TimmSam(TimmFamily):
 
     name = "timm.sam"
     summary = "timm SAM image encoders (windows, decomposed relative positions) of any size"
-    patched: ClassVar = {Attention: GraftedAttention, Block: GraftedBlock, **mlp.PATCHED}
-    models = (VisionTransformerSAM,)
-    blocks: ClassVar = {Block: _sites}
+    patched: ClassVar = {sam.Attention: GraftedAttention, sam.Block: GraftedBlock, **mlp.PATCHED}
+    models = (sam.VisionTransformerSAM,)
+    blocks: ClassVar = {sam.Block: _sites}

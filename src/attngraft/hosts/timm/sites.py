@@ -44,6 +44,15 @@ def attention_geometry(
     return AttentionGeometry(**(fused_heads(module) if heads is None else heads), **fields)
 
 
+def headwise_geometry(module: Any, path: str, *, children: tuple[str, ...], **fields: Any) -> AttentionGeometry:
+    """Return the geometry of a `HeadwiseQkv` module; arguments as in `attention_geometry`."""
+    key, value, biases = module.key_dim, module.val_dim, ("attention_biases",)
+    starts = {"q": ("qkv", 0), "k": ("qkv", key), "v": ("qkv", 2 * key)}
+    heads = projected_heads(module, starts, width=key, value_width=value, step=2 * key + value)
+    fields |= {"query_key_parameters": biases, "score_rows": biases}
+    return attention_geometry(module, path, children=children, heads=heads, **fields)
+
+
 def attention_site(module: Any, path: str, **tokens: Any) -> Site:
     """Return the site of timm's shared `Attention`; `tokens` are the geometry fields that the model determines."""
     if plain_class(module) is not Attention:

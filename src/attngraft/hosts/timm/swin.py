@@ -19,7 +19,6 @@ from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.family import TimmFamily
 from attngraft.hosts.timm.layouts import split_qkv
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.rotary import fused_qkv
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields
 from attngraft.hosts.timm.windows import CosineWindowSite, ShiftedWindowBlock, WindowSite
@@ -106,7 +105,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
         score_columns=own_parameters(module, *score_columns),
     )
     yield window_site(attn, geometry, block=path, fills=True, space=path)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **map_fields(block.dim, rows, columns))
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(block.dim, rows, columns))
 
 
 class TimmSwin(TimmFamily):

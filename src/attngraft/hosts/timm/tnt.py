@@ -16,7 +16,6 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import ScaledProducts
 from attngraft.hosts.timm.family import TimmFamily
 from attngraft.hosts.timm.layouts import split_heads, split_qkv
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import attention_geometry
 
 
@@ -34,12 +33,12 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     patches, pixels, inner = shapes.input_shape(f"{path}.attn_in")
     inside: dict[str, Any] = {"dim": inner, "tokens": pixels, "sequences": patches}
     yield _attention_site(block.attn_in, f"{path}.attn_in", **inside)
-    yield from mlp_sites(block.mlp_in, f"{path}.mlp_in", **inside)
+    yield from mlp.mlp_sites(block.mlp_in, f"{path}.mlp_in", **inside)
     _, tokens, dim = shapes.input_shape(f"{path}.attn_out")
     grid = tuple(shapes.model.pixel_embed.grid_size)
     outside = {"dim": dim, "tokens": tokens, "prefix": CLASS, "grid": grid}
     yield _attention_site(block.attn_out, f"{path}.attn_out", **outside)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **outside)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **outside)
 
 
 def _attention_site(module: Any, path: str, **tokens: Any) -> Site:

@@ -17,7 +17,6 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SubsampledKeys
 from attngraft.hosts.timm.family import TimmFamily
 from attngraft.hosts.timm.layouts import merge_windows, pad_to_windows, partition, present_tokens, split_qkv
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import attention_geometry, map_fields, subsampled_site, unread_site
 from attngraft.hosts.timm.windows import WindowAxisSite
 
@@ -76,7 +75,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
         yield subsampled_site(module, attn, shapes, argument="size", **fields)
     else:
         yield unread_site(module, attn, **fields)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **fields)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
 class TimmTwins(TimmFamily):

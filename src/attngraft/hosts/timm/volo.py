@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from timm.models import volo
-from timm.models.volo import VOLO, Attention, ClassBlock, OutlookAttention, Outlooker, Transformer
 from torch import Tensor
 
 from attngraft.attention import CLASS, HookPoint, Projected, SpaceSite
@@ -18,7 +17,6 @@ from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import ClassAttention, FusedQkv, SelfAttention
 from attngraft.hosts.timm.family import TimmFamily, image_size
 from attngraft.hosts.timm.layouts import split_heads, split_qkv
-from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.sites import attention_geometry, class_attention_site, map_fields
 
 _OUTLOOK: dict[HookPoint, str] = {
@@ -40,14 +38,14 @@ class MapSite(SpaceSite, SelfAttention):
         return tokens.unflatten(1, x.shape[1:3])
 
 
-class GraftedAttention(MapSite, FusedQkv, Attention):
+class GraftedAttention(MapSite, FusedQkv, volo.Attention):
     """`timm.models.volo.Attention`."""
 
     detaches: ClassVar = ("qkv", "proj")
-    branch_of = staticmethod(Attention.forward)
+    branch_of = staticmethod(volo.Attention.forward)
 
 
-class GraftedOutlookAttention(MapSite, OutlookAttention):
+class GraftedOutlookAttention(MapSite, volo.OutlookAttention):
     """`timm.models.volo.OutlookAttention`: the first hook point is `heads`, before the output projection.
 
     Scores (B, H, positions, cells, cells) are a linear map of the token at each position. They take the place of the
@@ -56,7 +54,7 @@ class GraftedOutlookAttention(MapSite, OutlookAttention):
 
     fused_attn = False
     detaches: ClassVar = ("v", "attn", "proj")
-    branch_of = staticmethod(OutlookAttention.forward)
+    branch_of = staticmethod(volo.OutlookAttention.forward)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x, x.shape[1:3])
@@ -104,7 +102,7 @@ def _transformer_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Si
     _, rows, columns, dim = shapes.input_shape(path)
     attn, fields = f"{path}.attn", map_fields(dim, rows, columns)
     yield global_site(attn, attention_geometry(block.attn, attn, **fields), on_maps=True)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **fields)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
 def _outlooker_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
@@ -120,7 +118,7 @@ def _outlooker_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site
         **fields,
     )
     yield global_site(attn, geometry, _OUTLOOK, on_maps=True)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **fields)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
 def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
@@ -133,7 +131,7 @@ def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     yield class_attention_site(
         module, f"{path}.attn", children=("q", "kv"), heads=heads, dim=dim, tokens=tokens, grid=(rows, columns)
     )
-    yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix=CLASS)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix=CLASS)
 
 
 class TimmVolo(TimmFamily):
@@ -142,13 +140,17 @@ class TimmVolo(TimmFamily):
     name = "timm.volo"
     summary = "timm VOLO of any size, features_only too"
     patched: ClassVar = {
-        Attention: GraftedAttention,
-        OutlookAttention: GraftedOutlookAttention,
+        volo.Attention: GraftedAttention,
+        volo.OutlookAttention: GraftedOutlookAttention,
         volo.ClassAttention: GraftedClassAttention,
         **mlp.PATCHED,
     }
-    models: ClassVar = (VOLO,)
-    blocks: ClassVar = {Outlooker: _outlooker_sites, Transformer: _transformer_sites, ClassBlock: _class_sites}
+    models: ClassVar = (volo.VOLO,)
+    blocks: ClassVar = {
+        volo.Outlooker: _outlooker_sites,
+        volo.Transformer: _transformer_sites,
+        volo.ClassBlock: _class_sites,
+    }
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         """The position embedding of the pooled map determines the image size."""

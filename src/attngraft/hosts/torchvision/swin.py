@@ -10,13 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.swin_transformer import (
-    ShiftedWindowAttention,
-    ShiftedWindowAttentionV2,
-    SwinTransformer,
-    SwinTransformerBlock,
-    SwinTransformerBlockV2,
-)
+from torchvision.models import swin_transformer as swin
 
 from attngraft.attention import AttentionGeometry, Projected, Projection, plain_class, record_coordinates
 from attngraft.errors import HostError
@@ -98,7 +92,7 @@ class MapWindowSite(WholeMapSite, WindowSite):
         return F.dropout(tokens, p=cast(Any, self).dropout, training=self.training)
 
 
-class GraftedShiftedWindowAttention(MapWindowSite, ShiftedWindowAttention):
+class GraftedShiftedWindowAttention(MapWindowSite, swin.ShiftedWindowAttention):
     """`torchvision.models.swin_transformer.ShiftedWindowAttention`: a table of relative positions."""
 
     @property
@@ -106,7 +100,7 @@ class GraftedShiftedWindowAttention(MapWindowSite, ShiftedWindowAttention):
         return cast(float, (self.qkv.in_features // self.num_heads) ** -0.5)
 
 
-class GraftedShiftedWindowAttentionV2(MapWindowSite, CosineWindowSite, ShiftedWindowAttentionV2):
+class GraftedShiftedWindowAttentionV2(MapWindowSite, CosineWindowSite, swin.ShiftedWindowAttentionV2):
     """`torchvision.models.swin_transformer.ShiftedWindowAttentionV2`: cosines, positions through an MLP."""
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -127,13 +121,13 @@ class TorchvisionSwin(HostAdapter):
     name = "torchvision.swin"
     summary = "torchvision SwinTransformer, V1 and V2, of any size"
     patched: ClassVar = {
-        ShiftedWindowAttention: GraftedShiftedWindowAttention,
-        ShiftedWindowAttentionV2: GraftedShiftedWindowAttentionV2,
+        swin.ShiftedWindowAttention: GraftedShiftedWindowAttention,
+        swin.ShiftedWindowAttentionV2: GraftedShiftedWindowAttentionV2,
         **mlp.PATCHED,
     }
 
     def recognizes(self, model: nn.Module) -> bool:
-        return type(model) is SwinTransformer
+        return type(model) is swin.SwinTransformer
 
     def sites(self, model: Any) -> list[Site]:
         stages = [(name, stage) for name, stage in model.features.named_children() if type(stage) is nn.Sequential]
@@ -142,7 +136,7 @@ class TorchvisionSwin(HostAdapter):
             rows, columns = (-(-side // 2**depth) for side in self._grid(model))
             for number, block in stage.named_children():
                 path, host = f"features.{name}.{number}", cast(Any, block)
-                if type(block) not in (SwinTransformerBlock, SwinTransformerBlockV2):
+                if type(block) not in (swin.SwinTransformerBlock, swin.SwinTransformerBlockV2):
                     raise HostError(
                         f"{path} is a {type(block).__name__}, which is not supported; supported are SwinTransformerBlock "
                         "and SwinTransformerBlockV2"
@@ -157,7 +151,7 @@ class TorchvisionSwin(HostAdapter):
 
         The model stores no image size: assume that the last stage's map is one window.
         """
-        window = next(each.window_size for each in model.modules() if isinstance(each, ShiftedWindowAttention))
+        window = next(each.window_size for each in model.modules() if isinstance(each, swin.ShiftedWindowAttention))
         merged = sum(type(stage) is nn.Sequential for stage in model.features) - 2
         return window[0] * 2**merged, window[1] * 2**merged
 
