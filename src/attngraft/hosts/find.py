@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from attngraft.attention import is_graft, plain_class, with_originals
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, Site
-from attngraft.hosts.registry import PACKAGES, host_adapters, load_for
+from attngraft.hosts.registry import OWN_MODELS, PACKAGES, host_adapters, load, load_for
 from attngraft.hosts.unread import UNREAD, why_unread
 
 _MODEL_PACKAGES = ("timm.models.", "torchvision.models.", "transformers.models.")
@@ -118,14 +118,15 @@ def _unsupported(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
     All adapters are listed for a model of any other package, such as a user's own.
     """
     unread = why_unread(model)
-    package = PACKAGES.get(type(model).__module__.partition(".")[0])
-    known = list(host_adapters())
-    supported = [name for name in known if package is not None and name in package.adapters] or known
+    load(OWN_MODELS)
+    known, package = list(host_adapters()), type(model).__module__.partition(".")[0]
+    packages = ("timm", OWN_MODELS) if package == "timm" else (package,)  # timm creates attngraft's own models too
+    supported = [name for name in known if any(name in PACKAGES[each].adapters for each in packages if each in PACKAGES)]
     sentences = (
         f"{type(model).__name__} is not a supported host, {why}.",
         f"Its attention is not supported: {unread}." if unread else "",
         "For a model of your own write an adapter and call attngraft.register_host(adapter).",
-        f"Supported: {_by_family(supported)} (see: attngraft list hosts).",
+        f"Supported: {_by_family(supported or known)} (see: attngraft list hosts).",
         describe_missing(missing),
     )
     return " ".join(sentence for sentence in sentences if sentence)

@@ -31,6 +31,8 @@ def _adapters_in(folder: str, *names: str, table: Iterable[str] = ()) -> dict[st
     return {f"{folder}.{name}": f"hosts.{folder}.{'families' if name in rows else name}" for name in names}
 
 
+OWN_MODELS = "attngraft.models"
+
 #: by name of the package; a new family adds its name here. Adapters listed later take precedence
 PACKAGES: Mapping[str, Package] = {
     "timm": Package(
@@ -43,7 +45,7 @@ PACKAGES: Mapping[str, Package] = {
             table=("pit", "eva", "mixer", "qwen3", "deepseek", "mobilevit", "xcit", "coat", "csatv2"),
         )
     ),
-    "attngraft.models": Package(
+    OWN_MODELS: Package(
         {
             "t2t_vit": "models.t2t_vit_host",
             "bixt": "models.bixt.host",
@@ -93,8 +95,9 @@ def load(package: str) -> Mapping[str, str]:
         try:
             register_host(_adapter_in(importlib.import_module(f"attngraft.{path}"), name))
         except (ImportError, AttributeError, TypeError) as error:  # modules, classes and bases change between releases
+            release = version(package.partition(".")[0])
             missing[name] = (
-                f"cannot read the models of {package} {version(package)} ({error}): pip install -U attngraft {package}"
+                f"cannot read the models of {package} {release} ({error}): pip install -U attngraft {package}"
             )
     return missing
 

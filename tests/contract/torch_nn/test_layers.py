@@ -107,7 +107,7 @@ class TestAttention(_Contract):
     def test_measuring_touches_nothing(self, host: nn.Module, spec: str) -> None:
         """Nobody knows what somebody's model takes."""
         before = snapshot(host)
-        with pytest.raises(attngraft.HostError, match="does not know what inputs that takes"):
+        with pytest.raises(attngraft.HostError, match="does not know the inputs of that class"):
             attngraft.plan(host, spec, measure=True)
         assert_same_host(host, before)
 

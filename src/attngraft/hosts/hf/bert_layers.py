@@ -132,9 +132,9 @@ class BertAttention(GraftedModule):
     def between(self, hook_point: HookPoint) -> str | None:
         adding = next((mixer for mixer in self._mixers() if getattr(mixer, "adds_after", False)), None)
         if adding is not None:
-            return f"{cast(Any, adding).kind} adds an output after the host's output projection"
+            return f"{cast(Any, adding).kind} adds its own output after the host's output projection"
         if hook_point == "attn.end" and self.grafts_at("tokens"):
-            return "another graft is between it and the host's output projection"
+            return "another graft lies between it and the host's output projection"
         return None
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:

@@ -11,7 +11,7 @@ from timm.models.nest import Attention, Nest, TransformerLayer, blockify
 from torch import Tensor
 
 from attngraft.attention import Projected, Recordable, record_coordinates
-from attngraft.attention.token_coordinates import BLOCK_PLACES
+from attngraft.attention.recorder import BLOCK_COORDINATES
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import window_site, windowed
@@ -26,7 +26,7 @@ def _record_blocks(module: Recordable, x: Tensor) -> None:
     """Record the coordinates of tokens (B, blocks, tokens, C)."""
     side = math.isqrt(x.shape[2])
     rows = math.isqrt(x.shape[1]) * side
-    record_coordinates(module, x.new_empty(1, rows, rows, 1), lambda maps: blockify(maps, side), name=BLOCK_PLACES)
+    record_coordinates(module, x.new_empty(1, rows, rows, 1), lambda maps: blockify(maps, side), name=BLOCK_COORDINATES)
 
 
 class GraftedAttention(WindowAxisSite, Attention):

@@ -71,7 +71,7 @@ class GraftedBlock(PaddedWindows, sam.Block):
 
     def between(self, hook_point: HookPoint) -> str | None:
         if hook_point == "attn.end" and not isinstance(self.ls1, nn.Identity):
-            return "LayerScale is between it and the host's output projection"
+            return "LayerScale lies between it and the host's output projection"
         return super().between(hook_point)
 
 

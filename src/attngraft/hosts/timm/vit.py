@@ -90,7 +90,7 @@ def _last_linear(module: Any) -> nn.Linear | str:
     ends: tuple[HookPoint, ...] = ("attn.end", "mlp.end")
     if isinstance(module, GraftedModule):
         if any(module.grafts_at(hook_point) for hook_point in ("tokens", *ends)):
-            return "a graft is between it and the linear layer before"
+            return "a graft lies between it and the linear layer before"
         for hook_point in ends:
             if reason := module.between(hook_point):
                 return reason

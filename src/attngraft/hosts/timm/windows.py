@@ -109,7 +109,7 @@ class WholeMapSite(SelfAttention):
         if hook_point != "attn.end":
             return super().between(hook_point)
         if self.grafts_at("attn.window"):
-            return "another graft is between it and the host's output projection"
+            return "another graft lies between it and the host's output projection"
         return super().between("attn.window")
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
@@ -140,7 +140,7 @@ class WindowMerger(GraftedModule):
         if hook_point != "attn.end" or not isinstance(module, SelfAttention):  # a plain one has no grafts
             return None
         if module.grafts_at("attn.window"):
-            return "another graft is between it and the host's output projection"
+            return "another graft lies between it and the host's output projection"
         return module.between("attn.window")
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:

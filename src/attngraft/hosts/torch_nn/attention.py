@@ -224,12 +224,12 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         """Use the fused kernel unless the map is requested or changed."""
         changed = bool(self.grafts_at("weights"))
         if not changed and not projected.rest.weights:
-            self.show_map(projected)
+            self.record_map(projected)
             return F.scaled_dot_product_attention(
                 projected.q, projected.k, projected.v, projected.bias, self.dropped(), projected.causal
             )
         visible = self.visible(projected) if changed else None
-        return self.spread_parts(self.run("weights", self.map_of(projected), visible), projected)
+        return self.spread_parts(self.run("weights", self.attention_map(projected), visible), projected)
 
     def dropped(self) -> float:
         return self.dropout if self.training else 0.0

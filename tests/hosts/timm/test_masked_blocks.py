@@ -45,7 +45,7 @@ def test_what_averages_over_tokens_refuses_a_mask(block: type[nn.Module], spec: 
     expected, plain = features(model, **MASKS[mask]), features(model)
     attngraft.graft(model, spec)
     assert not torch.equal(features(model), plain)
-    with pytest.raises(UsageError, match="which gives a mask over pairs of tokens"):
+    with pytest.raises(UsageError, match="with a mask over pairs of tokens"):
         features(model, **MASKS[mask])
     attngraft.ungraft(model)
     assert all(type(each) is block for each in model.blocks)

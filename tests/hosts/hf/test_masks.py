@@ -44,7 +44,7 @@ def exported(model: nn.Module, *inputs: Tensor, free: bool = True) -> Any:
 @pytest.mark.parametrize("free", [True, False])
 def test_a_mask_that_is_an_input_is_refused_as_in_a_call(implementation: str, free: bool) -> None:
     model = grafted("cb_s(init=1)", implementation)
-    with pytest.raises(attngraft.AttngraftError, match="cb_s.*a mask of padding") as called:
+    with pytest.raises(attngraft.AttngraftError, match="cb_s.*a padding mask") as called:
         model(IMAGES, MASK)
     with pytest.raises(attngraft.AttngraftError) as traced:
         exported(model, IMAGES, MASK, free=free)

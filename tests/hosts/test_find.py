@@ -1,4 +1,4 @@
-"""Torch's attention in a model of another package that nobody reads: a part is not taken for the whole."""
+"""torch's attention in another package's model without an adapter: such a part is not grafted as the whole."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 import attngraft
 from attngraft.hosts import find_host
 
-OURS = r"is no host that attngraft knows, and of its attention only torch's own can be read, not the {} at {}; .*"
+OURS = r"is not a supported host, and only torch's own attention in it can be read, not the {} at {}; .*"
 ALONE = r'graft\(model\.get_submodule\("{}"\), \.\.\.\)\. .*register_host.*Supported: '
 
 
 def refused(model: nn.Module, other: str, where: str, part: str) -> None:
-    with pytest.raises(attngraft.HostError, match=OURS.format(other, where) + ALONE.format(part)) as told:
+    with pytest.raises(attngraft.HostError, match=OURS.format(other, where) + ALONE.format(part)) as raised:
         attngraft.graft(model, "horizontal")
-    assert str(told.value).startswith(type(model).__name__)
-    report = attngraft.graft(model.get_submodule(part), "horizontal")  # as it says
+    assert str(raised.value).startswith(type(model).__name__)
+    report = attngraft.graft(model.get_submodule(part), "horizontal")
     assert len(report.entries) == 1
 
 
@@ -34,7 +34,7 @@ def siglip2(kind: str = "Siglip2VisionModel", base: type | None = None) -> Any:
 
 
 class Wrapper(nn.Module):
-    """Somebody's own, around a tower."""
+    """A user's model around a tower."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ def test_the_pooling_head_of_an_unread_tower() -> None:
     refused(siglip2(), "Siglip2Attention", "encoder.layers.0.self_attn", "head.attention")
 
 
-def test_the_same_in_a_model_of_ones_own() -> None:
+def test_the_same_in_a_users_model() -> None:
     refused(Wrapper(siglip2()), "Siglip2Attention", "tower.encoder.layers.0.self_attn", "tower.head.attention")
 
 
-def test_a_class_that_comes_from_an_unread_one_is_as_that() -> None:
+def test_a_subclass_of_an_unread_class_is_refused_too() -> None:
     base: Any = type(siglip2())
     refused(siglip2(base=type("Mine", (base,), {})), "Siglip2Attention", "encoder.layers.0.self_attn", "head.attention")
 
@@ -65,7 +65,7 @@ def test_a_decoder_in_place_of_timms_classifier() -> None:
         attngraft.graft(model, "horizontal")
 
 
-def test_what_is_whole_is_taken_as_ever() -> None:
+def test_torchs_attention_alone_is_supported() -> None:
     head: Any = siglip2().head
     assert [site.path for site in find_host(head).sites] == ["attention"]
     encoder: Any = torchvision.models.VisionTransformer(16, 8, 1, 2, 16, 16).encoder
@@ -75,7 +75,7 @@ def test_what_is_whole_is_taken_as_ever() -> None:
     assert [site.path for site in find_host(resnet).sites] == ["fc.decoder.layers.0.multihead_attn"]
 
 
-def test_what_stands_beside_an_unread_model_is_ones_own() -> None:
+def test_attention_beside_an_unread_model_is_the_users() -> None:
     unread: Any = timm.create_model("shvit_s1", num_classes=4)
     assert [site.path for site in find_host(Wrapper(unread)).sites] == ["attention"]
 
@@ -83,6 +83,6 @@ def test_what_stands_beside_an_unread_model_is_ones_own() -> None:
 def test_a_grafted_part_does_not_open_the_whole() -> None:
     model = siglip2()
     attngraft.graft(model.head, "horizontal")
-    with pytest.raises(attngraft.HostError, match="only torch's own can be read"):
+    with pytest.raises(attngraft.HostError, match="only torch's own attention in it can be read"):
         find_host(model)
     attngraft.ungraft(model.head)
