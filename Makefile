@@ -1,13 +1,16 @@
-# Set-up and checks for people with Python >= 3.11, pip and make. PYTHON=python3.12 make test picks another interpreter.
+# Set-up and checks; needs Python >= 3.11, pip and make. PYTHON=python3.12 make test uses another interpreter.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT ?= attngraft-demo
 DEMO_ARGS ?=
-# A part of the product, as pytest's -k: make product ONLY='TestSwin and bisa'
+# Part of the product, as for pytest -k: make product ONLY='TestSwin and bisa'
 ONLY ?=
-# Two test processes on small tensors: one thread each is fastest, and keeps two cores from fighting.
+# Test processes. One thread each is fastest for small tensors.
 JOBS ?= 2
+# Further arguments of pytest, such as --durations=20
+PYTEST_ARGS ?=
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: demo test slow product oldest lint docs notebooks proof clean help
 
@@ -16,8 +19,8 @@ help:
 	@echo "make test    install with the development extras, then ruff, mypy and pytest"
 	@echo "make slow    the long tests"
 	@echo "make product every host with every graft, compiled and exported (hours; ONLY='TestSwin and bisa' takes a part)"
-	@echo "make oldest  the default tests with the oldest versions that we support (in $(VENV)-oldest)"
-	@echo "make proof   measure how often a comparison's intervals hold the truth (ten minutes; goes on where it stopped)"
+	@echo "make oldest  hosts alone, export and a training run with the oldest supported versions (in $(VENV)-oldest)"
+	@echo "make proof   measure the coverage of the intervals in simulated studies (ten minutes; rerun to resume)"
 	@echo "make docs    the documentation, links checked, in site/"
 	@echo "make notebooks  run the notebooks; make docs shows what they put out"
 	@echo "make clean   remove $(VENV), caches and $(DEMO_OUT)/"
@@ -42,32 +45,32 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 test: lint
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 slow: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m slow
 
 product: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m product -k "$(ONLY)" tests/contract
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m product -k "$(ONLY)" tests/contract tests/export
 
 proof: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m proof.null_study --jobs $(JOBS)
+	$(ONE_THREAD) $(BIN)/python -m proof.null_study --jobs $(JOBS)
 
 $(VENV)-oldest/installed: pyproject.toml requirements/oldest.txt
 	$(PYTHON) -m venv $(VENV)-oldest
-	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements/oldest.txt --editable ".[dev]"
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements/oldest.txt --editable ".[data,export,hf,test]"
 	@touch $@
 
 oldest: $(VENV)-oldest/installed
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal
+	$(ONE_THREAD) $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m "oldest and not slow" \
+		tests/contract tests/export tests/training tests/test_package.py
 
-# Not --quiet: it would swallow the warnings about links before --strict could count them. NO_MKDOCS_2_WARNING is about
-# mkdocs-material's successor.
+# Without --quiet, which would hide broken links from --strict.
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 notebooks: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python notebooks/run.py
+	$(ONE_THREAD) $(BIN)/python notebooks/run.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest site build .pytest_cache .mypy_cache .ruff_cache .hypothesis $(DEMO_OUT)

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from attngraft.export.hf import from_pretrained, save_pretrained
     from attngraft.export.hf_trainer import GraftCheckpoints
     from attngraft.export.hub import push_to_hub
-    from attngraft.grafting.apply import graft, ungraft
+    from attngraft.grafting.apply import graft, pin_unused, ungraft
     from attngraft.grafting.catalog import list_grafts, list_hosts
     from attngraft.grafting.io import load_grafts, save_grafts
     from attngraft.grafting.plan import plan
     from attngraft.grafting.report import GraftReport
-    from attngraft.grafting.unused import pin_unused
     from attngraft.hosts.adapter import HostAdapter
     from attngraft.hosts.registry import register_host
     from attngraft.mechanisms.registry import register_graft

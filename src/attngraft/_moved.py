@@ -1,4 +1,4 @@
-"""Import documented modules under the paths that they had in earlier versions, with a DeprecationWarning."""
+"""Deprecated names: modules that moved, and attributes that were renamed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 #: old path -> new path, both below `attngraft`
 MOVED = {
@@ -23,6 +24,7 @@ MOVED = {
     "anatomy.geometry": "attention.geometry",
     "anatomy.graft": "attention.graft",
     "anatomy.mixing": "attention.mixing",
+    "anatomy.places": "attention.recorder",
     "anatomy.sentence": "attention.template",
     "anatomy.space": "attention.space",
     "anatomy.stages": "attention.hook_points",
@@ -32,17 +34,41 @@ MOVED = {
     "export.folder": "saved.folder",
     "export.manifest": "saved.manifest",
     "finding": "results.analysis",
+    "grafting.unused": "grafting.apply",
     "sections": "results.sections",
-    "study.epochs": "results.epochs",
+    "study.epochs": "results.statistics",
     "study.result": "results.study",
     "study.statistics": "results.statistics",
     "study.storage": "results.storage",
     "training.config": "yaml_config",
+    "training.groups": "training.optimizer",
+}
+#: old name -> new name, in modules imported under their old paths
+RENAMED = {
+    "Listener": "Recorder",
+    "STAGES": "HOOK_POINTS",
+    "Stage": "HookPoint",
+    "TapPoint": "Recordable",
+    "load_parked_state": "load_detached_state",
+    "offer_places": "record_coordinates",
+    "parked": "sites_with_detached",
+    "parked_state": "detached_state",
+    "unparked": "with_originals",
 }
 
 
+def renamed(old: str, new: str) -> property:
+    """Return a deprecated property `old` that reads the attribute `new`."""
+
+    def get(self: Any) -> Any:
+        warnings.warn(f"{type(self).__name__}.{old} is deprecated; read {new}", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(get)
+
+
 class MovedModules(MetaPathFinder, Loader):
-    """Find a moved module by its old path; the module at the new path supplies every name."""
+    """Import a moved module by its old path, with a DeprecationWarning; its names come from the module at the new path."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -57,10 +83,14 @@ class MovedModules(MetaPathFinder, Loader):
         warnings.warn(f"{module.__name__} has moved to {new}", DeprecationWarning, stacklevel=2)
         real = importlib.import_module(new)
         module.__dict__.update({name: value for name, value in vars(real).items() if not name.startswith("__")})
-        module.__dict__["__getattr__"] = lambda name: getattr(real, name)
+
+        def renamed_name(name: str) -> Any:
+            return getattr(real, RENAMED.get(name, name))
+
+        module.__dict__["__getattr__"] = renamed_name
 
 
 def install() -> None:
-    """Add the finder once, after all others."""
+    """Append the finder to `sys.meta_path`, once."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
         sys.meta_path.append(MovedModules())

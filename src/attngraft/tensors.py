@@ -1,4 +1,4 @@
-"""Tensors as safetensors takes them, and modules without theirs."""
+"""Helpers for tensors: copies without shared storage, and models without values."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 
 
-def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU, of which no two share memory (tied weights do)."""
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors on the CPU that share no storage (tied weights do), as safetensors requires."""
     seen: set[int] = set()
     found = {}
     for name, value in tensors.items():
         tensor = value.detach().cpu()
-        place = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone(memory_format=torch.contiguous_format) if place in seen else tensor.contiguous()
-        seen.add(place)
+        storage = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone(memory_format=torch.contiguous_format) if storage in seen else tensor.contiguous()
+        seen.add(storage)
     return found
 
 
 def on_meta(model: nn.Module) -> nn.Module:
-    """A copy of `model` without values: parameters, buffers and other tensors of its modules are on the meta device."""
+    """Return a copy of `model` whose parameters, buffers and other tensors are on the meta device."""
     memo: dict[int, Any] = {}
     attributes = [value for module in model.modules() for value in vars(module).values()]
     kept = [value for each in attributes if isinstance(each, dict) for value in each.values()]  # from earlier calls

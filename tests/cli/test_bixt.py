@@ -26,7 +26,7 @@ def test_it_is_among_the_hosts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_graft_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
     shown = " ".join(printed(capsys, "plan", "bixt_ti_l64_p16", "horizontal", "--host-arg", "depth=3").split())
     assert (shown.count("│ Attention │ horizontal @ heads"), shown.count("│ OneSidedCrossAttention │")) == (3, 1)
-    assert "horizontal leaves out 2 of 6 attention sites: one similarity serves both directions here" in shown
+    assert "horizontal skips 2 of 6 attention sites: one similarity serves both directions here" in shown
 
 
 @pytest.mark.parametrize(

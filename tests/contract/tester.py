@@ -19,6 +19,7 @@ import attngraft
 from attngraft.attention import is_graft, sites_with_detached, with_originals
 from attngraft.grafting.apply import patch, restore
 from attngraft.grafting.placement import place
+from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host, forget
 from attngraft.timing.macs import count_macs
@@ -113,6 +114,10 @@ class HostContract:
     masks_programs: ClassVar[bool] = False
     #: which axis of its inputs counts the samples
     batch_axis: ClassVar[int] = 0
+    #: whether the model can be made on the meta device, computed in bfloat16, and measured by `plan`
+    makes_meta: ClassVar[bool] = True
+    runs_in_bf16: ClassVar[bool] = True
+    measurable: ClassVar[bool] = True
     #: whether it says where the tokens of its windows stand
     places_known: ClassVar[bool] = True
     #: whether its tokens are put back as they are where a branch ends; others scale them, or cut once for many blocks
@@ -157,9 +162,10 @@ class HostContract:
 
     # -- the host alone ------------------------------------------------------------------------------------------------
 
+    @pytest.mark.oldest
     @pytest.mark.parametrize("training", [False, True])
     @pytest.mark.parametrize("fused", [True, False])
-    def test_richer_class_without_grafts_is_the_host(self, host, inputs, fused, training) -> None:
+    def test_patched_class_without_grafts_is_the_host(self, host, inputs, fused, training) -> None:
         self.set_fused(host, fused)
         host.train(training)
         expected, gradients = outputs_and_gradients(host, inputs)
@@ -172,8 +178,9 @@ class HostContract:
         assert torch.equal(found, expected)
         assert all(torch.equal(a, b) for a, b in zip(gradients, found_gradients, strict=True))
 
+    @pytest.mark.oldest
     @torch.no_grad()
-    def test_richer_class_without_grafts_is_the_host_for_one_sample(self, host) -> None:
+    def test_patched_class_without_grafts_is_the_host_for_one_sample(self, host) -> None:
         """An axis of size 1 may have any stride, and by strides torch chooses how to convolve."""
         inputs = self.given(host, batch=1)
         expected = host(*inputs)
@@ -182,6 +189,7 @@ class HostContract:
             patch(find_host(host).module(module))
         assert torch.equal(host(*inputs), expected)
 
+    @pytest.mark.oldest
     def test_refusals(self, host) -> None:
         maps = {} if self.space else {"elsa": "stands at hook point space, which .* does not offer"}
         for spec, reason in {**self.refused, **maps}.items():
@@ -190,12 +198,14 @@ class HostContract:
                 attngraft.graft(host, spec)
             assert [type(module) for module in host.modules()] == before
 
+    @pytest.mark.oldest
     def test_every_site_is_found(self, host) -> None:
         sites = find_host(host).sites
         assert sum(site.kind == "attention" for site in sites) == self.layers
         assert sum(site.kind == "mlp" for site in sites) == (self.layers if self.mlps is None else self.mlps)
         assert len({site.path for site in sites}) == len(sites)
 
+    @pytest.mark.oldest
     @pytest.mark.parametrize("fused", [True, False])
     def test_recording_changes_nothing_and_sees_the_map(self, host, inputs, fused) -> None:
         self.set_fused(host, fused)
@@ -224,40 +234,141 @@ class HostContract:
         """The host says where its windows' tokens stand, and puts them there itself."""
         if not self.places_known:
             with pytest.raises(attngraft.RecordError, match="do not say how they cut windows"):
-                recording.places(site.path)
+                recording.token_indices(site.path)
             return
-        places, ends = recording.places(site.path), recording[site.path]["attn.end"]
+        places, ends = recording.token_indices(site.path), recording[site.path]["attn.end"]
         assert site.geometry.grid in (None, tuple(places.shape))
         assert len(places.flatten().unique()) == places.numel()
         if site.geometry.own_keys and self.puts_back:
             back = recording.on_map(site.path, "tokens")
             torch.testing.assert_close(back, ends.view(back.shape))
-            assert recording.whole(site.path).sum(-1).max() < 1 + 1e-5
+            assert recording.full_attention_map(site.path).sum(-1).max() < 1 + 1e-5
 
     # -- every graft on the host ---------------------------------------------------------------------------------------
 
-    def test_surgery_and_undo(self, host, inputs, spec) -> None:
+    def test_graft(self, host, inputs, spec, tmp_path: Path) -> None:
+        """One graft operation and its undo: plan, outputs, costs, precision, stacking, copies, files."""
         before = snapshot(host)
+        ungrafted = copy.deepcopy(host)
         with torch.no_grad():
             expected = host(*inputs)
+        one = self.given(host, batch=1)  # what a replacing graft computes once per batch counts once
+        plain_macs = count_macs(host, *one)
+        bf16_error = self.bf16_error(host, inputs, expected)
+        planned = self.check_plan(host, spec, before)
+
         report = attngraft.graft(host, spec)
+        assert planned.to_dict() == report.to_dict()
+        self.check_parameters(host, report, before)
+        with torch.no_grad():
+            after = host(*inputs)
+        self.check_outputs(after, expected, report)
+        self.check_macs(count_macs(host, *one) - plain_macs, host, report)
+        self.check_bf16(host, inputs, after, bf16_error)
+        self.check_stacking(host, inputs)
+        self.check_copies(host, inputs, expected)
+
+        randomize(host, only_grafts=True)
+        path = attngraft.save_grafts(host, tmp_path / "grafts.safetensors", fingerprint=True)
+        loaded = attngraft.load_grafts(ungrafted, path)
+        assert torch.equal(ungrafted(*inputs), host(*inputs))
+        assert list(ungrafted.state_dict()) == list(host.state_dict())
+        assert loaded.parameters == report.parameters
+
+        attngraft.ungraft(host)
+        assert_same_host(host, before)
+        with torch.no_grad():  # as before: some hosts take another path without gradients
+            assert torch.equal(host(*inputs), expected)
+        if self.makes_meta:
+            with torch.device("meta"):
+                model = self.make()
+            assert attngraft.graft(model, spec).parameters == report.parameters
+            assert all(p.device.type == "meta" for p in model.parameters())
+
+    def check_plan(self, host: nn.Module, spec: str, before: Snapshot) -> GraftReport:
+        """Planning, measured or not, changes neither the host nor the random state."""
+        generator = torch.get_rng_state()
+        planned = attngraft.plan(host, spec)
+        if not self.measurable:
+            with pytest.raises(attngraft.HostError, match="does not know what inputs that takes"):
+                attngraft.plan(host, spec, measure=True)
+        else:
+            change = attngraft.plan(host, spec, measure=True).change
+            if all(entry.exact for entry in planned.entries):
+                assert change.max_absolute == 0
+            elif all(entry.identity for entry in planned.entries):
+                assert change.max_absolute <= 1e-5
+            else:
+                assert change.max_absolute > 0
+        assert torch.equal(torch.get_rng_state(), generator)
+        assert_same_host(host, before)
+        return planned
+
+    def check_parameters(self, host: nn.Module, report: GraftReport, before: Snapshot) -> None:
         assert report.parameters == sum(p.numel() for name, p in host.named_parameters() if is_graft(name))
         with with_originals(host):
             plain = {name: p for name, p in host.named_parameters() if not is_graft(name)}
         assert list(plain) == list(before.parameters)
         assert all(torch.equal(plain[name], value) for name, value in before.parameters.items())
-        with torch.no_grad():
-            after = host(*inputs)
+
+    def check_outputs(self, after: Tensor, expected: Tensor, report: GraftReport) -> None:
         if all(entry.identity for entry in report.entries):
             torch.testing.assert_close(after, expected, rtol=0, atol=1e-5)
         assert torch.equal(after, expected) or not all(entry.exact for entry in report.entries)
         assert all(entry.identity for entry in report.entries) or not torch.equal(after, expected)
-        attngraft.ungraft(host)
-        assert_same_host(host, before)
-        with torch.no_grad():  # as before: a host may take another way without gradients
-            assert torch.equal(host(*inputs), expected)
+
+    def check_macs(self, added: int, host: nn.Module, report: GraftReport) -> None:
+        at_weights = any(entry.hook_point == "weights" for entry in report.entries)
+        if report.macs is None:  # the number of tokens is unknown
+            assert any(site.geometry.tokens is None for site in find_host(host).sites)
+        elif not at_weights:  # the explicit path counts the host's own products differently from the fused kernel
+            assert added == report.macs
+
+    def bf16_error(self, host: nn.Module, inputs: tuple[Tensor, ...], expected: Tensor) -> float:
+        with torch.no_grad():
+            return (in_bf16(host, inputs).float() - expected).abs().max().item() if self.runs_in_bf16 else 0.0
+
+    @torch.no_grad()
+    def check_bf16(self, host: nn.Module, inputs: tuple[Tensor, ...], expected: Tensor, error: float) -> None:
+        """In bfloat16 and under autocast outputs are as near as those of the plain host."""
+        near = {"atol": max(0.25, 2 * error), "rtol": 0.25}
+        if self.runs_in_bf16:
+            found = in_bf16(host, inputs)
+            assert found.dtype == torch.bfloat16
+            assert torch.isfinite(found).all()
+            torch.testing.assert_close(found.float(), expected, **near)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mixed = host(*inputs)
+        torch.testing.assert_close(mixed.float(), expected, **near)
+
+    def check_stacking(self, host: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        alone = host(*inputs)
+        inside = any(site.detached_modules() for _, site in sites_with_detached(host))
+        report = attngraft.graft(host, "toy_other(start=0.25, stage='mlp.end')@first:1" if inside else self.beside)
+        assert not torch.equal(host(*inputs), alone)
+        attngraft.ungraft(host, report.names)
+        assert torch.equal(host(*inputs), alone)
+
+    @torch.no_grad()  # a host may keep tensors between calls, and those with a graph cannot be copied
+    def check_copies(self, host: nn.Module, inputs: tuple[Tensor, ...], plain: Tensor) -> None:
+        forget(host)
+        expected = host(*inputs)
+        assert torch.equal(copy.deepcopy(host)(*inputs), expected)
+        assert torch.equal(pickle.loads(pickle.dumps(host))(*inputs), expected)
+        buffer = io.BytesIO()
+        torch.save(host, buffer)
+        buffer.seek(0)
+        again = torch.load(buffer, weights_only=False)
+        assert torch.equal(again(*inputs), expected)
+        attngraft.ungraft(again)
+        assert torch.equal(again(*inputs), plain)
+
+    def make_again(self) -> nn.Module:
+        seed(1)
+        return self.make().eval()
 
     def test_every_added_parameter_learns_and_unused_rows_do_not(self, host, inputs, spec) -> None:
+        """Gradients after one backward pass, and the same ones with gradient checkpointing."""
         report = attngraft.graft(host, spec)
         randomize(host)
         inert = inert_parameters(host, spec)
@@ -269,11 +380,11 @@ class HostContract:
             assert parameter.grad is not None, name
             moved = parameter.grad.abs().max().item()
             if f".{name}".rpartition(".grafts.")[2].partition(".")[2] in inert:
-                assert moved <= 1e-5 * max(largest, 1.0), f"{name} was said to be inert"
+                assert moved <= 1e-5 * max(largest, 1.0), f"{name} is declared inert"
             else:
                 assert moved > 0, name
         found = find_host(host)
-        for entry in report.entries:  # and what a graft leaves unused has nothing to learn
+        for entry in report.entries:  # what a graft leaves unused has nothing to learn
             site = next(site for site in found.sites if site.path == entry.site)
             module = found.module(site.targets[entry.hook_point])
             for spans, axis in ((entry.unused.rows, 0), (entry.unused.columns, -1)):
@@ -283,111 +394,24 @@ class HostContract:
                     assert unmoved, f"{entry.site} {name}"
             for name in entry.unused.parameters:
                 assert not module.get_parameter(name).requires_grad
+        self.check_checkpointing(host, inputs)
 
-    def test_files(self, host, inputs, spec, tmp_path: Path) -> None:
-        fresh = copy.deepcopy(host)
-        attngraft.graft(host, spec)
-        randomize(host, only_grafts=True)
-        path = attngraft.save_grafts(host, tmp_path / "grafts.safetensors", fingerprint=True)
-        report = attngraft.load_grafts(fresh, path)
-        assert torch.equal(fresh(*inputs), host(*inputs))
-        assert list(fresh.state_dict()) == list(host.state_dict())
-        assert report.parameters == sum(p.numel() for name, p in host.named_parameters() if is_graft(name))
-
-    @torch.no_grad()  # a host may keep tensors between calls, and those with a graph cannot be copied
-    def test_deepcopy_and_pickle(self, host, inputs, spec) -> None:
-        attngraft.graft(host, spec)
-        expected = host(*inputs)
-        assert torch.equal(copy.deepcopy(host)(*inputs), expected)
-        assert torch.equal(pickle.loads(pickle.dumps(host))(*inputs), expected)
-        buffer = io.BytesIO()
-        torch.save(host, buffer)
-        buffer.seek(0)
-        again = torch.load(buffer, weights_only=False)
-        assert torch.equal(again(*inputs), expected)
-        attngraft.ungraft(again)
-        assert torch.equal(again(*inputs), self.make_again()(*inputs))
-
-    def make_again(self) -> nn.Module:
-        seed(1)
-        return self.make().eval()
-
-    def test_checkpointing_gives_the_same_gradients(self, host, inputs, spec) -> None:
+    def check_checkpointing(self, host: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if not self.checkpoints:
             with pytest.raises(AssertionError, match="not supported"):
                 host.set_grad_checkpointing(True)
             return
-        attngraft.graft(host, spec)
-        randomize(host)
         host.train()
         expected, gradients = outputs_and_gradients(host, inputs)
         if self.checkpoints == "around":
-            found, found_gradients = outputs_and_gradients(
-                host, inputs, run=partial(checkpoint, host, use_reentrant=False)
-            )
+            run = partial(checkpoint, host, use_reentrant=False)
+            found, found_gradients = outputs_and_gradients(host, inputs, run=run)
         else:
             host.set_grad_checkpointing(True)
             found, found_gradients = outputs_and_gradients(host, inputs)
         torch.testing.assert_close(found, expected)
         for a, b in zip(gradients, found_gradients, strict=True):
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
-
-    @torch.no_grad()
-    def test_bf16(self, host, inputs, spec) -> None:
-        off = (in_bf16(host, inputs).float() - host(*inputs)).abs().max().item()  # by which the plain host itself is
-        attngraft.graft(host, spec)
-        expected = host(*inputs)
-        near = {"atol": max(0.25, 2 * off), "rtol": 0.25}
-        found = in_bf16(host, inputs)
-        assert found.dtype == torch.bfloat16
-        assert torch.isfinite(found).all()
-        torch.testing.assert_close(found.float(), expected, **near)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            mixed = host(*inputs)
-        torch.testing.assert_close(mixed.float(), expected, **near)
-
-    def test_stacking(self, host, inputs, spec) -> None:
-        expected = host(*inputs)
-        attngraft.graft(host, spec)
-        alone = host(*inputs)
-        inside = any(site.detached_modules() for _, site in sites_with_detached(host))
-        report = attngraft.graft(host, "toy_other(start=0.25, stage='mlp.end')@first:1" if inside else self.beside)
-        assert not torch.equal(host(*inputs), alone)
-        attngraft.ungraft(host, report.names)
-        assert torch.equal(host(*inputs), alone)
-        attngraft.ungraft(host)
-        assert torch.equal(host(*inputs), expected)
-
-    def test_plan_counts_what_is_added(self, host, spec) -> None:
-        inputs = self.given(host, batch=1)  # what a graft stands in for may do some of its work once per batch
-        planned = attngraft.plan(host, spec)
-        plain = count_macs(host, *inputs)
-        report = attngraft.graft(host, spec)
-        assert planned.to_dict() == report.to_dict()
-        at_weights = any(entry.hook_point == "weights" for entry in report.entries)
-        if report.macs is None:  # nobody knows how many tokens such a host gets
-            assert any(site.geometry.tokens is None for site in find_host(host).sites)
-        elif not at_weights:  # the explicit path counts the host's own products differently from the fused kernel
-            assert count_macs(host, *inputs) - plain == report.macs
-
-    def test_measuring_touches_nothing(self, host, spec) -> None:
-        before, generator = snapshot(host), torch.get_rng_state()
-        report = attngraft.plan(host, spec, measure=True)
-        assert torch.equal(torch.get_rng_state(), generator)
-        assert_same_host(host, before)
-        if all(entry.exact for entry in report.entries):
-            assert report.change.max_absolute == 0
-        elif all(entry.identity for entry in report.entries):
-            assert report.change.max_absolute <= 1e-5
-        else:
-            assert report.change.max_absolute > 0
-
-    def test_meta_device(self, host, spec) -> None:
-        with torch.device("meta"):
-            model = self.make()
-        report = attngraft.graft(model, spec)
-        assert all(p.device.type == "meta" for p in model.parameters())
-        assert report.parameters == attngraft.plan(host, spec).parameters
 
 
 class Snapshot:

@@ -139,7 +139,7 @@ def test_layer_scale_stays_behind_a_graft_and_nothing_changes() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-SEPARATE = "adds an output of its own behind the host's output projection"
+SEPARATE = "adds its own output after the host's output projection"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every graft on every host through every format; what each file is worth by itself."""
+"""Every graft through every export format; each exported file by itself."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from attngraft.mechanisms.registry import graft_types
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
 from tests.export.runs import CLASSES, ELSA_SWIN, SWIN, VIT, make_run
+from tests.slow import product_but
 
 ALL: tuple[Target, ...] = ("torch", "pt2", "onnx", "hf")
 ONE_BLOCK = {
@@ -36,9 +37,16 @@ def registered() -> list[str]:
     return sorted(name for name, kind in graft_types().items() if type(kind).__module__.startswith("attngraft."))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("host", ONE_BLOCK)
-@pytest.mark.parametrize("graft", [*registered(), *GHOSTS])
+def hosts_of(graft: str) -> tuple[str, str]:
+    """Return the host to export the graft on, and the other one: Swin for grafts that replace its blocks."""
+    replaces = any("space" in graft_types()[term.name].hook_points(term.options) for term in parse(graft).terms)
+    return ("swin", "vit") if replaces else ("vit", "swin")
+
+
+PAIRS = [(graft, host) for graft in [*registered(), *GHOSTS] for host in hosts_of(graft)]
+
+
+@pytest.mark.parametrize(("graft", "host"), product_but(PAIRS, [(graft, hosts_of(graft)[0]) for graft, _ in PAIRS]))
 def test_every_graft_goes_through_every_format(tmp_path: Path, graft: str, host: str) -> None:
     """`export_run` itself compares each file with the model, and raises where they differ."""
     try:
@@ -73,6 +81,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("file", ["model.pt2", "model.onnx"])
 def test_a_program_alone_is_the_model_at_any_batch_size(exported: Path, tmp_path: Path, file: str) -> None:
     alone = Path(shutil.copy(exported / file, tmp_path / file))
@@ -94,6 +103,7 @@ def test_the_quantized_file_is_smaller_and_its_difference_is_told(exported: Path
     assert "model.int8.onnx" in (exported / "README.md").read_text()
 
 
+@pytest.mark.oldest
 def test_plain_timm_loads_the_host_and_the_card_says_that_it_is_not_the_model(exported: Path) -> None:
     plain = timm.create_model(f"local-dir:{exported}", pretrained=True).eval()
     model = attngraft.load(exported)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import attngraft
-from attngraft.grafting.unused import unused_parts
+from attngraft.grafting.apply import unused_parts
 from tests.contract.hf.hosts import TINY, transformers
 
 GRAFTS = "horizontal + bisa@layers.0 + cb_s"

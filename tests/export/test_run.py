@@ -54,7 +54,7 @@ def test_what_a_graft_stands_in_for_is_kept_by_the_run_and_not_by_the_folder(tmp
     with torch.no_grad():
         expected = trained(images)
         assert torch.equal(loaded(images), expected)
-        with pytest.raises(HostError, match="stands in for attn of the host, whose weights were not saved"):
+        with pytest.raises(HostError, match="replaces attn of the host, whose weights were not saved"):
             attngraft.ungraft(loaded)
         attngraft.plan(loaded, "cb")  # which looks at the host as it is without grafts
         with pytest.raises(HostError, match="whose weights were not saved"):
@@ -93,7 +93,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, content: str) -> N
 
 
 def test_runs_without_a_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(attngraft.AttngraftError, match="no run here"):
+    with pytest.raises(attngraft.AttngraftError, match="not a run folder"):
         export_run(tmp_path / "nothing", tmp_path / "out")
     run = make_run(tmp_path / "run")
     (run / "data.json").unlink()

@@ -43,7 +43,7 @@ def test_options_apart_from_the_specification() -> None:
     model = tiny_vit()
     report = attngraft.graft(model, "toy_scale@blocks.1", start=0.5)
     assert report.entries[0].options["start"] == 0.5
-    with pytest.raises(attngraft.GraftSpecError, match="no option 'strat'.*did you mean start"):
+    with pytest.raises(attngraft.GraftSpecError, match="unknown option 'strat'.*did you mean start"):
         attngraft.graft(model, "toy_scale", strat=0.5)
     with pytest.raises(attngraft.GraftSpecError, match="single graft"):
         attngraft.graft(model, "toy_scale + cb", start=0.5)
@@ -68,7 +68,7 @@ def test_no_graft_is_a_graft() -> None:
 def test_ungraft_by_an_unknown_name_says_which_there_are() -> None:
     model = tiny_vit()
     attngraft.graft(model, "toy_scale")
-    with pytest.raises(attngraft.GraftSpecError, match="no graft is called 'cb' here; there are toy_scale"):
+    with pytest.raises(attngraft.GraftSpecError, match="no graft called 'cb'; its grafts: toy_scale"):
         attngraft.ungraft(model, ["toy_scale", "cb"])
     assert "blocks.0.attn.grafts.toy_scale.scale" in model.state_dict()
 

@@ -31,7 +31,9 @@ def on_meta(name: str) -> nn.Module:
 )
 def test_a_refusal_names_the_sites_that_take_the_graft(host: str, where: str) -> None:
     model = on_meta(host)
-    with pytest.raises(attngraft.HostError, match=r"^bisa cannot stand at .* \(mix\): .* sites take it: @") as caught:
+    with pytest.raises(
+        attngraft.HostError, match=r"^bisa cannot be grafted at .* \(mix\): .* sites take it: @"
+    ) as caught:
         attngraft.graft(model, "bisa")
     assert str(caught.value).endswith(f" sites take it: @{where}")
     number = re.search(r"; (\d+) of \d+ sites", str(caught.value))
@@ -99,7 +101,7 @@ def test_sites_that_are_passed_over_are_counted(host: str, left: str, reason: st
         pytest.skip("timm 1.0.26 cannot make this host on the meta device")
     report = attngraft.plan(on_meta(host), "horizontal + cb_s")
     (note,) = report.warnings
-    assert note.startswith(f"horizontal leaves out {left} attention sites: {reason}")
+    assert note.startswith(f"horizontal skips {left} attention sites: {reason}")
     assert ";" not in note
     assert report.summary()[-1] == note
     assert str(report).splitlines() == report.summary()
@@ -109,7 +111,7 @@ def test_sites_that_are_passed_over_are_counted(host: str, left: str, reason: st
 def test_only_what_was_asked_for_is_passed_over() -> None:
     model = on_meta("davit_tiny")
     (note,) = attngraft.plan(model, "horizontal@stages.0-1").warnings
-    assert note.startswith("horizontal leaves out 2 of 4 attention sites: ")
+    assert note.startswith("horizontal skips 2 of 4 attention sites: ")
     assert not attngraft.plan(model, "horizontal@first:2").warnings
     assert not attngraft.plan(model, "horizontal@stages.*.blocks.*.0").warnings
     assert not attngraft.plan(on_meta("levit_128s"), "horizontal + cb_s").warnings

@@ -1,4 +1,4 @@
-"""The manifest of a graft file: every field has its shape, and what has not is named."""
+"""Manifests of graft files: every field is checked, and errors name it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attngraft.errors import GraftFileError
-from attngraft.grafting.manifest import FORMAT, GraftManifest, StoredGraft, StoredHost, manifest_text, parse_manifest
+from attngraft.grafting.io import FORMAT, GraftManifest, StoredGraft, StoredHost, parse_manifest
 
 FILE = Path("some/grafts.safetensors")
 
@@ -33,7 +33,7 @@ def manifest() -> GraftManifest:
 
 
 def test_what_is_written_is_read() -> None:
-    assert parse_manifest(manifest_text(manifest()), file=FILE) == manifest()
+    assert parse_manifest(manifest().to_json(), file=FILE) == manifest()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_is_written_is_read() -> None:
         ),
         (lambda m: m["entries"][0].update(graft=None), r"manifest.entries\[0\].graft: expected text, found nothing"),
         (lambda m: m["entries"][0].pop("site"), r"manifest.entries\[0\].site: missing"),
-        (lambda m: m["entries"][0].update(instance="a.b"), r"manifest.entries\[0\].instance: must be a name that a"),
+        (lambda m: m["entries"][0].update(instance="a.b"), r"manifest.entries\[0\].instance: must be a valid name"),
         (lambda m: m["entries"][0].update(instance="keys"), r"manifest.entries\[0\].instance: must .*, is 'keys'"),
         (lambda m: m["entries"][0].update(level=1), r"manifest.entries\[0\].level: unknown field"),
         (lambda m: m.update(host=[]), r"manifest.host: expected a section with fields, found \[\]"),
@@ -77,7 +77,7 @@ def test_what_is_written_is_read() -> None:
     ],
 )
 def test_a_wrong_shape_names_file_field_and_remedy(change: Callable[[dict[str, Any]], object], message: str) -> None:
-    content = json.loads(manifest_text(manifest()))
+    content = json.loads(manifest().to_json())
     change(content)
     with pytest.raises(GraftFileError, match=message) as caught:
         parse_manifest(json.dumps(content), file=FILE)

@@ -84,7 +84,7 @@ def test_a_place_without_sites_points_at_the_character() -> None:
     with pytest.raises(attngraft.GraftSpecError, match=r"'blocks\.7-9' matches no site") as caught:
         attngraft.plan(tiny_vit(), "cb@blocks.7-9")
     assert caught.value.position == 3
-    with pytest.raises(attngraft.GraftSpecError, match=r"near are layers\.0"):
+    with pytest.raises(attngraft.GraftSpecError, match=r"similar paths: layers\.0"):
         attngraft.plan(tiny_swin(), "cb@layer.0")
 
 

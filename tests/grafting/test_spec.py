@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraft.errors import GraftSpecError
-from attngraft.grafting.options import OptionError, build_options
-from attngraft.grafting.spec import GraftSpec, Term, parse
+from attngraft.grafting.spec import GraftSpec, OptionError, Term, build_options, parse
 from attngraft.grafting.where import Where
 from attngraft.mechanisms.registry import graft_types
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
@@ -136,7 +135,7 @@ def test_defaults_and_spaces_do_not_matter() -> None:
 def test_presets_stand_for_specifications() -> None:
     assert parse("cb_deeper_half") == parse("cb@last:50%")
     assert parse([{"graft": "cb_deeper_half"}]) == parse("cb@last:50%")
-    with pytest.raises(GraftSpecError, match="takes nothing else"):
+    with pytest.raises(GraftSpecError, match="takes neither options nor"):
         parse("cb_deeper_half@blocks.0")
 
 
@@ -151,22 +150,22 @@ def test_presets_stand_for_specifications() -> None:
         ("cb@first:0", "at least 1 site", 3),
         ("cb@first:x", "a number of sites or a percentage", 3),
         ("cb@middle:2", "'first' or 'last'", 3),
-        ("cb@blocks.9-3", "runs backwards", 3),
-        ("cb@blocks..3", "no part of a path", 3),
+        ("cb@blocks.9-3", "is reversed", 3),
+        ("cb@blocks..3", "not valid in a path", 3),
         (f"cb@blocks.{'9' * 5000}-{'9' * 5001}", "numbers of a range .* at most 6 digits", 3),
         ("horizontal + cb@blocks.0,blocks.0-1000000", "numbers of a range .* at most 6 digits", 16),
-        ("cb +", "a graft's name is expected", 4),
-        ("cb cb", "cannot stand here", 3),
+        ("cb +", "expected a graft name, found the end", 4),
+        ("cb cb", "unexpected 'c': after a graft", 3),
         ("cb_s(init=1", "after the last one", 11),
-        ("cb_s(init='x", "not closed", 10),
-        ("none + cb", "stands alone", 0),
+        ("cb_s(init='x", "unterminated", 10),
+        ("none + cb", "cannot be combined", 0),
         ("cb_s(init=nan)", "type float", 5),
         ("cb_s(init=1e999)", "finite", 5),
         ("cb_s(init=-3.5e38)", r"finite number \(of float32\)", 5),
         (f"cb_s(init={'9' * 400})", "finite", 5),
         (f"cb_s(init={'9' * 5000})", "at most 400 digits", 10),
         ("se(reduction=1e30)", "type int", 3),
-        ("", "a graft's name is expected", 0),
+        ("", "expected a graft name, found the end", 0),
     ],
 )
 def test_errors_point_at_the_character(text: str, message: str, column: int) -> None:
@@ -187,12 +186,12 @@ def test_an_unknown_name_lists_what_there_is() -> None:
     ("entries", "message"),
     [
         ([{"where": "all"}], "entry 1 .* needs a key 'graft'"),
-        ([{"graft": "cb"}, {"graft": "cbb"}], "no graft 'cbb'"),
+        ([{"graft": "cb"}, {"graft": "cbb"}], "unknown graft 'cbb'"),
         ([{"graft": "cb", "wher": "all"}], "unknown key 'wher'"),
         ([{"graft": "cb_s", "options": {"init": "x"}}], r"entry 1 \(cb_s\): init"),
-        ([{"graft": "cb_s", "options": [1]}], "options is a mapping"),
-        ([{"graft": "cb", "where": f"blocks.0-{'9' * 5000}"}], r"entry 1 \(cb\): the numbers of a range"),
-        ([{"graft": "cb_s", "options": {"init": 10**400}}], r"entry 1 \(cb_s\): init is a finite number"),
+        ([{"graft": "cb_s", "options": [1]}], "options must be a mapping"),
+        ([{"graft": "cb", "where": f"blocks.0-{'9' * 5000}"}], r"entry 1 \(cb\): numbers of a range"),
+        ([{"graft": "cb_s", "options": {"init": 10**400}}], r"entry 1 \(cb_s\): init must be a finite number"),
         (3, "not int"),
     ],
 )

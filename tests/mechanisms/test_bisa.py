@@ -284,8 +284,11 @@ def test_initial_values() -> None:
         ({"order": "inverse_then_self", "identity": True}, "identity .* nothing is mixed"),
         ({"order": "self_then_inverse", "weight": 0.3}, "weight .* nothing is mixed"),
         ({"order": "self_then_inverse", "norm": True}, "norm .* nothing is mixed"),
-        ({"order": "inverse-then-self"}, "order is one of parallel, inverse_then_self, .* not 'inverse-then-self'"),
-        ({"transform": "Hyper"}, "transform is one of hyper, mlp, not 'Hyper'"),
+        (
+            {"order": "inverse-then-self"},
+            "order must be one of parallel, inverse_then_self, .* not 'inverse-then-self'",
+        ),
+        ({"transform": "Hyper"}, "transform must be one of hyper, mlp, not 'Hyper'"),
     ],
 )
 def test_choices_that_do_not_go_together(variant: dict[str, Any], reason: str) -> None:

@@ -219,7 +219,7 @@ def test_biases_go_by_key_minus_query() -> None:
         ({"terms": ()}, "at least one, not none"),
         ({"terms": ("qk", "kq")}, "some of qk, qr, rk, rb, at least one, not kq"),
         ({"area": "row"}, "area is window or neighborhood"),
-        ({"norm": "relu"}, "norm is one of softmax, filter, identity"),
+        ({"norm": "relu"}, "norm must be one of softmax, filter, identity"),
         ({"size": 4}, "the size of a neighborhood is an odd number, not 4"),
         ({"area": "window", "shift": 7}, "windows shift by less than their size 7"),
         ({"shift": 1}, "neighborhoods not at all; not by 1"),

@@ -17,7 +17,7 @@ import attngraft
 import attngraft.models
 from attngraft.models.t2t_vit import Scaled, T2TViT, sinusoids
 from attngraft.models.tokens_to_token import TokenPerformer, TokenTransformer
-from attngraft.training.groups import parameter_groups
+from attngraft.training.optimizer import parameter_groups
 from attngraft.training.recipe import OptimizerConfig
 from tests.contract.timm.test_t2t_vit import TINY
 

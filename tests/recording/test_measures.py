@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attngraft.errors import UsageError
 from attngraft.recording import measures
-from attngraft.recording.attention_maps import coordinates
+from attngraft.recording.attention_maps import normalized_coordinates
 
 
 def test_uniform_attention_has_the_largest_entropy_and_steepness() -> None:
@@ -63,10 +63,10 @@ def test_scale_statistics() -> None:
 
 def test_distance_by_place_is_that_of_the_grid_and_leaves_out_what_stands_nowhere() -> None:
     weights = torch.rand(3, 1, 2, 6, 6, dtype=torch.float64).softmax(-1)  # images, windows, heads
-    at = coordinates(torch.arange(6).view(2, 3), 6).double()
-    torch.testing.assert_close(measures.placed_distance(weights, at), measures.relative_distance(weights, (2, 3)))
-    at = coordinates(torch.tensor([[0, 2], [5, 3]]), 6).double()  # 1 and 4 fill up
-    found = measures.placed_distance(weights, at)
+    at = normalized_coordinates(torch.arange(6).view(2, 3), 6).double()
+    torch.testing.assert_close(measures.windowed_distance(weights, at), measures.relative_distance(weights, (2, 3)))
+    at = normalized_coordinates(torch.tensor([[0, 2], [5, 3]]), 6).double()  # 1 and 4 fill up
+    found = measures.windowed_distance(weights, at)
     own = weights[..., [0, 2, 5, 3], :][..., [0, 2, 5, 3]]
     expected = measures.relative_distance(own / own.sum(-1, keepdim=True), (2, 2))
     torch.testing.assert_close(found[..., [0, 2, 5, 3]], expected)

@@ -133,7 +133,7 @@ def test_no_trace_is_left_even_after_an_error(grafted: bool) -> None:
 def test_wrong_places_and_names_are_said() -> None:
     model = tiny_vit()
     with (
-        pytest.raises(attngraft.GraftSpecError, match="'blocks.7' matches no site; near are"),
+        pytest.raises(attngraft.GraftSpecError, match="'blocks.7' matches no site; similar paths:"),
         attngraft.record(model, sites="blocks.7"),
     ):
         pass
@@ -185,27 +185,27 @@ def test_who_asks_for_what_is_not_there_is_told_what_is() -> None:
     model = tiny_vit()
     with attngraft.record(model, {"heads"}) as recording:
         model(IMAGES)
-    with pytest.raises(attngraft.RecordError, match="offers no 'alpha'; it offers values, scores, weights, heads"):
+    with pytest.raises(attngraft.RecordError, match="has no 'alpha'; available: values, scores, weights, heads"):
         recording["blocks.0.attn"]["alpha"]
     with pytest.raises(attngraft.RecordError, match="'weights' of 'blocks.0.attn' was not kept"):
         recording["blocks.0.attn"]["weights"]
     with pytest.raises(
-        attngraft.RecordError, match=r"nothing that was asked for .* 'blocks.0.mlp'; it offers mlp.front"
+        attngraft.RecordError, match=r"'blocks.0.mlp' has none of the requested tensors; available: mlp.front"
     ):
         recording["blocks.0.mlp"]
-    with pytest.raises(attngraft.RecordError, match="offers no 'wieghts'"):
+    with pytest.raises(attngraft.RecordError, match="has no 'wieghts'"):
         recording.calls("blocks.0.attn", "wieghts")
 
 
 def test_a_recording_of_what_no_site_has_is_refused() -> None:
     model = tiny_vit()
     with (
-        pytest.raises(attngraft.RecordError, match="none of the chosen sites offers 'gates'; they offer values"),
+        pytest.raises(attngraft.RecordError, match="none of the chosen sites has 'gates'; available: values"),
         attngraft.record(model, {"weights", "gates"}),
     ):
         model(IMAGES)
     with (
-        pytest.raises(attngraft.RecordError, match="none of the chosen sites offers 'weights'; they offer mlp.front"),
+        pytest.raises(attngraft.RecordError, match="none of the chosen sites has 'weights'; available: mlp.front"),
         attngraft.record(model, {"weights"}, sites="blocks.0.mlp"),
     ):
         model(IMAGES)
@@ -263,7 +263,7 @@ def test_leading_tokens_have_names() -> None:
     with attngraft.record(distilled, sites="blocks.0.attn") as recording:
         pass
     assert recording.prefix("blocks.0.attn") == ("class", "distillation")
-    with pytest.raises(attngraft.RecordError, match="'blocks.0.mlp' is none of the chosen sites: blocks.0.attn"):
+    with pytest.raises(attngraft.RecordError, match="'blocks.0.mlp' is not one of the chosen sites: blocks.0.attn"):
         recording.prefix("blocks.0.mlp")
 
 
@@ -288,3 +288,19 @@ def test_grafting_while_recording_survives_the_recording() -> None:
         attngraft.graft(model, "cb")
         attngraft.ungraft(model)
     assert_same_host(model, before)
+
+
+def test_old_method_names_still_work() -> None:
+    model = tiny_vit()
+    with torch.no_grad(), attngraft.record(model, "weights") as recording:
+        model(IMAGES)
+    site = "blocks.0.attn"
+    with pytest.warns(DeprecationWarning, match=r"looks\(\) is deprecated; call attention_map_for_query\(\)"):
+        old = recording.attention_map_for_query(site, (0, 1))
+    assert torch.equal(old, recording.attention_map_for_query(site, (0, 1)))
+    with pytest.warns(DeprecationWarning, match="full_attention_map"):
+        assert torch.equal(recording.full_attention_map(site), recording.full_attention_map(site))
+    with pytest.warns(DeprecationWarning, match="token_indices"):
+        assert torch.equal(recording.token_indices(site), recording.token_indices(site))
+    with pytest.warns(DeprecationWarning, match="available"):
+        assert recording.available(site) == recording.available(site)

@@ -11,7 +11,7 @@ import torch
 import attngraft
 from attngraft.errors import UsageError
 from attngraft.recording import measures
-from attngraft.recording.attention_maps import put_back
+from attngraft.recording.attention_maps import tokens_to_map
 from attngraft.recording.recording import Recording
 from tests.grafting.test_apply import tiny_vit
 
@@ -61,7 +61,7 @@ def test_distances_in_windows_count_in_parts_of_the_whole_map() -> None:
     torch.testing.assert_close(reduced[site]["distance"], measures.relative_distance(weights, (4, 4)).mean(0))
     site = "layers.0.blocks.0.attn"  # four of them on a map of 8 x 8
     by_hand = measures.relative_distance(kept[site]["weights"], (4, 4)) / 2
-    on_map = put_back(by_hand.movedim(1, 2), kept.places(site)).mean(0)
+    on_map = tokens_to_map(by_hand.movedim(1, 2), kept.token_indices(site)).mean(0)
     torch.testing.assert_close(reduced[site]["distance"], on_map.flatten(0, 1).T)
 
 
@@ -83,9 +83,9 @@ def test_windows_are_measured_by_place_and_fillers_left_out(name: str, size: int
     images = torch.randn(3, 3, size, size)
     kept, reduced = both(model, "distance", "patch_entropy", "patch_ceiling", "entropy", images=images)
     for site in kept:
-        whole = kept.whole(site).double()
+        whole = kept.full_attention_map(site).double()
         among = whole / whole.sum(-1, keepdim=True)
-        rows, columns = kept.places(site).shape
+        rows, columns = kept.token_indices(site).shape
         row, column = torch.meshgrid(torch.arange(rows) / rows, torch.arange(columns) / columns, indexing="ij")
         at = torch.stack([row.flatten(), column.flatten()], -1).double()
         expected = (among * torch.cdist(at, at, p=1)).sum(-1).mean(0)
@@ -111,7 +111,7 @@ def test_a_misspelt_name_of_maps_is_refused_when_sites_have_run() -> None:
         recording.check()  # nothing has run yet
     model, run = tiny_vit(), []
     with (
-        pytest.raises(attngraft.RecordError, match="none of the chosen sites offers 'weigths'.*they offer.*weights"),
+        pytest.raises(attngraft.RecordError, match="none of the chosen sites has 'weigths'.*available:.*weights"),
         attngraft.record(model, "weights") as recording,
     ):
         run.append(misspelt(model, recording))
@@ -127,7 +127,7 @@ def misspelt(model: torch.nn.Module, recording: Recording) -> torch.Tensor:
 def test_what_cannot_be_reduced_is_refused() -> None:
     model = tiny_vit(dynamic_img_size=True)
     with torch.no_grad(), attngraft.record(model, "weights") as recording:
-        with pytest.raises(UsageError, match="'entropie' is no reduction .*entropy.*; there are mean, entropy"):
+        with pytest.raises(UsageError, match="unknown reduction 'entropie'.*entropy.*; available: mean, entropy"):
             recording.reduce("entropie")
         recording.reduce("mean")
         model(IMAGES)
@@ -140,7 +140,7 @@ def test_what_cannot_be_reduced_is_refused() -> None:
         recording.reduce("distance", "entropy")
         model(IMAGES)
         with pytest.raises(
-            attngraft.RecordError, match=r"blocks.0.attn: .* a map of 1 x 4, .* of 2 x 2 before; reduce inputs of one"
+            attngraft.RecordError, match=r"blocks.0.attn: .* a map of 1 x 4, before on .* 2 x 2; reduce inputs of one"
         ):
             model(IMAGES.reshape(-1, 3, 8, 32))  # as many tokens, elsewhere
         recording.clear()
@@ -155,5 +155,5 @@ def test_windows_of_which_nobody_says_where_they_stand_have_no_distances() -> No
         model(torch.randn(1, 3, 64, 64))
     site = next(iter(recording))
     assert recording[site]["entropy"].isfinite().all()
-    with pytest.raises(attngraft.RecordError, match="stand on no grid that its host names"):
+    with pytest.raises(attngraft.RecordError, match="distances need tokens on a grid"):
         recording[site]["distance"]

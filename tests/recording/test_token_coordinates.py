@@ -17,9 +17,9 @@ from torch import Tensor, nn
 import attngraft
 from attngraft.attention import AttentionGeometry, Geometry
 from attngraft.errors import RecordError, UsageError
-from attngraft.recording.attention_maps import grid_at, interleaved, put_back
+from attngraft.recording.attention_maps import interleaved_indices, scaled_grid, tokens_to_map
 from attngraft.recording.recording import Recording
-from attngraft.recording.token_coordinates import Standing
+from attngraft.recording.token_coordinates import TokenCoordinates
 
 sides = st.integers(1, 9)
 pairs = st.tuples(sides, sides)
@@ -30,19 +30,19 @@ def test_a_grid_goes_with_the_size_of_the_images(
     grid: tuple[int, int], patch: tuple[int, int], seen: tuple[int, int], left: tuple[float, float]
 ) -> None:
     """A host that drops what is left over at a side, and one that fills it up, each with so many places as it has."""
-    made_for = (grid[0] * patch[0], grid[1] * patch[1])
+    default_size = (grid[0] * patch[0], grid[1] * patch[1])
     more = tuple(int(share * each) for share, each in zip(left, patch, strict=True))
     pixels = (seen[0] * patch[0] + more[0], seen[1] * patch[1] + more[1])
     filled = (seen[0] + bool(more[0]), seen[1] + bool(more[1]))
     for found in (seen, filled):
-        assert grid_at(pixels, grid=grid, made_for=made_for, tokens=found[0] * found[1]) == found
-    assert grid_at(pixels, grid=grid, made_for=made_for) == (seen if filled == seen else None)
-    assert grid_at(pixels, grid=grid, made_for=made_for, tokens=filled[0] * filled[1] + 1) is None
+        assert scaled_grid(pixels, grid=grid, default_size=default_size, tokens=found[0] * found[1]) == found
+    assert scaled_grid(pixels, grid=grid, default_size=default_size) == (seen if filled == seen else None)
+    assert scaled_grid(pixels, grid=grid, default_size=default_size, tokens=filled[0] * filled[1] + 1) is None
 
 
 @given(grid=pairs, apart=pairs)
 def test_every_place_has_one_token_of_one_sequence(grid: tuple[int, int], apart: tuple[int, int]) -> None:
-    places = interleaved(grid, apart)
+    places = interleaved_indices(grid, apart)
     assert places.shape == (grid[0] * apart[0], grid[1] * apart[1])
     assert sorted(places.flatten().tolist()) == list(range(places.numel()))
     first = places // (grid[0] * grid[1]) == 0
@@ -65,13 +65,16 @@ def test_images_of_other_sizes_have_their_own_map(size: tuple[int, int], part: b
     rows, columns = (side // 16 for side in size)
     recording = recorded(model, *size, call=model.forward_features if part else None)
     site = "blocks.1.attn"
-    assert recording.places(site).tolist() == (1 + torch.arange(rows * columns)).view(rows, columns).tolist()
+    assert recording.token_indices(site).tolist() == (1 + torch.arange(rows * columns)).view(rows, columns).tolist()
     weights = recording[site]["weights"]
-    assert torch.equal(recording.looks(site, (rows - 1, 1))[:, :, 0, 1], weights[:, :, 1 + (rows - 1) * columns + 1, 2])
+    assert torch.equal(
+        recording.attention_map_for_query(site, (rows - 1, 1))[:, :, 0, 1],
+        weights[:, :, 1 + (rows - 1) * columns + 1, 2],
+    )
     mlp = recording["blocks.1.mlp"]["mlp.end"]
     assert torch.equal(recording.on_map("blocks.1.mlp", "mlp.end")[:, rows - 1, 0], mlp[:, 1 + (rows - 1) * columns])
-    with pytest.raises(UsageError, match=f"the map is {rows} x {columns}"):
-        recording.looks(site, (rows, 0))
+    with pytest.raises(UsageError, match=f"outside the map of {rows} x {columns}"):
+        recording.attention_map_for_query(site, (rows, 0))
 
 
 def test_distances_go_with_the_map_that_the_images_have() -> None:
@@ -92,7 +95,7 @@ def test_the_size_is_of_the_last_images() -> None:
     with torch.no_grad(), attngraft.record(model, {"weights"}) as recording:
         for size in ((32, 128), (64, 64)):
             model(torch.randn(1, 3, *size))
-            assert recording.places("blocks.0.attn").shape == (size[0] // 16, size[1] // 16)
+            assert recording.token_indices("blocks.0.attn").shape == (size[0] // 16, size[1] // 16)
     assert not model._forward_pre_hooks
     assert not model.patch_embed.proj._forward_pre_hooks
 
@@ -105,32 +108,32 @@ def test_as_many_tokens_on_another_map_of_transformers() -> None:
     model = transformers.ViTModel(config).eval()
     with torch.no_grad(), attngraft.record(model, {"weights"}) as recording:
         model(pixel_values=torch.randn(1, 3, 32, 128), interpolate_pos_encoding=True)
-    assert recording.looks(next(iter(recording)), (1, 7)).shape == (1, 2, 2, 8)
+    assert recording.attention_map_for_query(next(iter(recording)), (1, 7)).shape == (1, 2, 2, 8)
 
 
 def test_sizes_that_are_no_whole_number_of_patches_need_the_tokens() -> None:
-    standing = Standing({"attn": Geometry(dim=4, grid=(4, 4), prefix=("class",))}, (64, 64))
-    standing.saw((70, 64))
-    assert standing.places("attn", 17).shape == (4, 4)
-    assert standing.places("attn", 21).shape == (5, 4)
-    with pytest.raises(RecordError, match="images of 70 x 64, which are no whole number of patches"):
-        standing.places("attn")
+    coordinates = TokenCoordinates({"attn": Geometry(dim=4, grid=(4, 4), prefix=("class",))}, (64, 64))
+    coordinates.set_image_size((70, 64))
+    assert coordinates.token_indices("attn", 17).shape == (4, 4)
+    assert coordinates.token_indices("attn", 21).shape == (5, 4)
+    with pytest.raises(RecordError, match="images of 70 x 64 .not a whole number of patches"):
+        coordinates.token_indices("attn")
     with pytest.raises(
-        RecordError, match="saw 19 tokens, .* own size of 64 x 64 is 1 leading tokens and a map of 4 x 4"
+        RecordError, match="19 tokens.; its host.s default size of 64 x 64 has 1 prefix tokens and a map of 4 x 4"
     ):
-        standing.places("attn", 19)
+        coordinates.token_indices("attn", 19)
 
 
 def test_who_takes_no_images_has_its_own_number_of_tokens() -> None:
-    standing = Standing({"attn": Geometry(dim=4, grid=(2, 3))})
-    assert standing.places("attn", 6).tolist() == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(RecordError, match="saw 7 tokens, and its host's own size is a map of 2 x 3"):
-        standing.places("attn", 7)
+    coordinates = TokenCoordinates({"attn": Geometry(dim=4, grid=(2, 3))})
+    assert coordinates.token_indices("attn", 6).tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(RecordError, match="got 7 tokens; its host.s default is a map of 2 x 3"):
+        coordinates.token_indices("attn", 7)
 
 
 def test_sequences_that_nobody_places_are_not_taken_for_the_image() -> None:
-    with pytest.raises(RecordError, match="makes 4 sequences of one image, and does not say how they lie in it"):
-        Standing({"mlp": Geometry(dim=4, grid=(2, 3), sequences=4)}).places("mlp", 6)
+    with pytest.raises(RecordError, match="cuts an image into 4 sequences and does not report their layout"):
+        TokenCoordinates({"mlp": Geometry(dim=4, grid=(2, 3), sequences=4)}).token_indices("mlp", 6)
 
 
 def test_pixels_of_mobilevits_patches_come_back_between_each_other() -> None:
@@ -147,9 +150,9 @@ def test_pixels_of_mobilevits_patches_come_back_between_each_other() -> None:
     assert [tuple(each.shape[2:]) for each in maps.values()] == [(32, 24), (16, 12), (8, 6)]
     for path, tokens in cut.items():
         site = f"{path}.transformer.0.attn"
-        places = recording.places(site)
-        assert torch.equal(put_back(tokens, places).permute(0, 3, 1, 2), maps[path])
-        looks = recording.looks(site, (2, 3))
+        places = recording.token_indices(site)
+        assert torch.equal(tokens_to_map(tokens, places).permute(0, 3, 1, 2), maps[path])
+        looks = recording.attention_map_for_query(site, (2, 3))
         assert looks.shape == (2, 4, *places.shape)
         assert looks[..., 0::2, 1::2].sum((-2, -1)).flatten().tolist() == pytest.approx([1] * 8)
         assert recording.on_map(f"{path}.transformer.0.mlp", "mlp.end").shape[1:3] == places.shape
@@ -157,21 +160,21 @@ def test_pixels_of_mobilevits_patches_come_back_between_each_other() -> None:
 
 def test_keys_of_cross_attention_stand_on_their_own_map() -> None:
     geometry = AttentionGeometry(dim=4, heads=1, key_width=4, value_width=4, cross=True, keys_grid=(2, 2))
-    standing = Standing({"cross": geometry, "own": Geometry(dim=4, grid=(2, 2))}, (32, 32))
-    standing.saw((32, 64))
-    assert standing.key_places("cross", 8).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(RecordError, match="saw 4 tokens"):
-        standing.key_places("cross", 4)
-    with pytest.raises(RecordError, match="the keys of 'own' are its own tokens"):
-        standing.key_places("own")
+    coordinates = TokenCoordinates({"cross": geometry, "own": Geometry(dim=4, grid=(2, 2))}, (32, 32))
+    coordinates.set_image_size((32, 64))
+    assert coordinates.key_indices("cross", 8).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(RecordError, match="4 tokens"):
+        coordinates.key_indices("cross", 4)
+    with pytest.raises(RecordError, match=".own. is a self-attention"):
+        coordinates.key_indices("own")
 
 
 def test_the_reason_is_the_pooled_keys_and_not_the_size() -> None:
     model = timm.create_model("twins_svt_small", img_size=64, depths=(2, 1, 1, 1)).eval()
     with torch.no_grad(), attngraft.record(model, {"weights"}) as recording:
         model(torch.randn(1, 3, 64, 64))
-    for look in (recording.looks, lambda site, _: recording.whole(site)):
-        with pytest.raises(UsageError, match="no map .* whose queries are its keys"):
+    for look in (recording.attention_map_for_query, lambda site, _: recording.full_attention_map(site)):
+        with pytest.raises(UsageError, match="expected an attention map .* whose queries and keys are the same tokens"):
             look("blocks.0.1.attn", (0, 0))
 
 
@@ -186,24 +189,24 @@ def test_what_is_no_image_says_no_size() -> None:
     }
     with torch.no_grad(), attngraft.record(model, {"weights"}) as recording:
         model(cut)
-        with pytest.raises(RecordError, match="the model got no images, whose size would say it"):
-            recording.looks("blocks.0.attn", (0, 0))
+        with pytest.raises(RecordError, match="the model got no images"):
+            recording.attention_map_for_query("blocks.0.attn", (0, 0))
         model(torch.randn(1, 3, 128, 1152))
-    assert recording.looks("blocks.0.attn", (7, 71)).shape == (1, 2, 8, 72)
+    assert recording.attention_map_for_query("blocks.0.attn", (7, 71)).shape == (1, 2, 8, 72)
 
 
 def test_the_size_is_learned_where_patches_are_embedded_by_a_linear_layer() -> None:
     model = timm.create_model("naflexvit_base_patch16_gap", embed_dim=32, num_heads=2, depth=1).eval()
     with torch.no_grad(), attngraft.record(model, {"weights"}) as recording:
         model(torch.randn(1, 3, 256, 256))
-        assert recording.looks("blocks.0.attn", (0, 0)).shape == (1, 2, 16, 16)
+        assert recording.attention_map_for_query("blocks.0.attn", (0, 0)).shape == (1, 2, 16, 16)
         model.forward_features(torch.randn(1, 3, 64, 1024))
-        assert recording.looks("blocks.0.attn", (0, 0)).shape == (1, 2, 4, 64)
+        assert recording.attention_map_for_query("blocks.0.attn", (0, 0)).shape == (1, 2, 4, 64)
         model.forward_features(
             torch.randn(1, 256, 768), torch.zeros(1, 256, 2, dtype=torch.long), torch.ones(1, 256, dtype=torch.bool)
         )
-        with pytest.raises(RecordError, match="the model got no images, whose size would say it"):
-            recording.looks("blocks.0.attn", (0, 0))
+        with pytest.raises(RecordError, match="the model got no images"):
+            recording.attention_map_for_query("blocks.0.attn", (0, 0))
     assert not model.embeds._forward_pre_hooks
 
 
@@ -242,9 +245,11 @@ def test_maps_stay_as_they_are(name: str, sites: str, changes: dict[str, Any]) -
 
 
 def test_what_has_not_the_size_of_its_map_is_no_map() -> None:
-    standing = Standing({"mlp": Geometry(dim=4, grid=(8, 8)), "apart": Geometry(dim=4, grid=(2, 3), apart=(2, 2))})
-    assert standing.size("apart") == (4, 6)
-    recording = Recording(None, standing)
+    coordinates = TokenCoordinates(
+        {"mlp": Geometry(dim=4, grid=(8, 8)), "apart": Geometry(dim=4, grid=(2, 3), apart=(2, 2))}
+    )
+    assert coordinates.map_size("apart") == (4, 6)
+    recording = Recording(None, coordinates)
     recording.add("mlp", "mlp.end", torch.randn(1, 4, 16, 4))
     with pytest.raises(RecordError, match=r"'mlp.end' of 'mlp' has the shape \(1, 4, 16, 4\), and its map is 8 x 8"):
         recording.on_map("mlp", "mlp.end")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from attngraft.results.epochs import epochs_to_baseline
 from attngraft.results.sections import Column, Matrix, Metric, Reliability, Section, Table
+from attngraft.results.statistics import epochs_to_baseline
 from attngraft.results.study import (
     Cost,
     Difference,

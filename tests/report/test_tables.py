@@ -6,8 +6,9 @@ import io
 import pytest
 from rich.console import Console
 
-from attngraft.report.tables import csv_rows, csv_text, markdown_table, study_table, table_text
+from attngraft.report.tables import markdown_table, study_table, table_text
 from attngraft.results import wording
+from attngraft.results.storage import csv_rows, csv_text
 from tests.report import studies
 
 every_study = pytest.mark.parametrize("study", [make() for make in studies.ALL.values()], ids=list(studies.ALL))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from attngraft.errors import HostError, TrainingError, UsageError
 from attngraft.export.run import export_run
-from attngraft.targets.handle import open_subject, subject_of
+from attngraft.targets.handle import model_handle, open_handle
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
 from tests.export.runs import CLASSES, make_run
@@ -27,7 +27,7 @@ def picture() -> Image.Image:
 def test_a_run_and_its_export_are_the_same_model(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs" / "cb_s" / "seed1", "cb_s")
     export_run(run, tmp_path / "taken")
-    first, second = open_subject(str(run)), open_subject(str(tmp_path / "taken"), name="mine")
+    first, second = open_handle(str(run)), open_handle(str(tmp_path / "taken"), name="mine")
     assert (first.name, second.name) == ("cb_s/seed1", "mine")
     assert first.classes == second.classes == tuple(CLASSES)
     assert first.record is not None
@@ -45,14 +45,14 @@ def test_a_run_and_its_export_are_the_same_model(tmp_path: Path) -> None:
 
 
 def test_models_of_timm() -> None:
-    subject = open_subject("vit_tiny_patch16_224", arguments=TINY)
-    assert subject.name == "vit_tiny_patch16_224"
-    assert subject.classes == ()
-    model = subject.model
+    handle = open_handle("vit_tiny_patch16_224", arguments=TINY)
+    assert handle.name == "vit_tiny_patch16_224"
+    assert handle.classes == ()
+    model = handle.model
     config = timm.data.resolve_model_data_config(model) | {"input_size": (3, 16, 16)}
     expected = timm.data.create_transform(**config, is_training=False)(picture())
-    torch.testing.assert_close(subject.inputs([subject.view(picture())])[0], expected, atol=1e-5, rtol=0)
-    half = subject_of("half", model.half(), expects={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
+    torch.testing.assert_close(handle.inputs([handle.view(picture())])[0], expected, atol=1e-5, rtol=0)
+    half = model_handle("half", model.half(), expects={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
     given = half.inputs([half.view(picture())])
     assert given.dtype == torch.float16
     assert 0 <= float(given.min()) <= float(given.max()) <= 1
@@ -61,16 +61,16 @@ def test_models_of_timm() -> None:
 def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(UsageError, match="is a study: give it as --study"):
-        open_subject(str(tmp_path))
+        open_handle(str(tmp_path))
     with pytest.raises(UsageError, match="there is no such folder"):
-        open_subject(str(tmp_path / "nothing"))
+        open_handle(str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match="did you mean"):
-        open_subject("vit_tiny_patch16_225")
-    with pytest.raises(UsageError, match="leave --pretrained"):
-        open_subject(str(make_run(tmp_path / "run")), pretrained=True)
+        open_handle("vit_tiny_patch16_225")
+    with pytest.raises(UsageError, match="--pretrained and --host-arg are for timm models"):
+        open_handle(str(make_run(tmp_path / "run")), pretrained=True)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(TrainingError, match="there is no run here"):
-        open_subject(str(empty))
+    with pytest.raises(TrainingError, match="not a run folder"):
+        open_handle(str(empty))
     with pytest.raises(HostError):
-        open_subject("resnet18")
+        open_handle("resnet18")

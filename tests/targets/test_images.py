@@ -9,7 +9,13 @@ import pytest
 from PIL import Image
 
 from attngraft.errors import DataError, UsageError
-from attngraft.targets.images import album_of_data, album_of_files, album_of_run, numbered_names, shortest_names
+from attngraft.targets.images import (
+    images_from_data,
+    images_from_files,
+    images_from_run,
+    numbered_names,
+    shortest_names,
+)
 from attngraft.training.run_folder import read_run
 from tests.export.runs import make_run
 
@@ -32,59 +38,59 @@ def flowers(tmp_path: Path) -> Path:
 
 def test_files_are_upright(flowers: Path) -> None:
     files = [str(flowers / "val" / "daisy" / f"{number}.jpg") for number in range(4)]
-    album = album_of_files(files)
-    assert album.names == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
-    assert [album.open(place).size for place in range(4)] == [(30, 20), (30, 20), (20, 30), (30, 20)]
-    assert album.labels is None
-    assert album_of_files(files[:1]).where == files[0]
+    image_set = images_from_files(files)
+    assert image_set.names == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
+    assert [image_set.open(place).size for place in range(4)] == [(30, 20), (30, 20), (20, 30), (30, 20)]
+    assert image_set.labels is None
+    assert images_from_files(files[:1]).source == files[0]
 
 
 def test_images_of_one_name_are_told_apart(flowers: Path) -> None:
     files = [str(flowers / "val" / name / "1.jpg") for name in ("daisy", "tulip")]
     files += [str(flowers / "train" / "daisy" / "1.jpg"), str(flowers / "val" / "daisy" / "2.jpg"), files[0]]
     names = ["val/daisy/1.jpg", "tulip/1.jpg", "train/daisy/1.jpg", "2.jpg", "val/daisy/1.jpg (2)"]
-    assert album_of_files(files).names == names
+    assert images_from_files(files).names == names
     assert shortest_names(["1.jpg", "a/1.jpg", "/b/1.jpg"]) == ["1.jpg", "a/1.jpg", "b/1.jpg"]
     assert numbered_names(["x", "x", "x (2)", "x", "y"]) == ["x", "x (2)", "x (2) (2)", "x (3)", "y"]
 
 
 def test_who_named_the_images(flowers: Path, tmp_path: Path) -> None:
     record = read_run(make_run(tmp_path / "run", task={"name": "classification", "data": {"source": str(flowers)}}))
-    assert not album_of_run(record).named
-    assert album_of_run(record, split="train").named
-    assert album_of_run(record, data=str(flowers)).named
-    assert album_of_data(str(flowers)).named
-    assert album_of_files([str(flowers / "val" / "daisy" / "1.jpg")]).named
+    assert not images_from_run(record).user_chosen
+    assert images_from_run(record, split="train").user_chosen
+    assert images_from_run(record, data=str(flowers)).user_chosen
+    assert images_from_data(str(flowers)).user_chosen
+    assert images_from_files([str(flowers / "val" / "daisy" / "1.jpg")]).user_chosen
 
 
 def test_data_and_parts_of_them(flowers: Path) -> None:
-    album = album_of_data(str(flowers))
-    assert len(album) == 12
-    assert album.classes == ("daisy", "tulip")
-    assert album.labels is not None
-    assert album.labels.tolist() == [0] * 6 + [1] * 6
-    assert album.some(4) == [0, 4, 7, 11], "evenly, so that both classes are there"
-    assert album.some(100) == list(range(12))
-    assert len(album_of_data(str(flowers), split="train")) == 20
+    image_set = images_from_data(str(flowers))
+    assert len(image_set) == 12
+    assert image_set.classes == ("daisy", "tulip")
+    assert image_set.labels is not None
+    assert image_set.labels.tolist() == [0] * 6 + [1] * 6
+    assert image_set.sample(4) == [0, 4, 7, 11], "evenly, so that both classes are there"
+    assert image_set.sample(100) == list(range(12))
+    assert len(images_from_data(str(flowers), split="train")) == 20
     with pytest.raises(DataError, match="no part 'tests'"):
-        album_of_data(str(flowers), split="tests")
+        images_from_data(str(flowers), split="tests")
 
 
 def test_of_a_run(flowers: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", task={"name": "classification", "data": {"source": str(flowers)}})
     record = read_run(run)
-    assert list(album_of_run(record).names) == list(album_of_data(str(flowers)).names)
-    assert len(album_of_run(record, split="train")) == 20
+    assert list(images_from_run(record).names) == list(images_from_data(str(flowers)).names)
+    assert len(images_from_run(record, split="train")) == 20
     lost = read_run(make_run(tmp_path / "lost"))
     with pytest.raises(DataError, match="/secret/place/flowers"):
-        album_of_run(lost)
-    assert len(album_of_run(lost, data=str(flowers))) == 12
+        images_from_run(lost)
+    assert len(images_from_run(lost, data=str(flowers))) == 12
 
 
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no images"):
-        album_of_files([])
+        images_from_files([])
     with pytest.raises(DataError, match=r"nowhere\.png"):
-        album_of_files([str(tmp_path / "nowhere.png")]).open(0)
-    with pytest.raises(DataError, match="no image that can be read"):
-        album_of_files([__file__]).open(0)
+        images_from_files([str(tmp_path / "nowhere.png")]).open(0)
+    with pytest.raises(DataError, match="cannot be read as an image"):
+        images_from_files([__file__]).open(0)

@@ -44,7 +44,7 @@ def identity_forms() -> list[str]:
 
 def bitwise(kind: GraftType[Any]) -> bool:
     """Whether it stands where nothing but its own arithmetic changes: not within the attention map."""
-    return not {"mix", "weights"} & set(kind.stages(kind.Options()))
+    return not {"mix", "weights"} & set(kind.hook_points(kind.Options()))
 
 
 def placed(spec: str, host: str) -> str:
@@ -151,13 +151,13 @@ def test_from_random_values_nothing_is_written_and_a_frozen_host_is_warned_of(
     assert not (tmp_path / "plain" / "start.json").exists()
     assert "random values" not in caplog.text
     train(toy_recipe(train={"parameters": "head"}), tmp_path / "head", progress=Silent())
-    assert "with train.parameters=head most of them stay as they are; give weights" in caplog.text
+    assert "train.parameters=head leaves most of them untrained; give initial weights" in caplog.text
 
 
 def test_weights_of_a_run_whose_host_is_another_say_which(trained: Path, tmp_path: Path) -> None:
     host = {"name": "vit_tiny_patch16_224", "args": {}}
     with pytest.raises(
-        HostError, match=r"has --host toy_vit --host-arg drop_rate=0\.1 --host-arg proj_drop_rate=0\.1$"
+        HostError, match=r"Their run has --host toy_vit --host-arg drop_rate=0\.1 --host-arg proj_drop_rate=0\.1$"
     ):
         train(from_weights(trained, host=host), tmp_path, progress=Silent())
 

@@ -1,14 +1,12 @@
-"""The attention interface: what hosts and mechanisms share, and all that they share.
+"""The attention interface, the only code that hosts and mechanisms share.
 
 Every host's attention follows one template,
 
     project (x -> q, k, v, bias, mask) -> MIX (scores -> weights -> heads) -> merge (heads -> tokens) -> drop
 
-and every MLP is `front -> hidden -> mid -> out -> end`. A host adapter maps its own modules onto the template; a graft
-names the hook point that it changes. Neither knows the other: a graft sees only the `Geometry` of a site.
+and every MLP is `front -> hidden -> mid -> out -> end`. A host adapter maps the host's modules onto the template; a graft
+names the hook point that it changes. Neither imports the other: a graft only reads the `Geometry` of a site.
 """
-
-import warnings
 
 from attngraft.attention.geometry import (
     CLASS,
@@ -22,7 +20,7 @@ from attngraft.attention.geometry import (
 from attngraft.attention.graft import CIRCUMSTANCES, Circumstance, Graft, GraftType, LinearLayer, NoOptions, Unused
 from attngraft.attention.hook_points import HOOK_POINTS, HookPoint
 from attngraft.attention.mixing import MixContext, Mixed, Projected
-from attngraft.attention.recorder import Recordable, Recorder
+from attngraft.attention.recorder import Recordable, Recorder, record_coordinates
 from attngraft.attention.space import (
     SpaceSite,
     detached_state,
@@ -31,7 +29,6 @@ from attngraft.attention.space import (
     with_originals,
 )
 from attngraft.attention.template import AttentionSite, GraftedModule, MlpEnds, MlpSite, is_graft, plain_class
-from attngraft.attention.token_coordinates import record_coordinates
 
 __all__ = [
     "CIRCUMSTANCES",
@@ -68,12 +65,3 @@ __all__ = [
     "sites_with_detached",
     "with_originals",
 ]
-
-_RENAMED = {"STAGES": HOOK_POINTS, "Listener": Recorder, "Stage": HookPoint, "TapPoint": Recordable}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"attngraft.attention.{name} has a new name; see the changelog", DeprecationWarning, stacklevel=2)
-    return _RENAMED[name]

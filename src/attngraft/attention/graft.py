@@ -1,4 +1,4 @@
-"""What a graft is: a small module at one hook point of one site, and the type that a graft's name stands for."""
+"""`Graft`, a small module at one hook point of one site, and `GraftType`, the registered kind of graft."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 
+from attngraft._moved import renamed
 from attngraft.attention.geometry import Geometry
 from attngraft.attention.hook_points import HookPoint
 from attngraft.attention.recorder import Recordable
 
-Circumstance = Literal["causal", "padded", "cross"]  #: fields of a geometry that some hosts learn only when called
+Circumstance = Literal["causal", "padded", "cross"]  #: fields of a geometry that some hosts determine only in a call
 CIRCUMSTANCES: tuple[Circumstance, ...] = get_args(Circumstance)
 LinearLayer = nn.Linear | nn.Conv2d  #: one matrix for every token: a convolution has a kernel of 1 and one group
 
 
 @dataclass(frozen=True)
 class Unused:
-    """What a graft leaves of the host without use. Names are relative to the site's module.
+    """Parameters of the host that a graft makes unused. Names are relative to the site's module.
 
-    Whole `parameters` get `requires_grad=False` until undo. Of partly used ones `rows` gives (name, start, stop) along the
-    first axis and `columns` along the last: their gradient is zero, and `attngraft.pin_unused` keeps weight decay from
-    moving them.
+    Whole `parameters` get `requires_grad=False` until undo. Partly used ones are listed in `rows` as (name, start, stop)
+    along the first axis and in `columns` along the last: their gradient is zero, and `attngraft.pin_unused` keeps weight
+    decay from changing them.
     """
 
     parameters: tuple[str, ...] = ()
@@ -37,7 +38,7 @@ class Unused:
         return bool(self.parameters or self.rows or self.columns)
 
     def parts(self, module: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
-        """(parameter, the unused part of its values) for every partly used one; the part shares the parameter's storage."""
+        """Return (parameter, view of its unused part) for every partly used parameter; views share its storage."""
         found = []
         for spans, axis in ((self.rows, 0), (self.columns, -1)):
             for name, start, stop in spans:
@@ -47,7 +48,7 @@ class Unused:
 
 
 class Graft(Recordable, nn.Module):
-    """A mechanism standing at one hook point of one site; subclasses give `forward`.
+    """A mechanism at one hook point of one site; subclasses implement `forward`.
 
     | hook point | forward | x is |
     |---|---|---|
@@ -59,7 +60,7 @@ several maps for each head share its values | |
     | space | `(map)` -> map; (B, rows, columns, C) | |
     | attn.end, attn.window, mlp.* | `(tokens)` -> tokens; (B, N, C) or (B, H, W, C) | |
 
-    The installer fills in `hook_point`, `kind` (the graft's registered name), `options` (as plain values), `refuses`, `unused`
+    The installer sets `hook_point`, `kind` (the graft's registered name), `options` (as plain values), `refuses`, `unused`
     and `frozen`.
     """
 
@@ -67,41 +68,42 @@ several maps for each head share its values | |
     kind: str
     options: dict[str, Any]
     unused: Unused
-    frozen: tuple[str, ...]  #: parameters of the module that it froze, to be unfrozen on undo
-    adds_after: bool = False  #: of a mix graft: `Mixed.after` is given: more leaves than the host's projection makes
-    #: why it could not stand where tokens must not see later ones, where batches hold padding, where keys are of other
-    #: tokens than queries, as its type says; asked by hosts that learn of these only when they are called
+    frozen: tuple[str, ...]  #: parameters of the module that it froze; undo unfreezes them
+    adds_after: bool = False  #: of a mix graft: it returns `Mixed.after`, which adds to the host's projected output
+    #: why the graft type refuses causal attention, padded batches, or keys from other tokens than the queries; read by hosts
+    #: that determine these only in a call
     refuses: Mapping[Circumstance, str] = MappingProxyType({})
-    folded: str | None = None  #: what of it stands in the host's weights; then it cannot be taken out again
+    folded: str | None = None  #: what was folded into the host's weights; such a graft cannot be removed
+    stage = renamed("stage", "hook_point")
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str | None:
-        """For inference: move what is exact to rounding into the host's linear layers next to this graft.
+        """Fold this graft, exactly up to rounding, into the host's linear layers next to it; for inference.
 
         Args:
-            before: the layer whose output is this graft's input, with nothing but (idle) dropout between; None if there
-                is no such layer.
+            before: the layer whose output is this graft's input, with only (inactive) dropout between them; None if there is
+                no such layer.
             after: the layer whose input is this graft's output.
 
         Returns:
-            The graft that stays in this one's place, with its own `kind` and `options` set and the layers changed; None if
-            nothing of it needs to stay; or the reason why all of it does, with the layers as they were.
+            The graft that replaces this one, with its own `kind` and `options` set and the layers changed; None if no graft
+            is needed; or the reason why this graft cannot be folded, with the layers unchanged.
         """
         return "it holds nothing that a linear layer could take over"
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """For grafts that have nothing to choose."""
+    """Options of grafts that have none."""
 
 
 OptionsT = TypeVar("OptionsT")
 
 
 class GraftType(ABC, Generic[OptionsT]):
-    """What a graft's name stands for: its options, the hook points at which it stands, how it is built, what it refuses.
+    """A registered kind of graft: its options and hook points, how it is built, and which sites it refuses.
 
-    Subclass it, give `name`, `summary`, `source` and `Options` (a frozen dataclass of plain values with defaults; its
-    `__post_init__` raises ValueError for values that make no sense), and register an instance.
+    Subclass it, set `name`, `summary`, `source` and `Options` (a frozen dataclass of plain values with defaults; its
+    `__post_init__` raises ValueError for invalid values), and register an instance.
     """
 
     name: ClassVar[str]
@@ -121,24 +123,24 @@ class GraftType(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def build(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> Graft:
-        """A fresh module for one site; draws its initial values from torch's global generator."""
+        """Build the module for one site, with initial values from torch's global generator."""
 
     def refusal(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> str | None:
-        """Why this site cannot take it, as a sentence with a remedy; None if it can."""
+        """Return why this site cannot take the graft, as a sentence with a remedy; None if it can."""
         return None
 
     def starts_as_identity(self, options: OptionsT) -> bool:
-        """Whether a fresh graft leaves the host's outputs as they are."""
+        """Return whether a new graft leaves the host's outputs unchanged."""
         return False
 
     def unused(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> Unused:
-        """What it leaves of the host without use."""
+        """Return the parameters of the host that the graft makes unused."""
         return Unused()
 
     def notes(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> tuple[str, ...]:
-        """What a user should know before grafting (the paper's own count where it differs, ...), for `plan`."""
+        """Return notes for `plan` (the paper's own count where it differs, ...)."""
         return ()
 
     def inert_parameters(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> frozenset[str]:
-        """Names of added parameters whose gradient is zero by mathematics (HV's score bias), for tests and readers."""
+        """Return names of added parameters whose gradient is zero mathematically (HV's score bias); read by tests."""
         return frozenset()

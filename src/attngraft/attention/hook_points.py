@@ -1,4 +1,4 @@
-"""The hook points of a block at which a graft can stand."""
+"""Hook points: the tensors of a transformer block that a graft can change."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ HookPoint = Literal[
     "weights",  # the attention map after softmax (B, H, Nq, Nk); selects the explicit path
     "heads",  # (B, H, Nq, dv), before the output projection
     "tokens",  # (B, Nq, C), after the output projection, before its dropout
-    "attn.end",  # the block's attention branch: after dropout, windows put back
-    "attn.window",  # the same inside each window, before windows are put back; only where there are windows
+    "attn.end",  # the block's attention branch: after dropout, windows merged
+    "attn.window",  # the same inside each window, before windows are merged; only in hosts with windows
     "mlp.front",  # the input of fc1
     "mlp.mid",  # after the activation, the input of fc2
     "mlp.end",  # after fc2 and its dropout

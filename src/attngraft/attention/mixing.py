@@ -1,4 +1,4 @@
-"""What a mix graft gets and gives: it stands where scores become heads, and needs more of its place than one tensor."""
+"""Inputs and outputs of mix grafts, which replace the computation from scores to heads."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ if TYPE_CHECKING:
 
 
 class Projected(NamedTuple):
-    """What `project` returns. Query side Nq rows, key side Nk rows; B counts windows where there are any."""
+    """Output of `project`. The query side has Nq rows, the key side Nk; B includes windows, where the host has any."""
 
     q: Tensor  #: (B, H, Nq, dk)
     k: Tensor  #: (B, H, Nk, dk)
     v: Tensor  #: (B, H, Nk, dv)
     queries: Tensor  #: (B, Nq, C), the tokens that the queries were projected from
-    bias: Tensor | None = None  #: what is added to the scaled scores, mask included; boolean: True may be seen
+    bias: Tensor | None = None  #: added to the scaled scores, mask included; a boolean one is True at visible keys
     causal: bool = False
     keys: Tensor | None = None  #: (B, Nk, C), the tokens that keys and values were projected from; None: `queries`
-    rest: Any = None  #: what the adapter's `merge` needs besides the heads
-    #: (b, N), boolean, b as in `MixContext.bias`: False where a token only fills up its window; None: none does
+    rest: Any = None  #: further inputs of the adapter's `merge`
+    #: (b, N), boolean, b as in `MixContext.bias`: False for tokens that only pad their window; None: no padding
     present: Tensor | None = None
 
 
 class Mixed(NamedTuple):
-    """What a mix graft gives: heads, and what is left to do once they are merged."""
+    """Output of a mix graft."""
 
     heads: Tensor  #: (B, H, Nq, dv)
-    #: tokens (B, Nq, C) out of the output projection -> tokens; a graft that gives it says so in `Graft.adds_after`
+    #: applied to the tokens (B, Nq, C) after the output projection; a graft that sets it must set `Graft.adds_after`
     after: Callable[[Tensor], Tensor] | None = None
 
 
 class MixContext:
-    """The place of a mix graft: the host's projections of its tokens, and the host's own verbs."""
+    """Input of a mix graft: the host's projections, and the host's own attention for grafts that build on it."""
 
     def __init__(self, site: AttentionSite, projected: Projected, again: Callable[[Tensor], Projected]) -> None:
         self._site, self._again = site, again
@@ -48,42 +48,44 @@ class MixContext:
 
     @property
     def scale(self) -> float:
-        """What q k^T is multiplied by, before the bias."""
+        """Factor of q k^T, before the bias is added."""
         return self._site.scale
 
     def bias(self) -> Tensor | None:
-        """What is added to the scaled scores, mask included: (b, H or 1, Nq or 1, Nk or 1), where b divides B and entry
-        i takes bias i mod b (the windows of an image share theirs with those of every other image). Boolean: True may be
-        seen."""
+        """Return the addend of the scaled scores, mask included: (b, H or 1, Nq or 1, Nk or 1).
+
+        b divides B, and batch entry i uses bias i mod b (the windows of all images share their biases). A boolean bias is
+        True at visible keys.
+        """
         return self._site.shared_bias(self.projected)
 
     def scores(self) -> Tensor:
-        """(B, H, Nq, Nk), what the host's softmax gets: scaled products, bias and mask."""
+        """Return the input of the host's softmax (B, H, Nq, Nk): scaled products plus bias and mask."""
         return self._site.scores(self.projected)
 
     def attend(self) -> Tensor:
-        """The host's own self-attention (B, H, Nq, dv), weights grafts and dropout included; offers its map."""
+        """Run the host's own attention, weights grafts and dropout included; (B, H, Nq, dv). Records its map."""
         return self._site.attend(self.projected)
 
     @property
     def plain(self) -> bool:
-        """Whether `attend` is softmax(scores) v and nothing else: no weights graft, no dropout at work."""
+        """Whether `attend` is exactly softmax(scores) v: no weights graft and no active dropout."""
         return not (self._site.grafts_at("weights") or self.dropout)
 
     @property
     def is_recording(self) -> bool:
-        """Whether somebody wants the map that `attend` offers."""
+        """Whether the map that `attend` records would be kept."""
         return self._site.is_recording("scores", "weights")
 
     @property
     def dropout(self) -> float:
-        """The share of attention weights that is dropped now; 0 in eval mode."""
+        """Current dropout probability of the attention weights; 0 in eval mode."""
         return self._site.dropped()
 
     def project_again(self, tokens: Tensor) -> MixContext:
-        """The place with other tokens (B, N, C), under the same projections, bias and mask."""
+        """Return the context of other tokens (B, N, C) under the same projections, bias and mask."""
         return MixContext(self._site, self._again(tokens), self._again)
 
     def join(self, heads: Tensor) -> Tensor:
-        """(B, H, N, dv) to (B, N, H * dv), heads side by side, as the output projection gets them."""
+        """Concatenate heads (B, H, N, dv) to tokens (B, N, H * dv), as the output projection takes them."""
         return heads.transpose(1, 2).flatten(2)

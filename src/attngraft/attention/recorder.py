@@ -1,32 +1,38 @@
-"""Named tensors offered to whoever listens. Without a recorder an offer costs one attribute look-up."""
+"""Recording of named tensors inside a forward pass. Without a recorder, `record` costs one attribute lookup."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+#: names under which hosts record token coordinates: for windows that are merged before the branch ends, and for blocks that
+#: are not, so that tensors at hook points are (B, blocks, tokens, C)
+TOKEN_COORDINATES, BLOCK_COORDINATES = "places", "block_places"
 
 
 class Recorder(Protocol):
-    """Who hears what a module offers."""
+    """Receiver of recorded tensors."""
 
     def wants(self, name: str) -> bool:
-        """Whether a tensor of this name would be kept; to be asked tells the recorder that there is one."""
+        """Return whether a tensor of this name would be kept. The call also tells the recorder that the name exists."""
         ...
 
     def __call__(self, name: str, tensor: Tensor) -> None:
-        """Take a tensor, or leave it."""
+        """Store the tensor, or ignore it."""
         ...
 
 
 class Recordable:
-    """A module that offers named tensors. `recorder` is None unless a recorder is attached."""
+    """A module with tensors to record. `recorder` is None unless a recorder is attached."""
 
     recorder: Recorder | None = None
 
     def record(self, name: str, tensor: Tensor) -> None:
-        """Hand `tensor` to the recorder under `name`, if there is one."""
+        """Pass `tensor` to the recorder under `name`, if one is attached."""
         if self.recorder is not None:
             self.recorder(name, tensor)
 
@@ -36,12 +42,34 @@ class Recordable:
         self.record(name, tensor)
 
     def is_recording(self, *names: str) -> bool:
-        """Whether an offer of one of these names (of any, without names) would reach somebody.
+        """Return whether a recorder would keep one of these names; without names, whether a recorder is attached.
 
-        Ask before computing something only to offer it.
+        Call it before computing a tensor only to record it.
         """
         recorder = self.recorder
         if recorder is None:
             return False
-        wanted = [recorder.wants(name) for name in names]  # all of them: the recorder learns what there is
+        wanted = [recorder.wants(name) for name in names]  # no shortcut: the recorder has to see every name
         return not names or any(wanted)
+
+
+def record_coordinates(
+    module: Recordable, maps: Tensor, cut: Callable[[Tensor], Tensor], *, name: str = TOKEN_COORDINATES
+) -> None:
+    """Record, for each position of the map (rows, columns), the index of its token among all windows in order.
+
+    Args:
+        module: records the tensor.
+        maps: (B, rows, columns, C), the host's map before it is partitioned into windows.
+        cut: the host's own partition of maps into windows (B * windows, N, C), zero padding included.
+        name: `BLOCK_COORDINATES` where the hook points of this site have blocks too.
+    """
+    if not module.is_recording(name):
+        return
+    rows, columns = maps.shape[1:3]
+    numbers = torch.arange(1, rows * columns + 1, device=maps.device)  # 0 marks padding
+    tokens = cut(numbers.view(1, rows, columns, 1)).flatten()
+    real = tokens.nonzero().squeeze(1)
+    index = torch.empty_like(numbers)
+    index[tokens[real] - 1] = real
+    module.record(name, index.view(rows, columns))

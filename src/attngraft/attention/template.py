@@ -1,7 +1,10 @@
-"""The two sentences, spelled out once. A host adapter's patched class inherits one and supplies its verbs.
+"""The forward templates of attention and MLP. An adapter's patched class inherits one and supplies its steps.
 
-A grafted site is the host's own module whose class was swapped for a patched subclass. So everything here must work on a
-module that was never constructed by our `__init__`: state lives in `self.grafts` (set by the installer) or nowhere.
+    attention: project (x -> q, k, v, bias) -> mix (scores -> weights -> heads) -> merge (heads -> tokens) -> drop
+    MLP:       front -> hidden -> mid -> out -> end
+
+A grafted site is the host's own module with a patched class, so `__init__` of these classes never runs: the only state that
+they add is `self.grafts`, which the installer sets.
 """
 
 from __future__ import annotations
@@ -20,38 +23,38 @@ from attngraft.attention.recorder import Recordable
 
 
 def is_graft(name: str) -> bool:
-    """Whether the parameter, buffer or module of this dotted name is a graft's, not the host's."""
+    """Return whether the parameter, buffer or module of this dotted name belongs to a graft, not to the host."""
     return ".grafts." in f".{name}."
 
 
 class GraftedModule(Recordable):
-    """What every patched class shares: its grafts, in the order in which they were made."""
+    """Base of all patched classes: holds the grafts of one module, in the order in which they were installed."""
 
     grafts: nn.ModuleDict
 
     @property
     def in_use(self) -> bool:
-        """Whether the patched class is needed: for its own grafts, or for what it tells another module's."""
+        """Whether the patched class is still needed, by grafts here or by those of another module."""
         return bool(self.grafts)
 
     def grafts_at(self, hook_point: HookPoint) -> list[nn.Module]:
-        """The grafts that stand at `hook_point`, oldest first."""
+        """Return the grafts at `hook_point`, oldest first."""
         return [graft for graft in self.grafts.values() if graft.hook_point == hook_point]
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
-        """The layer whose output, but for dropout, is what the first graft at `hook_point` gets; for folding."""
+        """Return the layer whose output, up to dropout, is the input of the first graft at `hook_point`; for folding."""
         return None
 
     def between(self, hook_point: HookPoint) -> str | None:
-        """What keeps the host's linear layer from being the one before `hook_point`, for readers; None: nothing."""
+        """Return what separates the host's linear layer from `hook_point`, as text for messages; None: nothing does."""
         return None
 
     def linear_after(self, hook_point: HookPoint) -> LinearLayer | None:
-        """The layer whose input is what the last graft at `hook_point` puts out; for folding."""
+        """Return the layer whose input is the output of the last graft at `hook_point`; for folding."""
         return None
 
     def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
-        """Send `value` through the grafts at `hook_point`, each with the same context, and offer what comes out."""
+        """Apply the grafts at `hook_point` to `value` in order, each with the same context; record the result."""
         for graft in self.grafts_at(hook_point):
             value = graft(value, *context)
         self.record(hook_point, value)
@@ -59,7 +62,7 @@ class GraftedModule(Recordable):
 
 
 def plain_class(module: nn.Module) -> type[nn.Module]:
-    """The host's own class of a module, grafted or not."""
+    """Return the host's own class of a module, patched or not."""
     if not isinstance(module, GraftedModule):
         return type(module)
     return next(
@@ -68,11 +71,14 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
 
 
 class AttentionSite(GraftedModule):
-    """project -> mix -> merge -> drop. An adapter supplies `project`, `merge`, `drop` and, if need be, `visible`; and
-    `output_layer` for folding."""
+    """Template of attention: project -> mix -> merge -> drop.
 
-    #: the hook points where it ends: ("attn.window",) where the block puts windows back after this module; both where a class
-    #: stands in blocks of both kinds, and the site's targets say which one it carries
+    An adapter implements `project`, `merge`, `drop` and, where the default does not fit, `visible`; `output_layer` makes
+    grafts foldable.
+    """
+
+    #: hook points at the end of this module: ("attn.window",) where the block merges windows after it; both for a class that
+    #: is used in blocks of both kinds, whose sites list the one that applies in `targets`
     ends: tuple[HookPoint, ...] = ("attn.end",)
     scale: float
     fused_attn: bool
@@ -80,24 +86,24 @@ class AttentionSite(GraftedModule):
     training: bool
 
     def project(self, x: Tensor, *args: Any, **kwargs: Any) -> Projected:
-        raise TypeError(f"{type(self).__name__} does not say how it projects")
+        raise TypeError(f"{type(self).__name__} must implement project()")
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        raise TypeError(f"{type(self).__name__} does not say how it merges")
+        raise TypeError(f"{type(self).__name__} must implement merge()")
 
     def drop(self, tokens: Tensor) -> Tensor:
-        raise TypeError(f"{type(self).__name__} does not say how it drops")
+        raise TypeError(f"{type(self).__name__} must implement drop()")
 
     def output_layer(self) -> LinearLayer | None:
-        """The layer whose output is what `merge` returns, with nothing between; None: there is none."""
+        """Return the layer whose output is that of `merge`, unchanged; None if there is no such layer."""
         return None
 
     def between(self, hook_point: HookPoint) -> str | None:
-        made = next((graft for graft in self.grafts_at("mix") if graft.adds_after), None)
-        if hook_point in ("tokens", *self.ends) and made is not None:
-            return f"{made.kind} adds an output of its own behind the host's output projection"
+        adding = next((graft for graft in self.grafts_at("mix") if graft.adds_after), None)
+        if hook_point in ("tokens", *self.ends) and adding is not None:
+            return f"{adding.kind} adds its own output after the host's output projection"
         if hook_point in self.ends and self.grafts_at("tokens"):
-            return "another graft stands between it and the host's output projection"
+            return "another graft lies between it and the host's output projection"
         return None
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
@@ -106,7 +112,7 @@ class AttentionSite(GraftedModule):
         return self.output_layer()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The sentence, where a host takes and returns tokens alone."""
+        """Run the template, for hosts whose attention takes and returns tokens alone."""
         return self.forward_projected(
             self.project(x, *args, **kwargs), lambda tokens: self.project(tokens, *args, **kwargs)
         )
@@ -118,7 +124,12 @@ class AttentionSite(GraftedModule):
         *,
         drop: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """What follows `project`; `again` projects other tokens in the same way, `drop` is the block's where it has it."""
+        """Run the template from the projections on.
+
+        Args:
+            again: projects other tokens in the same way, for mix grafts.
+            drop: the block's dropout, where the block has it; None: `self.drop`.
+        """
         self.record("values", projected.v)
         mixed = self.mix(projected, again)
         tokens = self.merge(self.run("heads", mixed.heads, projected.queries), projected)
@@ -127,7 +138,7 @@ class AttentionSite(GraftedModule):
     def finish(
         self, tokens: Tensor, mixed: Mixed, *, projected: Projected, drop: Callable[[Tensor], Tensor] | None
     ) -> Tensor:
-        """What follows `merge`; an adapter says so where another of the host's modules does it."""
+        """Run the template after `merge`. Adapters override it where another module of the host does this part."""
         if mixed.after is not None:
             tokens = mixed.after(tokens)
         tokens = self.run("tokens", tokens, projected.queries)
@@ -137,42 +148,40 @@ class AttentionSite(GraftedModule):
         return tokens
 
     def dropped(self) -> float:
-        """The share of attention weights that is dropped now; a host without `attn_drop` says so here and in `spread`."""
+        """Return the current dropout probability of attention weights; override it where there is no `attn_drop`."""
         return self.attn_drop.p if self.training else 0.0
 
     def mix(self, projected: Projected, again: Callable[[Tensor], Projected]) -> Mixed:
-        """Scores -> weights -> heads: a mix graft's way where there is one, else the host's."""
+        """Compute heads from projections, by the mix graft if there is one, else by the host's own attention."""
         mixers = self.grafts_at("mix")
         if not mixers:
             return Mixed(self.attend(projected))
         mixed = cast(Mixed, mixers[-1](MixContext(self, projected, again)))
         if mixed.after is not None and not mixers[-1].adds_after:
-            raise TypeError(
-                f"{type(mixers[-1]).__name__} gives `Mixed.after`: set `adds_after`, which folding asks for"
-            )
+            raise TypeError(f"{type(mixers[-1]).__name__} returns `Mixed.after`: set `adds_after`, which folding reads")
         return mixed
 
     def attend(self, projected: Projected) -> Tensor:
-        """The host's own heads (B, H, Nq, dv): fused where nobody needs the weights, else explicit."""
+        """Compute the host's own heads (B, H, Nq, dv): fused, or explicit where a graft needs the weights."""
         if self.fused_attn and not self.grafts_at("weights"):
-            self.show_map(projected)
+            self.record_map(projected)
             return self.kernel(projected)
         visible = self.visible(projected) if self.grafts_at("weights") else None
-        return self.spread_parts(self.run("weights", self.map_of(projected), visible), projected)
+        return self.spread_parts(self.run("weights", self.attention_map(projected), visible), projected)
 
-    def show_map(self, projected: Projected) -> None:
-        """Offer the map that a fused kernel makes and never holds; what that puts out stays, bit for bit."""
+    def record_map(self, projected: Projected) -> None:
+        """Record the map that a fused kernel does not return. The kernel's output is not affected, bit for bit."""
         if self.is_recording("scores", "weights"):
-            self.record("weights", self.map_of(projected))
+            self.record("weights", self.attention_map(projected))
 
-    def map_of(self, projected: Projected) -> Tensor:
-        """The host's own map (B, H, Nq, Nk); offers its scores."""
+    def attention_map(self, projected: Projected) -> Tensor:
+        """Return the host's attention map (B, H, Nq, Nk); records its scores."""
         scores = self.scores(projected)
         self.record("scores", scores)
         return self.normalize(scores)
 
     def kernel(self, projected: Projected) -> Tensor:
-        """What the host's fused kernel makes of it (B, H, Nq, dv)."""
+        """Run the host's fused kernel; returns heads (B, H, Nq, dv)."""
         return F.scaled_dot_product_attention(
             projected.q,
             projected.k,
@@ -184,7 +193,10 @@ class AttentionSite(GraftedModule):
         )
 
     def spread_parts(self, weights: Tensor, projected: Projected) -> Tensor:
-        """`spread` where a graft may have made several maps of each head's: each gets its share of the head's values."""
+        """Run `spread` for weights (B, n H, Nq, Nk), which a graft may have made of H maps.
+
+        The n maps of a head each average their own slice of its values.
+        """
         parts = weights.shape[1] // projected.v.shape[1]
         if parts == 1:
             return self.spread(weights, projected)
@@ -193,11 +205,11 @@ class AttentionSite(GraftedModule):
         return heads.unflatten(1, (-1, parts)).movedim(2, -2).flatten(-2)
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
-        """The values (B, H, Nk, dv) averaged by the weights (B, H, Nq, Nk), with the host's dropout."""
+        """Average the values (B, H, Nk, dv) by the weights (B, H, Nq, Nk), with the host's dropout."""
         return cast(Tensor, self.attn_drop(weights)) @ projected.v
 
     def scores(self, projected: Projected) -> Tensor:
-        """What softmax gets (B, H, Nq, Nk): scaled products, bias and mask."""
+        """Return the input of softmax (B, H, Nq, Nk): scaled products plus bias and mask."""
         scores = (projected.q * self.scale) @ projected.k.transpose(-2, -1)
         bias = projected.bias
         if projected.causal:
@@ -207,47 +219,47 @@ class AttentionSite(GraftedModule):
         return scores if bias is None else scores + bias
 
     def normalize(self, scores: Tensor) -> Tensor:
-        """The softmax (B, H, Nq, Nk) of the scores, in the precision that the host computes it in."""
+        """Return the softmax (B, H, Nq, Nk) of the scores, in the host's precision."""
         return scores.softmax(dim=-1)
 
     def fused_bias(self, projected: Projected) -> Tensor | None:
-        """What the fused kernel gets as its mask."""
+        """Return the mask for the fused kernel."""
         return projected.bias
 
     def shared_bias(self, projected: Projected) -> Tensor | None:
-        """The same for a mix graft, with four axes; one entry may serve several of the batch (see `MixContext.bias`)."""
+        """Return `fused_bias` with four axes, for mix grafts; batch entries may share biases (see `MixContext.bias`)."""
         bias = self.fused_bias(projected)
         return bias if bias is None else bias.view((1,) * (4 - bias.ndim) + bias.shape)
 
     def visible(self, projected: Projected) -> Tensor | None:
-        """Which keys each query may see, boolean and broadcastable to the map; None means all."""
+        """Return which keys each query may attend to, boolean and broadcastable to the map; None: all of them."""
         if projected.causal:
             ones = projected.q.new_ones(projected.q.shape[-2], projected.k.shape[-2], dtype=torch.bool)
             return ones.tril()
         if projected.bias is None or projected.bias.dtype == torch.bool:
             return projected.bias
-        return projected.bias > torch.finfo(projected.bias.dtype).min  # some hosts hide with -inf, some with this
+        return projected.bias > torch.finfo(projected.bias.dtype).min  # some hosts mask with -inf, some with this
 
 
 class MlpSite(GraftedModule):
-    """front -> hidden -> mid -> out -> end. An adapter supplies `hidden` and `out`."""
+    """Template of an MLP: front -> hidden -> mid -> out -> end. An adapter implements `hidden` and `out`."""
 
     def hidden(self, x: Tensor) -> Tensor:
-        raise TypeError(f"{type(self).__name__} does not say how it reaches its hidden width")
+        raise TypeError(f"{type(self).__name__} must implement hidden()")
 
     def out(self, x: Tensor) -> Tensor:
-        raise TypeError(f"{type(self).__name__} does not say how it comes back")
+        raise TypeError(f"{type(self).__name__} must implement out()")
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sentence."""
+        """Run the template."""
         x = self.run("mlp.mid", self.hidden(self.run("mlp.front", x)))
         return self.run("mlp.end", self.out(x))
 
 
 class MlpEnds(GraftedModule):
-    """An MLP that is no plain fc1 -> act -> fc2 (gated ones): it has a front and an end, and no middle."""
+    """An MLP that is not fc1 -> activation -> fc2 (a gated one): it has a front and an end, but no middle."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The host's own forward between the two hook points."""
+        """Run the host's own forward between the two hook points."""
         x = super().forward(self.run("mlp.front", x))  # type: ignore[misc]
         return self.run("mlp.end", x)

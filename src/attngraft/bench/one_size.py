@@ -106,7 +106,7 @@ def main(text: str) -> NoReturn:
     except AttngraftError as error:
         answer.give("failed", str(error))
     except Exception as error:
-        from attngraft.training.out_of_memory import is_out_of_memory
+        from attngraft.training.failures import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

@@ -151,7 +151,8 @@ def _analyses() -> list[dict[str, Any]]:
     from attngraft.analysis.catalog import analyses
 
     return [
-        {"name": each.name, "what": each.what, "takes": each.takes, "source": each.source or "-"} for each in analyses()
+        {"name": each.name, "what": each.summary, "takes": each.requirements, "source": each.source or "-"}
+        for each in analyses()
     ]
 
 

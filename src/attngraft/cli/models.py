@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attngraft.targets.handle import Subject
-    from attngraft.targets.images import Album
+    from attngraft.targets.handle import ModelHandle
+    from attngraft.targets.images import ImageSet
     from attngraft.training.evaluate import Weights
 
 
@@ -20,14 +20,14 @@ def open_models(
     weights: Weights = "last",
     pretrained: bool = False,
     arguments: dict[str, Any] | None = None,
-) -> tuple[Subject, ...]:
+) -> tuple[ModelHandle, ...]:
     """Runs, exported folders and models of timm. `pretrained` and `arguments` are for those of timm.
 
     Raises:
         UsageError: more names than models, or two models of one name.
     """
     from attngraft.errors import UsageError
-    from attngraft.targets.handle import open_subject
+    from attngraft.targets.handle import open_handle
 
     if len(names) > len(models):
         raise UsageError(
@@ -37,7 +37,7 @@ def open_models(
     for place, model in enumerate(models):
         by_timm = not Path(model).is_dir()
         found.append(
-            open_subject(
+            open_handle(
                 model,
                 name=names[place] if place < len(names) else None,
                 weights=weights,
@@ -50,7 +50,7 @@ def open_models(
 
 def models_of_study(
     folder: Path, *, variants: Sequence[str] = (), seed: int | None = None, weights: Weights = "last"
-) -> tuple[tuple[Subject, ...], int | None, dict[str, str]]:
+) -> tuple[tuple[ModelHandle, ...], int | None, dict[str, str]]:
     """One run of each variant, or of some, by their names; the place of the baseline, where it is among them; and, by name,
     why there is none of other variants.
 
@@ -63,7 +63,7 @@ def models_of_study(
     from attngraft.study.collect import finished_runs
     from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
     from attngraft.suggest import did_you_mean
-    from attngraft.targets.handle import open_subject
+    from attngraft.targets.handle import open_handle
 
     file = folder / STUDY_FILE
     if not file.is_file():
@@ -83,7 +83,7 @@ def models_of_study(
         raise UsageError(
             f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"
         )
-    subjects = tuple(open_subject(str(path), name=name, weights=weights) for name, path in runs.items())
+    subjects = tuple(open_handle(str(path), name=name, weights=weights) for name, path in runs.items())
     return subjects, list(runs).index(config.baseline.name) if config.baseline.name in runs else None, left_out
 
 
@@ -94,21 +94,21 @@ def _not_finished(seed: int, others: Sequence[int]) -> str:
 
 
 def images_for(
-    subjects: Sequence[Subject], *, images: Sequence[str], data: str | None, split: str | None
-) -> Album | None:
+    subjects: Sequence[ModelHandle], *, images: Sequence[str], data: str | None, split: str | None
+) -> ImageSet | None:
     """The files that were named; else the data that were named; else what the first run was validated on; else none."""
     from attngraft.errors import UsageError
     from attngraft.export.images import find_images
-    from attngraft.targets.images import album_of_data, album_of_files, album_of_run
+    from attngraft.targets.images import images_from_data, images_from_files, images_from_run
 
     if images:
         if data is not None or split is not None:
             raise UsageError("--image names the images, --data and --split where they lie; give one of them")
-        return album_of_files(find_images(images))
+        return images_from_files(find_images(images))
     record = next((subject.record for subject in subjects if subject.record is not None), None)
     if record is not None and "data" in record.recipe.task:
-        return album_of_run(record, data=data, split=split)
-    return None if data is None else album_of_data(data, split=split)
+        return images_from_run(record, data=data, split=split)
+    return None if data is None else images_from_data(data, split=split)
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def bar(total: int | None, what: str) -> Iterator[Callable[[int], None]]:
         yield lambda images: bars.advance(task, images)
 
 
-def _apart(subjects: Sequence[Subject]) -> tuple[Subject, ...]:
+def _apart(subjects: Sequence[ModelHandle]) -> tuple[ModelHandle, ...]:
     from attngraft.errors import UsageError
 
     names = [subject.name for subject in subjects]

@@ -9,9 +9,8 @@ from torch import nn
 
 from attngraft.errors import UsageError
 from attngraft.files import write_atomically
-from attngraft.grafting.apply import grafted
+from attngraft.grafting.apply import grafted, pin_unused
 from attngraft.grafting.io import graft_bytes
-from attngraft.grafting.unused import pin_unused
 from attngraft.hosts import find_host
 from attngraft.models.transformers_folder import GRAFTS
 

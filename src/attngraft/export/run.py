@@ -22,7 +22,7 @@ from attngraft.export.fold import fold as fold_model
 from attngraft.hosts import forget
 from attngraft.saved.folder import load, write_model
 from attngraft.saved.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
-from attngraft.targets.run import Source, open_run
+from attngraft.targets.run import OpenedRun, open_run
 from attngraft.training.evaluate import Weights
 
 Target = Literal["torch", "pt2", "onnx", "hf"]
@@ -191,7 +191,7 @@ def _add_timm_config(model: nn.Module, manifest: Manifest, folder: Path) -> floa
     return timm_config.host_difference(load(folder), manifest, folder)
 
 
-def _write_card(source: Source, manifest: Manifest, folder: Path, plain_difference: float | None) -> None:
+def _write_card(source: OpenedRun, manifest: Manifest, folder: Path, plain_difference: float | None) -> None:
     parameters = sum(parameter.numel() for parameter in source.model.parameters())
     card.write_card(manifest, source.record, folder, parameters=parameters, plain_difference=plain_difference)
 

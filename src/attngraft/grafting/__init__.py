@@ -1,1 +1,1 @@
-"""Grafting: joins mechanisms and hosts. The little language, the dry run, the surgery and its undoing, graft files."""
+"""Grafting: specifications, dry runs, installing and removing grafts, graft files."""

@@ -1,4 +1,4 @@
-"""What there is to graft, and onto what."""
+"""Lists of available grafts and hosts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
+from attngraft._moved import renamed
 from attngraft.attention import HookPoint
 from attngraft.grafting.spec import PRESETS
 from attngraft.hosts import host_adapters, missing_hosts
@@ -15,15 +16,16 @@ from attngraft.mechanisms.registry import graft_types
 
 @dataclass(frozen=True)
 class GraftInfo:
-    """A graft that can be named in a specification. `options` maps each option to its default."""
+    """A registered graft."""
 
     name: str
     summary: str
     source: str
     hook_points: tuple[HookPoint, ...]  #: with default options
-    options: dict[str, Any]
-    choices: dict[str, str]  #: option -> its type or its allowed values, in words
+    options: dict[str, Any]  #: option -> default
+    choices: dict[str, str]  #: option -> its type or its allowed values, as text
     identity: bool  #: whether it starts as the identity, with default options
+    stages = renamed("stages", "hook_points")
 
 
 @dataclass(frozen=True)
@@ -35,20 +37,19 @@ class HostInfo:
 
 
 def list_grafts() -> list[GraftInfo]:
-    """All registered grafts, built-in ones first."""
+    """Return all registered grafts, built-in ones first."""
     return [_describe(graft_type) for graft_type in graft_types().values()]
 
 
 def list_presets() -> dict[str, str]:
-    """Names that stand for a whole specification."""
+    """Return presets by name: short names of whole specifications."""
     return dict(PRESETS)
 
 
 def list_hosts() -> list[HostInfo]:
-    """All registered host families; those whose package is missing or does not fit say so."""
-    missing = missing_hosts()
+    """Return all registered host families; the summary of an unavailable one is the reason (a missing package, ...)."""
     found = [HostInfo(adapter.name, adapter.summary) for adapter in host_adapters().values()]
-    return [*found, *(HostInfo(name, reason) for name, reason in missing.items())]
+    return [*found, *(HostInfo(name, reason) for name, reason in missing_hosts().items())]
 
 
 def _describe(graft_type: Any) -> GraftInfo:
@@ -60,12 +61,12 @@ def _describe(graft_type: Any) -> GraftInfo:
         source=graft_type.source,
         hook_points=graft_type.hook_points(defaults),
         options=dataclasses.asdict(defaults),
-        choices={name: _in_words(hint) for name, hint in hints.items()},
+        choices={name: _type_text(hint) for name, hint in hints.items()},
         identity=graft_type.starts_as_identity(defaults),
     )
 
 
-def _in_words(hint: Any) -> str:
+def _type_text(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     return hint.__name__ if isinstance(hint, type) else str(hint)

@@ -1,17 +1,25 @@
-"""Graft files: only what grafting added, as safetensors, with a manifest that says what fits it (see manifest.py).
+"""Graft files: the tensors that grafting added, as safetensors, with a manifest of the grafts and the host that they fit.
 
-The manifest stands under the metadata key `attngraft`. Tensors are named by the host's own paths
-(`blocks.3.mlp.grafts.cb_s.scale`); included host parameters by `host.<name>`.
+The manifest is JSON under the metadata key `attngraft`:
+
+    {"format": 1, "version": "0.1.0", "host": {"adapter", "architecture", "fingerprint"}, "spec": "...",
+     "entries": [{"site", "stage", "instance", "graft", "options"}], "include": ["head"]}
+
+Tensors are named by the host's own paths (`blocks.3.mlp.grafts.cb_s.scale`), included host parameters `host.<name>`.
+Manifests are parsed strictly. Files of every past release must load: a new format gets a new number, and the readers of old
+formats stay.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,58 +28,143 @@ from torch import Tensor, nn
 
 from attngraft._version import __version__
 from attngraft.attention import HookPoint, is_graft, with_originals
-from attngraft.errors import GraftFileError, GraftSpecError
+from attngraft.errors import ConfigError, GraftFileError, GraftSpecError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted, install
-from attngraft.grafting.describe import describe
-from attngraft.grafting.manifest import FORMAT, GraftManifest, StoredGraft, StoredHost, manifest_text, parse_manifest
-from attngraft.grafting.options import build_options
-from attngraft.grafting.placement import Placement, build, in_the_way
+from attngraft.grafting.cost import describe
+from attngraft.grafting.placement import Placement, build, conflict_at
 from attngraft.grafting.report import GraftReport
-from attngraft.grafting.spec import GraftSpec, Term, parse
+from attngraft.grafting.spec import GraftSpec, Term, build_options, parse
 from attngraft.grafting.where import Where
 from attngraft.hosts import Host, find_host
 from attngraft.mechanisms.registry import graft_types
+from attngraft.strict import FieldError, read
+from attngraft.tensors import unshared
 
 KEY = "attngraft"
+FORMAT = 1
+#: value of an option; text comes before float, since text that looks like a number stays text
+Plain = bool | int | str | float | None
 _HOST = "host."
+_MODULE_DICT = frozenset(dir(nn.ModuleDict()))  #: names that a child of a ModuleDict cannot have
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredHost:
+    """The host that the grafts belong to."""
+
+    adapter: str
+    architecture: Mapping[str, Any]  #: `HostAdapter.architecture`, which must be equal
+    fingerprint: str | None  #: of its weights, if the file is restricted to them
+
+    def __post_init__(self) -> None:
+        sites = self.architecture.get("sites")
+        if not isinstance(sites, list | tuple) or not all(isinstance(site, list | tuple) for site in sites):
+            raise FieldError("architecture.sites", "must be a list of lists: path, kind and widths of every site")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredGraft:
+    """One graft of the file."""
+
+    site: str  #: host path
+    stage: str  #: hook point
+    instance: str  #: its name at the site
+    graft: str  #: registered name
+    options: Mapping[str, Plain]
+
+    def __post_init__(self) -> None:
+        if not self.instance.isidentifier() or self.instance in _MODULE_DICT:
+            raise FieldError("instance", f"must be a valid name of a module, is {self.instance!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraftManifest:
+    """Contents of a graft file other than tensors."""
+
+    format: int
+    version: str  #: of attngraft, which wrote it
+    host: StoredHost
+    spec: str  #: specification that grafts a host in the same way
+    entries: tuple[StoredGraft, ...]
+    include: tuple[str, ...]  #: parts of the host that are in the file too
+
+    def __post_init__(self) -> None:
+        if self.format < 1:
+            raise FieldError("format", f"must be 1 or more, is {self.format}")
+
+    def to_json(self) -> str:
+        """Return JSON; `parse_manifest` reads it back."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def parse_manifest(text: str, *, file: Path) -> GraftManifest:
+    """Parse the manifest `text` from the metadata of `file`.
+
+    Raises:
+        GraftFileError: it is damaged or of a newer format; names the file, the field and the remedy.
+    """
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+            raise ValueError("it has no format number")
+        if content["format"] <= FORMAT:
+            return read(GraftManifest, content, where=f"{file}: manifest")
+    except ConfigError as error:
+        raise GraftFileError(f"{error}; save the grafts again") from None
+    except (ValueError, RecursionError) as error:
+        raise GraftFileError(f"{file}: its manifest cannot be read ({error}); save the grafts again") from None
+    raise GraftFileError(
+        f"{file} has format {content['format']}, written by attngraft {content.get('version', 'unknown')}; this is "
+        f"{__version__}, which reads formats up to {FORMAT}. Update attngraft: pip install -U attngraft"
+    )
 
 
 def save_grafts(
     model: nn.Module, path: str | os.PathLike[str], *, include: Iterable[str] = (), fingerprint: bool = False
 ) -> Path:
-    """Write the grafts of `model` to a file; the host's weights stay out.
+    """Write the grafts of `model` to a file, without the host's weights.
 
     Args:
-        include: parts of the host to save with them: `head`, `norms`.
-        fingerprint: also store a hash of the host's weights, so that the file loads on these weights only.
+        include: parts of the host to save too: `head`, `norms`.
+        fingerprint: also store a hash of the host's weights; the file then loads on these weights only.
 
     Raises:
-        GraftSpecError: the model has no grafts, one that was folded, or `include` names a part that there is not.
+        GraftSpecError: the model has no grafts or a folded one, or `include` names an unknown part.
     """
     host = find_host(model)
-    folded = next((name for _, _, name, made in grafted(host.core) if made.folded), None)
+    folded = next((name for _, _, name, graft in grafted(host.core) if graft.folded), None)
     if folded is not None:
         raise GraftSpecError(
             f"the graft {folded} was folded into the host's weights, so it fits no other host; save the grafts of the model "
-            "as it was exported without folding"
+            "that was exported without folding"
         )
     return write_atomically(Path(path), graft_bytes(host, include=include, fingerprint=fingerprint))
 
 
 def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = False) -> bytes:
-    """What `save_grafts` writes, folded grafts as what is left of them.
+    """Return the contents of a graft file; folded grafts are saved as what is left of them.
 
     Raises:
         GraftSpecError: as `save_grafts`.
     """
-    entries, tensors = _entries(host)
-    if not entries:
-        raise GraftSpecError(
-            "there is nothing to save: the model has no grafts (attngraft.graft(model, spec) makes them)"
+    entries: list[StoredGraft] = []
+    tensors: dict[str, Tensor] = {}
+    sites = {(target, hook_point): site for site in host.sites for hook_point, target in site.targets.items()}
+    for path, _, instance, graft in grafted(host.core):
+        site, options = sites[path, graft.hook_point].path, dict(graft.options)
+        entries.append(
+            StoredGraft(site=site, stage=graft.hook_point, instance=instance, graft=graft.kind, options=options)
         )
-    chosen = list(include)
-    tensors.update(_included(host, chosen))
+        prefix = _tensor_prefix(host, path, instance)
+        tensors.update((prefix + name, tensor) for name, tensor in graft.state_dict().items())
+    if not entries:
+        raise GraftSpecError("nothing to save: the model has no grafts; add some with attngraft.graft(model, spec)")
+    parts, chosen, state = host.adapter.parts(host.core), list(include), host.core.state_dict()
+    unknown = [part for part in chosen if part not in parts]
+    if unknown:
+        raise GraftSpecError(f"include: unknown part {unknown[0]!r}; parts: {', '.join(parts)}")
+    tensors.update({_HOST + host.adapter.canonical(name): state[name] for part in chosen for name in parts[part]})
     manifest = GraftManifest(
         format=FORMAT,
         version=__version__,
@@ -84,67 +177,30 @@ def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = 
         entries=tuple(entries),
         include=tuple(chosen),
     )
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in _unshared(tensors).items()}
-    return save(contiguous, metadata={KEY: manifest_text(manifest)})
-
-
-def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of those that are one with another (a host ties a head's bias to itself), which safetensors refuses."""
-    seen: set[int] = set()
-    found = {}
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
-    return found
-
-
-def _entries(host: Host) -> tuple[list[StoredGraft], dict[str, Tensor]]:
-    """The manifest's entries and the tensors of every graft in the host."""
-    entries, tensors = [], {}
-    sites = {(target, hook_point): site for site in host.sites for hook_point, target in site.targets.items()}
-    for path, _, instance, graft in grafted(host.core):
-        site = sites[path, graft.hook_point]
-        entries.append(
-            StoredGraft(
-                site=site.path, stage=graft.hook_point, instance=instance, graft=graft.kind, options=dict(graft.options)
-            )
-        )
-        for name, tensor in graft.state_dict().items():
-            tensors[f"{_tensor_prefix(host, path, instance)}{name}"] = tensor
-    return entries, tensors
+    return save(unshared(tensors), metadata={KEY: manifest.to_json()})
 
 
 def _spec(entries: Iterable[StoredGraft]) -> str:
-    """The entries as one specification: what a reader would type to graft a host the same way."""
-    sites: dict[str, tuple[Term, list[str]]] = {}
-    placed: dict[str, int] = {}
+    """Return one specification of all entries."""
+    terms: dict[str, tuple[Term, list[str]]] = {}
+    count: dict[str, int] = {}
     for entry in entries:
         term = Term(entry.graft, build_options(graft_types()[entry.graft], dict(entry.options)))
-        here = f"{entry.site} {entry.stage} {term}"
-        placed[here] = placed.get(here, 0) + 1  # the same graft, twice at one place
-        _, paths = sites.setdefault(f"{placed[here]} {term}", (term, []))
+        key = f"{entry.site} {entry.stage} {term}"
+        count[key] = count.get(key, 0) + 1  # the same graft twice at one hook point needs two terms
+        _, paths = terms.setdefault(f"{count[key]} {term}", (term, []))
         if entry.site not in paths:
             paths.append(entry.site)
-    terms = (replace(term, where=Where("patterns", patterns=tuple(paths))) for term, paths in sites.values())
-    return str(GraftSpec(tuple(terms)))
+    located = (replace(term, where=Where("patterns", patterns=tuple(paths))) for term, paths in terms.values())
+    return str(GraftSpec(tuple(located)))
 
 
 def _tensor_prefix(host: Host, target: str, instance: str) -> str:
     return f"{host.adapter.canonical(target)}.grafts.{instance}."
 
 
-def _included(host: Host, include: list[str]) -> dict[str, Tensor]:
-    parts = host.adapter.parts(host.core)
-    unknown = [part for part in include if part not in parts]
-    if unknown:
-        raise GraftSpecError(f"include: there is no part {unknown[0]!r}; there are {', '.join(parts)}")
-    state = host.core.state_dict()
-    return {_HOST + host.adapter.canonical(name): state[name] for part in include for name in parts[part]}
-
-
 def weights_fingerprint(host: Host) -> str:
-    """SHA-256 over names, shapes, types and bytes of the host's parameters, grafts and classification head left out."""
+    """Return the SHA-256 of names, shapes, types and bytes of the host's parameters, without grafts and head."""
     digest = hashlib.sha256()
     head = set(host.adapter.parts(host.core).get("head", ()))
     with with_originals(host.core):
@@ -158,13 +214,13 @@ def weights_fingerprint(host: Host) -> str:
 
 
 def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerprint: bool = True) -> GraftReport:
-    """Graft `model` as the file says and load the values; included parts of the host are overwritten.
+    """Graft `model` as the file specifies and load its tensors; included parts of the host are overwritten.
 
     Everything is checked before anything is changed.
 
     Raises:
-        GraftFileError: the file is damaged, of a newer format, or made for another host; or the model has grafts of
-            these names already.
+        GraftFileError: the file is damaged, of a newer format, or for another host; or the model already has grafts of these
+            names.
     """
     file = Path(path)
     manifest, tensors = read_graft_file(file)
@@ -186,35 +242,35 @@ def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerp
 
 
 def read_graft_file(file: Path) -> tuple[GraftManifest, dict[str, Tensor]]:
-    """The manifest and the tensors of a graft file.
+    """Read the manifest and the tensors of a graft file.
 
     Raises:
-        GraftFileError: it is missing, damaged, no graft file, or of a newer format.
+        GraftFileError: it is missing, damaged, not a graft file, or of a newer format.
     """
     try:
         with safe_open(file, framework="pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
     except FileNotFoundError:
-        raise GraftFileError(f"{file}: there is no such file") from None
+        raise GraftFileError(f"{file}: no such file") from None
     except (SafetensorError, OSError) as error:
-        raise GraftFileError(f"{file} is damaged or no safetensors file ({error}); save the grafts again") from None
+        raise GraftFileError(f"{file} is damaged or not a safetensors file ({error}); save the grafts again") from None
     if KEY not in metadata:
-        raise GraftFileError(f"{file} is a safetensors file without grafts (attngraft.save_grafts writes graft files)")
+        raise GraftFileError(f"{file} is a safetensors file without grafts; attngraft.save_grafts writes graft files")
     return parse_manifest(metadata[KEY], file=file), tensors
 
 
 def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerprint: bool) -> None:
     if manifest.host.adapter != host.adapter.name:
         raise GraftFileError(
-            f"{file} was made for a host of {manifest.host.adapter}, and this model is one of {host.adapter.name}"
+            f"{file} is for a host of {manifest.host.adapter}, and this model is one of {host.adapter.name}"
         )
-    sites, here = manifest.host.architecture["sites"], host.architecture()["sites"]
-    if len(sites) != len(here):
-        raise GraftFileError(f"{file} was made for a host with {len(sites)} sites, and this model has {len(here)}")
-    for theirs, ours in zip(sites, here, strict=True):
+    stored, present = manifest.host.architecture["sites"], host.architecture()["sites"]
+    if len(stored) != len(present):
+        raise GraftFileError(f"{file} is for a host with {len(stored)} sites, and this model has {len(present)}")
+    for theirs, ours in zip(stored, present, strict=True):
         if list(theirs) != list(ours):
-            raise GraftFileError(f"{file} was made for another size of host: site {theirs} there is {ours} here")
+            raise GraftFileError(f"{file} is for a host of another size: its site {theirs} is {ours} in this model")
     fingerprint = manifest.host.fingerprint
     if check_fingerprint and fingerprint and fingerprint != weights_fingerprint(host):
         raise GraftFileError(
@@ -223,7 +279,7 @@ def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerpri
 
 
 def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Placement]) -> Placement:
-    """Where a graft of the file goes, beside those that are placed already."""
+    """Return the placement of one entry, checked against the host and the earlier placements."""
     name, hook_point, instance = entry.graft, cast(HookPoint, entry.stage), entry.instance
     graft_type = graft_types().get(name)
     if graft_type is None:
@@ -234,29 +290,27 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
         options = build_options(graft_type, dict(entry.options))
     except (TypeError, ValueError) as error:
         raise GraftFileError(
-            f"{file}: an entry of its manifest cannot be used, {instance!r} at {entry.site!r}: {error}"
+            f"{file}: an entry of its manifest is invalid, {instance!r} at {entry.site!r}: {error}"
         ) from None
     site = next((site for site in host.sites if site.path == entry.site), None)
     if site is None or hook_point not in site.targets:
         raise GraftFileError(f"{file}: this host has no site {entry.site!r} with hook point {hook_point!r}")
     if hook_point not in graft_type.hook_points(options):
         raise GraftFileError(
-            f"{file}: with the options that {instance} has at {site.path}, it does not stand at hook point {hook_point!r}"
+            f"{file}: {instance} with its options at {site.path} does not use the hook point {hook_point!r}"
         )
     refusal = graft_type.refusal(site.geometry, hook_point, options)
     if refusal:
-        raise GraftFileError(f"{file}: {name} cannot stand at {site.path}: {refusal}")
+        raise GraftFileError(f"{file}: {name} cannot be grafted at {site.path}: {refusal}")
     if any(instance == other.instance and site.targets[hook_point] == other.target for other in placements):
         raise GraftFileError(f"{file} holds the graft {instance!r} at {site.path} twice; save the grafts again")
-    if conflict := in_the_way(host, site, hook_point, placements):
+    if conflict := conflict_at(host, site, hook_point, placements):
         raise GraftFileError(f"{file}: {conflict}")
-    module = host.module(site.targets[hook_point])
-    if instance in getattr(module, "grafts", {}):
+    if instance in getattr(host.module(site.targets[hook_point]), "grafts", {}):
         raise GraftFileError(
-            f"{file}: the model has a graft {instance!r} at {site.path} already; attngraft.ungraft it first"
+            f"{file}: the model already has a graft {instance!r} at {site.path}; attngraft.ungraft it first"
         )
-    where = Where("patterns", patterns=(site.path,))
-    return Placement(site, hook_point, Term(name, options, where), instance)
+    return Placement(site, hook_point, Term(name, options, Where("patterns", patterns=(site.path,))), instance)
 
 
 def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors: Mapping[str, Tensor]) -> None:
@@ -268,7 +322,7 @@ def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors:
         expected.update((prefix + name, tensor.shape) for name, tensor in state.items())
     stored = {name: tensor.shape for name, tensor in tensors.items() if not name.startswith(_HOST)}
     problems = [f"lacks {name}" for name in expected if name not in stored]
-    problems += [f"has {name}, which nothing takes" for name in stored if name not in expected]
+    problems += [f"has {name}, which no graft uses" for name in stored if name not in expected]
     problems += [
         f"has {name} of shape {tuple(stored[name])} where {tuple(shape)} fits"
         for name, shape in expected.items()
@@ -280,15 +334,15 @@ def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors:
 
 
 def _host_state(file: Path, host: Host, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The host's parameters and buffers that the file includes, by the file's names."""
-    own = {_HOST + host.adapter.canonical(name): value for name, value in host.core.state_dict().items()}
+    """Return the host's parameters and buffers that the file includes, under the names in the file."""
+    state = {_HOST + host.adapter.canonical(name): value for name, value in host.core.state_dict().items()}
     included = [name for name in tensors if name.startswith(_HOST)]
     for name in included:
-        if name not in own:
+        if name not in state:
             raise GraftFileError(f"{file} includes {name[len(_HOST) :]}, which this model does not have")
-        if own[name].shape != tensors[name].shape:
+        if state[name].shape != tensors[name].shape:
             raise GraftFileError(
-                f"{file} includes {name[len(_HOST) :]} of shape {tuple(tensors[name].shape)}, and this model's is "
-                f"{tuple(own[name].shape)}; make the model with as many classes as the file's"
+                f"{file} includes {name[len(_HOST) :]} of shape {tuple(tensors[name].shape)}, but this model's is "
+                f"{tuple(state[name].shape)}; create the model with as many classes as the file's"
             )
-    return {name: own[name] for name in included}
+    return {name: state[name] for name in included}

@@ -1,4 +1,4 @@
-"""The dry run: what `graft` would do, and by how much it would change the outputs."""
+"""Dry run of grafting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.grafting.apply import install
-from attngraft.grafting.describe import describe
+from attngraft.grafting.cost import describe
 from attngraft.grafting.placement import Placement, place, with_options
 from attngraft.grafting.report import Change, GraftReport
 from attngraft.grafting.spec import Specification
@@ -22,11 +22,11 @@ from attngraft.hosts import find_host, forget
 
 
 def plan(model: nn.Module, spec: Specification, *, measure: bool = False, **options: Any) -> GraftReport:
-    """Say what `graft(model, spec)` would do, without doing it.
+    """Return the report of `graft(model, spec)` without changing the model.
 
-    Parameters and MACs come from shapes alone, on the meta device. With `measure=True` a copy of the model is grafted
-    and both are run in evaluation mode on a random batch of two; the global generators (Python's, numpy's, torch's) and the
-    model's buffers and modes stay as they are.
+    Parameters and MACs are computed from shapes, on the meta device. With `measure=True` a copy of the model is grafted, and
+    both run in evaluation mode on a random batch of two; the global generators (Python's, numpy's, torch's) and the model's
+    buffers and modes are not changed.
 
     Raises:
         GraftSpecError, HostError: as `graft` would.
@@ -40,7 +40,7 @@ def plan(model: nn.Module, spec: Specification, *, measure: bool = False, **opti
 
 def _measure(model: nn.Module, placements: list[Placement]) -> Change:
     forget(model)
-    with _untouched_generators(), torch.no_grad():
+    with _restored_generators(), torch.no_grad():
         host = find_host(plain := copy.deepcopy(model).eval())
         inputs = host.adapter.example_inputs(host.core, batch=2)
         before = _tensors(plain(*inputs))
@@ -56,8 +56,8 @@ def _measure(model: nn.Module, placements: list[Placement]) -> Change:
 
 
 @contextmanager
-def _untouched_generators() -> Iterator[None]:
-    """Put Python's, numpy's and torch's generators (CPU, and CUDA where it is in use) back as they were."""
+def _restored_generators() -> Iterator[None]:
+    """Restore Python's, numpy's and torch's generators (CPU, and CUDA where it is in use) at the end of the block."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
@@ -69,7 +69,7 @@ def _untouched_generators() -> Iterator[None]:
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
-    """All tensors of a nested output."""
+    """Return all tensors of a nested output."""
     if isinstance(outputs, Tensor):
         return [outputs]
     parts = outputs.values() if isinstance(outputs, dict) else outputs if isinstance(outputs, list | tuple) else ()

@@ -1,4 +1,4 @@
-"""The little language of grafts: `cb_s(init=0.5)@blocks.6-11 + horizontal`, or the same as a list of mappings.
+"""Graft specifications: `cb_s(init=0.5)@blocks.6-11 + horizontal`, or the same as a list of mappings.
 
     spec   := "none" | term ("+" term)*
     term   := name [ "(" option ("," option)* ")" ] [ "@" where ]
@@ -6,53 +6,114 @@
     where  := "all" | "first:" n["%"] | "last:" n["%"] | pattern ("," pattern)*       (see where.py)
 
 In YAML: `[{graft: cb_s, where: blocks.6-11, options: {init: 0.5}}, {graft: horizontal}]`. `str(spec)` is canonical, and
-`parse(str(spec)) == spec`. Whatever cannot be read raises `GraftSpecError`, pointing at the character.
+`parse(str(spec)) == spec`. Invalid text raises `GraftSpecError`, which points at the character.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
+import types
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin
 
+from attngraft.attention import GraftType
 from attngraft.errors import GraftSpecError
-from attngraft.grafting.options import build_options, changed_options
 from attngraft.grafting.where import EVERYWHERE, Where, parse_where
 from attngraft.mechanisms.registry import graft_types
 from attngraft.suggest import did_you_mean
 
-#: names for choices that the papers name; each stands for the text beside it
+#: short names of choices that the papers name -> specification
 PRESETS = {"cb_deeper_half": "cb@last:50%"}
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?)")
-_MOST_DIGITS = 400  #: more than any float has; Python itself refuses thousands
+_MAX_DIGITS = 400  #: more than any float has; Python itself refuses thousands
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHERE = re.compile(r"[^+@()\s][^+@()]*")
 _CONSTANTS = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
+_MAX_FLOAT32 = 3.4028234663852886e38  #: options become values of parameters
+
+
+class OptionError(ValueError):
+    """An invalid option; `option` is its name, where a single one is wrong."""
+
+    def __init__(self, message: str, option: str | None = None) -> None:
+        self.option = option
+        super().__init__(message)
+
+
+def build_options(graft_type: GraftType[Any], given: dict[str, Any]) -> Any:
+    """Build `graft_type.Options` from plain values, which are checked against its annotations.
+
+    Raises:
+        OptionError: an unknown name (lists the near match and all names), or a value of the wrong type or range.
+    """
+    fields = {field.name: field for field in dataclasses.fields(graft_type.Options)}
+    hints = typing.get_type_hints(graft_type.Options)
+    values = {}
+    for name, value in given.items():
+        if name not in fields:
+            known = ", ".join(fields) or "none"
+            raise OptionError(f"unknown option {name!r}{did_you_mean(name, fields)}; options: {known}", name)
+        try:
+            values[name] = _convert(value, hints[name])
+        except ValueError as error:
+            raise OptionError(f"{name} {error}", name) from None
+    try:
+        return graft_type.Options(**values)
+    except ValueError as error:
+        raise OptionError(str(error), next((name for name in values if str(error).startswith(name)), None)) from None
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    origin = get_origin(hint)
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise ValueError(f"must be one of {', '.join(map(str, get_args(hint)))}, not {value!r}")
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in get_args(hint):
+            return None
+        return _convert(value, next(arm for arm in get_args(hint) if arm is not type(None)))
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number) or abs(number) > _MAX_FLOAT32:
+            raise ValueError(f"must be a finite number (of float32), not {value!r}")
+        return number
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise ValueError(f"must be of type {hint.__name__}, not {value!r}")
 
 
 @dataclass(frozen=True)
 class Term:
-    """One graft: its registered name, its options (an instance of the type's `Options`), and where it goes."""
+    """One graft: its registered name, its options (an instance of the type's `Options`), and its sites."""
 
     name: str
     options: Any
     where: Where = EVERYWHERE
-    text: str | None = field(default=None, compare=False, repr=False)  #: what was parsed, for messages
+    text: str | None = field(default=None, compare=False, repr=False)  #: the parsed text, for messages
     position: int | None = field(default=None, compare=False, repr=False)  #: of the where-clause in `text`
 
     def __str__(self) -> str:
-        changed = changed_options(self.options)
-        options = ", ".join(f"{name}={_format_value(value)}" for name, value in changed.items())
+        options = ", ".join(
+            f"{field.name}={_format_value(value)}"
+            for field in dataclasses.fields(self.options)
+            if (value := getattr(self.options, field.name)) != field.default
+        )
         where = "" if self.where.kind == "all" else f"@{self.where}"
         return f"{self.name}{f'({options})' if options else ''}{where}"
 
 
 @dataclass(frozen=True)
 class GraftSpec:
-    """What to graft: terms in order. Without terms it is `none`, the host as it is."""
+    """A parsed specification: terms in order. Without terms it is `none`, the plain host."""
 
     terms: tuple[Term, ...] = ()
 
@@ -63,7 +124,7 @@ class GraftSpec:
         return bool(self.terms)
 
     def to_list(self) -> list[dict[str, Any]]:
-        """The same as plain mappings, for YAML and JSON."""
+        """Return the specification as plain mappings, for YAML and JSON."""
         return [
             {"graft": term.name, "where": str(term.where), "options": dataclasses.asdict(term.options)}
             for term in self.terms
@@ -74,37 +135,37 @@ Specification = str | Sequence[Mapping[str, Any]] | GraftSpec | None
 
 
 def parse(spec: Specification) -> GraftSpec:
-    """Read a specification in any of its forms; None and "none" mean no graft.
+    """Parse a specification in any of its forms; None and "none" mean no graft.
 
     Raises:
-        GraftSpecError: it cannot be read; points at the character (or names the entry), with near matches.
+        GraftSpecError: it is invalid; points at the character (or names the entry), with near matches.
     """
     if isinstance(spec, GraftSpec):
         return spec
     if spec is None:
         return GraftSpec()
     if isinstance(spec, str):
-        return _Reader(spec).spec()
+        return _Parser(spec).spec()
     if isinstance(spec, Sequence):
-        terms = [_term_of_mapping(entry, f"entry {number}") for number, entry in enumerate(spec, start=1)]
+        terms = [_terms_of_mapping(entry, f"entry {number}") for number, entry in enumerate(spec, start=1)]
         return GraftSpec(tuple(term for found in terms for term in found))
-    raise GraftSpecError(f"a graft specification is a text or a list of mappings, not {type(spec).__name__}")
+    raise GraftSpecError(f"a graft specification must be text or a list of mappings, not {type(spec).__name__}")
 
 
-def _term_of_mapping(entry: Any, label: str) -> tuple[Term, ...]:
+def _terms_of_mapping(entry: Any, label: str) -> tuple[Term, ...]:
     if isinstance(entry, str):
         return parse(entry).terms
     if not isinstance(entry, Mapping) or not isinstance(entry.get("graft"), str):
         raise GraftSpecError(f"{label} of the graft list needs a key 'graft' with a name (and may have where, options)")
     unknown = [key for key in entry if key not in ("graft", "where", "options")]
     if unknown:
-        raise GraftSpecError(f"{label} of the graft list: unknown key {unknown[0]!r}; known are graft, where, options")
+        raise GraftSpecError(f"{label} of the graft list: unknown key {unknown[0]!r}; keys: graft, where, options")
     name, options, where = entry["graft"], entry.get("options") or {}, entry.get("where", "all")
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
-        raise GraftSpecError(f"{label} ({name}): options is a mapping of names to values")
+        raise GraftSpecError(f"{label} ({name}): options must be a mapping of names to values")
     if name in PRESETS:
         if options or "where" in entry:
-            raise GraftSpecError(f"{label}: the preset {name} stands for {PRESETS[name]!r} and takes nothing else")
+            raise GraftSpecError(f"{label}: {_preset_message(name)}")
         return parse(PRESETS[name]).terms
     _check_name(name, None, None)
     try:
@@ -113,13 +174,15 @@ def _term_of_mapping(entry: Any, label: str) -> tuple[Term, ...]:
         raise GraftSpecError(f"{label} ({name}): {error}") from None
 
 
+def _preset_message(name: str) -> str:
+    return f"the preset {name} is short for {PRESETS[name]!r} and takes neither options nor a where-clause"
+
+
 def _check_name(name: str, text: str | None, position: int | None) -> None:
     known = [*graft_types(), *PRESETS]
     if name not in known:
         hint = did_you_mean(name, known)
-        raise GraftSpecError(
-            f"there is no graft {name!r}{hint}; there are {', '.join(known)}", text=text, position=position
-        )
+        raise GraftSpecError(f"unknown graft {name!r}{hint}; grafts: {', '.join(known)}", text=text, position=position)
 
 
 def _format_value(value: Any) -> str:
@@ -129,13 +192,13 @@ def _format_value(value: Any) -> str:
     return next((word for word, constant in _CONSTANTS.items() if value is constant), None) or repr(value)
 
 
-class _Reader:
-    """Reads one text from left to right."""
+class _Parser:
+    """Recursive-descent parser of one text."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
 
-    def fail(self, message: str, position: int | None = None) -> GraftSpecError:
+    def error(self, message: str, position: int | None = None) -> GraftSpecError:
         return GraftSpecError(message, text=self.text, position=self.at if position is None else position)
 
     def skip(self) -> None:
@@ -143,19 +206,19 @@ class _Reader:
             self.at += 1
 
     def take(self, char: str) -> bool:
-        """Move past `char` if it comes next."""
+        """Advance past `char` if it comes next; return whether it did."""
         self.skip()
         if self.text[self.at : self.at + 1] != char:
             return False
         self.at += 1
         return True
 
-    def match(self, pattern: re.Pattern[str], wanted: str) -> str:
+    def match(self, pattern: re.Pattern[str], expected: str) -> str:
         self.skip()
         found = pattern.match(self.text, self.at)
         if found is None:
-            what = repr(self.text[self.at]) if self.at < len(self.text) else "the end"
-            raise self.fail(f"here stands {what} where {wanted} is expected")
+            here = repr(self.text[self.at]) if self.at < len(self.text) else "the end of the specification"
+            raise self.error(f"expected {expected}, found {here}")
         self.at = found.end()
         return found[0]
 
@@ -167,19 +230,19 @@ class _Reader:
             terms.extend(self.term())
         self.skip()
         if self.at < len(self.text):
-            raise self.fail(f"{self.text[self.at]!r} cannot stand here: after a graft comes '(', '@', '+' or the end")
+            raise self.error(f"unexpected {self.text[self.at]!r}: after a graft, expected '(', '@', '+' or the end")
         return GraftSpec(tuple(terms))
 
     def term(self) -> tuple[Term, ...]:
         self.skip()
         start = self.at
-        name = self.match(_WORD, "a graft's name")
+        name = self.match(_WORD, "a graft name")
         if name == "none":
-            raise self.fail("'none' means no graft and stands alone", start)
+            raise self.error("'none' means no graft and cannot be combined with grafts", start)
         _check_name(name, self.text, start)
         if name in PRESETS:
             if self.take("(") or self.take("@"):
-                raise self.fail(f"the preset {name} stands for {PRESETS[name]!r} and takes nothing else", self.at - 1)
+                raise self.error(_preset_message(name), self.at - 1)
             return parse(PRESETS[name]).terms
         options = self.options(name) if self.take("(") else build_options(graft_types()[name], {})
         where, position = self.where() if self.take("@") else (EVERYWHERE, start)
@@ -191,41 +254,35 @@ class _Reader:
         while not self.take(")"):
             if given and not self.take(","):
                 self.skip()
-                raise self.fail("between options stands ',' and after the last one ')'")
+                raise self.error("expected ',' between options or ')' after the last one")
             self.skip()
             start = self.at
-            option = self.match(_WORD, "an option's name")
+            option = self.match(_WORD, "an option name")
             if option in given:
-                raise self.fail(f"the option {option} is given twice", start)
+                raise self.error(f"the option {option} is given twice", start)
             if not self.take("="):
-                raise self.fail(f"after the option {option} comes '=' and its value")
+                raise self.error(f"expected '=' and a value after the option {option}")
             self.skip()
             positions[option] = start
             given[option] = self.value()
         try:
             return build_options(graft_types()[name], given)
-        except ValueError as error:
-            culprit = getattr(error, "option", None)
-            raise self.fail(f"{name}: {error}", positions.get(culprit or "", self.at - 1)) from None
+        except OptionError as error:
+            raise self.error(f"{name}: {error}", positions.get(error.option or "", self.at - 1)) from None
 
     def value(self) -> Any:
         char = self.text[self.at : self.at + 1]
         if char and char in "'\"":
             return self.quoted(char)
         number = _NUMBER.match(self.text, self.at)
-        if number:
-            return self.number(number)
-        word = self.match(_WORD, "a value (a number, true, false, none, a word, or 'text')")
-        return _CONSTANTS.get(word, word)
-
-    def number(self, found: re.Match[str]) -> int | float:
-        if not re.fullmatch(r"[+-]?\d+", found[0]):
-            self.at = found.end()
-            return float(found[0])
-        if len(found[0]) > _MOST_DIGITS:
-            raise self.fail(f"a whole number has at most {_MOST_DIGITS} digits here")
-        self.at = found.end()
-        return int(found[0])
+        if number is None:
+            word = self.match(_WORD, "a value (a number, true, false, none, a word, or 'text')")
+            return _CONSTANTS.get(word, word)
+        whole = re.fullmatch(r"[+-]?\d+", number[0])
+        if whole and len(number[0]) > _MAX_DIGITS:
+            raise self.error(f"an integer has at most {_MAX_DIGITS} digits")
+        self.at = number.end()
+        return int(number[0]) if whole else float(number[0])
 
     def quoted(self, quote: str) -> str:
         start, found = self.at, []
@@ -236,15 +293,15 @@ class _Reader:
             found.append(self.text[self.at : self.at + 1])
             self.at += 1
         if self.at >= len(self.text):
-            raise self.fail("this quotation is not closed", start)
+            raise self.error("unterminated quoted text", start)
         self.at += 1
         return "".join(found)
 
     def where(self) -> tuple[Where, int]:
         self.skip()
         start = self.at
-        text = self.match(_WHERE, "a place (all, first:2, last:50%, blocks.6-11)")
+        text = self.match(_WHERE, "a where-clause (all, first:2, last:50%, blocks.6-11)")
         try:
             return parse_where(text), start
         except ValueError as error:
-            raise self.fail(str(error), start) from None
+            raise self.error(str(error), start) from None

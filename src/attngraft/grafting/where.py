@@ -1,4 +1,4 @@
-"""Which sites a graft goes to: `all`, `first:2`, `last:50%`, or path patterns with ranges (`blocks.6-11`)."""
+"""Where-clauses, which select sites: `all`, `first:2`, `last:50%`, or path patterns with ranges (`blocks.6-11`)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-_MOST_DIGITS = 6  #: of a number: no host has as many sites, and Python refuses to read thousands
-_RANGE = re.compile(rf"(\d{{1,{_MOST_DIGITS}}})-(\d{{1,{_MOST_DIGITS}}})")
+_MAX_DIGITS = 6  #: no host has more sites, and Python refuses to parse thousands of digits
+_RANGE = re.compile(rf"(\d{{1,{_MAX_DIGITS}}})-(\d{{1,{_MAX_DIGITS}}})")
 _SEGMENT = re.compile(r"[A-Za-z0-9_*?]+|\d+-\d+")
 
 
 @dataclass(frozen=True)
 class Where:
-    """A choice of sites.
+    """A parsed where-clause.
 
-    `first` and `last` take `count` sites, or `count` percent of them (rounded up), of those that have the graft's hook point.
+    `first` and `last` select `count` sites, or `count` percent of them (rounded up), among those with the hook point.
     A pattern matches a site if it matches the site's path or an ancestor's, segment by segment: `layers.0` matches
-    `layers.0.blocks.1.attn`. `*` and `?` stand for characters within a segment, `6-11` for a whole segment in that range.
+    `layers.0.blocks.1.attn`. `*` and `?` match characters within a segment, `6-11` a whole segment in that range.
     """
 
     kind: Literal["all", "first", "last", "patterns"] = "all"
@@ -37,7 +37,7 @@ class Where:
         return f"{self.kind}:{self.count}{'%' if self.percent else ''}"
 
     def select(self, paths: Sequence[str]) -> list[int]:
-        """Indices of the chosen ones among `paths`, which are in the host's own order."""
+        """Return indices of the selected ones among `paths`, which are in the host's own order."""
         if self.kind == "all":
             return list(range(len(paths)))
         if self.kind == "patterns":
@@ -46,7 +46,7 @@ class Where:
         return list(range(count)) if self.kind == "first" else list(range(len(paths) - count, len(paths)))
 
     def unmatched(self, paths: Sequence[str]) -> list[str]:
-        """The patterns that match none of `paths`."""
+        """Return the patterns that match none of `paths`."""
         return [pattern for pattern in self.patterns if not any(matches(pattern, path) for path in paths)]
 
 
@@ -54,33 +54,29 @@ EVERYWHERE = Where()
 
 
 def parse_where(text: str) -> Where:
-    """Read a where-clause.
+    """Parse a where-clause.
 
     Raises:
-        ValueError: what is wrong with it, in a sentence.
+        ValueError: it is invalid.
     """
     text = text.strip()
     if text == "all":
         return EVERYWHERE
-    kind, colon, amount = text.partition(":")
+    kind, colon, amount = map(str.strip, text.partition(":"))
     if colon:
-        return _counted(kind.strip(), amount.strip())
+        if kind not in ("first", "last"):
+            raise ValueError(f"expected 'first' or 'last' before ':', found {kind!r}")
+        number = re.fullmatch(rf"([0-9]{{1,{_MAX_DIGITS}}})\s*(%?)", amount)
+        if number is None:
+            raise ValueError(f"expected a number of sites or a percentage (2, 50%) after '{kind}:', found {amount!r}")
+        count, percent = int(number[1]), bool(number[2])
+        if count == 0 or (percent and count > 100):
+            raise ValueError(f"'{kind}:' takes at least 1 site and at most 100%, not {amount}")
+        return Where("first", count, percent) if kind == "first" else Where("last", count, percent)
     patterns = tuple(part.strip() for part in text.split(","))
     for pattern in patterns:
         _check_pattern(pattern)
     return Where("patterns", patterns=patterns)
-
-
-def _counted(kind: str, amount: str) -> Where:
-    if kind not in ("first", "last"):
-        raise ValueError(f"before the colon stands 'first' or 'last', not {kind!r}")
-    number = re.fullmatch(rf"([0-9]{{1,{_MOST_DIGITS}}})\s*(%?)", amount)
-    if number is None:
-        raise ValueError(f"after '{kind}:' stands a number of sites or a percentage (2, 50%), not {amount!r}")
-    count, percent = int(number[1]), bool(number[2])
-    if count == 0 or (percent and count > 100):
-        raise ValueError(f"'{kind}:' takes at least 1 site and at most 100%, not {amount}")
-    return Where("first", count, percent) if kind == "first" else Where("last", count, percent)
 
 
 def _check_pattern(pattern: str) -> None:
@@ -89,17 +85,17 @@ def _check_pattern(pattern: str) -> None:
     for segment in pattern.split("."):
         if not _SEGMENT.fullmatch(segment):
             raise ValueError(
-                f"{segment!r} is no part of a path pattern (names, numbers, * and ?, or a range such as 6-11)"
+                f"{segment!r} is not valid in a path pattern (names, numbers, * and ?, or a range such as 6-11)"
             )
         span = _RANGE.fullmatch(segment)
         if "-" in segment and not span:
-            raise ValueError(f"the numbers of a range (blocks.6-11) have at most {_MOST_DIGITS} digits")
+            raise ValueError(f"numbers of a range (blocks.6-11) have at most {_MAX_DIGITS} digits")
         if span and int(span[1]) > int(span[2]):
-            raise ValueError(f"the range {segment} runs backwards; write {span[2]}-{span[1]}")
+            raise ValueError(f"the range {segment} is reversed; write {span[2]}-{span[1]}")
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether `pattern` matches `path` or one of its ancestors."""
+    """Return whether `pattern` matches `path` or one of its ancestors."""
     wanted, found = pattern.split("."), path.split(".")
     return len(wanted) <= len(found) and all(map(_segment_matches, wanted, found))
 
@@ -112,7 +108,7 @@ def _segment_matches(wanted: str, found: str) -> bool:
 
 
 def near_paths(pattern: str, paths: Sequence[str], count: int = 4) -> list[str]:
-    """Paths, or ancestors of paths, that look like `pattern`, best first; the first few paths if none does."""
+    """Return paths, or ancestors of paths, similar to `pattern`, best first; the first few paths if there are none."""
     known: dict[str, None] = {}
     for path in paths:
         segments = path.split(".")
@@ -121,7 +117,7 @@ def near_paths(pattern: str, paths: Sequence[str], count: int = 4) -> list[str]:
 
 
 def covering(wanted: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """A few short patterns that match all of the paths `wanted` and none of `others`; neither may be empty."""
+    """Return a few short patterns that match all of the paths `wanted` and none of `others`; neither may be empty."""
     found = _covering([path.split(".") for path in wanted], [path.split(".") for path in others])
     return tuple(".".join(segments) for segments in found)
 
@@ -145,7 +141,7 @@ def _tails(paths: list[list[str]], head: str) -> list[list[str]]:
 
 
 def _joined(below: dict[str, list[tuple[str, ...]]], heads: list[str]) -> list[tuple[str, str]]:
-    """(segment, one of the names that it stands for): neighbours by number, below which all is alike, become a range."""
+    """Return (segment, one of its names): consecutive numbers with equal patterns below them are joined to a range."""
     runs: list[list[str]] = []
     for head in sorted((each for each in heads if each.isdecimal()), key=int):
         if runs and below.get(head) == below.get(runs[-1][-1]):

@@ -17,7 +17,7 @@ from attngraft.files import write_atomically
 from attngraft.models.checkpoint_file import KEY, CheckpointFile, read_checkpoint
 from attngraft.models.create import create_host
 from attngraft.models.weights import Fitted, weights_of
-from attngraft.tensors import apart
+from attngraft.tensors import unshared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def convert_checkpoint(
         "layout": checkpoint.layout,
     }
     kept = {name: value for name, value in facts.items() if value not in (None, {})}
-    content = safetensors.torch.save(apart(checkpoint.tensors), metadata={KEY: json.dumps(kept)})
+    content = safetensors.torch.save(unshared(checkpoint.tensors), metadata={KEY: json.dumps(kept)})
     write_atomically(out, content)
     return Converted(checkpoint=checkpoint, out=out, size=len(content), architecture=architecture, fitted=fitted)
 

@@ -1,8 +1,8 @@
-"""Tokens and attention maps, of windows or of one sequence, put back onto the map of the image.
+"""Mapping tokens and attention maps of windows or of one sequence back to the image.
 
-`places` (rows, columns) says which token stands at each place, counted over the W windows of N tokens of one image, one
-after another (W = 1: one sequence, in which prefix tokens come first). Tokens that stand nowhere (prefix, filling) are
-left out.
+`token_indices` (rows, columns) holds the index of the token at each position of the map, counted over the W windows of N
+tokens of one image, window by window (W = 1: one sequence, prefix tokens first). Tokens that are not on the map (prefix,
+padding) are left out.
 """
 
 from __future__ import annotations
@@ -15,146 +15,152 @@ from torch import Tensor
 from attngraft.errors import UsageError
 
 
-def grid_at(
-    seen: tuple[int, int], *, grid: tuple[int, int], made_for: tuple[int, int], tokens: int | None = None
+def scaled_grid(
+    image_size: tuple[int, int], *, grid: tuple[int, int], default_size: tuple[int, int], tokens: int | None = None
 ) -> tuple[int, int] | None:
-    """(rows, columns) that a host cuts images of `seen` pixels into, as it cuts those of `made_for` into `grid`.
+    """Grid (rows, columns) of an image of `image_size`, for a host that cuts images of `default_size` into `grid`.
 
     Args:
-        seen: rows and columns of the images.
-        grid: of images of the host's own size.
-        made_for: that size.
-        tokens: how many places there are. What is left over at a side is dropped by one host and filled up by another,
-            which only their number tells.
+        image_size: rows and columns of the image in pixels.
+        grid: grid of an image of the host's default size.
+        default_size: that size.
+        tokens: number of grid positions. Some hosts drop the pixels beyond the last whole patch, others pad them to one
+            more patch; only the number of tokens shows which.
 
     Returns:
-        None where no such grid has so many places, or nothing tells which of two it is.
+        None if no such grid has that many positions, or if it is ambiguous.
     """
-    sides = list(zip(grid, seen, made_for, strict=True))
-    rows, columns = (side * pixels // own for side, pixels, own in sides)
-    filled_rows, filled_columns = (-(-side * pixels // own) for side, pixels, own in sides)
-    found = {(rows, columns), (filled_rows, filled_columns)}
-    fitting = [each for each in found if tokens is None or each[0] * each[1] == tokens]
+    sides = list(zip(grid, image_size, default_size, strict=True))
+    rows, columns = (side * pixels // default for side, pixels, default in sides)
+    padded_rows, padded_columns = (-(-side * pixels // default) for side, pixels, default in sides)
+    candidates = {(rows, columns), (padded_rows, padded_columns)}
+    fitting = [each for each in candidates if tokens is None or each[0] * each[1] == tokens]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def interleaved(grid: tuple[int, int], apart: tuple[int, int]) -> Tensor:
-    """`places` of sequences whose tokens lie `apart` (rows, columns), each of `grid`: those between are of the others.
+def interleaved_indices(grid: tuple[int, int], stride: tuple[int, int]) -> Tensor:
+    """Token indices of sequences of `grid` whose tokens are `stride` (rows, columns) apart, interleaved on one map.
 
-    The map is `grid` times `apart`, and sequences are numbered by where their first token lies, row by row.
+    The map has `grid` times `stride` positions; sequences are numbered by their first token, row by row.
     """
-    down, across = (torch.arange(side * each) for side, each in zip(grid, apart, strict=True))
-    sequence = (down % apart[0])[:, None] * apart[1] + across % apart[1]
-    return sequence * (grid[0] * grid[1]) + (down // apart[0])[:, None] * grid[1] + across // apart[1]
+    row, column = (torch.arange(side * each) for side, each in zip(grid, stride, strict=True))
+    sequence = (row % stride[0])[:, None] * stride[1] + column % stride[1]
+    return sequence * (grid[0] * grid[1]) + (row // stride[0])[:, None] * grid[1] + column // stride[1]
 
 
-def put_back(tokens: Tensor, places: Tensor) -> Tensor:
-    """Tokens (B * W, N, ...) to the map (B, rows, columns, ...)."""
-    windows = _windows(places, tokens.shape[1], tokens.shape[0])
-    return tokens.unflatten(0, (-1, windows)).flatten(1, 2)[:, places]
+def tokens_to_map(tokens: Tensor, token_indices: Tensor) -> Tensor:
+    """Tokens (B * W, N, ...) as a map (B, rows, columns, ...)."""
+    windows = window_count(token_indices, tokens.shape[1], tokens.shape[0])
+    return tokens.unflatten(0, (-1, windows)).flatten(1, 2)[:, token_indices]
 
 
-def coordinates(places: Tensor, tokens: int) -> Tensor:
-    """(W, N, 2): (row, column) of each token of each window, in parts of the map's sides; NaN where it stands nowhere."""
-    rows, columns = places.shape
-    windows = int(places.max()) // tokens + 1
-    at = torch.full((windows * tokens, 2), math.nan, device=places.device)
-    down, across = torch.meshgrid(torch.arange(rows) / rows, torch.arange(columns) / columns, indexing="ij")
-    at[places.flatten()] = torch.stack([down.flatten(), across.flatten()], -1).to(places.device)
-    return at.view(windows, tokens, 2)
+def normalized_coordinates(token_indices: Tensor, tokens: int) -> Tensor:
+    """(row, column) of each token of each window as fractions of the map's sides, (W, N, 2); NaN for tokens not on it."""
+    rows, columns = token_indices.shape
+    windows = int(token_indices.max()) // tokens + 1
+    found = torch.full((windows * tokens, 2), math.nan, device=token_indices.device)
+    row, column = torch.meshgrid(torch.arange(rows) / rows, torch.arange(columns) / columns, indexing="ij")
+    found[token_indices.flatten()] = torch.stack([row.flatten(), column.flatten()], -1).to(token_indices.device)
+    return found.view(windows, tokens, 2)
 
 
-def looks_of(weights: Tensor, places: Tensor, query: tuple[int, int]) -> Tensor:
-    """Where the token at `query` (row, column) looks: maps (B * W, H, N, N) to (B, H, rows, columns), 0 outside its window.
+def attention_map_for_query(weights: Tensor, token_indices: Tensor, query: tuple[int, int]) -> Tensor:
+    """Attention map of the token at `query` (row, column): (B * W, H, N, N) to (B, H, rows, columns), 0 outside its window.
 
     Raises:
-        UsageError: the map has no such place, or its queries are not its keys.
+        UsageError: `query` is not on the map, or queries and keys are not the same tokens.
     """
-    row, column = _inside(query, *places.shape)
-    windows, tokens = _square(weights, places)
-    window, slot = divmod(int(places[row, column]), tokens)
+    row, column = _check_position(query, *token_indices.shape)
+    windows, tokens = _square(weights, token_indices)
+    window, slot = divmod(int(token_indices[row, column]), tokens)
     by_image = weights.unflatten(0, (-1, windows))
-    seen = by_image.new_zeros(*by_image.shape[:1], by_image.shape[2], windows, tokens)
-    seen[:, :, window] = by_image[:, window, :, slot]
-    return seen.flatten(2)[..., places]
+    on_map = by_image.new_zeros(*by_image.shape[:1], by_image.shape[2], windows, tokens)
+    on_map[:, :, window] = by_image[:, window, :, slot]
+    return on_map.flatten(2)[..., token_indices]
 
 
-def whole_map(weights: Tensor, places: Tensor) -> Tensor:
-    """Maps (B * W, H, N, N) to one map of the image (B, H, rows * columns, rows * columns), 0 between windows.
+def full_attention_map(weights: Tensor, token_indices: Tensor) -> Tensor:
+    """Maps (B * W, H, N, N) as one map of the image (B, H, rows * columns, rows * columns), 0 between windows.
 
-    It holds rows^2 * columns^2 numbers a head: for maps of 56 x 56 that is 39 MB in float32.
+    It has (rows * columns)^2 numbers per head: 39 MB in float32 for a map of 56 x 56.
     """
-    windows, tokens = _square(weights, places)
-    window, slot = places.flatten() // tokens, places.flatten() % tokens
+    windows, tokens = _square(weights, token_indices)
+    window, slot = token_indices.flatten() // tokens, token_indices.flatten() % tokens
     by_image = weights.unflatten(0, (-1, windows)).transpose(1, 2)
-    rows = by_image[:, :, window, slot]  # (B, H, places, N): the row of each place, in its own window
+    rows = by_image[:, :, window, slot]  # (B, H, positions, N): the row of each position within its own window
     dense = rows[..., slot]
     return dense.mul_(window[:, None] == window[None, :]) if windows > 1 else dense
 
 
-def looks_of_filters(filters: Tensor, query: tuple[int, int]) -> Tensor:
-    """Where the place `query` looks: filters (B, H, K, rows, columns) of k x k neighborhoods to (B, H, rows, columns).
+def filter_map_for_query(filters: Tensor, query: tuple[int, int]) -> Tensor:
+    """Filter of the position `query` on the map: (B, H, K, rows, columns) with K = k x k offsets to (B, H, rows, columns).
 
-    Offsets are row-major, as the local operation has them. What a filter gives to places outside the map is left out.
+    Offsets are row-major, as in the local operation. Weights of neighbors outside the map are left out.
     """
     rows, columns = filters.shape[-2:]
-    row, column = _inside(query, rows, columns)
-    size = _side(filters)
-    around = filters.new_zeros(*filters.shape[:2], rows + size - 1, columns + size - 1)
-    around[..., row : row + size, column : column + size] = filters[..., row, column].unflatten(-1, (size, size))
-    reach = size // 2
-    return around[..., reach : reach + rows, reach : reach + columns]
+    row, column = _check_position(query, rows, columns)
+    size = _kernel_size(filters)
+    padded = filters.new_zeros(*filters.shape[:2], rows + size - 1, columns + size - 1)
+    padded[..., row : row + size, column : column + size] = filters[..., row, column].unflatten(-1, (size, size))
+    radius = size // 2
+    return padded[..., radius : radius + rows, radius : radius + columns]
 
 
-def scattered(filters: Tensor) -> Tensor:
-    """Filters (B, H, K, rows, columns) of neighborhoods to one map (B, H, rows * columns, rows * columns), 0 elsewhere."""
+def filters_to_attention_map(filters: Tensor) -> Tensor:
+    """Filters (B, H, K, rows, columns) of neighborhoods as one map (B, H, rows * columns, rows * columns), 0 elsewhere."""
     rows, columns = filters.shape[-2:]
-    size = _side(filters)
+    size = _kernel_size(filters)
     row, column = (axis.flatten() for axis in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
     dense = filters.new_zeros(*filters.shape[:2], rows * columns, rows * columns)
     for offset in range(size**2):
-        down, across = row + offset // size - size // 2, column + offset % size - size // 2
-        here = ((down >= 0) & (down < rows) & (across >= 0) & (across < columns)).nonzero().squeeze(1)
-        dense[..., here, (down * columns + across)[here]] = filters[:, :, offset].flatten(2)[..., here]
+        key_row, key_column = row + offset // size - size // 2, column + offset % size - size // 2
+        inside = ((key_row >= 0) & (key_row < rows) & (key_column >= 0) & (key_column < columns)).nonzero().squeeze(1)
+        dense[..., inside, (key_row * columns + key_column)[inside]] = filters[:, :, offset].flatten(2)[..., inside]
     return dense
 
 
-def _side(filters: Tensor) -> int:
+def _kernel_size(filters: Tensor) -> int:
     """k of filters with K = k * k offsets."""
     size = math.isqrt(filters.shape[2])
     if size**2 != filters.shape[2] or size % 2 == 0:
-        raise UsageError(f"{filters.shape[2]} offsets are no neighborhood of k x k places, k odd")
+        raise UsageError(f"{filters.shape[2]} offsets are not a neighborhood of k x k positions with odd k")
     return size
 
 
-def _inside(query: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
+def _check_position(query: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
     row, column = query
     if not (0 <= row < rows and 0 <= column < columns):
-        raise UsageError(f"the map is {rows} x {columns}; it has no place ({row}, {column})")
+        raise UsageError(f"position ({row}, {column}) is outside the map of {rows} x {columns}")
     return row, column
 
 
 def check_square(weights: Tensor) -> None:
     """
     Raises:
-        UsageError: these are no maps whose queries are their keys.
+        UsageError: not attention maps whose queries and keys are the same tokens.
     """
     if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
         raise UsageError(
-            f"a tensor of shape {tuple(weights.shape)} is no map (B, H, N, N) whose queries are its keys; such a map alone "
-            "can be put back on the image"
+            f"expected an attention map (B, H, N, N) whose queries and keys are the same tokens, got {tuple(weights.shape)}"
         )
 
 
-def _square(weights: Tensor, places: Tensor) -> tuple[int, int]:
-    """(W, N) of maps whose queries are their keys."""
+def _square(weights: Tensor, token_indices: Tensor) -> tuple[int, int]:
+    """(W, N) of maps whose queries and keys are the same tokens."""
     check_square(weights)
-    return _windows(places, weights.shape[-1], weights.shape[0]), weights.shape[-1]
+    return window_count(token_indices, weights.shape[-1], weights.shape[0]), weights.shape[-1]
 
 
-def _windows(places: Tensor, tokens: int, sequences: int) -> int:
-    """How many windows one image has."""
-    windows = int(torch.div(places.max(), tokens, rounding_mode="floor")) + 1
+def window_count(token_indices: Tensor, tokens: int, sequences: int) -> int:
+    """Number of windows of one image.
+
+    Raises:
+        UsageError: `sequences` is not a multiple of it.
+    """
+    windows = int(token_indices.max()) // tokens + 1
     if sequences % windows:
-        raise UsageError(f"{sequences} sequences of {tokens} tokens are no windows of a map of {tuple(places.shape)}")
+        raise UsageError(
+            f"{sequences} sequences of {tokens} tokens do not fit a map of {tuple(token_indices.shape)}: {windows} windows "
+            "per image"
+        )
     return windows

@@ -11,9 +11,9 @@ from attngraft.errors import UsageError
 
 
 def without_prefix(weights: Tensor, prefix: int = 1) -> Tensor:
-    """The attention map (..., N, N) among the tokens after the first `prefix`, rows summing to 1 again (Fig. 3a).
+    """Attention map (..., N, N) among the tokens after the first `prefix`, rows normalized to sum to 1 (Fig. 3a).
 
-    A row that gives everything to the prefix is 0.
+    A row whose weight is all on the prefix becomes 0.
     """
     spatial = weights[..., prefix:, prefix:]
     total = spatial.sum(-1, keepdim=True)
@@ -21,7 +21,7 @@ def without_prefix(weights: Tensor, prefix: int = 1) -> Tensor:
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """-sum_j a_ij ln a_ij of each row i, in nats; at most ln Nk. (..., Nq, Nk) to (..., Nq).
+    """Entropy of each row i, -sum_j a_ij ln a_ij, in nats; at most ln Nk. (..., Nq, Nk) to (..., Nq).
 
     The paper's curves are its mean over images, heads and rows (Fig. 3a), or over the class token's rows (Fig. 5a).
     """
@@ -34,25 +34,25 @@ def relative_distance(
     *,
     normalize: Literal["pair_mean", "per_query"] = "per_query",
 ) -> Tensor:
-    """How far each query looks: sum_j a_ij |p_i - p_j|_1, with p = (row / rows, column / columns) (Fig. 5b).
+    """Attention distance of each query: sum_j a_ij |p_i - p_j|_1, with p = (row / rows, column / columns) (Fig. 5b).
 
     (..., N, N) to (..., N). The paper's curve is its mean over images, heads and queries.
 
     Args:
         weights: (..., N, N), spatial tokens only, row by row.
         grid: (rows, columns) of the map, N = rows * columns.
-        normalize: "per_query" is the expected distance of a query; "pair_mean" is that over N - 1, so that the mean is the
+        normalize: "per_query" is the expected distance of a query; "pair_mean" divides it by N - 1, so that the mean is the
             mean over the N (N - 1) ordered pairs.
 
     Raises:
-        UsageError: the map is not that of the grid (drop class and distillation tokens first), or has a single token.
+        UsageError: the map does not fit the grid (drop class and distillation tokens first), or has a single token.
     """
     rows, columns = grid
     tokens = rows * columns
     if weights.shape[-2:] != (tokens, tokens) or tokens < 2:
         raise UsageError(
             f"an attention map of {weights.shape[-2]} x {weights.shape[-1]} does not fit a grid of {rows} x {columns} "
-            f"tokens; drop prefix tokens first (without_prefix)"
+            "tokens; drop prefix tokens first (without_prefix)"
         )
     exact = torch.promote_types(weights.dtype, torch.float32)  # cdist has no half precision on the CPU
     row, column = torch.meshgrid(
@@ -60,31 +60,31 @@ def relative_distance(
         torch.arange(columns, device=weights.device, dtype=exact) / columns,
         indexing="ij",
     )
-    place = torch.stack([row.flatten(), column.flatten()], dim=-1)
-    far = torch.cdist(place, place, p=1).to(weights.dtype)
-    by_query = torch.einsum("...ij,ij->...i", weights, far)  # no second map is made
+    positions = torch.stack([row.flatten(), column.flatten()], dim=-1)
+    distances = torch.cdist(positions, positions, p=1).to(weights.dtype)
+    by_query = torch.einsum("...ij,ij->...i", weights, distances)  # without a second map in memory
     return by_query if normalize == "per_query" else by_query / (tokens - 1)
 
 
-def placed_distance(weights: Tensor, at: Tensor) -> Tensor:
-    """`relative_distance` (per query) in windows whose tokens stand anywhere: (..., W, H, N, N) to (..., W, H, N).
+def windowed_distance(weights: Tensor, coordinates: Tensor) -> Tensor:
+    """`relative_distance` (per query) in windows with any token coordinates: (..., W, H, N, N) to (..., W, H, N).
 
-    Among the tokens that stand somewhere rows sum to 1 again; a token that looks at none of them looks 0 far, and so does
-    what stands nowhere.
+    Rows are normalized to sum to 1 over the tokens on the map. The distance is 0 for a token that attends to none of them,
+    and for padding tokens.
 
     Args:
         weights: maps of W windows.
-        at: (W, N, 2), each token's (row, column) in parts of the map's sides; NaN: it stands nowhere (it fills up).
+        coordinates: (W, N, 2), (row, column) of each token as fractions of the map's sides; NaN for padding tokens.
     """
-    stands = at[..., 0].isfinite().to(weights.dtype)
-    known = at.nan_to_num(0.0)
-    far = torch.cdist(known, known, p=1).to(weights.dtype) * stands[:, None]
-    total = torch.einsum("...whij,wj->...whi", weights, stands).clamp_min(torch.finfo(weights.dtype).tiny)
-    return torch.einsum("...whij,wij->...whi", weights, far) / total * stands[:, None]
+    on_map = coordinates[..., 0].isfinite().to(weights.dtype)
+    finite = coordinates.nan_to_num(0.0)
+    distances = torch.cdist(finite, finite, p=1).to(weights.dtype) * on_map[:, None]
+    total = torch.einsum("...whij,wj->...whi", weights, on_map).clamp_min(torch.finfo(weights.dtype).tiny)
+    return torch.einsum("...whij,wij->...whi", weights, distances) / total * on_map[:, None]
 
 
-def steepness_of(weights: Tensor) -> Tensor:
-    """`steepness` at temperature 1 of rows that left the softmax: sum_j (a_j - a_j^2), (..., N) to (...)."""
+def steepness_of_weights(weights: Tensor) -> Tensor:
+    """`steepness` at temperature 1 of softmax outputs: sum_j (a_j - a_j^2), (..., N) to (...)."""
     return (weights - weights.square()).sum(-1)
 
 
@@ -94,11 +94,11 @@ def steepness(scores: Tensor, *, temperature: float = 1.0) -> Tensor:
     The Jacobian is symmetric and positive semi-definite, so this is its trace; it is largest, t (1 - 1/N), for uniform a.
     `scores` is (..., N), the result (...).
     """
-    return temperature * steepness_of(torch.softmax(temperature * scores, dim=-1))
+    return temperature * steepness_of_weights(torch.softmax(temperature * scores, dim=-1))
 
 
 class ScaleStatistics(NamedTuple):
-    """Of one layer's Lambda."""
+    """Statistics of one layer's Lambda."""
 
     ratio: Tensor  #: |10% quantile| / |90% quantile|
     mean: Tensor

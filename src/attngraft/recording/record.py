@@ -1,4 +1,4 @@
-"""Recording named tensors while a model runs: attention maps, heads, gates. The model's outputs stay what they are."""
+"""Recording of named tensors while a model runs: attention maps, heads, gates. The model's outputs do not change."""
 
 from __future__ import annotations
 
@@ -17,103 +17,103 @@ from attngraft.grafting.apply import patch, restore
 from attngraft.grafting.where import near_paths, parse_where
 from attngraft.hosts import Host, find_host
 from attngraft.recording.recording import Recording
-from attngraft.recording.token_coordinates import Standing
+from attngraft.recording.token_coordinates import TokenCoordinates
 
 
 @contextmanager
 def record(
     model: nn.Module, what: Iterable[str] | None = None, *, sites: str = "all", detach: bool = True
 ) -> Iterator[Recording]:
-    """Record named tensors of `model`, grafted or not, while the block runs.
+    """Record named tensors of `model`, grafted or not, within the `with` block.
 
         with attngraft.record(model, {"weights"}, sites="blocks.10-11") as recording:
             model(images)
         recording["blocks.11.attn"]["weights"]  # (B, H, N, N), also where the host uses a fused kernel
 
-    Outputs do not change: a fused host computes its map beside the fused kernel, so that a map is held in memory that the
-    model itself never holds. Inside the block nothing runs as compiled code (`torch.compile`), whoever compiled it and
-    holds it; afterwards the same compiled code runs as before. On leaving, listeners are removed and modules without
-    grafts get their own class back.
+    Outputs do not change: the attention map of a fused host is computed beside the fused kernel, and takes memory that the
+    model itself does not need. Compiled code (`torch.compile`) runs eagerly within the block, and as before after it. On
+    exit, recorders are removed and modules without grafts get their original class back.
 
     Args:
-        what: what to keep (see `Recording`): names, a graft's name for all that it offers, or `gates` for everything by
-            which grafts weigh (HV's alpha and beta, gates, BiSA's lambda, CB_S's scale); all offered tensors by default. Of
-            none (`()`) nothing is kept, and `Recording.offered` says what there is.
-        sites: which sites, as in a graft specification.
-        detach: keep tensors without their graph; with False gradients can be taken through them.
+        what: names of the tensors to keep (see `Recording`), the name of a graft for all of its tensors, or `gates` for
+            every weighting by a graft (HV's alpha and beta, gates, BiSA's lambda, CB_S's scale); default: everything. With
+            an empty collection nothing is kept, and `Recording.available` lists the names.
+        sites: sites to record, as in a graft specification.
+        detach: keep tensors without their graph; False keeps it, for gradients through them.
 
     Raises:
-        HostError: no adapter knows the model, or it is wrapped.
+        HostError: no adapter matches the model, or it is wrapped.
         GraftSpecError: `sites` matches no site.
-        RecordError: on leaving, if the model ran and no chosen site has something that was asked for.
+        RecordError: on exit, if the model ran and none of the chosen sites has a requested tensor.
     """
     host = find_host(getattr(model, "_orig_mod", model))  # torch.compile's wrapper holds the model itself
-    places = list(_places(host, sites))
-    chosen = {place.site for place in places}
+    sources = list(_sources(host, sites))
+    chosen = {source.site for source in sources}
     geometries = {site.path: site.geometry for site in host.sites if site.path in chosen}
-    own = _own_images(host, geometries.values())
-    standing = Standing(geometries, None if own is None else (own[2], own[3]))
-    recording = Recording(None if what is None else frozenset([what] if isinstance(what, str) else what), standing)
-    patched = [place.module for place in places if place.carries and not isinstance(place.module, GraftedModule)]
-    heard: list[tuple[Any, Recorder | None]] = []
+    default_shape = _default_image_shape(host, geometries.values())
+    coordinates = TokenCoordinates(geometries, None if default_shape is None else (default_shape[2], default_shape[3]))
+    recording = Recording(None if what is None else frozenset([what] if isinstance(what, str) else what), coordinates)
+    patched = [source.module for source in sources if source.is_target and not isinstance(source.module, GraftedModule)]
+    previous: list[tuple[Any, Recorder | None]] = []
     try:
         for module in patched:
             patch(module, host.adapter)
-        for point, site, prefix, elsewhere in _tap_points(places):
-            before = point.recorder
-            heard.append((point, before))
-            point.recorder = _Ear(recording, site, prefix, elsewhere, detach, before)
-        with _eager(), _watched(host, standing, own):
+        for point, site, prefix, excluded in _recording_points(sources):
+            outer = point.recorder
+            previous.append((point, outer))
+            point.recorder = _SiteRecorder(recording, site, prefix, excluded, detach, outer)
+        with _eager(), _track_image_size(host, coordinates, default_shape):
             yield recording
     finally:
-        for point, before in reversed(heard):
+        for point, outer in reversed(previous):
             point.__dict__.pop("recorder", None)
-            if before is not None:
-                point.recorder = before
+            if outer is not None:
+                point.recorder = outer
         for module in patched:
-            if isinstance(module, GraftedModule) and not module.in_use:  # unless somebody grafted in the meantime
+            if isinstance(module, GraftedModule) and not module.in_use:  # unless it was grafted in the meantime
                 restore(module)
     recording.check()
 
 
 def _eager() -> AbstractContextManager[Any]:
-    """Without compiled code, whoever holds it: no recorder gets into it, and none of it is made again."""
-    compiles = "torch._dynamo" in sys.modules  # which takes seconds to import, and without which nothing is compiled
+    """Disable compiled code, which has no recorder in it, without recompiling anything."""
+    compiles = "torch._dynamo" in sys.modules  # importing it takes seconds; without it nothing is compiled
     return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
 
 
-def _own_images(host: Host, chosen: Collection[Geometry]) -> torch.Size | None:
-    """Shape (B, C, H, W) of images of the host's own size; None: it takes none, or no chosen site has a map of them."""
+def _default_image_shape(host: Host, chosen: Collection[Geometry]) -> torch.Size | None:
+    """Shape (B, C, H, W) of the host's default images; None: it takes none, or no chosen site has a map."""
     if not any(geometry.on_a_map for geometry in chosen):
         return None
     devices = {parameter.device for parameter in host.core.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(devices):  # examples are random, and a model may draw numbers while it is recorded
+    with torch.random.fork_rng(
+        devices
+    ):  # examples are random, and recording must not change the model's random numbers
         first = host.adapter.example_inputs(host.core, batch=1)[0]
     return first.shape if first.ndim == 4 else None
 
 
 @contextmanager
-def _watched(host: Host, standing: Standing, own: torch.Size | None) -> Iterator[None]:
-    """The size of all images that go through the model is told, also where only a part of it is called
-    (`forward_features`)."""
-    if own is None:
+def _track_image_size(host: Host, coordinates: TokenCoordinates, default_shape: torch.Size | None) -> Iterator[None]:
+    """Report the size of all images to `coordinates`, also where only a part of the model runs (`forward_features`)."""
+    if default_shape is None:
         yield
         return
+    channels = default_shape[1]
 
-    def tell(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """`module` is the model, or what embeds images."""
-        for each in (*args, *given.values()):
-            if isinstance(each, Tensor) and each.ndim == 4 and each.shape[1] == own[1]:
-                standing.saw((each.shape[2], each.shape[3]))
+    def set_size(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for each in (*args, *kwargs.values()):
+            if isinstance(each, Tensor) and each.ndim == 4 and each.shape[1] == channels:
+                coordinates.set_image_size((each.shape[2], each.shape[3]))
                 return
-        standing.saw(None)
+        coordinates.set_image_size(None)
 
-    of_images = (module for module in host.core.modules() if isinstance(module, nn.Conv2d))
-    first: nn.Module | None = next((module for module in of_images if module.in_channels == own[1]), None)
-    if first is None:  # patches are embedded by a linear layer
+    convolutions = (module for module in host.core.modules() if isinstance(module, nn.Conv2d))
+    first: nn.Module | None = next((module for module in convolutions if module.in_channels == channels), None)
+    if first is None:  # a linear layer embeds the patches
         first = next((child for child in host.core.children() if any(True for _ in child.parameters())), None)
-    takes_images = [host.core] if first is None else [host.core, first]
-    hooks = [module.register_forward_pre_hook(tell, with_kwargs=True) for module in takes_images]
+    modules = [host.core] if first is None else [host.core, first]
+    hooks = [module.register_forward_pre_hook(set_size, with_kwargs=True) for module in modules]
     try:
         yield
     finally:
@@ -122,62 +122,61 @@ def _watched(host: Host, standing: Standing, own: torch.Size | None) -> Iterator
 
 
 @dataclass(frozen=True)
-class _Ear:
-    """Keeps what was asked for, and hands it on to a recording that was under way already."""
+class _SiteRecorder:
+    """Recorder of one module or graft; also passes everything to the recorder that was attached before."""
 
     recording: Recording
     site: str
     prefix: str  #: of the names: the graft's, with a dot
-    elsewhere: frozenset[str]  #: names that this module says and another one means
+    excluded: frozenset[str]  #: hook points of the site that another module has
     detach: bool
-    before: Recorder | None
+    outer: Recorder | None
 
     def wants(self, name: str) -> bool:
-        wanted = name not in self.elsewhere and self.recording.asks(self.site, self.prefix + name)
-        return (self.before is not None and self.before.wants(name)) or wanted
+        wanted = name not in self.excluded and self.recording.is_requested(self.site, self.prefix + name)
+        return (self.outer is not None and self.outer.wants(name)) or wanted
 
     def __call__(self, name: str, tensor: Tensor) -> None:
-        if name not in self.elsewhere and self.recording.asks(self.site, self.prefix + name):
+        if name not in self.excluded and self.recording.is_requested(self.site, self.prefix + name):
             self.recording.add(self.site, self.prefix + name, tensor.detach() if self.detach else tensor)
-        if self.before is not None:
-            self.before(name, tensor)
+        if self.outer is not None:
+            self.outer(name, tensor)
 
 
-class _Place(NamedTuple):
-    """A module that offers tensors of a chosen site."""
+class _Source(NamedTuple):
+    """A module that records tensors of a chosen site."""
 
     module: Any
     site: str  #: its path
-    elsewhere: frozenset[str]  #: hook points that the site's other modules carry, or none
-    carries: bool  #: whether grafts can stand in it; otherwise it offers what it offers as it is
+    excluded: frozenset[str]  #: hook points that other modules of the site have, or none
+    is_target: bool  #: whether grafts can be attached to it; otherwise it only records
 
 
-def _places(host: Host, sites: str) -> Iterator[_Place]:
-    """Every module that carries a hook point of a chosen site, or is a tap of it."""
+def _sources(host: Host, sites: str) -> Iterator[_Source]:
+    """Every module that holds a hook point or records a tensor of a chosen site."""
     try:
         choice = parse_where(sites)
     except ValueError as error:
         raise GraftSpecError(f"sites: {error}") from None
     paths = [site.path for site in host.sites]
     for pattern in choice.unmatched(paths):
-        raise GraftSpecError(f"{pattern!r} matches no site; near are {', '.join(near_paths(pattern, paths))}")
+        raise GraftSpecError(f"{pattern!r} matches no site; similar paths: {', '.join(near_paths(pattern, paths))}")
     for index in choice.select(paths):
         site = host.sites[index]
         targets = set(site.targets.values())
         for path in dict.fromkeys((*site.targets.values(), *site.record_tensors.values())):
-            elsewhere = frozenset(
+            excluded = frozenset(
                 hook_point
                 for hook_point in HOOK_POINTS
                 if path not in (site.targets.get(hook_point), site.record_tensors.get(hook_point))
             )
-            yield _Place(host.module(path), site.path, elsewhere, path in targets)
+            yield _Source(host.module(path), site.path, excluded, path in targets)
 
 
-def _tap_points(places: list[_Place]) -> Iterator[tuple[Any, str, str, frozenset[str]]]:
-    """(what offers tensors, site's path, prefix of their names, names not to listen to): the modules, which speak for the
-    hook points that they carry, and the grafts that stand in them at these."""
-    for place in places:
-        yield place.module, place.site, "", place.elsewhere
-        for name, graft in place.module.grafts.items() if place.carries else ():
-            if isinstance(graft, Graft) and graft.hook_point not in place.elsewhere:
-                yield graft, place.site, f"{name}.", frozenset()
+def _recording_points(sources: list[_Source]) -> Iterator[tuple[Any, str, str, frozenset[str]]]:
+    """(module or graft, site's path, prefix of its names, names to skip) for all modules and the grafts attached to them."""
+    for source in sources:
+        yield source.module, source.site, "", source.excluded
+        for name, graft in source.module.grafts.items() if source.is_target else ():
+            if isinstance(graft, Graft) and graft.hook_point not in source.excluded:
+                yield graft, source.site, f"{name}.", frozenset()

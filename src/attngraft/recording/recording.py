@@ -1,92 +1,105 @@
-"""What was recorded: tensors by site and name, what they were reduced to, and where their tokens stand on the image."""
+"""Recorded tensors by site and name, their reductions, and their tokens' positions on the image."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TypeVar
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from attngraft.attention import AttentionGeometry
-from attngraft.attention.token_coordinates import BLOCK_PLACES, PLACES
+from attngraft.attention.recorder import BLOCK_COORDINATES, TOKEN_COORDINATES
 from attngraft.errors import RecordError, UsageError
-from attngraft.recording.attention_maps import check_square, looks_of, looks_of_filters, put_back, scattered, whole_map
+from attngraft.recording.attention_maps import (
+    attention_map_for_query,
+    check_square,
+    filter_map_for_query,
+    filters_to_attention_map,
+    full_attention_map,
+    tokens_to_map,
+)
 from attngraft.recording.reductions import REDUCTIONS, RunningMean
-from attngraft.recording.token_coordinates import Standing
+from attngraft.recording.token_coordinates import TokenCoordinates
 from attngraft.suggest import did_you_mean
 
-#: what `gates` stands for: everything by which a graft weighs something of the host's
+#: names behind `gates`: everything by which a graft weights something of the host's
 GATES = frozenset({"alpha", "beta", "gate", "lambda", "scale"})
 
-#: hook points at which hosts that keep maps have them, (B, rows, columns, C)
-ON_MAPS = frozenset({"attn.end", "mlp.front", "mlp.mid", "mlp.end", "space"})
+#: hook points that hold maps (B, rows, columns, C) in hosts that keep maps
+MAP_HOOK_POINTS = frozenset({"attn.end", "mlp.front", "mlp.mid", "mlp.end", "space"})
 
-#: axes of filters (B, H, K, rows, columns), where maps (B, H, Nq, Nk) have one less
-FILTERS = 5
+FILTER_NDIM = 5  #: axes of filters (B, H, K, rows, columns); maps (B, H, Nq, Nk) have 4
 
 _T = TypeVar("_T")
 
 
+def _deprecated(old: str, new: str) -> Callable[..., Any]:
+    def method(self: Recording, *args: Any, **kwargs: Any) -> Any:
+        warnings.warn(f"Recording.{old}() is deprecated; call {new}()", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)(*args, **kwargs)
+
+    method.__doc__ = f"Deprecated name of `{new}`."
+    return method
+
+
 class Recording(Mapping[str, Mapping[str, Tensor]]):
-    """What was recorded: `recording["blocks.3.attn"]["weights"]` is the tensor of the last call.
+    """Recorded tensors: `recording["blocks.3.attn"]["weights"]` is the tensor of the last call.
 
     | name | shape | what |
     |---|---|---|
-    | `scores` | (B, H, Nq, Nk) | what the softmax gets: scaled products, bias and mask |
-    | `weights` | (B, H, Nq, Nk) | the attention map after softmax and weights grafts, before dropout |
-    | `values` | (B, H, Nk, dv) | what the map averages |
-    | `heads` | (B, H, Nq, dv) | what enters the output projection |
-    | `tokens` | (B, Nq, C) | after the output projection and token grafts |
-    | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, H, W, C) | what leaves that hook point |
-    | `<instance>.<name>` | | what a graft offers: `horizontal.alpha`, `vertical.beta`, `cb.context`, `cb_s.scale` ... |
-    | `latents_to_tokens` | (B, H, M, N) | BiXT's cross-attention: where each latent looks among the tokens (rows sum to 1) |
+    | `scores` | (B, H, Nq, Nk) | input of the softmax: scaled products, bias and mask |
+    | `weights` | (B, H, Nq, Nk) | attention map after softmax and weights grafts, before dropout |
+    | `values` | (B, H, Nk, dv) | values that the map averages |
+    | `heads` | (B, H, Nq, dv) | input of the output projection |
+    | `tokens` | (B, Nq, C) | output of the output projection and token grafts |
+    | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, H, W, C) | output of that hook point |
+    | `<instance>.<name>` | | tensors of a graft: `horizontal.alpha`, `vertical.beta`, `cb.context`, `cb_s.scale` ... |
+    | `latents_to_tokens` | (B, H, M, N) | BiXT's cross-attention: attention of each latent over the tokens (rows sum to 1) |
     | `tokens_to_latents` | (B, H, N, M) | the same for tokens, over the latents |
 
-    B counts windows where the host has them; `on_map`, `looks` and `whole` put them back onto the image. A site's leading
-    tokens have names (`prefix`). Where maps are too many to be kept, `reduce` keeps means of them.
+    In hosts with windows B counts windows; `on_map`, `attention_map_for_query` and `full_attention_map` map them back to the
+    image. `prefix` names a site's prefix tokens. Where maps do not fit in memory, `reduce` keeps means of them.
     """
 
-    def __init__(self, what: frozenset[str] | None = None, standing: Standing | None = None) -> None:
-        self._what, self._standing = what, standing or Standing({})
-        self._offered: dict[str, dict[str, None]] = {}  # site -> names, in their order
+    def __init__(self, what: frozenset[str] | None = None, coordinates: TokenCoordinates | None = None) -> None:
+        self._what, self._coordinates = what, coordinates or TokenCoordinates({})
+        self._available: dict[str, dict[str, None]] = {}  # site -> names, in their order
         self._calls: dict[str, dict[str, list[Tensor]]] = {}
-        self._reduced: dict[str, tuple[str, ...]] = {}  # name of maps -> what becomes of them
+        self._reductions: dict[str, tuple[str, ...]] = {}  # name of maps -> their reductions
         self._means: dict[str, dict[str, RunningMean]] = {}
-        self._refused: dict[str, dict[str, str]] = {}  # site -> what it cannot be reduced to, and why
+        self._unavailable: dict[str, dict[str, str]] = {}  # site -> reductions that are undefined there, and why
 
-    def asks(self, site: str, name: str) -> bool:
-        """Whether a tensor of this name is to be kept; that the site has one is remembered."""
-        if name in (PLACES, BLOCK_PLACES):
+    def is_requested(self, site: str, name: str) -> bool:
+        """Return whether a tensor of this name is to be kept; the name becomes one of the site's `available` ones."""
+        if name in (TOKEN_COORDINATES, BLOCK_COORDINATES):
             return True
-        self._offered.setdefault(site, {})[name] = None
-        return name in self._reduced or self._what is None or any(_means(asked, name) for asked in self._what)
+        self._available.setdefault(site, {})[name] = None
+        return name in self._reductions or self._what is None or any(_matches(each, name) for each in self._what)
 
     def add(self, site: str, name: str, tensor: Tensor) -> None:
-        """Keep one tensor, or what it is reduced to."""
-        if name in (PLACES, BLOCK_PLACES):
-            self._standing.offered(site, tensor, in_blocks=name == BLOCK_PLACES)
-        elif name in self._reduced:
-            self._reduce(site, name, tensor)
-        else:
+        """Keep a tensor, or its reductions."""
+        if name in (TOKEN_COORDINATES, BLOCK_COORDINATES):
+            self._coordinates.report(site, tensor, in_blocks=name == BLOCK_COORDINATES)
+            return
+        if name not in self._reductions:
             self._calls.setdefault(site, {}).setdefault(name, []).append(tensor)
-
-    def _reduce(self, site: str, name: str, tensor: Tensor) -> None:
-        """What cannot be had at this site is remembered with the reason; other sites and reductions go on."""
-        means, around = self._means.setdefault(site, {}), self._standing.around(site, tensor.shape[-1])
-        for reduction in self._reduced[name]:
-            key = _reduced(name, reduction)
+            return
+        means, layout = self._means.setdefault(site, {}), self._coordinates.layout(site, tensor.shape[-1])
+        for reduction in self._reductions[name]:
+            key = reduction if name == "weights" else f"{name}.{reduction}"
             try:
-                values = REDUCTIONS[reduction](tensor, around)
-            except RecordError as error:
-                self._refused.setdefault(site, {})[key] = f"{site}: {error}"
+                values = REDUCTIONS[reduction](tensor, layout)
+            except RecordError as error:  # raised when it is read; other sites and reductions continue
+                self._unavailable.setdefault(site, {})[key] = f"{site}: {error}"
                 continue
             try:
-                means.setdefault(key, RunningMean()).add(values, around.map)
+                means.setdefault(key, RunningMean()).add(values, layout.map_size)
             except RecordError as error:
                 raise RecordError(f"{site}: {error}") from None
 
     def reduce(self, *reductions: str, of: str = "weights") -> None:
-        """From now on keep means over all images instead of the maps, so that one block's maps are alive at a time.
+        """Keep means over all images instead of the maps, so that only one block's maps are in memory at a time.
 
             with torch.no_grad(), attngraft.record(model, "weights") as recording:
                 recording.reduce("entropy", "distance")
@@ -97,126 +110,121 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         | name | shape | mean over images (windows) of |
         |---|---|---|
         | `mean` | (H, Nq, Nk) | the map |
-        | `entropy` | (H, Nq) | each row's entropy, in nats (CB Fig. 5a takes the class token's rows) |
-        | `patch_entropy` | (H, N) | the same among spatial tokens alone, rows summing to 1 again (CB Fig. 3a) |
-        | `distance` | (H, N) | how far each spatial token looks, in parts of the map's sides (CB Fig. 5b) |
-        | `ceiling` | (H, Nq) | the most that `entropy` can be, ln Nk |
-        | `patch_ceiling` | (H, N) | the most that `patch_entropy` can be |
+        | `entropy` | (H, Nq) | entropy of each row, in nats (CB Fig. 5a: the class token's rows) |
+        | `patch_entropy` | (H, N) | the same among spatial tokens only, rows normalized to sum to 1 (CB Fig. 3b) |
+        | `distance` | (H, N) | attention distance of each spatial token, as a fraction of the map's sides (CB Fig. 5b) |
+        | `ceiling` | (H, Nq) | maximum of `entropy`, ln Nk |
+        | `patch_ceiling` | (H, N) | maximum of `patch_entropy` |
         | `steepness` | (H, Nq) | sum (a - a^2) of each row, the nuclear norm of the softmax's Jacobian (CB Sec. 2.1) |
-        | `evenness` | (H, Nq) | that over its largest value, 1 - 1/Nk |
+        | `evenness` | (H, Nq) | steepness over its maximum, 1 - 1/Nk |
 
-        Where the host says at which places the tokens of its windows stand, all but `mean` are by place of the map, row by
-        row, (H, rows * columns), and what only fills windows up is left out. What cannot be had at a site (distances
-        without a grid) is refused where it is asked for there.
+        Where the host reports the positions of its windows' tokens, all but `mean` are by map position, row by row,
+        (H, rows * columns), without padding tokens. Reading a reduction that is undefined at a site (distances without a
+        grid) raises an error.
 
         Args:
-            reductions: which of these.
-            of: which maps (`bisa.inverse_weights`, `latents_to_tokens`); of others than `weights` results are named
-                `<of>.<reduction>`.
+            reductions: their names.
+            of: the maps to reduce (`bisa.inverse_weights`, `latents_to_tokens`); other results than those of `weights` are
+                named `<of>.<reduction>`.
 
         Raises:
-            UsageError: there is no such reduction.
+            UsageError: unknown reduction.
         """
         for name in reductions:
             if name not in REDUCTIONS:
                 near = did_you_mean(name, REDUCTIONS)
-                raise UsageError(f"{name!r} is no reduction{near}; there are {', '.join(REDUCTIONS)}")
-        self._reduced[of] = tuple(dict.fromkeys((*self._reduced.get(of, ()), *reductions)))
+                raise UsageError(f"unknown reduction {name!r}{near}; available: {', '.join(REDUCTIONS)}")
+        self._reductions[of] = tuple(dict.fromkeys((*self._reductions.get(of, ()), *reductions)))
 
     def prefix(self, site: str) -> tuple[str, ...]:
-        """Names of the leading tokens of this site (`class`, `distillation`, `register 1` ...); `()`: it has none.
+        """Names of the site's prefix tokens (`class`, `distillation`, `register 1` ...), or `()`.
 
         Raises:
-            RecordError: the site was not among the chosen ones.
+            RecordError: the site was not chosen.
         """
-        return self._standing.geometry(site).prefix
+        return self._coordinates.geometry(site).prefix
 
-    def places(self, site: str) -> Tensor:
-        """(rows, columns): which token stands at each place of the map, counted over the windows of one image.
+    def token_indices(self, site: str) -> Tensor:
+        """Index of the token at each map position, (rows, columns), counted over the windows of one image.
 
         Raises:
-            RecordError: the host does not say where the tokens of this site stand, or they are not as many as it says.
+            RecordError: the host does not report where the tokens of this site are, or their number does not match.
         """
-        return self._standing.places(site)
+        return self._coordinates.token_indices(site)
 
     def on_map(self, site: str, name: str) -> Tensor:
-        """A tensor of tokens (B, N, C) or (B, H, N, d) on the map: (B, rows, columns, C) or (B, H, rows, columns, d).
+        """Tokens (B, N, C) or (B, H, N, d) on the map: (B, rows, columns, C) or (B, H, rows, columns, d).
 
-        Prefix tokens, and zeros that fill up windows, are left out. A hook point of a host that keeps maps has its map already.
+        Prefix and padding tokens are left out. Hook points of hosts that keep maps are returned as they are.
 
         Raises:
-            RecordError: the host does not say where the tokens of this site stand, or they are not as many as it says.
+            RecordError: the host does not report where the tokens of this site are, or their number does not match.
         """
         tokens = self[site][name]
-        if name in ON_MAPS and tokens.ndim == 4:
-            return self._map_of(site, name, tokens)
+        if name in MAP_HOOK_POINTS and tokens.ndim == 4:
+            if self._coordinates.in_blocks(site):  # shapes are ambiguous: there may be as many blocks as rows
+                return tokens_to_map(tokens.flatten(0, 1), self._coordinates.token_indices(site))
+            size = self._coordinates.map_size(site)
+            if size is not None and size != tokens.shape[1:3]:
+                raise RecordError(
+                    f"{name!r} of {site!r} has the shape {tuple(tokens.shape)}, and its map is {size[0]} x {size[1]}: the "
+                    "positions of its tokens are unknown"
+                )
+            return tokens
         if tokens.ndim == 3:
-            return put_back(tokens, self._standing.places(site, tokens.shape[1]))
+            return tokens_to_map(tokens, self._coordinates.token_indices(site, tokens.shape[1]))
         by_token = tokens.transpose(1, 2)
-        return put_back(by_token, self._standing.places(site, by_token.shape[1])).movedim(3, 1)
+        return tokens_to_map(by_token, self._coordinates.token_indices(site, by_token.shape[1])).movedim(3, 1)
 
-    def _map_of(self, site: str, name: str, tokens: Tensor) -> Tensor:
-        """What leaves a hook point with four axes: the map, or blocks that nothing has put back."""
-        if self._standing.in_blocks(site):  # there may be as many blocks as rows: shapes alone do not tell
-            return put_back(tokens.flatten(0, 1), self._standing.places(site))
-        size = self._standing.size(site)
-        if size is not None and size != tokens.shape[1:3]:
-            raise RecordError(
-                f"{name!r} of {site!r} has the shape {tuple(tokens.shape)}, and its map is {size[0]} x {size[1]}: where its "
-                "tokens stand is not known"
-            )
-        return tokens
-
-    def without_filling(self, site: str, name: str) -> Tensor:
-        """A tensor as it is, or, of the tokens of windows, those alone that stand on the map, where the host says which."""
-        tensor, geometry = self[site][name], self._standing.geometry(site)
+    def without_padding(self, site: str, name: str) -> Tensor:
+        """Return a tensor without the padding tokens of windows, where the host reports them; otherwise unchanged."""
+        tensor, geometry = self[site][name], self._coordinates.geometry(site)
         window = geometry.window if isinstance(geometry, AttentionGeometry) else None
         if window is None or tensor.ndim not in (3, 4) or tensor.shape[tensor.ndim - 2] != window[0] * window[1]:
             return tensor
         try:
             return self.on_map(site, name)
-        except (RecordError, UsageError):  # the host does not say, or it is not of its windows
+        except (RecordError, UsageError):  # not reported, or not a tensor of its windows
             return tensor
 
-    def looks(self, site: str, query: tuple[int, int], name: str = "weights") -> Tensor:
-        """Where the token at `query` (row, column) looks, (B, H, rows, columns): its row of the map, on the image.
+    def attention_map_for_query(self, site: str, query: tuple[int, int], name: str = "weights") -> Tensor:
+        """Attention map of the token at `query` (row, column) on the image, (B, H, rows, columns).
 
-        With windows it is 0 outside the token's own. What prefix tokens get is left out. `name` may be filters of
-        neighborhoods too (`elsa.local_filters`). Of cross-attention see `keys_on_map`.
+        It is 0 outside the token's window, and leaves out prefix tokens. `name` may also be filters of neighborhoods
+        (`elsa.local_filters`). For cross-attention see `keys_on_map`.
         """
         weights = self[site][name]
-        if weights.ndim == FILTERS:
-            return looks_of_filters(weights, query)
+        if weights.ndim == FILTER_NDIM:
+            return filter_map_for_query(weights, query)
         check_square(weights)
-        return looks_of(weights, self._standing.places(site, weights.shape[-1]), query)
+        return attention_map_for_query(weights, self._coordinates.token_indices(site, weights.shape[-1]), query)
 
-    def whole(self, site: str, name: str = "weights") -> Tensor:
-        """The map of the image, (B, H, rows * columns, rows * columns), windows in their places and 0 between them.
+    def full_attention_map(self, site: str, name: str = "weights") -> Tensor:
+        """Attention map of the whole image, (B, H, rows * columns, rows * columns), 0 between windows.
 
-        It holds (rows * columns)^2 numbers a head. `name` may be filters of neighborhoods too, which are scattered.
+        It has (rows * columns)^2 numbers per head. `name` may also be filters of neighborhoods.
         """
         weights = self[site][name]
-        if weights.ndim == FILTERS:
-            return scattered(weights)
+        if weights.ndim == FILTER_NDIM:
+            return filters_to_attention_map(weights)
         check_square(weights)
-        return whole_map(weights, self._standing.places(site, weights.shape[-1]))
+        return full_attention_map(weights, self._coordinates.token_indices(site, weights.shape[-1]))
 
     def keys_on_map(self, site: str, name: str = "weights") -> Tensor:
-        """Where each query of a cross-attention looks (BiXT's latents), (B, H, Nq, rows, columns): the keys on their map.
+        """Cross-attention of each query (BiXT's latents) on the map of its keys, (B, H, Nq, rows, columns).
 
         Raises:
-            RecordError: the site is no cross-attention, or its host does not say where its keys stand.
+            RecordError: the site is not a cross-attention, or its host does not report where its keys are.
         """
         weights = self[site][name]
-        return weights[..., self._standing.key_places(site, weights.shape[-1])]
+        return weights[..., self._coordinates.key_indices(site, weights.shape[-1])]
 
-    def offered(self, site: str) -> tuple[str, ...]:
-        """Names of all that the site has offered so far, asked for or not."""
-        return tuple(self._offered.get(site, ()))
+    def available(self, site: str) -> tuple[str, ...]:
+        """Names of all tensors of the site so far, requested or not."""
+        return tuple(self._available.get(site, ()))
 
     def calls(self, site: str, name: str) -> list[Tensor]:
-        """The tensors of every call, oldest first (a shared module is called several times in one forward, and a block
-        under gradient checkpointing again in the backward pass).
+        """Tensors of every call, oldest first (of a shared module, or of a block under gradient checkpointing).
 
         Raises:
             RecordError: nothing of this name was recorded there.
@@ -224,42 +232,42 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return list(self._of(site)[name])
 
     def clear(self) -> None:
-        """Forget everything recorded so far."""
+        """Delete everything recorded so far."""
         self._calls.clear()
         self._means.clear()
-        self._refused.clear()
+        self._unavailable.clear()
 
     def check(self) -> None:
         """
         Raises:
-            RecordError: sites have run, and something that was asked for none of them offers.
+            RecordError: sites ran, and none of them has a requested tensor.
         """
-        names = dict.fromkeys(name for offered in self._offered.values() for name in offered)
-        for asked in sorted(self._what or ()) if names else ():
-            if not any(_means(asked, name) for name in names):
-                raise RecordError(f"none of the chosen sites offers {asked!r}; they offer {', '.join(names)}")
-        for of in self._reduced if names else ():
+        names = dict.fromkeys(name for available in self._available.values() for name in available)
+        for requested in sorted(self._what or ()) if names else ():
+            if not any(_matches(requested, name) for name in names):
+                raise RecordError(f"none of the chosen sites has {requested!r}; available: {', '.join(names)}")
+        for of in self._reductions if names else ():
             if of not in names:
                 near = did_you_mean(of, names)
                 raise RecordError(
-                    f"none of the chosen sites offers {of!r}, which was to be reduced{near}; they offer {', '.join(names)}"
+                    f"none of the chosen sites has {of!r}, which was to be reduced{near}; available: {', '.join(names)}"
                 )
 
-    def _of(self, site: str) -> _Named[list[Tensor]]:
+    def _of(self, site: str) -> _SiteTensors[list[Tensor]]:
         if site in self._calls or site in self._means:
             means = {name: [mean.mean] for name, mean in self._means.get(site, {}).items() if mean.mean is not None}
-            refused = self._refused.get(site, {})
-            return _Named(site, {**self._calls.get(site, {}), **means}, self.offered(site), refused)
-        if site in self._offered:
+            unavailable = self._unavailable.get(site, {})
+            return _SiteTensors(site, {**self._calls.get(site, {}), **means}, self.available(site), unavailable)
+        if site in self._available:
             raise RecordError(
-                f"nothing that was asked for was offered at {site!r}; it offers {', '.join(self.offered(site))}"
+                f"{site!r} has none of the requested tensors; available: {', '.join(self.available(site))}"
             )
         recorded = ", ".join(self) or "nothing; run the model inside the with-block"
         raise RecordError(f"nothing was recorded at {site!r}; recorded: {recorded}")
 
     def __getitem__(self, site: str) -> Mapping[str, Tensor]:
         tensors = {name: calls[-1] for name, calls in self._of(site).items()}
-        return _Named(site, tensors, self.offered(site), self._refused.get(site, {}))
+        return _SiteTensors(site, tensors, self.available(site), self._unavailable.get(site, {}))
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys((*self._calls, *self._means)))
@@ -267,28 +275,37 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     def __len__(self) -> int:
         return len(self._calls.keys() | self._means.keys())
 
+    asks = _deprecated("asks", "is_requested")
+    looks = _deprecated("looks", "attention_map_for_query")
+    offered = _deprecated("offered", "available")
+    places = _deprecated("places", "token_indices")
+    whole = _deprecated("whole", "full_attention_map")
+    without_filling = _deprecated("without_filling", "without_padding")
 
-class _Named(dict[str, _T]):
-    """What one site gave by name; who asks it for something else is told what there is."""
 
-    def __init__(self, site: str, kept: Mapping[str, _T], offered: tuple[str, ...], refused: Mapping[str, str]) -> None:
-        super().__init__(kept)
-        self._site, self._offered, self._refused = site, offered, refused
+class _SiteTensors(dict[str, _T]):
+    """Tensors of one site by name; a missing name raises an error that lists the available ones."""
+
+    def __init__(
+        self, site: str, tensors: Mapping[str, _T], available: tuple[str, ...], unavailable: Mapping[str, str]
+    ) -> None:
+        super().__init__(tensors)
+        self._site, self._available, self._unavailable = site, available, unavailable
 
     def __missing__(self, name: str) -> _T:
-        if name in self._refused:
-            raise RecordError(self._refused[name])
-        if name in self._offered:
+        if name in self._unavailable:
+            raise RecordError(self._unavailable[name])
+        if name in self._available:
             raise RecordError(
-                f"{name!r} of {self._site!r} was not kept: record(model, {{{name!r}, ...}}) keeps it where it is not reduced"
+                f"{name!r} of {self._site!r} was not kept; record(model, {{{name!r}, ...}}) keeps it unless it is reduced"
             )
-        raise RecordError(f"{self._site!r} offers no {name!r}; it offers {', '.join(self._offered)}")
+        raise RecordError(f"{self._site!r} has no {name!r}; available: {', '.join(self._available)}")
 
 
-def _reduced(of: str, reduction: str) -> str:
-    return reduction if of == "weights" else f"{of}.{reduction}"
-
-
-def _means(asked: str, name: str) -> bool:
-    """Whether who asks for `asked` wants the tensor `name`: by its name, its graft's, or as one of its gates."""
-    return name == asked or name.startswith(f"{asked}.") or (asked == "gates" and name.rpartition(".")[2] in GATES)
+def _matches(requested: str, name: str) -> bool:
+    """Return whether `requested` selects the tensor `name`: by its name, its graft's name, or as one of its gates."""
+    return (
+        name == requested
+        or name.startswith(f"{requested}.")
+        or (requested == "gates" and name.rpartition(".")[2] in GATES)
+    )

@@ -1,4 +1,4 @@
-"""Where the tokens of each site stand on the map of the image: what its host says, and the size of the images that came."""
+"""Token coordinates: which token of each site is at which position of the image's map."""
 
 from __future__ import annotations
 
@@ -9,140 +9,141 @@ from torch import Tensor
 
 from attngraft.attention import AttentionGeometry, Geometry
 from attngraft.errors import RecordError
-from attngraft.recording.attention_maps import grid_at, interleaved
-from attngraft.recording.reductions import Around
+from attngraft.recording.attention_maps import interleaved_indices, scaled_grid
+from attngraft.recording.reductions import TokenLayout
 
 
-class Standing:
-    """What is known of the tokens of the chosen sites.
+class TokenCoordinates:
+    """Positions of the tokens of the chosen sites, from their host's geometry and the size of the current images.
 
     Args:
-        geometries: site to what its host says of it, which holds for images of its own size.
-        made_for: that size, (rows, columns) of pixels; None: the host takes no images.
+        geometries: geometry by site, valid for images of the host's default size.
+        default_size: that size, (rows, columns) of pixels; None: the host takes no images.
     """
 
-    def __init__(self, geometries: Mapping[str, Geometry], made_for: tuple[int, int] | None = None) -> None:
-        self._geometries, self._made_for = geometries, made_for
-        self._seen = made_for
-        self._offered: dict[str, Tensor] = {}  # by hosts that say how they cut windows
-        self._in_blocks: set[str] = set()  # those of them whose hook points have blocks, which nothing puts back
+    def __init__(self, geometries: Mapping[str, Geometry], default_size: tuple[int, int] | None = None) -> None:
+        self._geometries, self._default_size = geometries, default_size
+        self._image_size = default_size
+        self._reported: dict[str, Tensor] = {}  # token indices by site, from hosts that record how they cut windows
+        self._in_blocks: set[str] = set()  # sites among them whose hook points keep (B, blocks, tokens, C)
 
-    def saw(self, size: tuple[int, int] | None) -> None:
-        """Images of this size, (rows, columns) of pixels, are on their way through the model; None: something else is."""
-        self._seen = size
+    def set_image_size(self, size: tuple[int, int] | None) -> None:
+        """Set the size, (rows, columns) of pixels, of the images in the current forward pass; None: other inputs."""
+        self._image_size = size
 
-    def offered(self, site: str, places: Tensor, *, in_blocks: bool = False) -> None:
-        """The host said itself where the tokens of this site stand, in this call."""
-        self._offered[site] = places
+    def report(self, site: str, token_indices: Tensor, *, in_blocks: bool = False) -> None:
+        """Store the token indices that the host recorded for a site in the current forward pass."""
+        self._reported[site] = token_indices
         if in_blocks:
             self._in_blocks.add(site)
 
     def in_blocks(self, site: str) -> bool:
-        """Whether what leaves a hook point of this site is (B, blocks, tokens, C), and no map."""
+        """Return whether the site's hook points hold (B, blocks, tokens, C) instead of a map."""
         return site in self._in_blocks
 
     def geometry(self, site: str) -> Geometry:
         """
         Raises:
-            RecordError: the site was not among the chosen ones.
+            RecordError: the site was not chosen.
         """
         if site not in self._geometries:
-            raise RecordError(f"{site!r} is none of the chosen sites: {', '.join(self._geometries)}")
+            raise RecordError(f"{site!r} is not one of the chosen sites: {', '.join(self._geometries)}")
         return self._geometries[site]
 
-    def places(self, site: str, tokens: int | None = None) -> Tensor:
-        """(rows, columns): which token stands at each place of the map, counted over the windows of one image.
+    def token_indices(self, site: str, tokens: int | None = None) -> Tensor:
+        """Index of the token at each map position, (rows, columns), counted over the windows of one image.
 
         Args:
-            site: whose.
-            tokens: how many there are in a sequence, prefix tokens included; None: not known.
+            site: the site's path.
+            tokens: length of a sequence, prefix tokens included; None: unknown.
 
         Raises:
-            RecordError: the host does not say where the tokens of this site stand, or they are not as many as it says.
+            RecordError: the host does not report where the tokens of this site are, or their number does not match.
         """
-        if site in self._offered:
-            return self._offered[site]
+        if site in self._reported:
+            return self._reported[site]
         geometry = self.geometry(site)
-        if (why := _unsaid(geometry)) is not None:
-            raise RecordError(f"where the tokens of {site!r} stand on the map is not known: {why}")
+        if (why := _unknown_because(geometry)) is not None:
+            raise RecordError(f"the map positions of the tokens of {site!r} are unknown: {why}")
         if (grid := self._grid(geometry, tokens)) is None:
-            leading = f"{geometry.prefix_tokens} leading tokens and " if geometry.prefix else ""
-            raise RecordError(self._not_so_many(site, tokens, leading, geometry.grid or (0, 0)))
+            prefix = f"{geometry.prefix_tokens} prefix tokens and " if geometry.prefix else ""
+            raise RecordError(self._wrong_number(site, tokens, prefix, geometry.grid or (0, 0)))
         if geometry.apart is not None:
-            return interleaved(grid, geometry.apart)
+            return interleaved_indices(grid, geometry.apart)
         return geometry.prefix_tokens + torch.arange(grid[0] * grid[1]).view(grid)
 
-    def size(self, site: str) -> tuple[int, int] | None:
-        """(rows, columns) of the whole map that leaves a hook point of this site, whatever windows it is cut into; None: it is
-        not known, or queries are pooled to a smaller one."""
+    def map_size(self, site: str) -> tuple[int, int] | None:
+        """(rows, columns) of the whole map at the site's hook points; None: unknown, or queries are pooled."""
         geometry = self.geometry(site)
         if isinstance(geometry, AttentionGeometry) and geometry.query_tokens is not None:
             return None
-        if (places := self._offered.get(site)) is not None:
-            return places.shape[0], places.shape[1]
+        if (reported := self._reported.get(site)) is not None:
+            return reported.shape[0], reported.shape[1]
         grid = self._grid(geometry, None)
         if grid is None or geometry.apart is None:
             return grid
         return grid[0] * geometry.apart[0], grid[1] * geometry.apart[1]
 
-    def key_places(self, site: str, tokens: int | None = None) -> Tensor:
-        """(rows, columns): which key of a cross-attention stands at each place of the map.
+    def key_indices(self, site: str, tokens: int | None = None) -> Tensor:
+        """Index of the cross-attention key at each map position, (rows, columns).
 
         Raises:
-            RecordError: the site is no cross-attention, its host does not say where its keys stand, or they are not as many
-                as it says.
+            RecordError: the site is not a cross-attention, its keys have no grid, or their number does not match.
         """
         geometry = self.geometry(site)
         if not isinstance(geometry, AttentionGeometry) or not geometry.cross:
-            raise RecordError(f"the keys of {site!r} are its own tokens: `places`, `looks` and `whole` are for these")
+            raise RecordError(
+                f"{site!r} is a self-attention; `keys_on_map` is for cross-attention, see `attention_map_for_query` and "
+                "`full_attention_map`"
+            )
         if geometry.keys_grid is None:
-            raise RecordError(f"where the keys of {site!r} stand on the map is not known: they stand on no grid")
-        if (grid := self._at(geometry.keys_grid, tokens)) is None:
-            raise RecordError(self._not_so_many(site, tokens, "", geometry.keys_grid))
+            raise RecordError(f"the map positions of the keys of {site!r} are unknown: they have no grid")
+        if (grid := self._scaled(geometry.keys_grid, tokens)) is None:
+            raise RecordError(self._wrong_number(site, tokens, "", geometry.keys_grid))
         return torch.arange(grid[0] * grid[1]).view(grid)
 
-    def around(self, site: str, tokens: int) -> Around:
-        """What a reduction may know of maps of so many keys."""
+    def layout(self, site: str, tokens: int) -> TokenLayout:
+        """Layout of a map with that many keys, for reductions."""
         geometry = self.geometry(site)
         window = geometry.window if isinstance(geometry, AttentionGeometry) else None
-        spread = window not in (None, geometry.grid)  # windows may lie apart: their host must say how
-        grid, places = None if spread else self._grid(geometry, tokens), self._offered.get(site)
-        if places is None and grid is not None and geometry.apart is not None:
-            places = interleaved(grid, geometry.apart)
-        return Around(geometry.prefix_tokens, grid, places)
+        windowed = window not in (None, geometry.grid)  # windows may be interleaved: only the host can report how
+        grid, indices = None if windowed else self._grid(geometry, tokens), self._reported.get(site)
+        if indices is None and grid is not None and geometry.apart is not None:
+            indices = interleaved_indices(grid, geometry.apart)
+        return TokenLayout(geometry.prefix_tokens, grid, indices)
 
     def _grid(self, geometry: Geometry, tokens: int | None) -> tuple[int, int] | None:
         spatial = None if tokens is None else tokens - geometry.prefix_tokens
-        return None if geometry.grid is None else self._at(geometry.grid, spatial)
+        return None if geometry.grid is None else self._scaled(geometry.grid, spatial)
 
-    def _at(self, grid: tuple[int, int], tokens: int | None) -> tuple[int, int] | None:
-        """What `grid` is of images as large as those that came; None: it has not so many places."""
-        if self._made_for is None:
+    def _scaled(self, grid: tuple[int, int], tokens: int | None) -> tuple[int, int] | None:
+        """`grid` for images of the current size; None if it has another number of positions."""
+        if self._default_size is None:
             return grid if tokens in (None, grid[0] * grid[1]) else None
-        if self._seen is None:
+        if self._image_size is None:
             return None
-        return grid_at(self._seen, grid=grid, made_for=self._made_for, tokens=tokens)
+        return scaled_grid(self._image_size, grid=grid, default_size=self._default_size, tokens=tokens)
 
-    def _not_so_many(self, site: str, tokens: int | None, leading: str, grid: tuple[int, int]) -> str:
-        own = f"{leading}a map of {grid[0]} x {grid[1]}"
-        if self._made_for is None:
-            return f"{site!r} saw {tokens} tokens, and its host's own size is {own}"
-        if self._seen is None:
-            return f"where the tokens of {site!r} stand is not known: the model got no images, whose size would say it"
-        seen, made_for = (f"{size[0]} x {size[1]}" for size in (self._seen, self._made_for))
-        saw = "which are no whole number of patches" if tokens is None else f"and saw {tokens} tokens"
+    def _wrong_number(self, site: str, tokens: int | None, prefix: str, grid: tuple[int, int]) -> str:
+        expected = f"{prefix}a map of {grid[0]} x {grid[1]}"
+        if self._default_size is None:
+            return f"{site!r} got {tokens} tokens; its host's default is {expected}"
+        if self._image_size is None:
+            return f"the map positions of the tokens of {site!r} are unknown: the model got no images"
+        image, default = (f"{size[0]} x {size[1]}" for size in (self._image_size, self._default_size))
+        got = "not a whole number of patches" if tokens is None else f"{tokens} tokens"
         return (
-            f"{site!r} got images of {seen}, {saw}, where its host's own size of {made_for} is {own}: give it images of "
-            "that size to see them on the map"
+            f"{site!r} got images of {image} ({got}); its host's default size of {default} has {expected}: use images of "
+            "that size to map tokens to the image"
         )
 
 
-def _unsaid(geometry: Geometry) -> str | None:
-    """Why nobody knows from this alone where tokens stand; None: it is known."""
+def _unknown_because(geometry: Geometry) -> str | None:
+    """Why the geometry alone does not determine token positions; None: it does."""
     if geometry.grid is None:
-        return "they stand on no grid"
+        return "they have no grid"
     if isinstance(geometry, AttentionGeometry) and geometry.window is not None:
-        return "hosts of its family do not say how they cut windows"
+        return "hosts of this family do not report how they cut windows"
     if geometry.sequences > 1 and geometry.apart is None:
-        return f"its host makes {geometry.sequences} sequences of one image, and does not say how they lie in it"
+        return f"its host cuts an image into {geometry.sequences} sequences and does not report their layout"
     return None

@@ -28,7 +28,7 @@ from attngraft.hosts import find_host
 from attngraft.models.create import create_model
 from attngraft.saved.manifest import GRAFTS, WEIGHTS, Manifest, read_manifest, write_manifest
 from attngraft.tasks.seeding import seeded
-from attngraft.tensors import apart
+from attngraft.tensors import unshared
 
 _SHOWN = 3  #: names in a message
 
@@ -37,7 +37,7 @@ def write_model(model: nn.Module, manifest: Manifest, folder: Path) -> Manifest:
     """Write weights, grafts and, last, the manifest; returned as written."""
     has_grafts = _has_grafts(model)
     weights = {name: value for name, value in model.state_dict().items() if not is_graft(name)}
-    write_atomically(folder / WEIGHTS, safetensors.torch.save(apart(weights), metadata={"format": "pt"}))
+    write_atomically(folder / WEIGHTS, safetensors.torch.save(unshared(weights), metadata={"format": "pt"}))
     if has_grafts:
         write_atomically(folder / GRAFTS, graft_bytes(find_host(model)))
     manifest = replace(manifest, grafted=has_grafts)

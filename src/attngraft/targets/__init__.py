@@ -1,1 +1,1 @@
-"""Open whatever can be judged: a run, an exported folder, a host name; and the images to judge it on."""
+"""Whatever can be analyzed, evaluated or exported: runs, exported folders, host names, and images for them."""

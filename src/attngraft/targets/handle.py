@@ -1,4 +1,4 @@
-"""The models that are looked at: runs, exported folders, models of timm; each with its way from an image to its input."""
+"""Model handles: a run, an exported folder or a timm model, with its preparation of images."""
 
 from __future__ import annotations
 
@@ -27,50 +27,50 @@ from attngraft.training.run_folder import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A model in evaluation mode, and how images are shown to it."""
+class ModelHandle:
+    """A model in evaluation mode with its preparation of images."""
 
     name: str
     model: nn.Module
     preparation: Preparation
-    classes: tuple[str, ...] = ()  #: empty where nobody says
-    record: RunRecord | None = None  #: where it is of a run
-    weights: Weights = "last"  #: which weights of it
+    classes: tuple[str, ...] = ()  #: class names; empty if unknown
+    record: RunRecord | None = None  #: of a run
+    weights: Weights = "last"  #: which weights of the run
 
     @property
-    def saved(self) -> bool:
-        """Whether its run saved what the model answered with these very weights."""
+    def has_predictions(self) -> bool:
+        """Return whether its run saved predictions made with these weights."""
         return self.record is not None and self.record.predictions is not None and self.weights == "last"
 
     def view(self, image: Image.Image) -> Tensor:
-        """What it sees of an upright image, before normalization: bytes (C, H, W)."""
+        """Resized and cropped pixels of an upright image before normalization: bytes (C, H, W)."""
         return self.preparation.view_of(image)
 
     def inputs(self, views: list[Tensor]) -> Tensor:
-        """Views as the model takes them, (B, C, H, W), where it is and of its type."""
+        """Batch of views as the model's input (B, C, H, W), on its device and in its dtype."""
         like = next(self.model.parameters(), torch.zeros(()))
         return self.preparation.batch(views).to(like)
 
 
-def open_subject(
+def open_handle(
     where: str,
     *,
     name: str | None = None,
     weights: Weights = "last",
     pretrained: bool = False,
     arguments: Mapping[str, Any] | None = None,
-) -> Subject:
-    """A run's folder, an exported folder, or a model of timm by its name.
+) -> ModelHandle:
+    """Open a run's folder, an exported folder, or a timm model.
 
     Args:
-        where: which of these; a folder goes before a name.
-        name: what it is called; by default a run's own name, a folder's, or timm's.
-        weights: of a run: those of the last epoch, of the best one, or their moving averages.
-        pretrained: of timm: with its weights; without, values are random.
+        where: folder or timm name; a folder takes precedence.
+        name: display name; default: the name of the run, the folder or the timm model.
+        weights: of a run: last epoch, best epoch, or their moving averages.
+        pretrained: load a timm model's weights; otherwise they are random.
         arguments: for timm's factory.
 
     Raises:
-        UsageError: it is a study, or nothing of the kind; or a model that takes no images.
+        UsageError: a study, neither a folder nor a model, or a model that does not take images.
         TrainingError, ExportError, HostError: it cannot be opened.
     """
     path = Path(where)
@@ -78,63 +78,50 @@ def open_subject(
         raise UsageError(f"{where}: is a study: give it as --study {where}, or give one of its runs ({where}/runs/...)")
     if path.is_dir():
         if pretrained or arguments:
-            raise UsageError(
-                f"{where}: is a folder, which says itself what its model is; leave --pretrained and --host-arg out"
-            )
-        return _of_exported(path, name) if (path / MANIFEST).is_file() else _of_run(path, name, weights)
+            raise UsageError(f"{where}: --pretrained and --host-arg are for timm models, not folders; leave them out")
+        if (path / MANIFEST).is_file():
+            return _served(name or path.resolve().name, load(path), read_manifest(path).serving)
+        opened = open_run(path, weights, unfinished=True)
+        handle = _served(name or _run_name(path), opened.model, opened.manifest.serving)
+        return replace(handle, record=opened.record, weights=weights)
     if path.suffix or "/" in where:
         raise UsageError(
-            f"{where}: there is no such folder; give a run, an exported model, or a model of timm by its name"
+            f"{where}: there is no such folder; give a run, an exported model, or the name of a timm model"
         )
-    model = create_model(where, pretrained=pretrained, **(arguments or {}))
-    return subject_of(name or where, model)
+    return model_handle(name or where, create_model(where, pretrained=pretrained, **(arguments or {})))
 
 
-def subject_of(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None = None) -> Subject:
-    """A model that is there already; images become its input as timm evaluates it.
+def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None = None) -> ModelHandle:
+    """Wrap a model; images are prepared as in timm's evaluation.
 
     Args:
-        expects: what it expects of an image, as in timm's configuration (`mean`, `std`, `crop_pct`, `interpolation`); by
-            default what its own says, or timm's defaults.
+        expects: image configuration as in timm (`mean`, `std`, `crop_pct`, `interpolation`); default: the model's own, or
+            timm's defaults.
 
     Raises:
-        UsageError: it takes no images.
-        HostError: no adapter knows it.
+        UsageError: the model does not take images.
+        HostError: no adapter matches it.
     """
     host = find_host(getattr(model, "_orig_mod", model))  # torch.compile's wrapper holds the model itself
     example = host.adapter.example_inputs(host.core, batch=1)[0]
     if example.ndim != 4 or example.shape[1] not in (1, 3):
-        raise UsageError(f"{name}: it takes tensors of {tuple(example.shape)}, and no images of 1 or 3 channels")
+        raise UsageError(f"{name}: takes tensors of {tuple(example.shape)}, not images of 1 or 3 channels")
     config = timm.data.resolve_model_data_config(host.core) | dict(expects or {})
-    takes = HostInput.from_model(config | {"input_size": tuple(example.shape[1:])})
-    return Subject(name=name, model=model, preparation=Preparation(takes))
+    host_input = HostInput.from_model(config | {"input_size": tuple(example.shape[1:])})
+    return ModelHandle(name=name, model=model, preparation=Preparation(host_input))
 
 
-def _of_run(path: Path, name: str | None, weights: Weights) -> Subject:
-    source = open_run(path, weights, unfinished=True)
-    subject = _served(name or _called(path), source.model, source.manifest.serving)
-    return replace(subject, record=source.record, weights=weights)
-
-
-def _of_exported(path: Path, name: str | None) -> Subject:
-    return _served(name or path.resolve().name, load(path), read_manifest(path).serving)
-
-
-def _served(name: str, model: nn.Module, serving: Serving) -> Subject:
-    return Subject(
+def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return ModelHandle(
         name=name,
-        model=_placed(model),
+        model=(model if device is None else model.to(device)).eval(),
         preparation=Preparation.of_serving(serving),
         classes=serving.classes,
     )
 
 
-def _placed(model: nn.Module) -> nn.Module:
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return (model if device is None else model.to(device)).eval()
-
-
-def _called(run: Path) -> str:
-    """A study's run by its variant and seed, another one by its folder."""
+def _run_name(run: Path) -> str:
+    """Variant and seed for a study's run, otherwise the folder's name."""
     parts = run.resolve().parts
     return "/".join(parts[-2:]) if len(parts) > 2 and parts[-3] == "runs" else parts[-1]

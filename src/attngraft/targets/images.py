@@ -1,4 +1,4 @@
-"""The images that models are shown: files that somebody named, or the validation part of some data."""
+"""Image sets: named files, or the validation part of a data source."""
 
 from __future__ import annotations
 
@@ -20,116 +20,117 @@ from attngraft.training.run_folder import RunFolder, RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
-class Album:
+class ImageSet:
     """Images in a fixed order, opened one at a time."""
 
-    where: str  #: the data's name, for readers
-    names: Sequence[str]  #: each another one
+    source: str  #: name of the data, for messages
+    names: Sequence[str]  #: unique
     open: Callable[[int], Image.Image]
-    labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: nobody says
+    labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabelled
     classes: tuple[str, ...] = ()
-    named: bool = False  #: somebody named these images; False: they are what a run was validated on
+    user_chosen: bool = False  #: False: the images that a run was validated on
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def some(self, count: int) -> list[int]:
-        """Places of at most `count` images, evenly over all of them: data often lie class by class."""
+    def sample(self, count: int) -> list[int]:
+        """Indices of at most `count` images, evenly spaced: data are often sorted by class."""
         if count >= len(self):
             return list(range(len(self)))
-        return [int(place) for place in np.linspace(0, len(self) - 1, count).round()]
+        return [int(index) for index in np.linspace(0, len(self) - 1, count).round()]
 
 
-def album_of_files(paths: Sequence[str]) -> Album:
+def images_from_files(paths: Sequence[str]) -> ImageSet:
     """Image files.
 
     Raises:
         UsageError: there are none.
     """
     if not paths:
-        raise UsageError("no images: name some with --image, or data with --data")
+        raise UsageError("no images: give some with --image, or data with --data")
 
-    def opened(place: int) -> Image.Image:
+    def open_image(index: int) -> Image.Image:
         try:
-            with open(paths[place], "rb") as stream:
-                return decode(stream, where=paths[place])
+            with open(paths[index], "rb") as stream:
+                return decode(stream, where=paths[index])
         except UnreadableImage as error:
-            raise DataError(f"{paths[place]}: this is no image that can be read ({error.reason})") from None
+            raise DataError(f"{paths[index]}: cannot be read as an image ({error.reason})") from None
         except OSError as error:
-            raise DataError(f"{paths[place]}: {error.strerror or error}") from None
+            raise DataError(f"{paths[index]}: {error.strerror or error}") from None
 
-    where = paths[0] if len(paths) == 1 else f"{len(paths)} files"
-    return Album(where=where, names=shortest_names(paths), open=opened, named=True)
+    source = paths[0] if len(paths) == 1 else f"{len(paths)} files"
+    return ImageSet(source=source, names=shortest_names(paths), open=open_image, user_chosen=True)
 
 
 def shortest_names(paths: Sequence[str]) -> list[str]:
-    """Each path's end, as few folders of it as no other path ends in (`a/1.jpg`, `b/1.jpg`, `2.jpg`); a path that is
-    there again gets a number."""
+    """Shortest suffix of each path that no other path has (`a/1.jpg`, `b/1.jpg`, `2.jpg`); repeated paths are numbered."""
     parts = [[part for part in Path(path).parts if part != Path(path).anchor] for path in paths]
-    apart = {tuple(each) for each in parts}
-    ends = Counter(each[start:] for each in apart for start in range(len(each)))
+    distinct = {tuple(each) for each in parts}
+    suffixes = Counter(each[start:] for each in distinct for start in range(len(each)))
     names = []
     for each in parts:
-        short = next((start for start in reversed(range(len(each))) if ends[tuple(each[start:])] == 1), 0)
-        names.append("/".join(each[short:]))
+        start = next((start for start in reversed(range(len(each))) if suffixes[tuple(each[start:])] == 1), 0)
+        names.append("/".join(each[start:]))
     return numbered_names(names)
 
 
 def numbered_names(names: Iterable[str]) -> list[str]:
-    """Names with a number behind what was there before: `rose`, `rose (2)`."""
-    numbers: Counter[str] = Counter()  # the last one of each name
+    """Names made unique by numbers: `rose`, `rose (2)`."""
+    numbers: Counter[str] = Counter()  # last number of each name
     taken: set[str] = set()
-    found = []
+    unique = []
     for name in names:
-        other = name
-        while other in taken:
+        numbered = name
+        while numbered in taken:
             numbers[name] += 1
-            other = f"{name} ({numbers[name] + 1})"
-        taken.add(other)
-        found.append(other)
-    return found
+            numbered = f"{name} ({numbers[name] + 1})"
+        taken.add(numbered)
+        unique.append(numbered)
+    return unique
 
 
-def album_of_data(source: str, *, split: str | None = None) -> Album:
-    """The validation part of any source that `--data` takes, or the part called `split`.
+def images_from_data(source: str, *, split: str | None = None) -> ImageSet:
+    """The validation part, or the part called `split`, of any source that `--data` takes.
 
     Raises:
         DataError: it cannot be opened.
     """
-    return _opened(DataConfig(source=source, val_split=split), None, named=True)
+    return _open(DataConfig(source=source, val_split=split), None, user_chosen=True)
 
 
-def album_of_run(record: RunRecord, *, data: str | None = None, split: str | None = None) -> Album:
-    """What a run was validated on; or the same part of other data, or another part of its own.
+def images_from_run(record: RunRecord, *, data: str | None = None, split: str | None = None) -> ImageSet:
+    """Validation images of a run; or the same part of other data, or another part of its own.
 
     Raises:
-        UsageError: the run's task is not of images.
+        UsageError: the run's task has no images.
         DataError: the data cannot be opened.
     """
     section: dict[str, Any] = dict(record.recipe.task.get("data", {}))
     if not section:
-        raise UsageError(f"{record.folder}: the task of this run ({record.recipe.task['name']}) has no images to show")
-    kept: Path | None = RunFolder(record.folder).split
+        raise UsageError(f"{record.folder}: the task of this run ({record.recipe.task['name']}) has no images")
+    saved_split: Path | None = RunFolder(record.folder).split
     if data is not None or split is not None:
         section.pop("split_file", None)
-        kept = None
+        saved_split = None
     if data is not None:
         section["source"] = data
     if split is not None:
         section |= {"val_split": split, "val_fraction": None}
     config = read(DataConfig, section, where="task.data")
-    return _opened(
-        config, kept if kept is not None and kept.is_file() else None, named=data is not None or split is not None
+    return _open(
+        config,
+        saved_split if saved_split is not None and saved_split.is_file() else None,
+        user_chosen=data is not None or split is not None,
     )
 
 
-def _opened(config: DataConfig, kept: Path | None, *, named: bool) -> Album:
-    found = open_images(config, kept=kept)
-    return Album(
-        where=found.parts.where,
-        names=numbered_names(found.val.names),
-        open=found.val.open,
-        labels=found.val.labels,
-        classes=found.parts.classes,
-        named=named,
+def _open(config: DataConfig, saved_split: Path | None, *, user_chosen: bool) -> ImageSet:
+    opened = open_images(config, kept=saved_split)
+    return ImageSet(
+        source=opened.parts.where,
+        names=numbered_names(opened.val.names),
+        open=opened.val.open,
+        labels=opened.val.labels,
+        classes=opened.parts.classes,
+        user_chosen=user_chosen,
     )

@@ -1,4 +1,4 @@
-"""From a run to its model and what a manifest says of it."""
+"""Opening the model of a run, with its manifest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from attngraft.errors import ExportError, UsageError
 from attngraft.grafting.spec import parse
 from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, load_result
-from attngraft.results.study import VariantResult
 from attngraft.saved.manifest import HostEntry, Manifest, Origin
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task, model_data_config
@@ -25,8 +24,8 @@ _SHOWN = 3  #: runs of a study in a message
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """A trained model on the CPU, in evaluation mode, with what is known of it."""
+class OpenedRun:
+    """A trained model on the CPU, in evaluation mode, with its manifest, record and task."""
 
     model: nn.Module
     manifest: Manifest
@@ -34,19 +33,19 @@ class Source:
     task: Task
 
 
-def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool = False) -> Source:
-    """The model of a run.
+def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool = False) -> OpenedRun:
+    """Open the model of a run.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         weights: of the last checkpoint, the best epoch, or their moving averages.
-        unfinished: take a run that has not come to its end.
+        unfinished: accept a run that is not finished.
 
     Raises:
-        UsageError: it is a study; names its runs.
+        UsageError: the folder is a study; names its runs.
         TrainingError: no run, or no such weights in it.
-        ConfigError: its task does not say how its models are used.
-        ExportError: the run has not seen its data yet, or is not finished.
+        ConfigError: its task does not describe its model's inputs and outputs.
+        ExportError: the run has not read its data yet, or is not finished.
     """
     if (Path(folder) / RESULT_FILE).is_file():
         raise UsageError(f"{folder}: is a study; give one of its runs, such as {_runs_of(Path(folder))}")
@@ -54,10 +53,10 @@ def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool 
     if not record.facts:
         raise ExportError(f"{record.folder}: the run stopped before its data were read; train it first")
     if not record.finished and not unfinished:
-        done, of = len(record.epochs), record.recipe.schedule.epochs
+        done, epochs = len(record.epochs), record.recipe.schedule.epochs
         raise ExportError(
-            f"{record.folder}: the run is not finished ({done} of {of} epochs); repeat its command to finish it, or take it "
-            "as it is with --unfinished"
+            f"{record.folder}: the run is not finished ({done} of {epochs} epochs); rerun its command to finish it, or use "
+            "it unfinished with --unfinished"
         )
     recipe = record.recipe
     task = build_task(recipe)
@@ -71,57 +70,48 @@ def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool 
         origin=_origin(record, weights, task),
         packages={name: _version(name) for name in PACKAGES},
     )
-    return Source(model=model, manifest=manifest, record=record, task=task)
+    return OpenedRun(model=model, manifest=manifest, record=record, task=task)
 
 
 def _host(model: nn.Module, name: str, arguments: dict[str, object]) -> HostEntry:
-    """A registered name: one that stands for a folder or a hub repository would have to be fetched again."""
+    """A registered name instead of a folder or a hub repository, which would have to be fetched again."""
     if ":" in name:
         known = getattr(model, "pretrained_cfg", None) or {}
         name, arguments = known.get("architecture", name), {**getattr(model, "_model_args", {}), **arguments}
-    arguments.pop("pretrained_cfg_overlay", None)  # what it says of the input stands in the manifest
+    arguments.pop("pretrained_cfg_overlay", None)  # the manifest holds its input settings
     return HostEntry(name=name, args=arguments)
 
 
 def _origin(record: RunRecord, weights: Weights, task: Task) -> Origin:
-    """Where the weights come from, with the run's own metrics of that epoch."""
+    """Origin of the weights, with the run's metrics of that epoch."""
     part = "ema" if "ema" in weights else "val"
-    rows = [row for row in record.epochs if f"{part}/{task.primary}" in row]
+    key = f"{part}/{task.primary}"
+    folder = record.folder.resolve().parts  # without the machine's paths; a study's run with its variant
+    name = "/".join(folder[-2:] if len(folder) > 2 and folder[-3] == "runs" else folder[-1:])
+    rows = [row for row in record.epochs if key in row]
     if not rows:
-        return Origin(run=_name(record.folder), weights=weights, seed=record.recipe.seed)
+        return Origin(run=name, weights=weights, seed=record.recipe.seed)
     row = rows[-1]
     if weights.startswith("best"):
-        key = f"{part}/{task.primary}"
         row = (max if task.higher_is_better else min)(rows, key=lambda each: each[key])  # the first of equal ones
-    metrics = {name.partition("/")[2]: float(row[name]) for name in row if name.startswith(f"{part}/")}
-    return Origin(
-        run=_name(record.folder), weights=weights, epoch=int(row["epoch"]), seed=record.recipe.seed, metrics=metrics
-    )
+    metrics = {metric.partition("/")[2]: float(row[metric]) for metric in row if metric.startswith(f"{part}/")}
+    return Origin(run=name, weights=weights, epoch=int(row["epoch"]), seed=record.recipe.seed, metrics=metrics)
 
 
 def _runs_of(study: Path) -> str:
-    """The first runs of a study, best variant first where there is one."""
+    """First runs of a study, best variant first."""
     result = load_result(study)
     style = wording.metric_format(result)
-
-    def standing(variant: VariantResult) -> float:
-        spread = variant.last.get(result.metric)
-        return -math.inf if spread is None else spread.mean * (1 if result.higher_is_better else -1)
-
-    best = sorted((each for each in result.variants if each.runs), key=standing, reverse=True)[:_SHOWN]
-    rows = [f"{study / each.runs[0].folder} ({each.name}: {_mean(each, style)})" for each in best]
-    return ", ".join(rows) or "none has finished"
-
-
-def _mean(variant: VariantResult, style: wording.MetricFormat) -> str:
-    spread = variant.last.get(style.name)
-    return f"{style.label} {style.value(spread.mean if spread else None)}{style.unit}"
-
-
-def _name(folder: Path) -> str:
-    """The run's folder without the machine's paths; a study's run with its variant."""
-    parts = folder.resolve().parts
-    return "/".join(parts[-2:] if len(parts) > 2 and parts[-3] == "runs" else parts[-1:])
+    sign = 1 if result.higher_is_better else -1
+    ranked = []
+    for variant in result.variants:
+        if variant.runs:
+            spread = variant.last.get(style.name)
+            mean = f"{style.label} {style.value(spread.mean if spread else None)}{style.unit}"
+            ranked.append((-math.inf if spread is None else spread.mean * sign, variant, mean))
+    ranked.sort(key=lambda each: each[0], reverse=True)
+    shown = [f"{study / variant.runs[0].folder} ({variant.name}: {mean})" for _, variant, mean in ranked[:_SHOWN]]
+    return ", ".join(shown) or "none has finished"
 
 
 def _version(name: str) -> str:

@@ -198,7 +198,7 @@ def test_a_graft_everywhere_passes_it_over_and_says_so() -> None:
     assert paths == [*(f"blocks.{index}.self_attention_latents.attn" for index in range(11)), *paths[11:]]
     assert paths[11:] == [f"blocks.11.{CROSS}.attn", "blocks.11.self_attention_latents.attn"]
     assert report.warnings == (
-        "horizontal leaves out 11 of 24 attention sites: one similarity serves both directions here, so neither is a branch "
+        "horizontal skips 11 of 24 attention sites: one similarity serves both directions here, so neither is a branch "
         "of its own that a graft could change.",
     )
 

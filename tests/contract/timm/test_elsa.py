@@ -85,7 +85,7 @@ def test_what_its_attention_does_is_recorded() -> None:
     torch.testing.assert_close(local["ghost_add"], attention.ghost_head[1, 0])
     assert shifted["weights"].shape == (2 * 9, 2, 9, 9)
     torch.testing.assert_close(shifted["weights"].sum(-1), torch.ones(18, 2, 9))
-    looks = recording.looks("layers.1.blocks.1.attn", (4, 6))
+    looks = recording.attention_map_for_query("layers.1.blocks.1.attn", (4, 6))
     assert looks.shape == (2, 2, 8, 8)
     torch.testing.assert_close(looks.sum((2, 3)) <= 1 + 1e-6, torch.ones(2, 2, dtype=torch.bool))
     with pytest.raises(attngraft.RecordError, match="offers no 'weights'"):

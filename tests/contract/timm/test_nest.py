@@ -55,5 +55,5 @@ def test_blocks_stand_on_the_map_where_the_host_cut_them() -> None:
         model(torch.randn(2, 3, 16, 16))
     (site,) = recording
     blocks = recording[site]["attn.end"]
-    places = recording.places(site)
+    places = recording.token_indices(site)
     assert torch.equal(blocks.flatten(1, 2)[:, places], deblockify(blocks, 4))

@@ -127,7 +127,8 @@ class Generates:
         reasons |= dict.fromkeys(["cb", "cb_s(at=both)", "se(reduction=2)"], "this averages over all")
         for spec, reason in reasons.items():
             with pytest.raises(
-                attngraft.HostError, match=rf"cannot stand at decoder.*tokens must not see later ones, and {reason}"
+                attngraft.HostError,
+                match=rf"cannot be grafted at decoder.*tokens must not see later ones, and {reason}",
             ):
                 verb(model, f"{spec}@{where}")
         attngraft.graft(model, "bisa@encoder + cb@encoder")

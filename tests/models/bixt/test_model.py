@@ -16,7 +16,7 @@ from torch import nn
 
 from attngraft.errors import UsageError
 from attngraft.models.bixt import BiXT
-from attngraft.training.groups import parameter_groups
+from attngraft.training.optimizer import parameter_groups
 from attngraft.training.recipe import OptimizerConfig
 from tests.models.bixt.tiny import TINY, images, tiny
 

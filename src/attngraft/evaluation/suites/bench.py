@@ -84,7 +84,7 @@ class Conditions:
     def end(self) -> None:
         """Send the loading processes away."""
         for evaluator in self._evaluators.values():
-            evaluator.send_workers_away()
+            evaluator.stop_workers()
 
     def _answering(self, model: nn.Module) -> nn.Module:
         """The model, answering with the classes that may be answered."""

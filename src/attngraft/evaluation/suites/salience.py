@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attngraft.errors import AttngraftError, HostError, RecordError, UsageError
 from attngraft.hosts import find_host
-from attngraft.recording.attention_maps import whole_map
+from attngraft.recording.attention_maps import full_attention_map
 from attngraft.recording.record import record
 from attngraft.recording.recording import Recording
 
@@ -59,7 +59,7 @@ def salience(model: nn.Module, run: Callable[[], object], *, size: tuple[int, in
 
 
 def _of(recording: Recording, site: str, size: tuple[int, int]) -> Salience:
-    weights, prefix, places = recording[site]["weights"].float(), recording.prefix(site), recording.places(site)
+    weights, prefix, places = recording[site]["weights"].float(), recording.prefix(site), recording.token_indices(site)
     rows, columns = (int(number) for number in places.shape)
     if rows * columns < 2:
         raise NotPossible(f"{site} sees {rows} x {columns} places")
@@ -73,5 +73,5 @@ def _of(recording: Recording, site: str, size: tuple[int, int]) -> Salience:
             raise NotPossible(f"{site} sees {row.shape[1]} tokens, which are not those of its map")
         scores, by = row[:, places.flatten().to(row.device)], "the class token's row"
     else:
-        scores, by = whole_map(weights, places.to(weights.device)).mean((1, 2)), "the mean over all tokens"
+        scores, by = full_attention_map(weights, places.to(weights.device)).mean((1, 2)), "the mean over all tokens"
     return Salience(scores=scores, patch=size[0] // rows, site=site, by=f"{by} at {site}")

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from timm.layers import DropPath, Mlp
 from torch import Tensor, nn
 
-from attngraft.attention.recorder import Recordable
-from attngraft.attention.token_coordinates import record_coordinates
+from attngraft.attention.recorder import Recordable, record_coordinates
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.hadamard import HadamardAttention
 from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows

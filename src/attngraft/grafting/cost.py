@@ -1,0 +1,168 @@
+"""Costs of grafts: added parameters and MACs, unused and detached parameters, all computed from shapes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from attngraft.attention import (
+    AttentionGeometry,
+    AttentionSite,
+    Graft,
+    Projected,
+    SpaceSite,
+    is_graft,
+    plain_class,
+)
+from attngraft.dispatch.backend import ENVIRONMENT
+from attngraft.grafting.fit import skipped_sites
+from attngraft.grafting.placement import Placement, build
+from attngraft.grafting.report import Entry, GraftReport
+from attngraft.grafting.spec import GraftSpec
+from attngraft.hosts import Host, patched_class
+from attngraft.tensors import on_meta
+
+#: results of earlier counts; grafts of one kind cost the same at all sites of one geometry, in all hosts of a process
+_costs: dict[Hashable, tuple[int, int | None]] = {}
+_branches: dict[Hashable, int] = {}
+
+
+def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftReport:
+    """Return the report on `spec`, which was placed as `placements` in `host`."""
+    return GraftReport(
+        spec=str(spec),
+        host=host.adapter.name,
+        model=type(host.core).__name__,
+        host_parameters=sum(p.numel() for name, p in host.core.named_parameters() if not is_graft(name)),
+        entries=[_entry(host, placement) for placement in placements],
+        warnings=tuple(skipped_sites(host, spec)),
+    )
+
+
+def _entry(host: Host, placement: Placement) -> Entry:
+    term, graft_type, module = placement.term, placement.graft_type, host.module(placement.target)
+    geometry, hook_point = placement.site.geometry, placement.hook_point
+    # the environment may select a backend, and one that needs fewer multiplications counts fewer
+    key = (graft_type, repr(term.options), hook_point, repr(geometry), os.environ.get(ENVIRONMENT))
+    if key not in _costs:
+        _costs[key] = _added_cost(placement)
+    parameters, macs = _costs[key]
+    detached: dict[str, int] = {}
+    if hook_point == "space":
+        site = _space_site(host, placement)
+        detached = {
+            f"{child}.{name}": parameter.numel()
+            for child in site.detaches
+            for name, parameter in module.get_submodule(child).named_parameters()
+        }
+        if macs is not None:
+            macs -= _branch_macs(module, site, placement)
+    unused = graft_type.unused(geometry, hook_point, term.options)
+    sizes = {
+        name: parameter.numel()
+        for name, parameter in module.named_parameters()
+        if not name.startswith("grafts.") and name not in detached
+    }
+    unused_count = sum(sizes[name] for name in unused.parameters)
+    unused_count += sum(part.numel() for _, part in unused.parts(module))
+    return Entry(
+        site=placement.site.path,
+        module=plain_class(module).__name__,
+        hook_point=hook_point,
+        graft=term.name,
+        instance=placement.instance,
+        options={name: getattr(term.options, name) for name in vars(term.options)},
+        parameters=parameters,
+        macs=macs,
+        identity=graft_type.starts_as_identity(term.options),
+        carried=sum(sizes.values()) - unused_count,
+        unused=unused,
+        detached=detached,
+        rounds=placement.site.rounds,
+        notes=tuple(graft_type.notes(geometry, hook_point, term.options)),
+    )
+
+
+def _added_cost(placement: Placement) -> tuple[int, int | None]:
+    """Return parameters and MACs of one graft; MACs are None where the number of tokens is not known."""
+    geometry, hook_point = placement.site.geometry, placement.hook_point
+    with torch.device("meta"):
+        graft = build(placement).eval()
+    parameters = sum(parameter.numel() for parameter in graft.parameters())
+    shape = geometry.shape(hook_point)
+    if shape is None:
+        return parameters, None
+    if hook_point == "mix":
+        return parameters, mix_macs(graft, cast(AttentionGeometry, geometry))
+    inputs: list[Tensor | None] = [torch.empty(shape, device="meta")]
+    if isinstance(geometry, AttentionGeometry) and hook_point in ("heads", "tokens"):
+        queries = geometry.tokens if geometry.query_tokens is None else geometry.query_tokens
+        inputs.append(torch.empty(geometry.sequences, cast(int, queries), geometry.dim, device="meta"))
+    elif hook_point == "weights":
+        inputs.append(None)
+    return parameters, _count(graft, *inputs)
+
+
+def _count(run: Callable[..., Any], *inputs: Tensor | None) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        run(*inputs)
+    return counter.get_total_flops() // 2
+
+
+def _space_site(host: Host, placement: Placement) -> type[SpaceSite]:
+    patched = patched_class(host.module(placement.target), host.adapter)
+    if patched is None or not issubclass(patched, SpaceSite):
+        raise TypeError(f"{placement.target} has the hook point space, but its patched class is not a SpaceSite")
+    return patched
+
+
+def _branch_macs(module: nn.Module, site: type[SpaceSite], placement: Placement) -> int:
+    """Return the MACs of the branch that `placement` replaces, for one input."""
+    geometry = placement.site.geometry
+    key = (plain_class(module), repr(geometry))
+    if key not in _branches:
+        shape = cast(tuple[int, ...], geometry.shape("space"))
+        _branches[key] = _count(site.branch_of, on_meta(module).eval(), torch.empty(shape, device="meta"))  # type: ignore[arg-type]
+    return _branches[key]
+
+
+class _MetaSite(AttentionSite, nn.Module):
+    """Attention of a geometry's widths on meta tensors, with or without a mix graft."""
+
+    fused_attn = False
+
+    def __init__(self, geometry: AttentionGeometry, mixer: Graft | None) -> None:
+        super().__init__()
+        self._geometry = geometry
+        self.scale, self.attn_drop = 1.0, nn.Dropout(0.0)
+        width, merged = 2 * geometry.key_width + geometry.value_width, geometry.heads * geometry.value_width
+        self.qkv = nn.Linear(geometry.dim, geometry.heads * width, bias=False, device="meta")
+        self.proj = nn.Linear(merged, geometry.width("tokens"), bias=False, device="meta")
+        self.grafts = nn.ModuleDict({} if mixer is None else {"mixer": mixer})
+
+    def project(self, x: Tensor, *args: Any, **kwargs: Any) -> Projected:
+        site = self._geometry
+        heads = self.qkv(x).unflatten(-1, (site.heads, -1)).transpose(1, 2)
+        q, k, v = heads.split((site.key_width, site.key_width, site.value_width), dim=-1)
+        return Projected(q, k, v, x)
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        return cast(Tensor, self.proj(heads.transpose(1, 2).flatten(2)))
+
+    def drop(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+
+def mix_macs(mixer: Graft, geometry: AttentionGeometry) -> int:
+    """Return the MACs that a mix graft adds for one input; negative if it saves more of the host's than it needs.
+
+    Projections that it runs again (sequential forms) count twice.
+    """
+    x = torch.empty(geometry.sequences, cast(int, geometry.tokens), geometry.dim, device="meta")
+    with_graft, without = (_count(_MetaSite(geometry, each).eval(), x) for each in (mixer, None))
+    return with_graft - without
