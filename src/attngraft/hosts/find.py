@@ -121,9 +121,8 @@ def _unsupported(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
     load(OWN_MODELS)
     known, package = list(host_adapters()), type(model).__module__.partition(".")[0]
     packages = ("timm", OWN_MODELS) if package == "timm" else (package,)  # timm creates attngraft's own models too
-    supported = [
-        name for name in known if any(name in PACKAGES[each].adapters for each in packages if each in PACKAGES)
-    ]
+    names = {name for each in packages if each in PACKAGES for name in PACKAGES[each].adapters}
+    supported = [name for name in known if name in names]
     sentences = (
         f"{type(model).__name__} is not a supported host, {why}.",
         f"Its attention is not supported: {unread}." if unread else "",
