@@ -27,9 +27,8 @@ from timm.data import ImageDataset, create_loader, create_transform
 from attngraft.bench.command import finish, options
 from attngraft.bench.gate import GateError, check_outputs
 from attngraft.bench.result import BenchResult, here, measurement
-from attngraft.tasks.images.batches import ImageBatches
 from attngraft.tasks.images.config import AugmentConfig, DataConfig
-from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.images.loading import load_images
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.seeding import seeded

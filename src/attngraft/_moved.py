@@ -40,15 +40,21 @@ MOVED = {
     "study.result": "results.study",
     "study.statistics": "results.statistics",
     "study.storage": "results.storage",
+    "tasks.collecting": "tasks.task",
+    "tasks.probe": "tasks.task",
+    "tasks.teaching": "tasks.task",
     "training.config": "yaml_config",
     "training.groups": "training.optimizer",
 }
 #: old name -> new name, in modules imported under their old paths
 RENAMED = {
     "Listener": "Recorder",
+    "Pixels": "PixelAccess",
+    "Probe": "SuiteSupport",
     "STAGES": "HOOK_POINTS",
     "Stage": "HookPoint",
     "TapPoint": "Recordable",
+    "Teaching": "Distillation",
     "load_parked_state": "load_detached_state",
     "offer_places": "record_coordinates",
     "parked": "sites_with_detached",

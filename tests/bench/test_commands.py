@@ -215,7 +215,7 @@ def test_the_gate_of_data_loading_passes_ours_and_catches_another_view(tmp_path:
     folder = loading.invent(tmp_path, images=6, size=64)
     split = loading.our_split(folder)
     loading.check(folder, split)
-    split.view.transforms.pop(1)
+    split.transform.transforms.pop(1)
     with pytest.raises(GateError, match="view of"):
         loading.check(folder, split)
 

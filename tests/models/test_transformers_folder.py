@@ -147,14 +147,14 @@ def test_images_reach_it_as_the_processor_would_make_them(tmp_path: Path) -> Non
     from PIL import Image
 
     from attngraft.tasks.images.inputs import HostInput
-    from attngraft.tasks.images.views import fixed_view
+    from attngraft.tasks.images.transforms import eval_transform
 
     saved(tmp_path)
     pixels = torch.randint(0, 256, (16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     image = Image.fromarray(pixels.numpy())
     own = transformers.AutoImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"][0]
     host = HostInput.from_model(model_data_config(recipe(tmp_path)))
-    shown = host.normalize(fixed_view(host, crop_pct=host.crop_pct)(image))
+    shown = host.normalize(eval_transform(host, crop_pct=host.crop_pct)(image))
     torch.testing.assert_close(shown, own, rtol=1e-6, atol=1e-6)
 
 

@@ -88,7 +88,7 @@ def test_what_its_attention_does_is_recorded() -> None:
     looks = recording.attention_map_for_query("layers.1.blocks.1.attn", (4, 6))
     assert looks.shape == (2, 2, 8, 8)
     torch.testing.assert_close(looks.sum((2, 3)) <= 1 + 1e-6, torch.ones(2, 2, dtype=torch.bool))
-    with pytest.raises(attngraft.RecordError, match="offers no 'weights'"):
+    with pytest.raises(attngraft.RecordError, match="has no 'weights'"):
         local["weights"]
 
 
