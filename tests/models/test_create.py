@@ -18,7 +18,7 @@ from timm.data import resolve_model_data_config
 
 import attngraft
 from attngraft.errors import HostError, UsageError
-from attngraft.models.pretrained import why_no_weights
+from attngraft.models.create import why_no_weights
 from tests.models.hub_cache import fill
 
 VIT = "vit_tiny_patch16_224"
@@ -37,7 +37,7 @@ def test_offline_says_which_file_and_where_to_put_it(monkeypatch: pytest.MonkeyP
     with pytest.raises(HostError) as caught:
         attngraft.create_model(f"{VIT}.augreg_in21k", pretrained=True)
     message = str(caught.value)
-    assert message.startswith(f"the weights of {VIT}.augreg_in21k are not in the cache and cannot be fetched (")
+    assert message.startswith(f"the weights of {VIT}.augreg_in21k are not in the cache and cannot be downloaded (")
     for part in (
         f"model.safetensors of https://huggingface.co/timm/{VIT}.augreg_in21k",
         *("--weights FILE", "host.weights", "HF_HOME", "HF_HUB_OFFLINE=1"),
@@ -64,12 +64,12 @@ def test_a_name_that_is_not_there_is_answered_with_near_ones() -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (failure("GatedRepoError"), f"gated: ask for access at https://huggingface.co/timm/{VIT}"),
+        (failure("GatedRepoError"), f"gated: request access at https://huggingface.co/timm/{VIT}"),
         (failure("RepositoryNotFoundError"), rf"the Hugging Face Hub has no timm/{VIT}.*or it is private \(log in"),
         (failure("LocalEntryNotFoundError", "offline", OSError("no route to host\nat all")), r"\(no route to host\)"),
-        (failure("HfHubHTTPError", "503 server error."), r"cannot be fetched \(503 server error\)"),
-        (ConnectionError("refused"), r"cannot be fetched \(refused\)"),
-        (TimeoutError(), r"cannot be fetched \(TimeoutError\)"),
+        (failure("HfHubHTTPError", "503 server error."), r"cannot be downloaded \(503 server error\)"),
+        (ConnectionError("refused"), r"cannot be downloaded \(refused\)"),
+        (TimeoutError(), r"cannot be downloaded \(TimeoutError\)"),
     ],
 )
 def test_what_the_hub_answers_in_words(error: Exception, message: str) -> None:
@@ -80,7 +80,7 @@ def test_what_the_hub_answers_in_words(error: Exception, message: str) -> None:
 
 def test_other_failures_are_not_explained_by_the_network() -> None:
     assert why_no_weights(VIT, TypeError("an argument too many")) is None
-    with pytest.raises(HostError, match=f"timm cannot make {VIT} with wings=2"):
+    with pytest.raises(HostError, match=f"timm cannot create {VIT} with wings=2"):
         attngraft.create_model(VIT, wings=2)
 
 
@@ -192,7 +192,7 @@ def test_a_copied_cache_is_all_that_training_needs(tmp_path: Path) -> None:
 
     told = attngraft_away("compare", "empty")
     assert told.returncode == 1
-    assert f"the weights of {tag} are not in the cache and cannot be fetched" in told.stderr
+    assert f"the weights of {tag} are not in the cache and cannot be downloaded" in told.stderr
     assert not (tmp_path / "compare-empty" / "runs").exists()
     told = attngraft_away("train", "home")
     assert told.returncode == 0, told.stderr
