@@ -8,6 +8,8 @@ DEMO_ARGS ?=
 ONLY ?=
 # Test processes. One thread each is fastest for small tensors.
 JOBS ?= 2
+# Further arguments of pytest, such as --durations=20
+PYTEST_ARGS ?=
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: demo test slow product oldest lint docs notebooks proof clean help
@@ -43,24 +45,24 @@ lint: $(VENV)/installed-dev
 	$(BIN)/lint-imports
 
 test: lint
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 slow: $(VENV)/installed-dev
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m slow
 
 product: $(VENV)/installed-dev
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m product -k "$(ONLY)" tests/contract
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m product -k "$(ONLY)" tests/contract tests/export
 
 proof: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m proof.null_study --jobs $(JOBS)
 
 $(VENV)-oldest/installed: pyproject.toml requirements/oldest.txt
 	$(PYTHON) -m venv $(VENV)-oldest
-	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements/oldest.txt --editable ".[dev]"
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements/oldest.txt --editable ".[data,export,hf,test]"
 	@touch $@
 
 oldest: $(VENV)-oldest/installed
-	$(ONE_THREAD) $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal -m "oldest and not slow" \
+	$(ONE_THREAD) $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m "oldest and not slow" \
 		tests/contract tests/export tests/training tests/test_package.py
 
 # Without --quiet, which would hide broken links from --strict.

@@ -1,4 +1,4 @@
-"""What of many cases is tested at every change."""
+"""Marks for parametrized cases that only longer lanes run."""
 
 from __future__ import annotations
 
@@ -9,5 +9,11 @@ import pytest
 
 
 def slow_but(cases: Iterable[Any], *quick: Any) -> list[Any]:
-    """Parameters: `quick` at every change, the others in the slow tests."""
+    """Return parameters of which all but `quick` are marked slow."""
     return [pytest.param(case, marks=[pytest.mark.slow] * (case not in quick)) for case in cases]
+
+
+def product_but(cases: Iterable[tuple[Any, ...]], chosen: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return parameters of which `chosen` are marked slow and all others `product`."""
+    slow = list(chosen)
+    return [pytest.param(*case, marks=pytest.mark.slow if case in slow else pytest.mark.product) for case in cases]

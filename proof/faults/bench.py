@@ -101,7 +101,7 @@ class Bench:
         ended = self.run(arguments, out, *harms)
         assert ended.code == 0, ended.text
         if saved < total:
-            begin = f"going on after step {saved} of {total} steps" if saved else f"training for {total} steps"
+            begin = f"resuming after step {saved} of {total} steps" if saved else f"training for {total} steps"
             assert begin in ended.text, ended.text
         found = differences(self.whole(whole or arguments), out)
         assert not found, found

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import attngraft
+from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host
-from tests.contract.tester import GRAFTS, SPACE, SPACE_FORMS, HostContract
+from tests.contract.tester import GRAFTS, SPACE, HostContract
 from tests.contract.timm import test_levit as levit
 from tests.contract.timm import test_sam as sam
 from tests.contract.timm import test_swin as swin
@@ -30,6 +31,25 @@ HOSTS = [
 #: LeViT's maps are its tokens but for views, and half a minute; SAM's encoder takes a minute
 COMPILED = [host for host in HOSTS if host not in (levit.TestLevitConv, sam.TestSam)]
 
+
+#: every graft once, where it computes most; `make product` takes every form of it
+EACH_GRAFT = [
+    "cb(context=class)",
+    "cb_s(init=1, position=mid)",
+    "cb_gate",
+    "cb_hybrid",
+    "se(reduction=2)",
+    "uniform_heads(value=cb)",
+    "ghost",
+    "horizontal",
+    "vertical",
+    "bisa(learned=true, norm=true)",
+    "bisa(order=self_then_inverse)",
+    "misa(norm=true, transform=mlp)",
+]
+
+#: likewise of those that replace a whole attention: the first form of each
+EACH_REPLACING = list({parse(spec).terms[0].name: spec for spec in reversed(SPACE)}.values())[::-1]
 
 #: grafts that are exported at every change: one for each hook point
 QUICK = ("bisa(learned=true, norm=true)", "ghost", "horizontal", "vertical", "cb_s(init=1, position=mid)")
@@ -64,25 +84,31 @@ def check_export(model: nn.Module, inputs: tuple[Tensor, ...] | None = None, *, 
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_each_graft_is_named() -> None:
+    names = {term.name for spec in EACH_GRAFT for term in parse(spec).terms}
+    assert names == {parse(spec).terms[0].name for spec in GRAFTS if not spec.startswith(("toy_", "identity"))}
+    assert set(EACH_GRAFT) <= set(GRAFTS)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", [spec for spec in GRAFTS if spec not in vit.NO_WINDOWS])
+@pytest.mark.parametrize("spec", EACH_GRAFT)
 def test_every_graft_compiles_on_a_vit(spec: str) -> None:
     check_compile(grafted(vit.TestViT, spec))
 
 
-@pytest.mark.parametrize("spec", slow_but([spec for spec in GRAFTS if spec not in vit.NO_WINDOWS], *QUICK))
+@pytest.mark.parametrize("spec", slow_but(EACH_GRAFT, *QUICK))
 def test_every_graft_exports_on_a_vit(spec: str) -> None:
     check_export(grafted(vit.TestViT, spec))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", [*SPACE, *SPACE_FORMS])
-def test_what_stands_in_for_an_attention_compiles_on_a_swin(spec: str) -> None:
+@pytest.mark.parametrize("spec", EACH_REPLACING)
+def test_every_replacing_graft_compiles_on_a_swin(spec: str) -> None:
     check_compile(grafted(swin.TestSwin, spec))
 
 
-@pytest.mark.parametrize("spec", slow_but([*SPACE, *SPACE_FORMS], SPACE[0]))
-def test_what_stands_in_for_an_attention_exports_on_a_swin(spec: str) -> None:
+@pytest.mark.parametrize("spec", slow_but(EACH_REPLACING, SPACE[0]))
+def test_every_replacing_graft_exports_on_a_swin(spec: str) -> None:
     check_export(grafted(swin.TestSwin, spec))
 
 

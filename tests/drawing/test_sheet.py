@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attngraft.drawing.sheet import Panel, drawing, png, sheet, size_in_points, spread, svg
+from attngraft.drawing.sheet import Drawing, figure_files, inline_svg, settings, sheet, size_in_points, spread
 from attngraft.drawing.theme import LIGHT
 
 level = st.floats(-2, 3, allow_nan=False)
@@ -31,21 +31,37 @@ def test_labels_with_room_stay_where_they_are(targets):
     assert spread(targets, room * 0.99, low=0.0, high=1.0) == pytest.approx(targets, abs=1e-9)
 
 
+def drawing(width: float, title: str = "") -> Drawing:
+    return Drawing(name="d", alt="-1 point", draw=lambda axes, theme: axes.set_title(title), width=width, height=2)
+
+
 def test_drawing_leaves_the_users_settings_alone(monkeypatch):
     monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", 9.0)
     before = dict(matplotlib.rcParams)
-    with drawing(text_as_paths=True):
+    with settings(text_as_paths=True):
         assert matplotlib.rcParams["lines.linewidth"] == 1.5
         assert matplotlib.rcParams["text.parse_math"] is False
     assert dict(matplotlib.rcParams) == before
 
 
-def test_a_sheet_has_exact_sizes_and_says_nothing_of_when_it_was_made():
-    with drawing(text_as_paths=True):
-        figure, (left, right) = sheet([Panel(width=3, height=2), Panel(width=4, height=2)], LIGHT, opaque=True)
+def test_sheets_have_exact_sizes():
+    with settings(text_as_paths=True):
+        figure, (left, right) = sheet([drawing(3), drawing(4)], LIGHT, opaque=True)
         assert tuple(figure.get_size_inches()) == (7, 2)
         assert size_in_points(left) == pytest.approx(((3 - 0.75) * 72, (2 - 0.95) * 72))
         assert size_in_points(right) == pytest.approx(((4 - 0.75) * 72, (2 - 0.95) * 72))
-        assert png(figure).startswith(b"\x89PNG")
-        text = svg(figure)
-    assert "<dc:date>" not in text and "matplotlib.org" not in text.lower()
+
+
+def test_files_hold_no_date_and_are_reproducible():
+    files = figure_files("plot", [drawing(3), drawing(4)])
+    assert set(files) == {"plot.png", "plot.svg", "plot-dark.png", "plot-dark.svg"}
+    assert files["plot.png"].startswith(b"\x89PNG")
+    assert b"<dc:date>" not in files["plot.svg"] and b"matplotlib.org" not in files["plot.svg"].lower()
+    assert figure_files("plot", [drawing(3), drawing(4)]) == files
+
+
+def test_inline_svg_has_a_text_alternative_and_no_white_space():
+    text = inline_svg(drawing(3, title="<b> & $x$"), prefix="page-")
+    assert 'aria-label="\N{MINUS SIGN}1 point"' in text
+    assert ">&lt;b&gt; &amp; $x$</text>" in text
+    assert ">\n" not in text

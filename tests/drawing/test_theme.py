@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from attngraft.drawing.theme import LIGHT, THEMES, looks
+from attngraft.drawing.theme import DARK, LIGHT, THEMES, css_themes, variant_styles
 from tests.report import studies
 
 #: linear-light simulation of color vision deficiencies at full severity (Machado, Oliveira, Fernandes 2009, table 1)
@@ -57,10 +57,19 @@ def test_themes_name_the_same_roles_with_distinct_colors():
     assert len(set(LIGHT.colors.values())) == len(LIGHT.colors)
 
 
-def test_a_look_is_the_variants_own_and_never_repeats():
+def test_styles_of_variants_are_unique_and_stable():
     study = studies.usual()
     many = replace(study, variants=[study.variants[0], *(replace(study.variants[1], name=str(i)) for i in range(24))])
-    found = looks(many)
+    found = variant_styles(many)
     assert found[0].role == "baseline"
-    assert len({(look.role, look.marker, look.dashed) for look in found}) == len(found)
-    assert looks(study)[:3] == found[:3]
+    assert len({(style.role, style.marker, style.dashed) for style in found}) == len(found)
+    assert variant_styles(study)[:3] == found[:3]
+
+
+def test_both_themes_declare_the_same_variables():
+    themes = css_themes()
+    assert set(themes) == {"light", "dark"}
+    assert f"--surface: {LIGHT.surface};" in themes["light"]
+    assert f"--surface: {DARK.surface};" in themes["dark"]
+    names = [[part.partition(":")[0] for part in text.split("; ")] for text in themes.values()]
+    assert names[0] == names[1]

@@ -135,7 +135,12 @@ def test_batch_norms_behind_the_maps_fold_into_them() -> None:
     for _ in range(3):  # statistics of its own
         made.inverse.queries(x), made.inverse.values(3 * x + 1), made.own.queries_and_keys(x, 2 - x), made.own.merge(x)
     made.eval()
-    calls = (made.inverse.queries, made.inverse.values, made.own.merge, lambda x: torch.cat(made.own.queries_and_keys(x, x)))
+    calls = (
+        made.inverse.queries,
+        made.inverse.values,
+        made.own.merge,
+        lambda x: torch.cat(made.own.queries_and_keys(x, x)),
+    )
     expected = [call(x) for call in calls]
     assert made.fold(before=None, after=None) is made
     for call, value in zip(calls, expected, strict=True):

@@ -540,7 +540,12 @@ def test_a_boolean_bias_is_not_added_as_ones() -> None:
         (TestInverse, 2, (4, 2, 30, 8), "q_hat is (B, H, Nq, s) with B=4, H=2, Nq=40, s=8"),
         (TestInverse, 4, (8, 7, 12), "hyper is (s, s, dv) with s=8"),
         (TestInverseMlp, 2, (4, 2, 40, 7), "q_hat is (B, H, Nq, s)"),
-        (TestInverseMlp, "expand", (5, 15), "expand is (m, 2 s) with s=8 by the operands before it, not of shape (5, 15)"),
+        (
+            TestInverseMlp,
+            "expand",
+            (5, 15),
+            "expand is (m, 2 s) with s=8 by the operands before it, not of shape (5, 15)",
+        ),
         (TestInverseMlp, "expand_bias", (4,), "expand_bias is (m) with m=5"),
         (TestInverseMlp, "contract", (12, 4), "contract is (dv, m) with m=5"),
         (TestInverseMlp, "contract_bias", (11,), "contract_bias is (dv) with dv=12"),

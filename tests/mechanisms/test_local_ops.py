@@ -233,9 +233,10 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "attngraft":
             with self:
-                return {"local_filter_lean": eager.apply_filters, "local_filter_lean_backward": eager.apply_filters.backward}[
-                    func._opname
-                ]._init_fn(*args)
+                return {
+                    "local_filter_lean": eager.apply_filters,
+                    "local_filter_lean_backward": eager.apply_filters.backward,
+                }[func._opname]._init_fn(*args)
         found = func(*args, **(kwargs or {}))
         self.numbers = max([self.numbers, *(t.numel() for t in tree_leaves(found) if isinstance(t, Tensor))])
         return found

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import attngraft
 import attngraft.models  # registers BiXT
 from attngraft.hosts import find_host
-from tests.analysis.test_exploring import swin, vit
+from tests.analysis.test_explorer import swin, vit
 
 
 def models(kind: str) -> nn.Module:
@@ -43,9 +43,9 @@ def seen(model: nn.Module, picture: Path) -> Tensor:
     return pixels.unsqueeze(0)
 
 
-def looked(driver: Any, layer: int, query: dict[str, Any], head: int, direction: str) -> dict[str, Any]:
+def page_attention(driver: Any, layer: int, query: dict[str, Any], head: int, direction: str) -> dict[str, Any]:
     """What the page's own code finds."""
-    script = "return views[0].model.layers[arguments[0]].look(arguments[1], arguments[2], arguments[3])"
+    script = "return views[0].model.layers[arguments[0]].attention(arguments[1], arguments[2], arguments[3])"
     found: dict[str, Any] = driver.execute_script(script, layer, query, head, direction)
     return found
 

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attngraft.report.epochs import added_parameters, compared, epochs_sentence, ratio_text
 from attngraft.report.figures import study_figures
 from attngraft.report.page import report_html
 from attngraft.report.tables import markdown_table
-from attngraft.results.csv_tables import csv_rows
+from attngraft.results.storage import csv_rows
+from attngraft.results.wording import added_parameters, epochs_compared, epochs_ratio_text, epochs_sentence
 from tests.report import studies
 from tests.report.test_page import Page
 
 
-def test_in_words():
+def test_sentences():
     study = studies.usual()
-    said = {variant.name: epochs_sentence(variant, reached, 12) for _, variant, reached in compared(study)}
+    said = {variant.name: epochs_sentence(variant, reached, 12) for _, variant, reached in epochs_compared(study)}
     assert said["cb_s"] == "cb_s: 0.83, 1.20× as fast; seeds 0.83, 0.83, 0.92; parameters +0.04%"
     assert said["vertical"] == "vertical: not within 12 epochs; seeds never, never, never; parameters +8.30%"
     assert "none" not in said
 
 
-def test_who_is_not_compared():
+def test_who_is_not_epochs_compared():
     study = studies.usual()
     older = replace(study.variants[1].epochs_to_baseline, baseline_epoch=None, ratio=None, speed_up=None)
     variants = [study.variants[0], replace(study.variants[1], epochs_to_baseline=older), *study.variants[2:]]
-    assert [variant.name for _, variant, _ in compared(replace(study, variants=variants))] == [
+    assert [variant.name for _, variant, _ in epochs_compared(replace(study, variants=variants))] == [
         variant.name for variant in study.variants[2:]
     ]
-    assert compared(studies.only_baseline()) == []
+    assert epochs_compared(studies.only_baseline()) == []
 
 
-def test_parameters_that_are_not_known_or_not_there():
+def test_parameters_unknown_or_not_added():
     study = studies.usual()
     assert added_parameters(study.variants[1]) == "0%"
     assert added_parameters(replace(study.variants[1], cost=None)) == ""
@@ -42,9 +42,9 @@ def test_the_page_has_the_figure_and_its_numbers():
     page = Page(report_html(study))
     assert "epochs" in page.ids and "#epochs" in page.references
     assert "undefined undefined +8.30%" in page.text.replace("\N{MINUS SIGN}", "-")
-    (figure,) = (figure for figure in study_figures(study) if figure.name == "epochs")
-    assert "vertical: not within 12 epochs" in figure.drawings[0].alt
-    assert "1.20× as fast" in figure.drawings[0].alt
+    (drawing,) = study_figures(study)["epochs"]
+    assert "vertical: not within 12 epochs" in drawing.alt
+    assert "1.20× as fast" in drawing.alt
 
 
 def test_the_tables_have_the_ratio():
@@ -57,4 +57,4 @@ def test_the_tables_have_the_ratio():
     assert rows[2]["epochs_to_baseline_speed_up"] == reached.speed_up
     assert (rows[0]["epochs_to_baseline_ratio"], rows[0]["epochs_of_baseline"]) == (1, 12)
     assert rows[4]["epochs_to_baseline_ratio"] is None
-    assert ratio_text(reached, 12).startswith("0.83")
+    assert epochs_ratio_text(reached, 12).startswith("0.83")

@@ -21,8 +21,8 @@ import attngraft.models  # registers BiXT
 from attngraft.errors import DataError, UsageError
 from attngraft.report import explorer
 from attngraft.report.explorer import explore
-from tests.analysis.test_exploring import vit
-from tests.report.explored import close, looked, models, place, seen
+from tests.analysis.test_explorer import vit
+from tests.report.explored import close, models, page_attention, place, seen
 
 #: as an attacker would call a model
 NASTY = "</script><script>document.title = 'taken'</script><b>&amp;"
@@ -97,10 +97,12 @@ def test_a_vits_looks_are_the_recorded_ones(opened: Any, picture: Path) -> None:
         own = 2 + 4 * 1 + 3  # behind the class token and a register
         for head, expected in ((0, weights[0]), (1, weights[1]), (-1, weights.mean(0))):
             for direction, row in (("to", expected[own]), ("from", expected[:, own])):
-                found = looked(driver, layer, place(1, 3, (4, 4)), head, direction)
+                found = page_attention(driver, layer, place(1, 3, (4, 4)), head, direction)
                 assert close(found["map"], row[2:], weights)
                 assert close(found["prefix"], row[:2], weights)
-            assert close(looked(driver, layer, {"prefix": "class"}, head, "to")["map"], expected[0, 2:], weights)
+            assert close(
+                page_attention(driver, layer, {"prefix": "class"}, head, "to")["map"], expected[0, 2:], weights
+            )
 
 
 def test_a_swins_windows_and_filters_are_the_recorded_ones(opened: Any, picture: Path) -> None:
@@ -119,10 +121,12 @@ def test_a_swins_windows_and_filters_are_the_recorded_ones(opened: Any, picture:
         side = int(whole.shape[-1] ** 0.5)
         for row, column in ((0, 0), (2, 5), (side - 1, side - 2)):
             own = row * side + column
-            found = looked(driver, index, place(row, column, (side, side)), 0, "to")
+            found = page_attention(driver, index, place(row, column, (side, side)), 0, "to")
             assert close(found["map"], whole[0, own], whole)
             assert close(
-                looked(driver, index, place(row, column, (side, side)), 0, "from")["map"], whole[0, :, own], whole
+                page_attention(driver, index, place(row, column, (side, side)), 0, "from")["map"],
+                whole[0, :, own],
+                whole,
             )
             assert found["prefix"] == []
 
@@ -134,13 +138,13 @@ def test_bixts_tokens_look_through_its_latents(opened: Any, picture: Path) -> No
     site = "blocks.0.cross_attention_latents_token.attn"
     theirs, ours = (recording[site][name][0] for name in ("latents_to_tokens", "tokens_to_latents"))
     through = ours @ theirs
-    found = looked(driver, 0, place(2, 1, (4, 4)), 3, "to")
+    found = page_attention(driver, 0, place(2, 1, (4, 4)), 3, "to")
     assert close(found["map"], through[3, 9], through)
     assert close(found["latents"], ours[3, 9], ours)
-    assert close(looked(driver, 0, place(2, 1, (4, 4)), 3, "from")["map"], through[3, :, 9], through)
-    assert close(looked(driver, 0, {"latent": 7}, 3, "to")["map"], theirs[3, 7], theirs)
-    assert close(looked(driver, 0, {"latent": 7}, 3, "from")["map"], ours[3, :, 7], ours)
-    last = looked(driver, 1, place(2, 1, (4, 4)), 0, "to")
+    assert close(page_attention(driver, 0, place(2, 1, (4, 4)), 3, "from")["map"], through[3, :, 9], through)
+    assert close(page_attention(driver, 0, {"latent": 7}, 3, "to")["map"], theirs[3, 7], theirs)
+    assert close(page_attention(driver, 0, {"latent": 7}, 3, "from")["map"], ours[3, :, 7], ours)
+    last = page_attention(driver, 1, place(2, 1, (4, 4)), 0, "to")
     assert not any(last["map"]), "tokens of the last layer attend to nothing"
 
 
@@ -152,10 +156,10 @@ def test_what_one_does_is_what_one_sees(opened: Any) -> None:
     driver = opened("vit", "swin", vit="plain", swin=NASTY)
     titles = [each.text for each in driver.find_elements(By.TAG_NAME, "h2")]
     assert titles == ["plain", NASTY]
-    assert driver.title == "a <picture>.png: where it looks"
+    assert driver.title == "a <picture>.png: attention"
 
     def said() -> list[str]:
-        return [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".said")]
+        return [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".summary")]
 
     def state(name: str) -> Any:
         return driver.execute_script(f"return state.{name}")
@@ -164,25 +168,25 @@ def test_what_one_does_is_what_one_sees(opened: Any) -> None:
     width = picture_.size["width"]
     corner = (picture_, -width // 2 + 5, -width // 2 + 5)
     ActionChains(driver).move_to_element_with_offset(*corner).perform()
-    assert "The patch in row 0, column 0 looks most at" in said()[0]
-    assert "The patch in row 0, column 0 looks most at" in said()[1]
+    assert "The patch in row 0, column 0 attends most to" in said()[0]
+    assert "The patch in row 0, column 0 attends most to" in said()[1]
     ActionChains(driver).move_to_element_with_offset(picture_, 9, 9).perform()
-    assert "row 2, column 2 looks" in said()[0], "whatever one points at"
+    assert "row 2, column 2 attends" in said()[0], "whatever one points at"
     ActionChains(driver).move_to_element_with_offset(*corner).click().move_to_element_with_offset(
         picture_, 9, 9
     ).perform()
-    assert "row 0, column 0 looks" in said()[0], "a click keeps it"
+    assert "row 0, column 0 attends" in said()[0], "a click keeps it"
     ActionChains(driver).move_to_element_with_offset(*corner).click().move_to_element_with_offset(
         picture_, 9, 9
     ).perform()
-    assert "row 2, column 2 looks" in said()[0], "another one there lets it go"
+    assert "row 2, column 2 attends" in said()[0], "another one there lets it go"
     ActionChains(driver).move_to_element_with_offset(*corner).perform()
     picture_.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
-    assert "row 2, column 1 looks" in said()[0]
-    assert "row 8, column 5 looks" in said()[1], "the same place on a finer map"
+    assert "row 2, column 1 attends" in said()[0]
+    assert "row 8, column 5 attends" in said()[1], "the same place on a finer map"
     picture_.send_keys("v", "]", ".")
     assert (state("direction"), state("layer"), state("head")) == ("from", 1, 0)
-    assert "blocks.1.attn, head 0: The patch in row 2, column 1 is looked at most by" in said()[0]
+    assert "blocks.1.attn, head 0: The patch in row 2, column 1 gets most attention from" in said()[0]
     picture_.send_keys("[", ",", "v")
     assert (state("direction"), state("layer"), state("head")) == ("to", 0, -1)
 
@@ -192,13 +196,13 @@ def test_what_one_does_is_what_one_sees(opened: Any) -> None:
     cell = driver.find_element(By.CSS_SELECTOR, "[aria-label='blocks.1.attn, head 1']")
     cell.click()
     assert (state("layer"), state("head"), cell.get_attribute("aria-pressed")) == (1, 1, "true")
-    (button,) = (each for each in driver.find_elements(By.CSS_SELECTOR, ".others button") if each.text == "class")
+    (button,) = (each for each in driver.find_elements(By.CSS_SELECTOR, ".tokens button") if each.text == "class")
     button.click()
-    assert "The class token looks most at" in said()[0]
-    assert "this layer has no such token" in said()[1]
+    assert "The class token attends most to" in said()[0]
+    assert "not a token of this layer" in said()[1]
     assert button.get_attribute("aria-pressed") == "true"
     driver.find_element(By.CSS_SELECTOR, "[value=from]").click()
-    assert "The class token is looked at most by" in said()[0]
+    assert "The class token gets most attention from" in said()[0]
 
     strongest = "const c = document.querySelector('.heat'); return [c.width, c.height]"
     assert driver.execute_script(strongest) == [4, 4]
@@ -220,7 +224,7 @@ def test_two_models_stand_side_by_side_layer_by_layer(picture: Path, tmp_path: P
         [["blocks.0.attn"] * 2, ["blocks.0.attn", "blocks.0.attn: bisa.inverse_weights"], ["blocks.1.attn"] * 2]
     ):
         driver.execute_script("choose({ layer: arguments[0] })", layer)
-        said = [each.text.split(",")[0] for each in driver.find_elements(By.CSS_SELECTOR, ".said")]
+        said = [each.text.split(",")[0] for each in driver.find_elements(By.CSS_SELECTOR, ".summary")]
         assert said == shown
     tops = "return [...document.querySelectorAll('.picture')].map((each) => each.getBoundingClientRect().top)"
     for width, beside in ((1200, True), (800, True), (360, False)):  # a desk, a tablet, a phone
@@ -238,12 +242,12 @@ def test_tokens_of_one_name_belong_together(picture: Path, tmp_path: Path, drive
 
     models_ = {"both": vit(reg_tokens=1), "register": vit(reg_tokens=1, class_token=False, global_pool="avg")}
     driver.get(explore(models_, picture, out=tmp_path / "page.html").as_uri())
-    (button,) = (each for each in driver.find_elements(By.CSS_SELECTOR, ".others button") if each.text == "class")
+    (button,) = (each for each in driver.find_elements(By.CSS_SELECTOR, ".tokens button") if each.text == "class")
     button.click()
-    said = [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".said")]
-    assert "The class token looks most at" in said[0]
-    assert "this layer has no such token" in said[1]
-    pressed = driver.find_elements(By.CSS_SELECTOR, ".others [aria-pressed=true]")
+    said = [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".summary")]
+    assert "The class token attends most to" in said[0]
+    assert "not a token of this layer" in said[1]
+    pressed = driver.find_elements(By.CSS_SELECTOR, ".tokens [aria-pressed=true]")
     assert [each.text for each in pressed] == ["class"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import attngraft
 from attngraft.report.explorer import explore
-from tests.analysis.test_exploring import vit
+from tests.analysis.test_explorer import vit
 from tests.report.explored import pixels
 
 #: of the charts' drawing: its ground line and the height of its largest number
@@ -88,7 +88,7 @@ def test_charts_of_two_models_have_one_scale_and_a_line_over_layers_without_numb
         steps = np.diff([x for x, _ in line])
         assert steps[0] == pytest.approx(steps[1], abs=0.2)
     click(driver, chart(driver, "entropy"), 1, layers=3)
-    said = [each.text.split(",")[0] for each in driver.find_elements("css selector", ".said")]
+    said = [each.text.split(",")[0] for each in driver.find_elements("css selector", ".summary")]
     assert said == ["blocks.1.attn"] * 2, "the host's second layer is bisa's third"
     assert driver.get_log("browser") == []
 
@@ -110,7 +110,7 @@ def test_a_click_in_a_chart_chooses_the_layer(opened: Any) -> None:
         sites = driver.execute_script("return views[arguments[0]].model.layers.map((layer) => layer.site)", view)
         for index, site in enumerate(sites):
             x = click(driver, svg, index, len(sites))
-            assert driver.find_elements("css selector", ".said")[view].text.startswith(f"{site}, ")
+            assert driver.find_elements("css selector", ".summary")[view].text.startswith(f"{site}, ")
             mark = svg.find_element("css selector", ".now")
             assert float(mark.get_attribute("x1")) == float(mark.get_attribute("x2")) == pytest.approx(x)
 
@@ -122,7 +122,7 @@ def test_the_sliders_and_selectors_do_what_they_say(opened: Any) -> None:
     driver = opened("swin")
 
     def said() -> str:
-        found: str = driver.find_element("css selector", ".said").text
+        found: str = driver.find_element("css selector", ".summary").text
         return found
 
     def opaque() -> list[int]:
@@ -159,6 +159,6 @@ def test_the_sliders_and_selectors_do_what_they_say(opened: Any) -> None:
     radios = {each.get_attribute("value"): each for each in driver.find_elements("css selector", "[name=direction]")}
     radios["to"].send_keys(Keys.ARROW_RIGHT)
     assert radios["from"].is_selected()
-    assert "is looked at most by" in said()
+    assert "gets most attention from" in said()
     radios["from"].send_keys(Keys.ARROW_LEFT)
-    assert "looks most at" in said()
+    assert "attends most to" in said()

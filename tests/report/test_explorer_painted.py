@@ -71,11 +71,11 @@ def test_the_maps_of_a_patch_are_painted_in_each_layer_and_head(opened: Any, kin
                 expected = of_heads.mean(0) if head == ALL else of_heads[head]
                 painted(driver, driver.find_element("css selector", ".heat"), expected)
                 opacity(driver, expected)
-                said = driver.find_element("css selector", ".said").text
+                said = driver.find_element("css selector", ".summary").text
                 assert f"The patch in row {own // columns}, column {own % columns} " in said
                 best = int(expected.abs().argmax())
                 where = f"row {best // columns}, column {best % columns}" if expected.any() else "no patch"
-                assert where in said.split(";")[0].split(" look")[1]
+                assert where in said.split(";")[0].split(" att")[1]
         for head in range(layer["heads"]):
             cell = driver.find_element("css selector", f"[aria-label='{layer['site']}, head {head}'] canvas")
             painted(driver, cell, whole[head, :, own])
@@ -85,17 +85,17 @@ def test_a_latent_is_painted_where_it_looks_and_who_looks_at_it(opened: Any) -> 
     driver = opened("bixt")
     layer = driver.execute_script("return data.models[0].layers[0]")
     theirs, ours = (unsqueezed(each) for each in layer["numbers"])
-    next(each for each in driver.find_elements("css selector", ".others button") if each.text == "latent 5").click()
+    next(each for each in driver.find_elements("css selector", ".tokens button") if each.text == "latent 5").click()
     heat = driver.find_element("css selector", ".heat")
     painted(driver, heat, theirs[:, 5].mean(0))
-    assert "Latent 5 looks most at" in driver.find_element("css selector", ".said").text
+    assert "Latent 5 attends most to" in driver.find_element("css selector", ".summary").text
     driver.find_element("css selector", "[value=from]").click()
     painted(driver, heat, ours[:, :, 5].mean(0))
     assert not driver.find_element("css selector", ".chosen").is_displayed(), "it stands nowhere on the image"
 
 
 def test_small_pictures_of_fine_maps_lose_no_place(opened: Any) -> None:
-    """Of 40 x 50 places in a picture of 20 x 25, one that is looked at stands out wherever it is."""
+    """Of 40 x 50 places in a picture of 20 x 25, one that is page_attention at stands out wherever it is."""
     driver = opened("vit")
     for row, column in ((0, 0), (7, 12), (23, 31), (39, 49)):
         numbers = np.zeros((40, 50))

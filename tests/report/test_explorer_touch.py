@@ -53,7 +53,7 @@ def soon(driver: Any, happens: Callable[[], bool], what: str) -> None:
 
 
 def says(driver: Any, text: str) -> None:
-    soon(driver, lambda: text in driver.find_element("css selector", ".said").text, f"it never says {text!r}")
+    soon(driver, lambda: text in driver.find_element("css selector", ".summary").text, f"it never says {text!r}")
 
 
 @pytest.mark.parametrize("kind", ["vit", "swin", "bixt", "elsa"])
@@ -65,13 +65,13 @@ def test_a_tap_chooses_the_patch_under_the_finger(phone: Any, opened: Any, kind:
     for row, column in ((0, 0), (rows - 1, columns - 1), (1, columns - 2)):
         finger.tap((row + 0.5) / rows, (column + 0.5) / columns)
         says(driver, f"The patch in row {row}, column {column} ")
-        assert driver.execute_script("return state.kept")
+        assert driver.execute_script("return state.pinned")
     box = driver.execute_script("""const of = (s) => document.querySelector(s).getBoundingClientRect();
         const c = of(".chosen"), p = of(".picture");
         return [(c.top + c.bottom) / 2 - p.top, (c.left + c.right) / 2 - p.left].map((each) => each / p.width)""")
     assert box == pytest.approx([1.5 / rows, (columns - 1.5) / columns], abs=0.01), "its frame stands there"
     finger.tap(1.5 / rows, (columns - 1.5) / columns)
-    assert not driver.execute_script("return state.kept"), "another tap there lets it go"
+    assert not driver.execute_script("return state.pinned"), "another tap there lets it go"
 
 
 def test_the_patch_follows_a_finger_across_and_the_page_one_up(phone: Any, opened: Any) -> None:

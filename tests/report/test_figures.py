@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -9,9 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attngraft.drawing.sheet import inline_svg
 from attngraft.drawing.theme import LIGHT, THEMES
-from attngraft.report.figures import FILES, panel_svg, plot_files, study_figures
-from attngraft.report.inline import inline_svg
+from attngraft.report.differences import difference_range
+from attngraft.report.figures import FILES, band, curve_bands, difference_bands, plot_files, study_figures
+from attngraft.results.study import Interval
+from attngraft.results.wording import minus
 from tests.report import studies
 from tests.slow import slow_but
 
@@ -60,8 +64,8 @@ def test_svg_files_stand_alone(usual_files):
         (studies.translation(), ["differences", "curves", "epochs", "cost", "cost-more"]),
     ],
 )
-def test_only_what_there_is_data_for(study, names):
-    assert [figure.name for figure in study_figures(study)] == names
+def test_only_figures_with_data_are_drawn(study, names):
+    assert list(study_figures(study)) == names
 
 
 @pytest.mark.parametrize("name", slow_but(["with_hostile_names", "with_failed_runs"], "with_hostile_names"))
@@ -72,15 +76,15 @@ def test_odd_studies_are_drawn(name):
 def test_twenty_variants_have_room_for_their_names():
     study = studies.usual()
     many = [study.variants[0], *(replace(study.variants[1 + i % 4], name=f"variant {i}") for i in range(19))]
-    drawing = study_figures(replace(study, variants=many))[1].drawings[0]
-    texts = ElementTree.fromstring(panel_svg(replace(study, variants=many), drawing, LIGHT)).iter(f"{SVG}text")
+    drawing = study_figures(replace(study, variants=many))["curves"][0]
+    texts = ElementTree.fromstring(inline_svg(drawing)).iter("text")
     heights = sorted(float(each.get("y")) for each in texts if (each.text or "").startswith("variant"))
     assert len(heights) == 19
     assert min(b - a for a, b in pairwise(heights)) > 12
 
 
 def test_descriptions_hold_the_numbers():
-    alts = {drawing.name: drawing.alt for figure in study_figures(studies.usual()) for drawing in figure.drawings}
+    alts = {drawing.name: drawing.alt for panels in study_figures(studies.usual()).values() for drawing in panels}
     assert "cb_s: +1.51 points" in alts["forest"] and "better" in alts["forest"]
     assert "vertical 59.24" in alts["metric"]
     assert "horizontal 1.0011×, 61.23" in alts["cost-macs"]
@@ -88,10 +92,10 @@ def test_descriptions_hold_the_numbers():
 
 def test_inline_takes_the_pages_colors_and_reaches_nothing_else():
     study = studies.with_hostile_names()
-    drawing = study_figures(study)[0].drawings[0]
-    text = str(inline_svg(panel_svg(study, drawing, LIGHT), name="forest", alt=drawing.alt, theme=LIGHT))
+    (drawing,) = study_figures(study)["differences"]
+    text = str(inline_svg(drawing))
     root = ElementTree.fromstring(text)
-    assert root.get("aria-label") == drawing.alt
+    assert root.get("aria-label") == minus(drawing.alt)
     assert "var(--series-0)" in text and "var(--ink)" in text
     assert not any(color in text for color in LIGHT.colors.values())
     assert "<style" not in text and "http" not in text and "<script" not in text
@@ -100,3 +104,61 @@ def test_inline_takes_the_pages_colors_and_reaches_nothing_else():
     referenced = {part.split(")")[0] for part in text.split("url(#")[1:]}
     assert referenced <= set(ids)
     assert any("<script>aler" in (element.text or "") for element in root.iter("text"))
+
+
+# --- bands of curves -------------------------------------------------------------------------------------------------
+
+
+def test_a_band_is_mean_and_range_over_the_seeds_that_have_the_epoch():
+    found = band([{1.0: 2.0, 2.0: 4.0}, {1.0: 4.0}, {1.0: math.nan}])
+    assert found.epochs == [1.0, 2.0]
+    assert found.mean == [3.0, 4.0]
+    assert (found.low, found.high) == ([2.0, 4.0], [4.0, 4.0])
+
+
+def test_without_values_there_is_no_band():
+    assert band([]) is None
+    assert band([{1.0: math.inf}]) is None
+    assert curve_bands(studies.usual(), "val/unknown") == [None] * 5
+
+
+def test_differences_are_paired_by_seed():
+    study = studies.usual()
+    none, *grafted = difference_bands(study, "val/top1")
+    assert none is None
+    for variant, found in zip(study.variants[1:], grafted, strict=True):
+        assert found.mean[-1] == pytest.approx(variant.difference.mean)
+        assert found.low[-1] <= found.mean[-1] <= found.high[-1]
+
+
+def test_a_variant_without_runs_has_no_band():
+    assert difference_bands(studies.with_failed_runs(), "val/top1")[-1] is None
+
+
+# --- the range of differences ----------------------------------------------------------------------------------------
+
+
+def test_the_range_holds_zero_the_points_and_the_bootstrap_intervals():
+    for make in studies.ALL.values():
+        study = make()
+        low, high = difference_range(study)
+        assert low < 0 < high
+        for variant in study.variants:
+            if variant.difference is not None:
+                assert low < variant.difference.bootstrap.low <= variant.difference.bootstrap.high < high
+
+
+def test_a_boundless_t_interval_does_not_squeeze_the_rest():
+    study = studies.usual()
+    found = study.variants[1]
+    wide = replace(found.difference, t=Interval(point=found.difference.mean, low=-9.0, high=9.0))
+    low, high = difference_range(replace(study, variants=[study.variants[0], replace(found, difference=wide)]))
+    assert high - low < 0.1
+
+
+def test_no_difference_at_all_still_has_a_range():
+    study = studies.usual()
+    nothing = Interval(point=0.0, low=0.0, high=0.0)
+    zero = replace(study.variants[1].difference, mean=0.0, bootstrap=nothing, t=nothing)
+    low, high = difference_range(replace(study, variants=[replace(study.variants[1], difference=zero)]))
+    assert low < 0 < high

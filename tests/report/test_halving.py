@@ -1,15 +1,14 @@
-"""What terminal, table and page say of variants that were stopped early."""
+"""Variants stopped early, in terminal, CSV and page."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from attngraft.report.halving import fate, halving_view
-from attngraft.report.page import report_html
+from attngraft.report.page import halving_rows, report_html
 from attngraft.report.tables import table_text
-from attngraft.results.csv_tables import csv_rows
+from attngraft.results.storage import csv_rows
 from attngraft.results.study import HalvingResult, Standing, StudyResult
-from attngraft.results.wording import headline
+from attngraft.results.wording import headline, stopped_text
 
 from .studies import HOSTILE, usual
 
@@ -41,17 +40,16 @@ def halved(*, last: str = "horizontal") -> StudyResult:
     return replace(result, variants=variants, halving=halving)
 
 
-def test_the_view_has_who_came_farthest_first() -> None:
+def test_rows_are_ordered_by_epochs_and_rank() -> None:
     result = halved()
-    view = halving_view(result)
-    assert view is not None
-    names = [result.variants[line.number].name for line in view.lines]
+    rows = halving_rows(result)
+    names = [result.variants[row["index"]].name for row in rows]
     assert names == ["cb_s", "cb", "vertical", "horizontal"]
-    assert [line.rungs[0].place for line in view.lines] == ["1 of 4", "2 of 4", "3 of 4", "4 of 4"]
-    assert [line.rungs[0].value for line in view.lines] == ["66.00", "61.00", "50.00", "n/a"]
-    assert [line.fate for line in view.lines] == ["went to the end"] * 2 + ["stopped after epoch 4"] * 2
-    assert halving_view(usual()) is None
-    assert fate(result, "cb") == ""
+    assert [row["rungs"][0]["rank"] for row in rows] == ["1 of 4", "2 of 4", "3 of 4", "4 of 4"]
+    assert [row["rungs"][0]["score"] for row in rows] == ["66.00", "61.00", "50.00", "n/a"]
+    assert [row["outcome"] for row in rows] == ["completed"] * 2 + ["stopped after epoch 4"] * 2
+    assert halving_rows(usual()) == []
+    assert stopped_text(result, "cb") == ""
 
 
 def test_terminal_and_csv() -> None:
@@ -69,10 +67,10 @@ def test_the_page() -> None:
     page = report_html(halved(last=HOSTILE))
     section = page[page.index('<section id="halving">') :].partition("</section>")[0]
     assert "2 of 4" in section
-    assert section.count('title="went on"') == 2
+    assert section.count('title="continued"') == 2
     assert "<script>" not in section
     assert "alert" in section
     assert page.count("stopped early</span>") == 2 + 2
     assert "not compared" not in page
-    assert "Stopped after epoch 4, as others were better there." in page
+    assert "Stopped after epoch 4: other variants scored better." in page
     assert "halving" not in report_html(usual())

@@ -7,10 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from attngraft.report.coverage import coverage_note
 from attngraft.report.page import report_html
 from attngraft.results import wording
-from attngraft.results.coverage import measured_coverage
+from attngraft.results.coverage import coverage_note, measured_coverage
 from tests.report import studies
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -163,8 +162,10 @@ def test_one_seed_of_scores_that_are_not_right_or_wrong_has_no_p_value():
 
 def test_inside_the_noise_is_said_in_words():
     text = Page(report_html(studies.usual())).text
-    assert "Of 4 grafts compared, 1 is better, 1 is worse and 2 are inside the noise." in text
-    assert "Inside the noise” does not mean equal" in text
+    assert (
+        "Of 4 grafts compared, 1 is better, 1 is worse and 2 are inside the noise (no significant difference)." in text
+    )
+    assert "“Inside the noise” means no significant difference, which is not the same as equal" in text
 
 
 def test_a_task_without_labels_has_no_talk_of_them():
@@ -176,7 +177,7 @@ def test_a_task_without_labels_has_no_talk_of_them():
 def test_missing_costs_and_runs_are_said():
     assert "not measured" in Page(report_html(studies.without_costs())).text
     text = Page(report_html(studies.with_failed_runs())).text
-    assert "No run of this variant was finished." in text and "loss not finite" in text
+    assert "No run of this variant is finished." in text and "loss not finite" in text
 
 
 def test_a_run_without_its_pair_is_said():

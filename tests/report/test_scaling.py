@@ -8,9 +8,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from attngraft.bench.result import here
+from attngraft.bench.result import current_setting
 from attngraft.bench.scaling import Call, Curve, End, Exponent, Limits, Point, ScalingResult
-from attngraft.report.scaling import exponent_lines, memory_text, scaling_plots, scaling_table, seconds_text
+from attngraft.drawing.sheet import settings, sheet
+from attngraft.drawing.theme import LIGHT
+from attngraft.report.scaling import (
+    exponent_lines,
+    memory_text,
+    scaling_drawings,
+    scaling_plots,
+    scaling_table,
+    seconds_text,
+)
 
 
 def a_curve(layer: str, sizes: tuple[int, ...], **more: object) -> Curve:
@@ -24,7 +33,7 @@ def a_result(*curves: Curve) -> ScalingResult:
     return ScalingResult(
         title="[BiXT] forward",
         command="attngraft bench bixt",
-        environment=here().environment,
+        environment=current_setting().environment,
         load=[0.5],
         call=Call(depth=1, backward=False, cpu_time=True, threads=1, repeats=3),
         limits=Limits(seconds=10.0, memory=2_000_000_000),
@@ -64,7 +73,7 @@ def test_exponents_in_words() -> None:
 
 def test_a_curve_with_a_bar_that_is_too_short_for_an_exponent_is_named() -> None:
     assert list(exponent_lines(a_result(a_curve("bixt", (196, 784)), a_curve("vit", (196, 784))))) == [
-        ("[bixt] layer: no exponent; that takes three sizes of 3,136 tokens and more", None)
+        ("[bixt] layer: no exponent; it needs three sizes of at least 3,136 tokens", None)
     ]
 
 
@@ -89,13 +98,8 @@ def test_plots_are_there_in_both_themes_and_the_same_each_time(tmp_path: Path) -
 
 
 def test_lines_ends_and_exponents_are_drawn() -> None:
-    from attngraft.drawing.sheet import drawing, sheet
-    from attngraft.drawing.theme import LIGHT
-    from attngraft.report import scaling
-
-    with drawing(text_as_paths=True):
-        _, (axes, _) = sheet([scaling._PANEL, scaling._PANEL], LIGHT, opaque=True)
-        scaling._draw(axes, LIGHT, RESULT.curves, scaling._QUANTITIES[0])
+    with settings(text_as_paths=True):
+        _, (axes, _) = sheet(scaling_drawings(RESULT), LIGHT, opaque=True)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["[bixt] layer, ~ N^1.02", "[vit] layer"]
     assert [text.get_text() for text in axes.texts] == ["784: over 10 s"]
     assert axes.get_xscale() == axes.get_yscale() == "log"

@@ -1,14 +1,16 @@
-"""What tasks say of variants: chosen, compared and written for the page, and drawn on it."""
+"""Task sections: rows selected, compared and formatted, and the page."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from attngraft.report.page import report_html
-from attngraft.report.sections import ROWS, section_views
-from attngraft.results.sections import Column, Section, Table
+from attngraft.report.sections import NUMBERED, ROWS, matrix_view, section_views
+from attngraft.results.sections import Column, Matrix, Section, Table
 from attngraft.results.study import StudyResult
 from tests.report import studies
 from tests.report.test_page import Page
@@ -36,7 +38,7 @@ def test_variants_stand_side_by_side_as_differences_to_the_baseline():
     (view,) = section_views(_study(_classes(0.5, 0.75, None), _classes(0.625, 0.75, 0.1), _classes(0.4, None, 0.2)))
     found = view.comparison
     assert found is not None
-    assert (found.fixed, [group.title for group in found.groups]) == (["class", "images"], ["F1 %"])
+    assert (found.fixed, found.groups) == (["class", "images"], ["F1 %"])
     assert (found.variants, found.baseline, found.caption) == ([0, 1, 2], 0, "")
     assert found.rows == [
         ["c0", "1,000", "50.0", "+12.5", "−10.0"],
@@ -75,7 +77,7 @@ def test_of_many_rows_those_that_differ_most_are_shown_in_their_order():
     lowest = section_views(_study(_classes(*[i / size for i in range(size)])))[0].parts[0].table
     assert lowest is not None
     assert [row[0] for row in lowest.rows] == [f"c{i}" for i in range(ROWS)]
-    assert "the lowest ones" in lowest.caption
+    assert "those with the lowest values" in lowest.caption
 
 
 def test_without_a_baseline_values_stand_side_by_side():
@@ -100,13 +102,37 @@ def test_numbers_carry_their_difference_to_the_baseline():
     assert view.drawn
 
 
+def _matrix(counts: np.ndarray) -> Matrix:
+    names = [f"c{i}" for i in range(len(counts))]
+    return Matrix(rows=names, columns=names, row_axis="true class", column_axis="predicted", counts=counts.tolist())
+
+
+def test_a_small_matrix_is_a_table():
+    view = matrix_view(_matrix(np.array([[9, 1], [0, 0]])), name="m")
+    assert [[(count, share) for count, share, _ in row] for row in view.cells] == [[(9, 0.9), (1, 0.1)], [(0, 0)] * 2]
+    assert view.cells[0][1][2] == pytest.approx(math.sqrt(0.1), abs=1e-3)
+    assert view.drawing is None and view.pairs == []
+    assert "c0 as c1: 1" in view.alt
+    assert not view.upright
+
+
+def test_a_large_matrix_is_a_drawing_with_its_largest_pairs():
+    counts = np.random.default_rng(0).integers(0, 5, (NUMBERED + 1, NUMBERED + 1))
+    view = matrix_view(_matrix(counts), name="m")
+    assert view.cells == [] and view.drawing is not None and view.upright
+    off = counts * (1 - np.eye(len(counts), dtype=int))
+    assert [count for _, _, count in view.pairs] == sorted(off.ravel(), reverse=True)[: len(view.pairs)]
+
+
 def test_the_page_shows_them():
     study = studies.with_sections()
     html = report_html(study)
     page = Page(html)
     assert {"task-classes", "task-confusion", "task-reliability", "task-pairs"} <= set(page.ids)
     assert "<script" not in html
-    assert html.count('class="matrix upright many"') == html.count('class="reliability"') == 4  # one variant has no run
+    assert (
+        html.count('class="matrix upright many"') == html.count('class="panel reliability"') == 4
+    )  # one variant has no run
     matrix = study.variants[0].sections[1].matrix
     assert matrix is not None
     assert all(str(count) in page.text for row in matrix.counts for count in row)
@@ -115,7 +141,7 @@ def test_the_page_shows_them():
 
 def test_many_classes_are_shades_and_the_page_says_what_it_leaves_out():
     html = report_html(studies.with_many_classes())
-    assert html.count('class="shades"') == 5
+    assert html.count('class="panel shades"') == 5
     text = Page(html).text
     assert f"{ROWS} of 150 rows, those that differ most" in text
     assert f"{ROWS} of 120 rows, the first ones" in text

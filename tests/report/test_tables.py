@@ -8,7 +8,7 @@ from rich.console import Console
 
 from attngraft.report.tables import markdown_table, study_table, table_text
 from attngraft.results import wording
-from attngraft.results.csv_tables import csv_rows, csv_text
+from attngraft.results.storage import csv_rows, csv_text
 from tests.report import studies
 
 every_study = pytest.mark.parametrize("study", [make() for make in studies.ALL.values()], ids=list(studies.ALL))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attngraft.results.epochs import epochs_to_baseline
+from attngraft.results.statistics import epochs_to_baseline
 from attngraft.results.storage import RESULT_FILE, load_result, save_result
 from attngraft.results.study import EpochsToBaseline, RunSummary
 from tests.report import studies

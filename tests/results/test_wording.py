@@ -92,13 +92,15 @@ def test_shown_leaves_no_control_characters():
 
 def test_headlines():
     assert wording.headline(studies.usual()) == (
-        "Of 4 grafts compared, 1 is better, 1 is worse and 2 are inside the noise."
+        "Of 4 grafts compared, 1 is better, 1 is worse and 2 are inside the noise (no significant difference)."
     )
     assert "nothing to compare" in wording.headline(studies.only_baseline())
     assert "unknown" in wording.headline(studies.one_seed())
     assert wording.headline(studies.with_failed_runs()).endswith("1 variant could not be compared.")
     assert wording.headline(studies.usual(names=("none", "cb_s"))) == "The graft is better than the baseline."
-    assert wording.headline(studies.usual(names=("none", "cb", "horizontal"))) == "Both grafts are inside the noise."
+    assert wording.headline(studies.usual(names=("none", "cb", "horizontal"))) == (
+        "Both grafts are inside the noise (no significant difference)."
+    )
 
 
 def test_reasons_are_true_of_the_numbers():

@@ -97,11 +97,11 @@ class FakeTrainer:
 def tools(trainer: FakeTrainer, *, reports: list[StudyResult] | None = None, epoch_seconds: float = 1.0) -> Tools:
     """Everything fake: nothing is opened, timed or drawn."""
 
-    def paces(config: StudyConfig, material: Any) -> Estimate:
+    def paces(config: StudyConfig, benchmark: Any) -> Estimate:
         pace = Pace(start_seconds=1.0, epoch_seconds=epoch_seconds)
         return Estimate(paces={variant.name: pace for variant in config.variants})
 
-    def costs(config: StudyConfig, material: Any, *, limit: float) -> dict[str, Cost]:
+    def costs(config: StudyConfig, benchmark: Any, *, limit: float) -> dict[str, Cost]:
         return {variant.key: cost(1.0 + place / 10) for place, variant in enumerate(config.variants)}
 
     def report(result: StudyResult, folder: Path) -> Path:

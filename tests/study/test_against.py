@@ -15,7 +15,7 @@ import pytest
 from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.report.page import report_html
 from attngraft.report.tables import markdown_table, table_text
-from attngraft.results.csv_tables import csv_text
+from attngraft.results.storage import csv_text
 from attngraft.results.wording import headline
 from attngraft.study import compare, load_result, prepare, read_study, report_only, study_from_dict
 from attngraft.study.cost import COST_FILE, load_costs, measure_costs, save_costs
@@ -23,7 +23,7 @@ from attngraft.study.estimate import measure_paces
 from attngraft.study.host import entry_against
 from attngraft.study.schedule import check_variants, plan_runs
 from attngraft.study.variants import read_variants
-from attngraft.training.profiler import load_material
+from attngraft.training.profiler import load_benchmark_batch
 from attngraft.training.recipe import recipe_to_dict
 from attngraft.training.run_folder import RunFolder
 from attngraft.yaml_config import dump_yaml
@@ -154,7 +154,7 @@ def test_weights_of_another_host_are_fitted_before_anything_trains(tmp_path: Pat
             "deit_tony_patch16_224",
             "the variant other: there is no model 'deit_tony_patch16_224'.*deit_tiny_patch16_224",
         ),
-        ({**DEIT, "args": {"depth": -1, "dept": 3}}, "the variant other: timm cannot make deit_tiny.*dept"),
+        ({**DEIT, "args": {"depth": -1, "dept": 3}}, "the variant other: timm cannot create deit_tiny.*dept"),
         ("deit_tiny_patch16_224", r"other takes inputs of 3x224x224.* of 3x16x16.*\{img_size: 16\}.*\[3, 16, 16\]"),
         ({**DEIT, "args": {**DEIT["args"], "in_chans": 1}}, r"of 1x16x16, .* of 3x16x16.*\{in_chans: 3\}"),  # type: ignore[dict-item]
         (HOST, "baseline and other are the same model"),
@@ -320,9 +320,9 @@ def test_inputs_that_differ_are_noted(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_each_host_has_counts_of_its_own(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=["cb_s", {"host": DEIT}, {"host": MIXER}], set=["train.batch_size=8"])
-    material = load_material(config.recipe_of(config.baseline, 0))
-    assert set(measure_paces(config, material).paces) == {variant.name for variant in config.variants}
-    costs = measure_costs(config, material, limit=0.0)
+    benchmark = load_benchmark_batch(config.recipe_of(config.baseline, 0))
+    assert set(measure_paces(config, benchmark).paces) == {variant.name for variant in config.variants}
+    costs = measure_costs(config, benchmark, limit=0.0)
     assert set(costs) == {variant.key for variant in config.variants}
     deit, mixer = (costs[config.variants[place].key] for place in (2, 3))
     assert (costs["none"].parameters_ratio, costs["none"].macs_ratio) == (1, 1)

@@ -86,7 +86,7 @@ def test_when_every_run_fails_that_is_said(tmp_path: Path) -> None:
 
 def test_an_interruption_keeps_everything(tmp_path: Path) -> None:
     trainer = FakeTrainer(stops=("cb_s", 1))
-    with pytest.raises(KeyboardInterrupt, match="same command goes on"):
+    with pytest.raises(KeyboardInterrupt, match="rerun the same command to resume"):
         compare(study(tmp_path), tools=tools(trainer))
     assert trainer.calls[-1] == ("cb_s", 1)
     assert {v.name: len(v.runs) for v in load_result(tmp_path).variants} == {"baseline": 1, "cb_s": 1, "horizontal": 1}
@@ -166,9 +166,9 @@ def test_costs_are_of_the_batches_that_fitted(tmp_path: Path) -> None:
 
     measured: list[StudyConfig] = []
 
-    def costs(config: StudyConfig, material: Any, *, limit: float) -> dict[str, Cost]:
+    def costs(config: StudyConfig, benchmark: Any, *, limit: float) -> dict[str, Cost]:
         measured.append(config)
-        return tools(FakeTrainer()).measure_costs(config, material, limit=limit)
+        return tools(FakeTrainer()).measure_costs(config, benchmark, limit=limit)
 
     kit = dataclasses.replace(tools(Choosing()), measure_costs=costs)
     config = study(tmp_path, set=["train.auto_batch=true"])

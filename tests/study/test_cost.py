@@ -12,8 +12,8 @@ import torch
 from attngraft.study import cost as cost_module
 from attngraft.study.cost import load_costs, measure_costs, save_costs
 from attngraft.timing import PairedRatio
-from attngraft.timing.storages import LiveStorages
-from attngraft.training.profiler import Workbench, load_material, peak_memory
+from attngraft.timing.memory import LiveStorages
+from attngraft.training.profiler import Profiler, load_benchmark_batch
 
 from .fakes import cost, study
 
@@ -24,8 +24,8 @@ SMALL = ["train.batch_size=16", "host.args.embed_dim=48", "host.args.num_heads=3
 def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_module, "PAIRS", 5)
     config = study(tmp_path, grafts=["cb_s"], set=SMALL)
-    material = load_material(config.recipe_of(config.baseline, 0))
-    costs = measure_costs(config, material, limit=60)
+    benchmark = load_benchmark_batch(config.recipe_of(config.baseline, 0))
+    costs = measure_costs(config, benchmark, limit=60)
     baseline, grafted = costs["none"], costs["cb_s"]
     assert grafted.parameters - baseline.parameters == 2 * 48  # one vector for each of two blocks
     assert baseline.macs is not None
@@ -46,7 +46,7 @@ def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert each.inference_seconds_per_batch > 0
     assert grafted.memory_ratio is not None
     assert 1.0 < grafted.memory_ratio < 1.5
-    in_a_hurry = measure_costs(config, material, limit=0)
+    in_a_hurry = measure_costs(config, benchmark, limit=0)
     assert in_a_hurry["cb_s"].train_time_ratio is None
     assert in_a_hurry["cb_s"].inference_time_ratio is None
     assert in_a_hurry["cb_s"].parameters == grafted.parameters
@@ -75,7 +75,7 @@ def test_inference_is_timed_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(cost_module, "several", told)
     config = study(tmp_path, grafts=["cb_s"], set=SMALL)
-    costs = measure_costs(config, load_material(config.recipe_of(config.baseline, 0)), limit=60)
+    costs = measure_costs(config, load_benchmark_batch(config.recipe_of(config.baseline, 0)), limit=60)
     assert asked == ["train", "evaluate"]
     for spec, training, inference in (("none", 1.0, 1.0), ("cb_s", 3.0, 2.0)):
         found = costs[spec]
@@ -133,8 +133,8 @@ def test_peak_memory_of_a_step(tmp_path: Path) -> None:
     peaks = []
     for config in (small, large):
         recipe = config.recipe_of(config.baseline, 0)
-        bench = Workbench(recipe, load_material(recipe))
-        peaks.append(peak_memory(bench))
+        bench = Profiler(recipe, load_benchmark_batch(recipe))
+        peaks.append(bench.peak_memory())
         parameters = sum(p.numel() * 4 for p in bench.model.parameters())
         assert peaks[-1] > 3 * parameters, "weights, two moments, gradients or activations"
     assert 2 < peaks[1] / peaks[0] < 8

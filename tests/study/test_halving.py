@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attngraft.errors import ConfigError, UsageError
-from attngraft.results.halving import HALVING_FILE, place_of, read_halving
+from attngraft.results.halving import HALVING_FILE, rank_at, read_halving
 from attngraft.study import StudyConfig, StudyResult, compare, incomplete, load_result, prepare, report_only
 from attngraft.study.ladder import Ladder
 from attngraft.study.progress import plan_in_words
@@ -83,14 +83,14 @@ def test_what_is_stopped_is_not_tested_and_still_corrected_for(tmp_path: Path) -
 def test_what_a_reader_is_told(whole: tuple[StudyConfig, StudyResult], tmp_path: Path) -> None:
     config, result = whole
     text = " ".join(result.notes)
-    assert "after epoch 1 and 3 of 9, only about one in 3 variants went on" in text
+    assert "after epoch 1 and 3 of 9, only about one in 3 variants was continued" in text
     assert "Stopped after epoch 1:" in text
     assert "cb_s@blocks.1 (" in text
-    assert "place 6 of 6" in text
+    assert "rank 6 of 6" in text
     assert "confirm a difference with other seeds" in text
     assert "no finished run" not in text
     assert result.halving is not None
-    assert place_of(result.halving, "cb_s@blocks.0", 1) == (1, 6)
+    assert rank_at(result.halving, "cb_s@blocks.0", 1) == (1, 6)
     assert report_only(copied(config, tmp_path), tools=tools(FakeTrainer())).notes[:3] == result.notes[:3]
 
 
@@ -129,7 +129,7 @@ def test_without_the_file_it_is_decided_by_the_runs(whole: tuple[StudyConfig, St
     assert {name for name, epoch in epochs(config).items() if epoch == {9}} == {"baseline", "cb_s@blocks.0"}
     assert names_compared(again) == names_compared(first)
     (tmp_path / HALVING_FILE).write_text("{")
-    with pytest.raises(ConfigError, match="delete it, and halving decides anew"):
+    with pytest.raises(ConfigError, match="delete it to repeat the decisions"):
         compare(config, tools=tools(FakeTrainer(GAINS)))
 
 

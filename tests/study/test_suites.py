@@ -18,8 +18,8 @@ from attngraft.errors import DataError, UsageError
 from attngraft.evaluation.suites.kept import read_columns
 from attngraft.report.page import report_html
 from attngraft.report.suites import suite_comparison, suite_views
-from attngraft.results.csv_tables import suites_csv
 from attngraft.results.statistics import t_interval
+from attngraft.results.storage import suites_csv
 from attngraft.results.study import StudyResult, SuiteResult
 from attngraft.study import StudyConfig, Tools, compare, load_result, report_only, study_from_dict
 from attngraft.study.calibrating import Beliefs, compare_calibration
@@ -32,7 +32,7 @@ from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import TREE
 from tests.export.runs import VIT
 from tests.study.fakes import FakeTrainer, study, tools
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 
 BARE = Tools(write_report=lambda result, folder: folder)
 
@@ -145,12 +145,12 @@ def test_the_page_the_table_and_the_rows_say_all(found: tuple[Path, StudyResult]
     _, result = found
     page = report_html(result)
     assert '<section id="suites">' in page
-    assert "Nothing is corrected for the number of conditions" in page
+    assert "There is no correction for the number of conditions" in page
     assert "FGSM, 8/255" in page and "shot noise, 60 photons" in page
     rows = list(csv.DictReader(io.StringIO(suites_csv(result))))
     assert len(rows) == sum(len(suite.conditions) * 2 for suite in result.suites)
-    views = {view.anchor: view for view in suite_views(result)}
-    assert views["suite-calibration"].about.endswith("lower is better")
+    views = {view["anchor"]: view for view in suite_views(result)}
+    assert views["suite-calibration"]["about"].endswith("lower is better")
     from rich.console import Console
 
     console = Console(width=100, record=True)

@@ -70,7 +70,7 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         open_handle(str(make_run(tmp_path / "run")), pretrained=True)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(TrainingError, match="there is no run here"):
+    with pytest.raises(TrainingError, match="not a run folder"):
         open_handle(str(empty))
     with pytest.raises(HostError):
         open_handle("resnet18")

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from attngraft.training.batch_norms import examples_at_once
 from attngraft.training.build import build_model
-from attngraft.training.freezing import freeze
+from attngraft.training.failures import OutOfMemory
+from attngraft.training.freezing import batch_norm_examples, freeze
 from attngraft.training.loop import train
-from attngraft.training.out_of_memory import OutOfMemory
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe
 from tests.training.toys import toy_recipe
@@ -49,17 +48,17 @@ def test_how_many_examples_they_see(
     recipe = levit(accumulate, parameters=parameters, graft=graft)
     model = build_model(recipe, {"num_classes": 3})
     freeze(model, parameters)
-    assert examples_at_once(model, recipe, processes=processes) == expected
+    assert batch_norm_examples(model, recipe, processes=processes) == expected
 
 
 def test_hosts_without_any_and_statistics_that_processes_share() -> None:
     recipe = toy_recipe(train={"accumulate": 4})
-    assert examples_at_once(build_model(recipe, {"num_classes": 3}), recipe, processes=2) is None
+    assert batch_norm_examples(build_model(recipe, {"num_classes": 3}), recipe, processes=2) is None
     model = build_model(normed(), {"num_classes": 3})
-    assert examples_at_once(model, normed(), processes=4) == 4
+    assert batch_norm_examples(model, normed(), processes=4) == 4
     shared = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    assert examples_at_once(shared, normed(), processes=4) is None
-    assert examples_at_once(shared, normed(accumulate=2), processes=4) == 8
+    assert batch_norm_examples(shared, normed(), processes=4) is None
+    assert batch_norm_examples(shared, normed(accumulate=2), processes=4) == 8
 
 
 def test_a_run_that_cuts_its_batches_says_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -89,7 +88,7 @@ def test_automatic_cuts_say_it_too(
         return original(module, x)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(model, "forward", forward)
-    with pytest.raises(OutOfMemory, match="leaves updates as they are but for batch norms, which then see fewer"):
+    with pytest.raises(OutOfMemory, match="leaves updates as they are except for batch norms, which then see fewer"):
         train(normed(), tmp_path / "told", progress=Silent())
     with caplog.at_level(logging.WARNING):
         record = train(normed(auto_batch=True), tmp_path / "found", progress=Silent())

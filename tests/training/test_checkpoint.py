@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import attngraft
 from attngraft.attention import detached_state
 from attngraft.errors import TrainingError
-from attngraft.training.checkpoint import Counters, Learner, load_weights, restore, save, save_weights
+from attngraft.training.checkpoint import Counters, TrainState, load_weights, restore, save, save_weights
+from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.run_folder import RunFolder
-from attngraft.training.stages import Stages
 from tests.training.processes import finish, run_together
 
 
@@ -50,7 +50,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
 
 
 def test_what_a_graft_stands_in_for_is_kept(tmp_path: Path) -> None:
-    run, first, second = RunFolder(tmp_path), _learner(1), _learner(2)
+    run, first, second = RunFolder(tmp_path), _state(1), _state(2)
     run.create()
     save(run, first)
     assert any(not torch.equal(a, b) for a, b in zip(*_detached(first, second), strict=True))
@@ -58,24 +58,24 @@ def test_what_a_graft_stands_in_for_is_kept(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*_detached(first, second), strict=True))
 
 
-def _learner(seed: int) -> Learner:
+def _state(seed: int) -> TrainState:
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(seed)
     size = {"img_size": 16, "window_size": 2, "depths": (1, 1), "embed_dim": 8, "num_heads": (1, 2), "num_classes": 2}
     model = timm.create_model("swin_tiny_patch4_window7_224", **size)
     attngraft.graft(model, "dwconv(kernel=3)@layers.0")
-    return Learner(
+    return TrainState(
         accelerator=accelerator,
         model=model,
         optimizer=accelerator.prepare_optimizer(torch.optim.AdamW(model.parameters())),
         ema=None,
         counters=Counters(),
-        stages=Stages(model, None),
+        freezing=FreezingSchedule(model, None),
     )
 
 
-def _detached(*learners: Learner) -> list[list[Tensor]]:
-    return [list(detached_state(learner.model).values()) for learner in learners]
+def _detached(*states: TrainState) -> list[list[Tensor]]:
+    return [list(detached_state(state.model).values()) for state in states]
 
 
 def shard_save_and_restore(folder: str) -> None:
@@ -83,29 +83,29 @@ def shard_save_and_restore(folder: str) -> None:
     from accelerate import Accelerator
     from torch.distributed.fsdp import fully_shard
 
-    from attngraft.training.checkpoint import Counters, Learner, restore, save
+    from attngraft.training.checkpoint import Counters, TrainState, restore, save
+    from attngraft.training.freezing import FreezingSchedule
     from attngraft.training.run_folder import RunFolder
-    from attngraft.training.stages import Stages
 
-    def learner(seed: int) -> Learner:
+    def state(seed: int) -> TrainState:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
         for layer in model:
             fully_shard(layer)
         fully_shard(model)
         optimizer = accelerator.prepare_optimizer(torch.optim.AdamW(model.parameters(), lr=0.1))
-        return Learner(
+        return TrainState(
             accelerator=accelerator,
             model=model,
             optimizer=optimizer,
             ema=None,
             counters=Counters(epoch=seed),
-            stages=Stages(model, None),
+            freezing=FreezingSchedule(model, None),
         )
 
     accelerator = Accelerator(cpu=True)
     run = RunFolder(Path(folder))
-    first = learner(1)
+    first = state(1)
     first.model(torch.ones(2, 5)).sum().backward()
     first.optimizer.step()
     first.optimizer.zero_grad()
@@ -113,7 +113,7 @@ def shard_save_and_restore(folder: str) -> None:
     save(run, first)
     accelerator.wait_for_everyone()
 
-    second = learner(2)
+    second = state(2)
     assert restore(run, second)
     assert second.counters == first.counters
     for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
@@ -121,9 +121,9 @@ def shard_save_and_restore(folder: str) -> None:
         left, right = (each.optimizer.state[p] for each, p in ((first, one), (second, other)))
         assert torch.equal(left["exp_avg"].to_local(), right["exp_avg"].to_local())
     if accelerator.is_main_process:
-        state = torch.load(run.last, weights_only=True)
-        assert state["model"]["0.weight"].shape == (7, 5)
-        assert state["optimizer"]["state"]["1.bias"]["exp_avg"].shape == (3,)
+        content = torch.load(run.last, weights_only=True)
+        assert content["model"]["0.weight"].shape == (7, 5)
+        assert content["optimizer"]["state"]["1.bias"]["exp_avg"].shape == (3,)
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_train_then_evaluate(tmp_path: Path, recipe: Path, capsys: pytest.Captur
     assert attngraft(*arguments, *extra) == 0  # finished: returns at once
     capsys.readouterr()
     assert attngraft(*arguments, "--no-resume") == 1
-    assert "there is a run in this folder" in capsys.readouterr().err
+    assert "this folder holds a run" in capsys.readouterr().err
 
 
 def test_another_host_or_data_starts_from_its_own_defaults(tmp_path: Path, recipe: Path) -> None:
@@ -115,7 +115,7 @@ def test_what_a_run_starts_from_and_what_it_trains(
     ("arguments", "code", "message"),
     [
         (("--set", "optimizer.lrr=1"), 2, "did you mean lr?"),
-        (("--weights", "nowhere.pth"), 2, "nowhere.pth: there is no such file of weights"),
+        (("--weights", "nowhere.pth"), 2, "nowhere.pth: no such file of weights"),
         (("--weights", "a.pth", "--pretrained"), 2, "host.weights: excludes pretrained: true"),
         (("--train", "grafts"), 2, "train.parameters: is grafts, and there is no graft to train"),
         (("--recipe", "digitz"), 2, "did you mean digits?"),
@@ -133,7 +133,7 @@ def test_mistakes(
 
 def test_evaluating_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert attngraft("eval", tmp_path) == 1
-    assert "there is no run here" in capsys.readouterr().err
+    assert "not a run folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["train", "eval"])
@@ -165,6 +165,6 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_130(tmp_path: Path, recipe: Pa
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "saved in epoch" in told
-    assert "the same command goes on from there" in told
+    assert "rerun the same command to resume" in told
     assert "Traceback" not in told
     assert "\x1b" not in told

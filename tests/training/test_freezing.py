@@ -115,7 +115,7 @@ def test_a_real_host_with_batch_norms_stays_the_same_function() -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"graft": "cb", "train": {"parameters": "grafts"}}, "nothing to train: the graft adds no parameters; take"),
+        ({"graft": "cb", "train": {"parameters": "grafts"}}, "nothing to train: the graft adds no parameters; use"),
         (
             {"host": {"args": {"num_classes": 0}}, "train": {"parameters": "head"}},
             "nothing to train: the model has no head",
@@ -152,5 +152,5 @@ def test_choices_that_make_no_sense_are_refused(sections: dict[str, Any], messag
 
 def test_the_head_is_where_timm_says() -> None:
     assert head_prefixes(timm.create_model("swin_tiny_patch4_window7_224", embed_dim=12, depths=(1,), num_heads=(1,)))
-    with pytest.raises(ConfigError, match="it is not known where the head of this model is"):
+    with pytest.raises(ConfigError, match="the head of this model is unknown"):
         head_prefixes(nn.Linear(2, 2))

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from attngraft.training.build import build_model
-from attngraft.training.groups import parameter_groups
-from attngraft.training.optimizer import create_optimizer, create_schedule, learning_rate
+from attngraft.training.optimizer import create_optimizer, create_schedule, learning_rate, parameter_groups
 from attngraft.training.recipe import Recipe, recipe_from_dict
 
 SWIN = {"name": "swin_tiny_patch4_window7_224", "args": {"img_size": 32, "patch_size": 2, "window_size": 4}}

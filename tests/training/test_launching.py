@@ -68,12 +68,12 @@ def test_the_command_under_a_launcher_is_one_process(launcher: str, alone: Path,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": {"ema": 0.9}}, "train.ema: a moving average of sharded weights is not possible; set it to null"),
+        ({"train": {"ema": 0.9}}, "train.ema: FSDP has no moving average of sharded weights; set it to null"),
         (
             {"train": {"parameters": "all", "first": {"parameters": "head", "epochs": 1}}},
-            "train.first: sharded weights cannot be frozen for a while",
+            "train.first: FSDP cannot freeze sharded weights for a while",
         ),
-        ({"graft": "uniform_heads"}, "graft uniform_heads: leaves rows .* set optimizer.weight_decay to 0 under FSDP"),
+        ({"graft": "uniform_heads"}, "graft uniform_heads: leaves rows .* set optimizer.weight_decay to 0, or use DDP"),
         ({"graft": "uniform_heads", "optimizer": {"weight_decay": 0.0}}, None),
         ({"graft": "cb_s + horizontal"}, None),
     ],
@@ -82,10 +82,10 @@ def test_what_sharded_weights_cannot_do_is_refused(changes: dict[str, object], m
     recipe = toy_recipe(**changes)  # type: ignore[arg-type]
     model = build_model(recipe, {"num_classes": 3})
     if message is None:
-        setup._refuse_what_shards_cannot(recipe, model)
+        setup._refuse_unshardable(recipe, model)
         return
     with pytest.raises(ConfigError, match=message):
-        setup._refuse_what_shards_cannot(recipe, model)
+        setup._refuse_unshardable(recipe, model)
 
 
 def test_half_precision_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

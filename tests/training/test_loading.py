@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraft.errors import ConfigError, TrainingError
+from attngraft.training.failures import workers_explained
 from attngraft.training.loading import (
     EvalOrder,
     TrainOrder,
-    _Raised,
+    _RaisingIterator,
     eval_batches,
     train_batches,
-    workers_explained,
 )
 from tests.training.toys import ToyConfig, ToySplit
 
@@ -118,8 +118,8 @@ def test_evaluation_sees_every_example_and_repeats_only_what_it_must(length: int
 @pytest.mark.parametrize(
     ("torch_says", "says"),
     [
-        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "memory ran short.*--set train.workers=2"),
-        ("DataLoader worker (pid(s) 7, 8) exited unexpectedly", "memory ran short"),
+        ("DataLoader worker (pid 7) is killed by signal: Killed. ", "memory ran out.*--set train.workers=2"),
+        ("DataLoader worker (pid(s) 7, 8) exited unexpectedly", "memory ran out"),
         ("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible", "shared memory is used up"),
         (
             "DataLoader worker (pid 7) is killed by signal: Segmentation fault. ",
@@ -149,8 +149,8 @@ def test_a_batch_cut_off_by_a_death_waits_for_the_word_of_it(tmp_path: Path, cut
 
     before = signal.signal(signal.SIGALRM, handler)
     try:
-        with pytest.raises(TrainingError, match="memory ran short"), workers_explained(tmp_path, workers=2):
-            next(_Raised(batches(), grace=60))
+        with pytest.raises(TrainingError, match="memory ran out"), workers_explained(tmp_path, workers=2):
+            next(_RaisingIterator(batches(), grace=60))
     finally:
         signal.signal(signal.SIGALRM, before)
 
@@ -161,7 +161,7 @@ def test_a_connection_error_without_a_death_is_raised_as_it_came() -> None:
         yield
 
     with pytest.raises(ConnectionResetError, match="own server"):
-        next(_Raised(batches(), grace=0.1))
+        next(_RaisingIterator(batches(), grace=0.1))
 
 
 def test_an_error_of_the_data_that_a_loading_process_hands_on_is_raised_at_once() -> None:
@@ -177,7 +177,7 @@ def test_an_error_of_the_data_that_a_loading_process_hands_on_is_raised_at_once(
     found._grace = 60
     with pytest.raises(FileNotFoundError, match="the disk is gone"):
         next(found)
-    batches.send_away()
+    batches.stop_workers()
     for process in set(multiprocessing.active_children()) - set(others):
         process.join(20)
         assert not process.is_alive()
@@ -202,7 +202,7 @@ def test_loading_processes_leave_at_once_whatever_they_are_at() -> None:
     with contextlib.suppress(RuntimeError):  # torch tells of it at any moment from now on
         workers[0].join()
     with contextlib.suppress(RuntimeError):
-        batches.send_away()
+        batches.stop_workers()
     workers[1].join(20)
     assert not workers[1].is_alive()
     assert time.monotonic() - begun < 30

@@ -41,7 +41,7 @@ def test_from_another_host_it_is_taken_over_with_a_warning(tmp_path: Path, caplo
     leave(tmp_path, process=7, host="elsewhere")
     with caplog.at_level(logging.WARNING), locked(tmp_path):
         pass
-    assert "taken over from process 7 on host elsewhere" in caplog.text
+    assert "lock taken over from process 7 on host elsewhere" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"process": "x"}', "\0" * 40])
@@ -54,7 +54,7 @@ def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
 class TestWithoutLocksOfTheSystem:
     @pytest.fixture(autouse=True)
     def _none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lock, "_take", lambda descriptor: "unknown")
+        monkeypatch.setattr(lock, "_acquire", lambda file_lock: "unsupported")
 
     def test_the_dead_of_this_host_are_passed_over(self, tmp_path: Path) -> None:
         leave(tmp_path, process=DEAD)

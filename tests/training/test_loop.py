@@ -215,13 +215,13 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     recipe = toy_recipe()
     run = RunFolder(tmp_path)
     run.create()
-    job = prepare(recipe, run, create_accelerator(recipe))
-    save(run, job.learner)
+    context = prepare(recipe, run, create_accelerator(recipe))
+    save(run, context.state)
     good = run.last.read_bytes()
     with torch.no_grad():
-        job.core.get_parameter("head.weight")[0, 0] = float("inf")
+        context.update.core.get_parameter("head.weight")[0, 0] = float("inf")
     with pytest.raises(TrainingError, match=r"not finite .*head\.weight.*was kept"):
-        save(run, job.learner)
+        save(run, context.state)
     assert run.last.read_bytes() == good
 
 

@@ -11,8 +11,8 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 
 from attngraft.errors import TrainingError
+from attngraft.training.failures import OutOfMemory, is_out_of_memory
 from attngraft.training.loop import train
-from attngraft.training.out_of_memory import OutOfMemory, is_out_of_memory
 from attngraft.training.progress import Silent
 from attngraft.training.run_folder import read_run
 from tests.training.toys import assert_same_outcome, toy_recipe

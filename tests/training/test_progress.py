@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from attngraft.training.progress import LiveBars, in_words
+from attngraft.training.progress import LiveBars, format_metrics
 
 
 def follow(bars: LiveBars) -> None:
@@ -33,4 +33,4 @@ def test_no_control_codes_elsewhere() -> None:
 
 def test_metrics_in_words() -> None:
     row = {"epoch": 1, "lr": 0.1, "seconds": 3.0, "train/loss": 0.123456, "val/top1": 99.0}
-    assert in_words(row) == "train/loss 0.1235  val/top1 99"
+    assert format_metrics(row) == "train/loss 0.1235  val/top1 99"

@@ -89,7 +89,7 @@ def test_stopped_while_waiting_for_data(
 
     with monkeypatch.context() as patch:
         patch.setattr(ToySplit, "__getitem__", stop)
-        with pytest.raises(Interrupted, match="the same command goes on"):
+        with pytest.raises(Interrupted, match="rerun the same command to resume"):
             train(recipe_from_dict(recipe), tmp_path / "stopped", progress=Silent())
     assert final_state(tmp_path / "stopped")["counters"]["step"] == (example > 16) * 2
     train(recipe_from_dict(recipe), tmp_path / "stopped", progress=Silent())
@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_previous_one(tmp_path: Path, harm
     last = folder / "checkpoints" / "last.pt"
     _harm(last, harm)
     train(toy_recipe(), folder, progress=Silent())
-    assert "going on from previous.pt" in caplog.text
+    assert "resuming from previous.pt" in caplog.text
     assert_same_outcome(tmp_path / "whole", folder)
 
 

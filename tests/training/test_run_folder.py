@@ -14,7 +14,7 @@ from tests.training.toys import toy_recipe
 
 
 def test_a_run_that_has_just_begun_can_be_read(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="there is no run here"):
+    with pytest.raises(TrainingError, match="not a run folder"):
         read_run(tmp_path)
     run = RunFolder(tmp_path)
     run.write_recipe(toy_recipe())
@@ -27,7 +27,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_recipe(toy_recipe())
     run.metrics.write_text('{"epoch": 1}\n{"epo')
-    with pytest.raises(TrainingError, match=r"metrics\.jsonl: cannot be read.*made again when the run is resumed"):
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl: cannot be read.*rewritten when the run resumes"):
         read_run(tmp_path)
     run.metrics.unlink()
     run.environment.write_text("{")
@@ -53,7 +53,7 @@ def test_only_what_has_saved_something_keeps_its_recipe(tmp_path: Path) -> None:
 
 def test_what_memory_allowed_is_kept_by_those_who_may_choose(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.note_choice(toy_recipe(train={"auto_batch": True, "accumulate": 4}), epoch=2, step=3)
+    run.record_choice(toy_recipe(train={"auto_batch": True, "accumulate": 4}), epoch=2, step=3)
     run.write_metrics([{"epoch": 1, "seconds": 1.0}])
     assert read_run(tmp_path).environment["chosen_by_memory"] == [
         {"epoch": 2, "step": 3, "accumulate": 4, "eval_batch_size": None}
@@ -67,7 +67,7 @@ def test_what_memory_allowed_is_kept_by_those_who_may_choose(tmp_path: Path) -> 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(TrainingError, match="the run folder cannot be made: Not a directory"):
+    with pytest.raises(TrainingError, match="the run folder cannot be created: Not a directory"):
         RunFolder(tmp_path / "file" / "run").create()
 
 

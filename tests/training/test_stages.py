@@ -1,4 +1,4 @@
-"""A run in two stages: what each of them moves, and that a stop anywhere changes nothing."""
+"""A run in two schedule: what each of them moves, and that a stop anywhere changes nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from attngraft.errors import ConfigError, TrainingError
 from attngraft.training.build import build_model
+from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Parameters, Recipe, recipe_to_dict
-from attngraft.training.stages import Stages
 from tests.training.processes import finish, start, start_together
 from tests.training.toys import assert_same_outcome, final_state, toy_recipe
 
@@ -117,21 +117,21 @@ def test_an_optimizer_with_momentum_alone_resumes_across_the_boundary(tmp_path: 
 
 def test_nothing_to_train_first_is_said() -> None:
     recipe = staged(graft="cb", train={"first": {"parameters": "grafts", "epochs": 1}})
-    with pytest.raises(ConfigError, match=r"train\.first\.parameters: with grafts there is nothing to train"):
-        Stages(build_model(recipe, {"num_classes": 3}), recipe.train.first)
+    with pytest.raises(ConfigError, match=r"train\.first\.parameters: grafts leaves nothing to train"):
+        FreezingSchedule(build_model(recipe, {"num_classes": 3}), recipe.train.first)
 
 
 def test_the_first_stage_may_be_within_fewer_parameters() -> None:
     recipe = staged(train={"parameters": "grafts+head", "first": {"parameters": "grafts", "epochs": 1}})
     model = build_model(recipe, {"num_classes": 3})
-    stages = Stages(model, recipe.train.first)
+    schedule = FreezingSchedule(model, recipe.train.first)
 
     def trained() -> Iterator[str]:
         return (name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
-    stages.enter(0)
+    schedule.enter(0)
     assert all(".grafts." in name for name in trained())
-    stages.enter(1)
+    schedule.enter(1)
     assert {name for name in trained() if ".grafts." not in name} == {"head.weight", "head.bias"}
 
 

@@ -44,7 +44,7 @@ def identity_forms() -> list[str]:
 
 def bitwise(kind: GraftType[Any]) -> bool:
     """Whether it stands where nothing but its own arithmetic changes: not within the attention map."""
-    return not {"mix", "weights"} & set(kind.stages(kind.Options()))
+    return not {"mix", "weights"} & set(kind.hook_points(kind.Options()))
 
 
 def placed(spec: str, host: str) -> str:
@@ -136,7 +136,7 @@ def test_evaluating_first_changes_nothing_and_a_resumed_run_does_not_need_the_fi
     left, right = final_state(tmp_path / "whole")["model"], final_state(tmp_path / "parts")["model"]
     assert all(torch.equal(left[name], right[name]) for name in left)
     assert json.loads((tmp_path / "parts" / "start.json").read_text()) == begun
-    with pytest.raises(AttngraftError, match="there is no such file of weights"):
+    with pytest.raises(AttngraftError, match="no such file of weights"):
         train(recipe, tmp_path / "new", progress=Silent())
 
 
@@ -151,13 +151,13 @@ def test_from_random_values_nothing_is_written_and_a_frozen_host_is_warned_of(
     assert not (tmp_path / "plain" / "start.json").exists()
     assert "random values" not in caplog.text
     train(toy_recipe(train={"parameters": "head"}), tmp_path / "head", progress=Silent())
-    assert "with train.parameters=head most of them stay as they are; give weights" in caplog.text
+    assert "train.parameters=head leaves most of them untrained; give initial weights" in caplog.text
 
 
 def test_weights_of_a_run_whose_host_is_another_say_which(trained: Path, tmp_path: Path) -> None:
     host = {"name": "vit_tiny_patch16_224", "args": {}}
     with pytest.raises(
-        HostError, match=r"has --host toy_vit --host-arg drop_rate=0\.1 --host-arg proj_drop_rate=0\.1$"
+        HostError, match=r"Their run has --host toy_vit --host-arg drop_rate=0\.1 --host-arg proj_drop_rate=0\.1$"
     ):
         train(from_weights(trained, host=host), tmp_path, progress=Silent())
 
@@ -175,7 +175,7 @@ def test_heads_of_all_variants_start_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"host": {"weights": "{missing}"}}, AttngraftError, "there is no such file of weights"),
+        ({"host": {"weights": "{missing}"}}, AttngraftError, "no such file of weights"),
         ({"host": {"name": "toy_vit", "args": {"depth": 3}, "weights": "{good}"}}, HostError, r"lacks blocks\.2\."),
         ({"host": {"name": "toy_vit", "weights": "{grafted}"}}, HostError, "trained with grafts.*without grafts"),
         ({"set": ["train.parameters=grafts"]}, ConfigError, r"train\.parameters: is grafts, and there is no graft"),

@@ -79,6 +79,6 @@ def test_work_between_two_items_is_finished(stop: StopSignal) -> None:
     items = stop.while_waiting(range(3))
     assert next(items) == 0
     os.kill(os.getpid(), signal.SIGTERM)  # at work, not waiting
-    assert stop.wanted
+    assert stop.requested
     with pytest.raises(StoppedWaiting):
         next(items)

@@ -20,14 +20,14 @@ from attngraft.errors import AttngraftError, ConfigError, TrainingError
 from attngraft.export.run import export_run
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import evaluate_run
+from attngraft.training.failures import OutOfMemory
 from attngraft.training.loop import train
-from attngraft.training.out_of_memory import OutOfMemory
-from attngraft.training.profiler import Workbench, load_material
+from attngraft.training.profiler import Profiler, load_benchmark_batch
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import read_run
 from attngraft.training.teacher import check_teacher, create_teacher, step_losses, weights_hash
-from tests.tasks.images.making import picture
+from tests.tasks.images.datasets import picture
 from tests.training.processes import finish, start_together
 from tests.training.toys import assert_same_outcome, final_state, metric_rows
 
@@ -112,7 +112,7 @@ def test_what_it_says_is_the_models_answer_to_the_mixed_images_in_evaluation_mod
     assert not any(parameter.requires_grad for parameter in found.model.parameters())
     assert found.facts["sha256"] == weights_hash(alone)
     own = torch.randn(8, 10)
-    losses = step_losses(task, own, mixed, teacher=found, taught=said)
+    losses = step_losses(task, own, mixed, teacher=found, teacher_outputs=said)
     by_hand = -(mixed["target"] * own.log_softmax(-1)).sum(-1).mean()
     wanted = said.softmax(-1)
     by_hand = by_hand + 5 * (wanted * (wanted.log() - own.log_softmax(-1))).sum(-1).mean()
@@ -220,7 +220,7 @@ def test_a_convolutional_teacher_sees_its_own_size_or_the_one_that_is_given(tmp_
         ({}, r"distill\.teacher: which teacher\? --set distill\.teacher\.name=NAME"),
         (
             {"teacher": {"weights": "{seven}"}},
-            r"neither a run's folder nor .* say of which model: distill\.teacher\.name",
+            r"neither a run's folder nor .* give its model: distill\.teacher\.name",
         ),
         (
             {"teacher": {"name": "lcnet_035", "weights": "{seven}"}},
@@ -231,7 +231,10 @@ def test_a_convolutional_teacher_sees_its_own_size_or_the_one_that_is_given(tmp_
             {"teacher": {"name": "local-dir:{hub}", "args": {"num_classes": 10}}},
             r"a new head: for 10 classes instead of 7",
         ),
-        ({"teacher": {"name": "lcnet_035", "weights": "{run}"}}, r"distill\.teacher\.name: follows from what lies in"),
+        (
+            {"teacher": {"name": "lcnet_035", "weights": "{run}"}},
+            r"distill\.teacher\.name: .* has its own name and arguments",
+        ),
         (
             {"teacher": {"name": "lcnot_035", "weights": "{seven}"}},
             r"^distill\.teacher: there is no model 'lcnot_035'.*did you mean",
@@ -260,7 +263,7 @@ def test_classes_of_a_run_are_the_datas_in_the_same_order(teacher: Path, tmp_pat
     for number, (others, message) in enumerate(
         [
             (classes[::-1], "another order; give task.data.classes in the teacher's: 9, 8"),
-            (["x", *classes[1:]], "know 0$"),
+            (["x", *classes[1:]], "it lacks 0$"),
         ]
     ):
         other = tmp_path / str(number)
@@ -294,12 +297,12 @@ def test_the_second_head_of_a_distilled_host_follows_the_teacher(teacher: Path, 
     task.load(model_data_config=model_data_config(recipe))
     batch = {"image": torch.randn(4, 1, 8, 8), "target": torch.arange(4)}
     own, second = fresh(batch["image"])
-    losses = step_losses(task, (own, second), batch, teacher=found, taught=found(batch))
+    losses = step_losses(task, (own, second), batch, teacher=found, teacher_outputs=found(batch))
     assert torch.equal(losses["label_loss"], task.loss(own, batch)["loss"])
     best = found(batch).argmax(-1)
     assert torch.allclose(losses["teacher_loss"], torch.nn.functional.cross_entropy(second, best))
     with pytest.raises(TrainingError, match="token needs a host that returns two heads"):
-        step_losses(task, own, batch, teacher=found, taught=found(batch))
+        step_losses(task, own, batch, teacher=found, teacher_outputs=found(batch))
 
 
 def test_a_two_headed_host_may_follow_with_the_mean_of_its_heads(teacher: Path, tmp_path: Path) -> None:
@@ -343,18 +346,18 @@ def test_several_labels_can_be_learned_from_a_teacher(tmp_path: Path) -> None:
 
 def test_costs_and_estimates_time_the_teacher_too(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = digits(taught_by(teacher))
-    material = load_material(recipe)
-    assert material.teacher is not None
+    benchmark = load_benchmark_batch(recipe)
+    assert benchmark.teacher is not None
     seen = []
-    monkeypatch.setattr(material.teacher.model, "forward", lambda x: seen.append(len(x)) or torch.zeros(len(x), 10))
-    bench = Workbench(recipe, material)
-    bench.train_step()
+    monkeypatch.setattr(benchmark.teacher.model, "forward", lambda x: seen.append(len(x)) or torch.zeros(len(x), 10))
+    profiler = Profiler(recipe, benchmark)
+    profiler.train_step()
     assert seen == [64]
-    alone = Workbench(recipe, replace(material, teacher=None))
+    alone = Profiler(recipe, replace(benchmark, teacher=None))
     alone.train_step()
-    model = material.teacher.model
+    model = benchmark.teacher.model
     own = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
-    assert bench.state_bytes() - alone.state_bytes() == own
+    assert profiler.state_bytes() - alone.state_bytes() == own
     assert seen == [64]
 
 

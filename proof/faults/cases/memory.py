@@ -19,7 +19,7 @@ _WIDE = (
     "{img_size: 8, patch_size: 1, in_chans: 1, embed_dim: 16, depth: 1, num_heads: 2, mlp_ratio: 128, drop_rate: 0.1}"
 )
 LARGE = ("train", *SMALL, "--set", f"host.args={_WIDE}", "--epochs", "1", "--set", "train.eval_batch_size=30")
-SHORT = OnCall(target="attngraft.training.loop:losses_of", action=LimitMemory(150 * 2**20))
+SHORT = OnCall(target="attngraft.training.update:Update.losses", action=LimitMemory(150 * 2**20))
 
 EVALUATED_BY_90 = (*RUN, "--set", "train.eval_batch_size=90")
 
@@ -75,7 +75,7 @@ def _auto(bench: Bench) -> str:
     chosen = json.loads((out / "environment.json").read_text())["chosen_by_memory"]
     assert [(each["epoch"], each["step"], each["accumulate"]) for each in chosen] == [(1, 1, 4)], chosen
     again = bench.run(AUTO, out)  # with all the memory that it could want: what was chosen stays
-    expect(again, code=0, says=f"going on after step 16 of {UPDATES}")
+    expect(again, code=0, says=f"resuming after step 16 of {UPDATES}")
     assert "accumulate: 4" in (out / "recipe.yaml").read_text()
     found = differences(bench.whole(CUT), out)
     assert not found, found
@@ -85,7 +85,7 @@ def _auto(bench: Bench) -> str:
 def _auto_evaluation(bench: Bench) -> str:
     out = bench.folder()
     ended = bench.run(AUTO, out, FromTheStart(action=LackOfMemory(evaluation=100)))
-    expect(ended, code=0, says=f"90 fit.*going on after step 8 of {UPDATES}")
+    expect(ended, code=0, says=f"90 fit.*resuming after step 8 of {UPDATES}")
     found = differences(bench.whole(EVALUATED_BY_90), out)
     assert not found, found
     return f"{ended}: 90 of 360 chosen after 8 of {UPDATES} updates; the end bit-identical to train.eval_batch_size=90"

@@ -19,7 +19,7 @@ def _clock(bench: Bench) -> str:
     for age, path in enumerate(sorted(out.rglob("*"))):  # the previous checkpoint looks newer than the last one
         os.utime(path, (10**9 + 1000 * age, 10**9 + 1000 * age))
     ended = bench.run(RUN, out, backwards)
-    expect(ended, code=0, says="going on after step 16 of 33")
+    expect(ended, code=0, says="resuming after step 16 of 33")
     found = differences(bench.whole(RUN), out)
     assert not found, found
     assert all(each > 0 for each in seconds(out)), seconds(out)

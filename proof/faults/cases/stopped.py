@@ -35,7 +35,7 @@ def _stopped(
         while worker and updates(out) < saved:  # until the trainer has used up what was loaded
             time.sleep(0.05)
         ended = running.stop(number, grace=GRACE)
-        expect(ended, code=130, says="saved in epoch .* the same command goes on from there")
+        expect(ended, code=130, says="saved in epoch .* rerun the same command to resume")
         assert updates(out) == saved, updates(out)
         return f"{ended} after {ended.seconds:.1f} s; {bench.goes_on(RUN, out)}"
 
@@ -69,7 +69,7 @@ def _program(bench: Bench) -> str:
             raise AssertionError(f"not gone after {GRACE} s") from None
         seconds = time.monotonic() - begun
     assert program.returncode == 130, said
-    assert "the same command goes on" in said
+    assert "rerun the same command to resume" in said
     return f"exit 130 after {seconds:.1f} s; {bench.goes_on(arguments, out, total=epochs * STEPS)}"
 
 
@@ -93,7 +93,7 @@ def _study(bench: Bench) -> str:
     running = bench.start(STUDY, out, harm)
     running.reach(here)
     ended = running.stop(signal.SIGTERM, grace=GRACE)
-    expect(ended, code=130, says="was stopped and everything is kept: the same command goes on")
+    expect(ended, code=130, says="was stopped and everything is kept: rerun the same command to resume")
     assert updates(out / "runs" / "cb_s" / "seed0") == 5
     return f"{ended} after {ended.seconds:.1f} s; {bench.study_goes_on(STUDY, out)}"
 
@@ -108,7 +108,7 @@ def _jobs(bench: Bench) -> str:
     offspring = running.offspring()
     assert len(offspring) >= 2, offspring
     ended = running.stop(signal.SIGTERM, grace=GRACE)
-    expect(ended, code=130, says="was stopped and everything is kept: the same command goes on")
+    expect(ended, code=130, says="was stopped and everything is kept: rerun the same command to resume")
     assert not left(offspring), left(offspring)
     saved = [updates(out / "runs" / name / "seed0") for name in STUDY_RUNS]
     assert saved == [7, 7, 0], saved

@@ -62,7 +62,7 @@ def _left(bench: Bench) -> str:
 
 def _no_locks(bench: Bench) -> str:
     out = bench.folder()
-    unknown = FromTheStart(action=Answer(target="attngraft.training.lock:_take", value="unknown"))
+    unknown = FromTheStart(action=Answer(target="attngraft.training.lock:_acquire", value="unsupported"))
     expect(bench.run(RUN, out, unknown, OnCall(target=STEP, call=7, action=kill)), code=-9)
     expect(bench.run(RUN, out, unknown, OnCall(target=STEP, call=3, action=kill)), code=-9)  # its own dead process
     note = (out / ".lock").read_text()

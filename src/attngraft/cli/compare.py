@@ -428,13 +428,13 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
 
 
 def _print_suites(result: StudyResult, console: Any) -> None:
-    from attngraft.report.suites import NOT_CORRECTED, about, suite_comparison, suite_format, terse
+    from attngraft.report.suites import NOT_CORRECTED, about, suite_comparison, suite_format, summary_conditions
 
     for suite in result.suites:
         heading = f"{suite.title}: {about(suite, suite_format(result, suite))}"
         console.print(heading, markup=False, highlight=False, soft_wrap=True, style="bold")
         console.print(suite_comparison(result, suite))
-        if len(terse(suite)) < len(suite.conditions):
+        if len(summary_conditions(suite)) < len(suite.conditions):
             console.print("Note: each severity by itself is in the report and in suites.csv.", highlight=False)
         for note in suite.notes:
             console.print(f"Note: {note}", markup=False, highlight=False)

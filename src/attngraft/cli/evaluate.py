@@ -138,7 +138,7 @@ def _show(run: Path, found: Sequence[SuiteRun], *, as_json: bool) -> None:
 
     from rich.console import Console
 
-    from attngraft.report.suite_tables import suite_heading, suite_table
+    from attngraft.report.suites import suite_heading, suite_table
 
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))

@@ -1,40 +1,135 @@
-"""One model's reliability diagram as files: stated to the right, come true upwards, and how many predictions below."""
+"""Panels of a task's results for one variant: reliability diagrams and large confusion matrices."""
 
 from __future__ import annotations
 
-from attngraft.drawing.sheet import Panel, drawing, headed, png, sheet, svg
-from attngraft.drawing.theme import LIGHT
-from attngraft.results.sections import Reliability
-from attngraft.results.wording import plural, shown
+import math
+from functools import partial
+
+from matplotlib.axes import Axes
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+
+from attngraft.drawing.sheet import TEXT_SIZE, Drawing, figure_files, set_titles
+from attngraft.drawing.theme import LIGHT, Theme
+from attngraft.results.sections import Matrix, Reliability
+from attngraft.results.wording import plural, shorten, shown
+
+LEVELS = 12  #: shades of a matrix
+_CELL = 0.125  #: inches, so that coordinates in points are whole: a page may hold a hundred matrices
+_LABEL = 16  #: characters of a row's name
 
 
 def reliability_files(found: Reliability, *, title: str) -> dict[str, bytes]:
-    """`reliability.svg` and `reliability.png`; the same result gives the same bytes."""
-    with drawing(text_as_paths=True):
-        figure, (axes, bars) = sheet(
-            [Panel(width=3.6, height=3.6, bottom=0.55, top=0.5), Panel(width=3.0, height=3.6, bottom=0.55, top=0.5)],
-            LIGHT,
-            opaque=True,
-        )
-        color = LIGHT.colors["series-0"]
-        known = [
-            (100 * stated, 100 * observed, count)
-            for stated, observed, count in zip(found.stated, found.observed, found.counts, strict=True)
-            if stated is not None and observed is not None
-        ]
-        most = max((count for _, _, count in known), default=1)
-        axes.plot([0, 100], [0, 100], color=LIGHT.muted, linewidth=1, linestyle=(0, (3, 3)))
-        stated, observed = [x for x, _, _ in known], [y for _, y, _ in known]
-        sizes = [8 + 40 * count / most for *_, count in known]
-        axes.plot(stated, observed, color=color, linewidth=1.5, clip_on=False)
-        axes.scatter(stated, observed, s=sizes, color=color, clip_on=False, zorder=3)
-        axes.set_xlim(0, 100)
-        axes.set_ylim(0, 100)
-        error = 100 * sum(found.error_by_seed) / (len(found.error_by_seed) or 1)
-        headed(axes, LIGHT, f"{shown(title)}: ECE {error:.2f} %", below="stated probability, %")
-        axes.set_ylabel("come true, %", color=LIGHT.muted)
-        width = 100 / (len(found.counts) or 1)
-        bars.bar([width * (i + 0.5) for i in range(len(found.counts))], found.counts, width=0.9 * width, color=color)
-        bars.set_xlim(0, 100)
-        headed(bars, LIGHT, f"of {plural(sum(found.counts), 'prediction')}", below="stated probability, %")
-        return {"reliability.svg": svg(figure).encode(), "reliability.png": png(figure)}
+    """Draw one model's reliability diagram as `reliability.svg` and `reliability.png`."""
+    error = 100 * sum(found.error_by_seed) / (len(found.error_by_seed) or 1)
+    drawing = reliability_drawing(found, title=f"{shown(title)}: ECE {error:.2f} %")
+    return figure_files("reliability", [drawing], [LIGHT])
+
+
+def reliability_drawing(
+    found: Reliability, baseline: Reliability | None = None, *, role: str = "series-0", title: str = "", name: str = ""
+) -> Drawing:
+    """Return a reliability diagram: accuracy against confidence, the baseline's as a thin line, bin counts below.
+
+    Args:
+        found: the variant's bins.
+        baseline: the baseline's bins; None for the baseline itself.
+        role: theme color of the variant.
+        title: of the panel.
+        name: of the drawing.
+    """
+    bins = [f"{stated:.0f}%: {observed:.0f}%" for stated, observed, _ in _bins(found)]
+    return Drawing(
+        name=name,
+        alt=f"Confidence: accuracy, of {plural(sum(found.counts), 'prediction')}: {', '.join(bins)}.",
+        draw=partial(_draw_reliability, found=found, baseline=baseline, role=role, title=title),
+        width=3.5,
+        height=4.1 if title else 3.8,
+        bottom=1.15,
+        top=0.45 if title else 0.15,
+    )
+
+
+def _bins(found: Reliability) -> list[tuple[float, float, int]]:
+    """Confidence and accuracy in percent, and count, of the bins that are not empty."""
+    return [
+        (100 * stated, 100 * observed, count)
+        for stated, observed, count in zip(found.stated, found.observed, found.counts, strict=True)
+        if stated is not None and observed is not None
+    ]
+
+
+def _draw_reliability(
+    axes: Axes, theme: Theme, *, found: Reliability, baseline: Reliability | None, role: str, title: str
+) -> None:
+    color, most = theme.colors[role], max(found.counts, default=0) or 1
+    axes.plot([0, 100], [0, 100], color=theme.muted, linewidth=1, linestyle=(0, (3, 3)))
+    if baseline is not None:
+        axes.plot(*_columns(baseline), color=theme.baseline, linewidth=1, alpha=0.6, clip_on=False)
+    stated, observed = _columns(found)
+    sizes = [8 + 40 * count / most for *_, count in _bins(found)]
+    axes.plot(stated, observed, color=color, linewidth=1.5, clip_on=False)
+    axes.scatter(stated, observed, s=sizes, color=color, clip_on=False, zorder=3)
+    axes.set(xlim=(0, 100), ylim=(0, 100), xticks=range(0, 101, 25), yticks=range(0, 101, 25))
+    set_titles(axes, theme, title, beside="accuracy, %")
+    inside = axes.get_window_extent()
+    bars = axes.inset_axes((0, -70 / (72 * inside.height / axes.figure.dpi), 1, 0.17))
+    bars.set_facecolor("none")
+    for side in ("left", "right", "top"):
+        bars.spines[side].set_visible(False)
+    bars.spines["bottom"].set_color(theme.line)
+    width = 100 / (len(found.counts) or 1)
+    centers = [width * (index + 0.5) for index in range(len(found.counts))]
+    bars.bar(centers, found.counts, width=0.9 * width, color=color, alpha=0.5, linewidth=0)
+    bars.set(xlim=(0, 100), xticks=[], yticks=[])
+    bars.set_xlabel("confidence, %", color=theme.muted, fontsize=TEXT_SIZE - 0.5, labelpad=5)
+
+
+def _columns(found: Reliability) -> tuple[list[float], list[float]]:
+    bins = _bins(found)
+    return [stated for stated, _, _ in bins], [observed for _, observed, _ in bins]
+
+
+def matrix_drawing(matrix: Matrix, *, alt: str, name: str) -> Drawing:
+    """Return a large matrix as shades: each cell's share of its row, by the square root, so that rare cells show."""
+    left, top = (
+        _CELL * math.ceil((0.2 + 0.068 * max((len(shorten(each, _LABEL)) for each in names), default=0)) / _CELL)
+        for names in (matrix.rows, matrix.columns)
+    )
+    return Drawing(
+        name=name,
+        alt=alt,
+        draw=partial(_draw_matrix, matrix=matrix),
+        width=left + _CELL * (len(matrix.columns) + 1),
+        height=top + _CELL * (len(matrix.rows) + 1),
+        left=left,
+        right=_CELL,
+        bottom=_CELL,
+        top=top,
+    )
+
+
+def _draw_matrix(axes: Axes, theme: Theme, *, matrix: Matrix) -> None:
+    axes.set(xlim=(0, len(matrix.columns)), ylim=(len(matrix.rows), 0))
+    axes.grid(visible=False)
+    axes.spines["bottom"].set_visible(False)
+    axes.xaxis.tick_top()
+    for axis, names in ((axes.xaxis, matrix.columns), (axes.yaxis, matrix.rows)):
+        axis.set_ticks([index + 0.5 for index in range(len(names))], [shorten(name, _LABEL) for name in names])
+    axes.tick_params(length=0, colors=theme.ink, labelsize=TEXT_SIZE - 2, pad=3)
+    axes.tick_params(axis="x", rotation=90)
+    # per level one path: a stroke per run of neighboring cells of that level, one cell wide
+    strokes: dict[int, list[tuple[float, float]]] = {}
+    for y, row in enumerate(matrix.counts):
+        total = sum(row) or 1
+        levels = [math.ceil(LEVELS * math.sqrt(count / total)) for count in row]
+        start = 0
+        for x in range(1, len(levels) + 1):
+            if x == len(levels) or levels[x] != levels[start]:
+                strokes.setdefault(levels[start], []).extend([(start, y + 0.5), (x, y + 0.5)])
+                start = x
+    strokes.pop(0, None)
+    for level, points in sorted(strokes.items()):
+        path = Path(points, [Path.MOVETO, Path.LINETO] * (len(points) // 2))
+        shade = {"edgecolor": theme.series[0], "alpha": level / LEVELS, "linewidth": 72 * _CELL, "capstyle": "butt"}
+        axes.add_patch(PathPatch(path, fill=False, **shade))

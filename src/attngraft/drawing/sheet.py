@@ -1,49 +1,42 @@
-"""Paper and pens: figures without pyplot, without the user's matplotlib settings, and the same bytes every time."""
+"""Figures: panels side by side at exact sizes, saved as PNG and SVG files or as SVG inside a page.
+
+Drawing uses no pyplot and none of the user's matplotlib settings, and gives the same bytes every time.
+"""
 
 from __future__ import annotations
 
 import io
+import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from xml.etree import ElementTree
 
-from attngraft.drawing.theme import Theme
+from markupsafe import Markup
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from attngraft.drawing.theme import LIGHT, THEMES, Theme
+from attngraft.results.wording import minus
 
 TEXT_SIZE = 9.0  #: points
 LINE_HEIGHT = 12.5  #: points between the baselines of stacked labels
-
-
-@contextmanager
-def drawing(*, text_as_paths: bool) -> Iterator[None]:
-    """Matplotlib's own defaults plus ours while drawing and saving; the user's settings are back afterwards.
-
-    Text is never read as mathematics, since names and titles are the user's.
-    """
-    from matplotlib import style
-
-    ours: dict[str, Any] = {
-        "font.family": ["DejaVu Sans"],
-        "font.size": TEXT_SIZE,
-        "svg.hashsalt": "attngraft",
-        "svg.fonttype": "path" if text_as_paths else "none",
-        "text.parse_math": False,
-    }
-    with style.context(["default", ours]), warnings.catch_warnings():
-        # a script that the font lacks is drawn as boxes here, and right in the page and the tables
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        yield
+STEPS = (1, 2, 5, 10)  #: round distances between ticks
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panel:
-    """The place of one pair of axes on a sheet, in inches: `width` and `height` with all margins."""
+class Drawing:
+    """One panel of a figure: its size in inches with all margins, its drawing function, and a text alternative."""
 
+    name: str
+    alt: str
+    draw: Callable[[Axes, Theme], None]
     width: float
     height: float
     left: float = 0.55
@@ -52,53 +45,148 @@ class Panel:
     top: float = 0.45
 
 
-def sheet(panels: Sequence[Panel], theme: Theme, *, opaque: bool) -> tuple[Figure, list[Axes]]:
-    """A figure with the panels side by side, at exact sizes so that labels can be placed before drawing."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def figure_files(stem: str, drawings: Sequence[Drawing], themes: Sequence[Theme] = THEMES) -> dict[str, bytes]:
+    """Draw panels side by side and return file contents by name.
 
-    width, height = sum(panel.width for panel in panels), max(panel.height for panel in panels)
+    Returns:
+        `<stem>.png` and `<stem>.svg`, and `<stem>-dark.png` and `<stem>-dark.svg` for the dark theme.
+    """
+    files: dict[str, bytes] = {}
+    with settings(text_as_paths=True):
+        for theme in themes:
+            figure, _ = sheet(drawings, theme, opaque=True)
+            name = stem if theme is LIGHT else f"{stem}-{theme.name}"
+            files[f"{name}.png"] = _saved(figure, "png", {"Software": None}, dpi=180)
+            files[f"{name}.svg"] = _saved(figure, "svg", {"Date": None, "Creator": None})
+    return files
+
+
+def inline_svg(drawing: Drawing, *, prefix: str = "") -> Markup:
+    """Draw one panel as SVG to embed in HTML, without a background.
+
+    Theme colors become `var(--role)`, so that the page switches between light and dark; ids are prefixed by `prefix` and
+    the drawing's name; namespaces, metadata and style sheets, which would affect the page, are removed; fonts are the
+    page's.
+    """
+    with settings(text_as_paths=False):
+        root = ElementTree.fromstring(
+            _saved(sheet([drawing], LIGHT, opaque=False)[0], "svg", {"Date": None, "Creator": None})
+        )
+    variables = {color: f"var(--{role})" for role, color in LIGHT.colors.items()}
+
+    def attribute(key: str, value: str) -> str:
+        if key == "id":
+            return f"{name}-{value}"
+        if key == "href" and value.startswith("#"):
+            return f"#{name}-{value[1:]}"
+        if key == "d":
+            return re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), value)
+        value = re.sub(r"url\(#([^)]*)\)", rf"url(#{name}-\1)", value)
+        return re.sub(r"#[0-9a-f]{6}\b", lambda found: variables.get(found[0], found[0]), value)
+
+    name = f"{prefix}{drawing.name}"
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if _local(child.tag) in ("metadata", "style"):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        if element.tag != "text" and not (element.text or "").strip():
+            element.text = None  # indentation
+        element.tail = None
+        element.attrib = {_local(key): attribute(_local(key), value) for key, value in element.attrib.items()}
+    root.attrib = {
+        "viewBox": root.get("viewBox", ""),
+        "role": "img",
+        "aria-label": minus(drawing.alt),
+        "stroke-linejoin": "round",
+    }
+    return Markup(ElementTree.tostring(root, encoding="unicode", short_empty_elements=False))
+
+
+def sheet(drawings: Sequence[Drawing], theme: Theme, *, opaque: bool) -> tuple[Figure, list[Axes]]:
+    """Draw panels side by side. Sizes are exact, so that labels can be placed before the figure is rendered."""
+    width, height = sum(drawing.width for drawing in drawings), max(drawing.height for drawing in drawings)
     figure = Figure(figsize=(width, height), facecolor=theme.surface if opaque else "none")
     FigureCanvasAgg(figure)
-    axes, start = [], 0.0
-    for panel in panels:
-        inner = panel.width - panel.left - panel.right, height - panel.bottom - panel.top
-        box = (start + panel.left) / width, panel.bottom / height, inner[0] / width, inner[1] / height
-        axes.append(_plain(figure.add_axes(box), theme))
-        start += panel.width
-    return figure, axes
+    all_axes, start = [], 0.0
+    for drawing in drawings:
+        inner = drawing.width - drawing.left - drawing.right, height - drawing.bottom - drawing.top
+        axes = figure.add_axes(
+            ((start + drawing.left) / width, drawing.bottom / height, inner[0] / width, inner[1] / height)
+        )
+        axes.set_facecolor("none")
+        for side in ("left", "right", "top"):
+            axes.spines[side].set_visible(False)
+        axes.spines["bottom"].set_color(theme.line)
+        axes.tick_params(length=0, colors=theme.muted, labelsize=TEXT_SIZE - 0.5, pad=5)
+        axes.grid(axis="y", color=theme.line, linewidth=0.6)
+        axes.set_axisbelow(True)
+        drawing.draw(axes, theme)
+        all_axes.append(axes)
+        start += drawing.width
+    return figure, all_axes
 
 
-def _plain(axes: Axes, theme: Theme) -> Axes:
-    """Axes with nothing but a thin base line, quiet ticks and horizontal rules."""
-    axes.set_facecolor("none")
-    for side in ("left", "right", "top"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(theme.line)
-    axes.tick_params(length=0, colors=theme.muted, labelsize=TEXT_SIZE - 0.5, pad=5)
-    axes.grid(axis="y", color=theme.line, linewidth=0.6)
-    axes.set_axisbelow(True)
-    return axes
+@contextmanager
+def settings(*, text_as_paths: bool) -> Iterator[None]:
+    """Set matplotlib's defaults and ours while drawing and saving, and restore the user's settings afterwards.
+
+    Names and titles are the user's, so text is never parsed as mathematics.
+    """
+    ours: dict[str, Any] = {
+        "font.family": ["DejaVu Sans"],
+        "font.size": TEXT_SIZE,
+        "image.composite_image": False,
+        "svg.hashsalt": "attngraft",
+        "svg.fonttype": "path" if text_as_paths else "none",
+        "text.parse_math": False,
+    }
+    with style.context(["default", ours]), warnings.catch_warnings():
+        # a script that the font lacks is drawn as boxes in plots; pages and tables show it
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
 
 
-def headed(axes: Axes, theme: Theme, title: str, *, below: str = "") -> None:
-    """A panel's title at its top left and the name of its horizontal axis."""
+def _saved(figure: Figure, kind: str, metadata: dict[str, None], **options: Any) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format=kind, metadata=metadata, **options)
+    return stream.getvalue()
+
+
+def _local(tag: str) -> str:
+    return tag.rpartition("}")[2]
+
+
+# --- parts of panels --------------------------------------------------------------------------------------------------
+
+
+def set_titles(axes: Axes, theme: Theme, title: str, *, below: str = "", beside: str = "") -> None:
+    """Set a panel's title at its top left and the names of its axes."""
     axes.set_title(title, loc="left", color=theme.ink, fontsize=TEXT_SIZE + 0.5, fontweight="bold", pad=12)
     axes.set_xlabel(below, color=theme.muted, fontsize=TEXT_SIZE - 0.5, labelpad=5)
+    if beside:
+        axes.set_ylabel(beside, color=theme.muted, fontsize=TEXT_SIZE - 0.5)
+
+
+def set_round_ticks(axis: XAxis | YAxis, scale: float = 1.0) -> None:
+    """Set a few round ticks, labeled with their values times `scale`, a power of ten."""
+    axis.set_major_locator(MaxNLocator(nbins=6, steps=STEPS))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: minus(f"{scale * value:g}")))
 
 
 def size_in_points(axes: Axes) -> tuple[float, float]:
-    """Width and height of the axes' inside."""
+    """Return width and height of the axes' inside."""
     inside = axes.get_window_extent()
     dots = axes.figure.dpi / 72
     return float(inside.width) / dots, float(inside.height) / dots
 
 
 def spread(targets: Sequence[float], gap: float, *, low: float, high: float) -> list[float]:
-    """Positions as near to `targets` as can be, in their order, at least `gap` apart and within `low` and `high`.
+    """Return positions close to `targets`, in their order, at least `gap` apart and within `low` and `high`.
 
     Neighbors that would overlap form a group that is centered on the mean of its targets (pool adjacent violators).
-    Where they cannot all fit between the limits they are laid out evenly over them.
+    If they don't all fit between the limits they are spaced evenly.
     """
     if (len(targets) - 1) * gap > high - low:
         gap = (high - low) / (len(targets) - 1)
@@ -111,22 +199,8 @@ def spread(targets: Sequence[float], gap: float, *, low: float, high: float) -> 
             mean, count = (before * size + mean * count) / (size + count), size + count
         groups.append((mean, count))
     shifted = [mean for mean, count in groups for _ in range(count)]
-    reach = high - (len(targets) - 1) * gap
+    last = high - (len(targets) - 1) * gap
     placed = [0.0] * len(targets)
     for rank, index in enumerate(order):
-        placed[index] = min(max(shifted[rank], low), max(low, reach)) + rank * gap
+        placed[index] = min(max(shifted[rank], low), max(low, last)) + rank * gap
     return placed
-
-
-def png(figure: Figure) -> bytes:
-    return _saved(figure, "png", {"Software": None}, dpi=180)
-
-
-def svg(figure: Figure) -> str:
-    return _saved(figure, "svg", {"Date": None, "Creator": None}).decode()
-
-
-def _saved(figure: Figure, kind: str, metadata: dict[str, None], **options: Any) -> bytes:
-    stream = io.BytesIO()
-    figure.savefig(stream, format=kind, metadata=metadata, **options)
-    return stream.getvalue()

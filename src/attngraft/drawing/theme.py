@@ -1,7 +1,7 @@
-"""The report's colors, light and dark, and which variant has which.
+"""Light and dark color themes of figures and pages, and the style of each variant.
 
-The series were chosen so that neighbors stay apart for readers with protanopia, deuteranopia and tritanopia and stand
-out from the background (both are tested); markers and direct labels say the same a second time.
+Series colors differ for readers with protanopia, deuteranopia and tritanopia and contrast with the background (both are
+tested); markers and direct labels carry the same information.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 @dataclass(frozen=True, kw_only=True)
 class Theme:
-    """Colors by their role, as hexadecimal sRGB. `colors` names each as the page's CSS variables do."""
+    """Colors by role, in hexadecimal sRGB; the keys of `colors` are the names of the pages' CSS variables."""
 
     name: str
     surface: str
@@ -34,9 +34,6 @@ class Theme:
         roles = ("surface", "ink", "muted", "line", "better", "worse", "noise", "baseline")
         named = {role: str(getattr(self, role)) for role in roles}
         return named | {f"series-{index}": color for index, color in enumerate(self.series)}
-
-    def verdict(self, verdict: str) -> str:
-        return {"better": self.better, "worse": self.worse}.get(verdict, self.noise)
 
 
 LIGHT = Theme(
@@ -67,8 +64,8 @@ THEMES = (LIGHT, DARK)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """How one variant is drawn, everywhere."""
+class VariantStyle:
+    """Color, marker and dashes of one variant, the same in all figures."""
 
     role: str  #: the color's name in `Theme.colors`
     marker: str
@@ -78,15 +75,20 @@ class Look:
         return theme.colors[self.role]
 
 
-def looks(result: StudyResult) -> list[Look]:
-    """One look per variant, in the study's order: gray for the baseline; past the last color, dashes and new markers."""
-    found, count = [], 0
+def variant_styles(result: StudyResult) -> list[VariantStyle]:
+    """Return one style per variant: gray for the baseline; dashes and other markers once the colors repeat."""
+    styles, count = [], 0
     for variant in result.variants:
         if variant.is_baseline:
-            found.append(Look(role="baseline", marker="o", dashed=False))
+            styles.append(VariantStyle(role="baseline", marker="o", dashed=False))
             continue
         turn, index = divmod(count, len(LIGHT.series))
         marker = MARKERS[(1 + count) % len(MARKERS)]
-        found.append(Look(role=f"series-{index}", marker=marker, dashed=turn % 2 == 1))
+        styles.append(VariantStyle(role=f"series-{index}", marker=marker, dashed=turn % 2 == 1))
         count += 1
-    return found
+    return styles
+
+
+def css_themes() -> dict[str, str]:
+    """Return each theme's colors as declarations of CSS variables, by its name."""
+    return {theme.name: " ".join(f"--{role}: {color};" for role, color in theme.colors.items()) for theme in THEMES}

@@ -1,99 +1,82 @@
-"""What analyses found as sections of a page: of a study's report, and of a page of their own."""
+"""Analysis results as files and as sections of pages: of a study's report, and of a page of their own."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-from markupsafe import Markup
+from typing import Any
 
 from attngraft._version import __version__
-from attngraft.analysis.storage import load_findings, save_finding
-from attngraft.drawing.theme import LIGHT
+from attngraft.analysis.catalog import load_analyses, save_analysis
+from attngraft.drawing.panels import analysis_plots, panel_drawing
+from attngraft.drawing.sheet import inline_svg
 from attngraft.files import write_atomically
-from attngraft.report.findings import finding_csv, finding_plots, in_words, panel_drawing
-from attngraft.report.inline import inline_svg
-from attngraft.report.sections import Shown, shown_table
-from attngraft.report.templating import css_themes, environment
-from attngraft.results.analysis import Finding
-from attngraft.results.wording import minus, shown
+from attngraft.report.sections import table_view
+from attngraft.report.templating import render
+from attngraft.results.analysis import AnalysisResult
+from attngraft.results.wording import shown
 
 PAGE = "analysis.html"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FindingView:
-    """One finding, ready for a template."""
+def write_analyses(results: Sequence[AnalysisResult], folder: Path, *, title: str) -> Path:
+    """Write each result's JSON, CSV and plots into `folder`, then the page of all results in it.
 
-    anchor: str
-    title: str
-    source: str
-    note: str
-    drawings: list[Markup]
-    numbers: list[tuple[str, str]]
-    left_out: list[tuple[str, str]]
-    table: Shown
-    made: list[tuple[str, str]]
-
-
-def finding_views(findings: Sequence[Finding]) -> list[FindingView]:
-    """Findings with their panels drawn, colored by the page's own variables."""
-    return [_view(finding) for finding in findings]
-
-
-def _view(finding: Finding) -> FindingView:
-    anchor = f"analysis-{finding.name}"
-    return FindingView(
-        anchor=anchor,
-        title=shown(finding.title),
-        source=shown(finding.source),
-        note=shown(finding.note),
-        drawings=[
-            inline_svg(
-                panel_drawing(finding, panel, LIGHT),
-                name=f"{anchor}-{place}",
-                alt=minus(shown(in_words(finding, panel))),
-                theme=LIGHT,
-            )
-            for place, panel in enumerate(finding.panels)
-        ],
-        numbers=[(shown(name), f"{value:.4g}") for name, value in finding.numbers.items()],
-        left_out=[(shown(name), shown(why)) for name, why in finding.left_out.items()],
-        table=shown_table(finding.table, file=f"{finding.name}.csv"),
-        made=[(shown(name), shown(value)) for name, value in finding.made.items()],
-    )
-
-
-def write_findings(findings: Sequence[Finding], folder: Path, *, title: str) -> Path:
-    """Write each finding's JSON, CSV and plots into `folder`, then the page of all findings that lie there. Numbers are
-    written before anything is drawn, so that an error in drawing loses none.
+    The numbers are written before anything is drawn, so an error while drawing does not lose them.
 
     Returns:
-        The page. It needs none of the other files.
+        The path of the page, which needs none of the other files.
 
     Raises:
-        StorageError: something cannot be written.
-        ConfigError: an older finding in the folder is damaged.
+        StorageError: a file cannot be written.
+        ConfigError: an older result in the folder is damaged.
     """
-    for finding in findings:
-        save_finding(finding, folder)
-        write_atomically(folder / f"{finding.name}.csv", finding_csv(finding))
-        files = finding_plots(finding)
-        ours = re.compile(rf"{re.escape(finding.name)}(-\d+)?(-dark)?\.(png|svg)")
-        for old in folder.glob(f"{finding.name}*"):
+    for result in results:
+        save_analysis(result, folder)
+        write_atomically(folder / f"{result.name}.csv", analysis_csv(result))
+        files = analysis_plots(result)
+        ours = re.compile(rf"{re.escape(result.name)}(-\d+)?(-dark)?\.(png|svg)")
+        for old in folder.glob(f"{result.name}*"):
             if ours.fullmatch(old.name) and old.name not in files:
-                old.unlink(missing_ok=True)  # of an earlier finding with more sheets
+                old.unlink(missing_ok=True)  # of an earlier result with more sheets
         for name, content in files.items():
             write_atomically(folder / name, content)
-    return write_atomically(folder / PAGE, analyses_html(load_findings(folder), title=title))
+    return write_atomically(folder / PAGE, analyses_html(load_analyses(folder), title=title))
 
 
-def analyses_html(findings: Sequence[Finding], *, title: str) -> str:
-    """A page of findings: no scripts, nothing from a network, what users wrote escaped."""
-    return (
-        environment()
-        .get_template("analyses.html.j2")
-        .render(title=shown(title), version=__version__, findings=finding_views(findings), themes=css_themes())
-    )
+def analysis_csv(result: AnalysisResult) -> str:
+    """Return the result's table as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([column.name for column in result.table.columns])
+    writer.writerows(result.table.rows)
+    return text.getvalue()
+
+
+def analyses_html(results: Sequence[AnalysisResult], *, title: str) -> str:
+    """Return a page of results: no scripts, no network access, user strings escaped."""
+    return render("analyses.html.j2", title=shown(title), version=__version__, analyses=analysis_views(results))
+
+
+def analysis_views(results: Sequence[AnalysisResult]) -> list[dict[str, Any]]:
+    """Return the results for the page template, with their panels drawn."""
+    return [
+        {
+            "anchor": f"analysis-{result.name}",
+            "title": shown(result.title),
+            "source": shown(result.source),
+            "note": shown(result.note),
+            "drawings": [
+                inline_svg(panel_drawing(result, panel, name=f"analysis-{result.name}-{index}"))
+                for index, panel in enumerate(result.panels)
+            ],
+            "numbers": [(shown(name), f"{value:.4g}") for name, value in result.numbers.items()],
+            "left_out": [(shown(name), shown(reason)) for name, reason in result.left_out.items()],
+            "table": table_view(result.table, file=f"{result.name}.csv"),
+            "made": [(shown(name), shown(value)) for name, value in result.made.items()],
+        }
+        for result in results
+    ]

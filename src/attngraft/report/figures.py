@@ -1,167 +1,263 @@
-"""The report's figures: which there are for a study, what each says in words, and their files."""
+"""The figures of a study: differences, learning curves, epochs to the baseline's best, metric against costs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
-from attngraft.drawing.sheet import LINE_HEIGHT, Panel, drawing, png, sheet, svg
-from attngraft.drawing.theme import THEMES, Theme
-from attngraft.report.curves import Band, curve_bands, difference_bands, draw_bands
-from attngraft.report.epochs import compared, draw_epochs, epochs_sentence
-from attngraft.report.forest import draw_forest
-from attngraft.report.scene import NAME_WIDTH, Scene, names_margin
-from attngraft.report.tradeoff import COST_AXES, cost_points, draw_cost
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from attngraft.drawing.sheet import (
+    LINE_HEIGHT,
+    STEPS,
+    TEXT_SIZE,
+    Drawing,
+    figure_files,
+    set_round_ticks,
+    set_titles,
+    size_in_points,
+    spread,
+)
+from attngraft.drawing.theme import Theme, VariantStyle, variant_styles
+from attngraft.report.differences import NAME_WIDTH, difference_drawing, epochs_drawing
 from attngraft.results import wording
-from attngraft.results.study import StudyResult
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from attngraft.results.study import Cost, Interval, RunSummary, StudyResult
+from attngraft.results.wording import metric_format, shorten, shown
 
 FIGURES = ("differences", "curves", "epochs", "cost", "cost-more")
-#: every file that `plot_files` may give
+#: all files that `plot_files` may return
 FILES = frozenset(f"{name}{theme}.{kind}" for name in FIGURES for theme in ("", "-dark") for kind in ("png", "svg"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """One panel: where it stands on a sheet, how it is drawn, and its content for those who cannot see it."""
-
-    name: str
-    alt: str
-    panel: Panel
-    draw: Callable[[Axes, Scene], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyFigure:
-    """Panels that belong together: one file in `plots/`, one section of the page."""
-
-    name: str
-    drawings: Sequence[Drawing]
-
-
-def study_figures(result: StudyResult) -> list[StudyFigure]:
-    """The figures of `FIGURES` that this study has data for."""
-    drawn = (
-        _forest(result),
-        _curves(result),
-        _epochs(result),
-        _costs(result, ("parameters", "macs", "train_time")),
-        _costs(result, ("inference_time", "memory")),
+def study_figures(result: StudyResult) -> dict[str, list[Drawing]]:
+    """Return the panels of each of `FIGURES` that this study has data for."""
+    drawings = (
+        [difference_drawing(result)],
+        _curve_drawings(result),
+        [epochs_drawing(result)],
+        [_cost_drawing(result, name) for name in ("parameters", "macs", "train_time")],
+        [_cost_drawing(result, name) for name in ("inference_time", "memory")],
     )
-    found = [StudyFigure(name=name, drawings=drawings) for name, drawings in zip(FIGURES, drawn, strict=True)]
-    return [figure for figure in found if figure.drawings]
+    present = [[panel for panel in panels if panel is not None] for panels in drawings]
+    return {name: panels for name, panels in zip(FIGURES, present, strict=True) if panels}
 
 
 def plot_files(result: StudyResult) -> dict[str, bytes]:
-    """File name to content: every figure as PNG and SVG, on white (`name.png`) and on dark (`name-dark.png`)."""
+    """Return file contents by name: every figure as PNG and SVG, light (`name.png`) and dark (`name-dark.png`)."""
     files: dict[str, bytes] = {}
-    with drawing(text_as_paths=True):
-        for figure in study_figures(result):
-            for theme in THEMES:
-                canvas, axes = sheet([d.panel for d in figure.drawings], theme, opaque=True)
-                for drawing_, place in zip(figure.drawings, axes, strict=True):
-                    drawing_.draw(place, Scene(result, theme))
-                stem = figure.name if theme.name == "light" else f"{figure.name}-{theme.name}"
-                files[f"{stem}.png"], files[f"{stem}.svg"] = png(canvas), svg(canvas).encode()
+    for name, panels in study_figures(result).items():
+        files |= figure_files(name, panels)
     return files
 
 
-def panel_svg(result: StudyResult, drawing_: Drawing, theme: Theme) -> str:
-    """One panel alone as SVG with real text and no background, to stand in a page."""
-    with drawing(text_as_paths=False):
-        canvas, (axes,) = sheet([drawing_.panel], theme, opaque=False)
-        drawing_.draw(axes, Scene(result, theme))
-        return svg(canvas)
+# --- learning curves --------------------------------------------------------------------------------------------------
 
 
-# --- the panels of each figure ------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A quantity by epoch: mean, minimum and maximum over the seeds that have it."""
+
+    epochs: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
 
 
-def _forest(result: StudyResult) -> list[Drawing]:
-    compared = [v for v in result.variants if v.difference is not None]
-    if not compared:
-        return []
-    style = wording.metric_format(result)
-    said = [
-        f"{v.name}: {wording.difference_sentence(v.difference, style)}, {v.difference.verdict}"
-        for v in compared
-        if v.difference is not None
-    ]
-    longest = max(len(wording.shorten(v.name, NAME_WIDTH)) for v in compared)
-    place = Panel(width=8.4, height=1.25 + 0.42 * len(compared), left=0.3 + 0.083 * longest, right=2.05, bottom=0.6)
-    alt = f"Differences to the baseline. {'; '.join(map(wording.shown, said))}."
-    return [Drawing(name="forest", alt=alt, panel=place, draw=draw_forest)]
+def band(curves: Sequence[dict[float, float]]) -> Band | None:
+    """Combine one mapping of epoch to value per seed; values that are not finite count as missing."""
+    finite = [{epoch: value for epoch, value in curve.items() if math.isfinite(value)} for curve in curves]
+    epochs = sorted({epoch for curve in finite for epoch in curve})
+    if not epochs:
+        return None
+    columns = [[curve[epoch] for curve in finite if epoch in curve] for epoch in epochs]
+    return Band(
+        epochs=epochs,
+        mean=[sum(column) / len(column) for column in columns],
+        low=[min(column) for column in columns],
+        high=[max(column) for column in columns],
+    )
 
 
-def _curves(result: StudyResult) -> list[Drawing]:
-    style = wording.metric_format(result)
-    validation = f"val/{result.metric}"
+def curve_bands(result: StudyResult, key: str) -> list[Band | None]:
+    """Return the band of `key` for every variant."""
+    return [band([_by_epoch(run, key) for run in variant.runs]) for variant in result.variants]
+
+
+def difference_bands(result: StudyResult, key: str) -> list[Band | None]:
+    """Return the band of every variant's difference to the baseline, paired by seed and epoch; None for the baseline."""
+    baseline = wording.baseline_of(result)
+    base = {run.seed: _by_epoch(run, key) for run in baseline.runs} if baseline else {}
+    bands: list[Band | None] = []
+    for variant in result.variants:
+        gaps = []
+        for run in [] if variant.is_baseline else variant.runs:
+            other = base.get(run.seed, {})
+            gaps.append({epoch: v - other[epoch] for epoch, v in _by_epoch(run, key).items() if epoch in other})
+        bands.append(band(gaps))
+    return bands
+
+
+def _by_epoch(run: RunSummary, key: str) -> dict[float, float]:
+    return dict(zip(run.curve.get("epoch", []), run.curve.get(key, []), strict=False))
+
+
+def _curve_drawings(result: StudyResult) -> list[Drawing]:
+    style, key = metric_format(result), f"val/{result.metric}"
     gap = f"difference to the baseline ({style.points})" if style.points else "difference to the baseline"
     parts = [
-        ("metric", f"{style.title}, validation", curve_bands(result, validation), style.scale, False),
-        ("difference", gap, difference_bands(result, validation), style.scale, True),
+        ("metric", f"{style.title}, validation", curve_bands(result, key), style.scale, False),
+        ("difference", gap, difference_bands(result, key), style.scale, True),
         ("train-loss", "training loss", curve_bands(result, "train/loss"), 1.0, False),
     ]
-    place = Panel(width=4.1 + names_margin(result), height=_height(result), right=names_margin(result))
-    return [
-        Drawing(
-            name=name,
-            alt=f"{title} by epoch. {_ends(result, bands, scale)}",
-            panel=place,
-            draw=partial(draw_bands, bands=bands, title=title, scale=scale, zero=zero),
-        )
-        for name, title, bands, scale, zero in parts
-        if any(bands)
-    ]
-
-
-def _epochs(result: StudyResult) -> list[Drawing]:
-    rows = compared(result)
-    if not rows:
-        return []
-    said = [wording.shown(epochs_sentence(variant, reached, result.epochs)) for _, variant, reached in rows]
-    longest = max(len(wording.shorten(variant.name, NAME_WIDTH)) for _, variant, _ in rows)
-    place = Panel(width=8.4, height=1.25 + 0.42 * len(rows), left=0.3 + 0.083 * longest, right=1.75, bottom=0.6)
-    alt = f"Epochs to the baseline's best mean over those of the baseline itself. {'. '.join(said)}."
-    return [Drawing(name="epochs", alt=alt, panel=place, draw=draw_epochs)]
-
-
-def _height(result: StudyResult) -> float:
-    """Inches: enough for every variant's name in the margin."""
-    return max(3.3, 0.95 + len(result.variants) * LINE_HEIGHT / 72)
-
-
-def _ends(result: StudyResult, bands: Sequence[Band | None], scale: float) -> str:
-    ends = [
-        f"{wording.shown(variant.name)} {scale * band.mean[-1]:.4g}"
-        for variant, band in zip(result.variants, bands, strict=True)
-        if band is not None
-    ]
-    return f"Means over seeds at the last epoch: {', '.join(ends)}."
-
-
-def _costs(result: StudyResult, names: Sequence[str]) -> list[Drawing]:
-    style, drawings, margin = wording.metric_format(result), [], names_margin(result)
-    for name in names:
-        axis = COST_AXES[name]
-        points = cost_points(result, axis)
-        if sum(point is not None for point in points) < 2:
-            continue
-        said = [
-            f"{wording.shown(v.name)} {wording.ratio(p.point, exact=True)}, {style.value(v.last[result.metric].mean)}"
-            for v, p in zip(result.variants, points, strict=True)
-            if p is not None
+    drawings = []
+    for name, title, bands, scale, zero in parts:
+        ends = [
+            f"{shown(variant.name)} {scale * found.mean[-1]:.4g}"
+            for variant, found in zip(result.variants, bands, strict=True)
+            if found is not None
         ]
-        drawings.append(
-            Drawing(
-                name=f"cost-{name.replace('_', '-')}",
-                alt=f"{style.title} against {axis.title} (ratio to the baseline): {'; '.join(said)}.",
-                panel=Panel(width=2.65 + margin, height=_height(result), right=margin, bottom=0.55),
-                draw=partial(draw_cost, points=points, axis=axis),
-            )
-        )
+        if ends:
+            alt = f"{title} by epoch. Means over seeds at the last epoch: {', '.join(ends)}."
+            draw = partial(_draw_bands, result=result, bands=bands, title=title, scale=scale, zero=zero)
+            drawings.append(_named_drawing(result, name, alt, draw, width=4.1))
     return drawings
+
+
+def _draw_bands(
+    axes: Axes, theme: Theme, *, result: StudyResult, bands: Sequence[Band | None], title: str, scale: float, zero: bool
+) -> None:
+    """Draw means as lines, ranges over seeds as bands, names at the right ends; `zero` adds the baseline's level."""
+    if zero:
+        axes.axhline(0, color=theme.baseline, linewidth=1.2)
+    ends = []
+    for variant, look, found in zip(result.variants, variant_styles(result), bands, strict=True):
+        if found is None:
+            continue
+        color = look.color(theme)
+        axes.fill_between(found.epochs, found.low, found.high, color=color, alpha=0.13, linewidth=0)
+        axes.plot(found.epochs, found.mean, color=color, linewidth=1.7, linestyle="--" if look.dashed else "-")
+        end = found.epochs[-1], found.mean[-1]
+        axes.plot(*end, color=color, marker=look.marker, markersize=4.5, clip_on=False, zorder=3)
+        ends.append((variant.name, look, *end))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
+    set_round_ticks(axes.yaxis, scale)
+    first = min(found.epochs[0] for found in bands if found is not None)
+    last = max(found.epochs[-1] for found in bands if found is not None)
+    axes.set_xlim(first, max(last, first + 1))
+    set_titles(axes, theme, title, below="epoch")
+    _label_points(axes, theme, ends)
+
+
+# --- metric against costs ---------------------------------------------------------------------------------------------
+
+#: by kind of cost: its title and the ratio to the baseline
+COST_AXES: dict[str, tuple[str, Callable[[Cost], Interval | float | None]]] = {
+    "parameters": ("parameters", lambda cost: cost.parameters_ratio),
+    "macs": ("multiply-adds", lambda cost: cost.macs_ratio),
+    "train_time": ("training time", lambda cost: cost.train_time_ratio),
+    "inference_time": ("inference time", lambda cost: cost.inference_time_ratio),
+    "memory": ("peak memory", lambda cost: cost.memory_ratio),
+}
+
+
+def _cost_drawing(result: StudyResult, name: str) -> Drawing | None:
+    style, (title, ratio_of) = metric_format(result), COST_AXES[name]
+    ratios: list[Interval | None] = []
+    for variant in result.variants:
+        ratio = ratio_of(variant.cost) if variant.cost is not None else None
+        if isinstance(ratio, float | int):  # a count or a single measurement
+            ratio = Interval(point=float(ratio), low=float(ratio), high=float(ratio))
+        measured = result.metric in variant.last and ratio is not None and math.isfinite(ratio.point)
+        ratios.append(ratio if measured else None)
+    texts = [
+        f"{shown(v.name)} {wording.ratio(ratio.point, exact=True)}, {style.value(v.last[result.metric].mean)}"
+        for v, ratio in zip(result.variants, ratios, strict=True)
+        if ratio is not None
+    ]
+    if len(texts) < 2:
+        return None
+    alt = f"{style.title} against {title} (ratio to the baseline): {'; '.join(texts)}."
+    draw = partial(_draw_cost, result=result, ratios=ratios, title=f"{style.column} by {title}")
+    return _named_drawing(result, f"cost-{name.replace('_', '-')}", alt, draw, width=2.65, bottom=0.55)
+
+
+def _draw_cost(axes: Axes, theme: Theme, *, result: StudyResult, ratios: Sequence[Interval | None], title: str) -> None:
+    """Draw the primary metric (mean, deviation over seeds as bars) against a ratio to the baseline (interval as bars)."""
+    axes.axvline(1, color=theme.baseline, linewidth=0.8, linestyle=(0, (2, 3)))
+    points = []
+    for variant, look, ratio in zip(result.variants, variant_styles(result), ratios, strict=True):
+        if ratio is None:
+            continue
+        value = variant.last[result.metric]
+        axes.errorbar(
+            ratio.point,
+            value.mean,
+            xerr=[[ratio.point - ratio.low], [ratio.high - ratio.point]] if ratio.high > ratio.low else None,
+            yerr=value.deviation,
+            color=look.color(theme),
+            marker=look.marker,
+            markersize=6.5,
+            markeredgecolor=theme.surface,
+            markeredgewidth=0.8,
+            elinewidth=1.1,
+        )
+        points.append((variant.name, look, ratio.point, value.mean))
+    # at least a tenth wide, so that a difference of a thousandth does not look large
+    low = min(0.97, *(ratio.low for ratio in ratios if ratio is not None))
+    high = max(1.07, *(ratio.high for ratio in ratios if ratio is not None))
+    axes.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))
+    axes.margins(y=0.12)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=STEPS))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}×"))
+    set_round_ticks(axes.yaxis, metric_format(result).scale)
+    set_titles(axes, theme, title, below="ratio to the baseline")
+    _label_points(axes, theme, points, leader=(0, (1, 2)))
+
+
+# --- names in the right margin ----------------------------------------------------------------------------------------
+
+
+def _named_drawing(
+    result: StudyResult, name: str, alt: str, draw: Callable[[Axes, Theme], None], *, width: float, bottom: float = 0.5
+) -> Drawing:
+    """Return a drawing with space for all variants' names in the right margin."""
+    margin = 0.36 + 0.076 * max((len(shorten(variant.name, NAME_WIDTH)) for variant in result.variants), default=0)
+    height = max(3.3, 0.95 + len(result.variants) * LINE_HEIGHT / 72)
+    return Drawing(name=name, alt=alt, draw=draw, width=width + margin, height=height, right=margin, bottom=bottom)
+
+
+def _label_points(
+    axes: Axes,
+    theme: Theme,
+    points: Sequence[tuple[str, VariantStyle, float, float]],
+    *,
+    leader: str | tuple[float, tuple[float, ...]] = "-",
+) -> None:
+    """Write the names of points in the right margin, each connected to its point by a thin line in its color."""
+    axes.set_ylim(axes.get_ylim())
+    width, height = size_in_points(axes)
+    to_axes = axes.transData + axes.transAxes.inverted()
+    targets = [float(to_axes.transform((x, y))[1]) for _, _, x, y in points]
+    heights = spread(targets, LINE_HEIGHT / height, low=0.0, high=1.0)
+    for (name, look, x, y), level in zip(points, heights, strict=True):
+        axes.annotate(
+            shorten(name, NAME_WIDTH),
+            xy=(x, y),
+            xytext=(1 + 17 / width, level),
+            textcoords="axes fraction",
+            color=theme.ink,
+            fontsize=TEXT_SIZE - 0.5,
+            va="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": look.color(theme),
+                "linestyle": leader,
+                "linewidth": 0.8,
+                "relpos": (0, 0.5),
+                "shrinkB": 4,
+            },
+        )

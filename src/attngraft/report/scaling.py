@@ -1,32 +1,38 @@
-"""How time and memory grow with the number of tokens: as a table for the terminal, and as curves on logarithmic axes."""
+"""Time and memory against the number of tokens: a terminal table, and curves on logarithmic axes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from attngraft.bench.scaling import FIT_FROM, TOLERANCE, Curve, End, Exponent, Point, ScalingResult
-from attngraft.drawing.sheet import TEXT_SIZE, Panel, drawing, headed, png, sheet, svg
-from attngraft.drawing.theme import MARKERS, THEMES, Theme
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from rich.table import Table
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from rich.table import Table
+from attngraft.bench.scaling import FIT_FROM, TOLERANCE, Curve, Exponent, Point, ScalingResult
+from attngraft.drawing.sheet import TEXT_SIZE, Drawing, figure_files, set_titles
+from attngraft.drawing.theme import MARKERS, Theme
 
-_PANEL = Panel(width=5.0, height=3.9, left=0.75, right=0.3)
-
-
-# --- terminal -----------------------------------------------------------------------------------------------------
+# --- terminal ---------------------------------------------------------------------------------------------------------
 
 
 def scaling_table(result: ScalingResult) -> Table:
-    """Rows are numbers of tokens; each layer has its time and its memory, and says where and why it ends."""
-    from rich.table import Table
-    from rich.text import Text
-
+    """Return a table with a row per number of tokens: each layer's time and memory, and where and why its curve ends."""
+    environment, limits = result.environment, result.limits
+    caption = (
+        str(environment.get("device_name")),
+        f"{result.call.threads} thread{'' if result.call.threads == 1 else 's'}",
+        f"load {result.load[0]}" if result.load else "",
+        f"torch {environment.get('packages', {}).get('torch')}",
+        "CPU seconds" if result.call.cpu_time else "",
+        f"limits {limits.seconds:g} s" + (f" and {memory_text(limits.memory)}" if limits.memory else ""),
+    )
     table = Table(
-        title=Text(result.title), caption=Text(_caption(result)), title_justify="left", caption_justify="left"
+        title=Text(result.title),
+        caption=Text(", ".join(part for part in caption if part)),
+        title_justify="left",
+        caption_justify="left",
     )
     table.add_column("tokens", justify="right")
     for curve in result.curves:
@@ -41,13 +47,15 @@ def scaling_table(result: ScalingResult) -> Table:
 
 
 def exponent_lines(result: ScalingResult) -> Iterator[tuple[str, bool | None]]:
-    """A sentence per curve that is fitted or has a bar, and whether it keeps that; None where nobody can say."""
+    """Yield a sentence per fitted curve or curve with a bar, and whether it meets the bar; None if that is unknown."""
     for curve in result.curves:
         if curve.layer in result.bars and curve.time is None:
-            yield f"{curve.title}: no exponent; that takes three sizes of {FIT_FROM:,} tokens and more", None
-        for what, fit in (("time", curve.time), ("memory", curve.memory)):
+            yield f"{curve.title}: no exponent; it needs three sizes of at least {FIT_FROM:,} tokens", None
+        for quantity, fit in (("time", curve.time), ("memory", curve.memory)):
             if fit is not None:
-                yield f"{curve.title}: {what} ~ N^{_in_words(fit)}", None if fit.bar is None else fit.passed
+                bar = f", bar {fit.bar:g} +- {TOLERANCE:g}" if fit.bar is not None else ""
+                text = f"{fit.value:.2f} ({fit.low:.2f} to {fit.high:.2f}), {fit.points} sizes{bar}"
+                yield f"{curve.title}: {quantity} ~ N^{text}", None if fit.bar is None else fit.passed
 
 
 def _cells(curve: Curve, tokens: int) -> tuple[str, str]:
@@ -59,27 +67,8 @@ def _cells(curve: Curve, tokens: int) -> tuple[str, str]:
     return "", ""
 
 
-def _in_words(fit: Exponent) -> str:
-    bar = f", bar {fit.bar:g} +- {TOLERANCE:g}" if fit.bar is not None else ""
-    return f"{fit.value:.2f} ({fit.low:.2f} to {fit.high:.2f}), {fit.points} sizes{bar}"
-
-
-def _caption(result: ScalingResult) -> str:
-    environment = result.environment
-    parts = (
-        str(environment.get("device_name")),
-        f"{result.call.threads} thread{'' if result.call.threads == 1 else 's'}",
-        f"load {result.load[0]}" if result.load else "",
-        f"torch {environment.get('packages', {}).get('torch')}",
-        "CPU seconds" if result.call.cpu_time else "",
-        f"limits {result.limits.seconds:g} s"
-        + (f" and {memory_text(result.limits.memory)}" if result.limits.memory else ""),
-    )
-    return ", ".join(part for part in parts if part)
-
-
 def seconds_text(seconds: float) -> str:
-    """`1.23 ms`."""
+    """Format a time: `1.23 ms`."""
     for limit, scale, unit in ((1e-3, 1e6, "µs"), (1, 1e3, "ms")):
         if seconds < limit:
             return f"{scale * seconds:.3g} {unit}"
@@ -87,7 +76,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def memory_text(size: float) -> str:
-    """`1.23 MB`."""
+    """Format bytes: `1.23 MB`."""
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -95,93 +84,81 @@ def memory_text(size: float) -> str:
     return f"{size:.3g} GB"
 
 
-# --- plots --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Quantity:
-    """One panel: what it shows of a point and of a curve."""
-
-    title: str
-    of: Callable[[Point], float | None]
-    fit: Callable[[Curve], Exponent | None]
-    text: Callable[[float], str]
-
-
-_QUANTITIES = (
-    _Quantity(title="time of a call", of=lambda p: p.seconds, fit=lambda c: c.time, text=seconds_text),
-    _Quantity(title="peak memory of a call", of=lambda p: p.memory, fit=lambda c: c.memory, text=memory_text),
-)
+# --- plots ------------------------------------------------------------------------------------------------------------
 
 
 def scaling_plots(result: ScalingResult, *, stem: str) -> dict[str, bytes]:
-    """File name to content: time and memory beside each other, as PNG and SVG, on white and (`-dark`) on dark."""
-    files: dict[str, bytes] = {}
-    with drawing(text_as_paths=True):
-        for theme in THEMES:
-            canvas, axes = sheet([_PANEL, _PANEL], theme, opaque=True)
-            for place, quantity in zip(axes, _QUANTITIES, strict=True):
-                _draw(place, theme, result.curves, quantity)
-            name = stem if theme.name == "light" else f"{stem}-{theme.name}"
-            files[f"{name}.png"], files[f"{name}.svg"] = png(canvas), svg(canvas).encode()
-    return files
+    """Return file contents by name: time and memory side by side, as PNG and SVG, light and dark (`-dark`)."""
+    return figure_files(stem, scaling_drawings(result))
 
 
-def _draw(axes: Axes, theme: Theme, curves: Sequence[Curve], quantity: _Quantity) -> None:
+def scaling_drawings(result: ScalingResult) -> list[Drawing]:
+    time = partial(
+        _draw, result=result, title="time of a call", of=lambda p: p.seconds, fit_of=lambda c: c.time, text=seconds_text
+    )
+    memory = partial(
+        _draw,
+        result=result,
+        title="peak memory of a call",
+        of=lambda p: p.memory,
+        fit_of=lambda c: c.memory,
+        text=memory_text,
+    )
+    size = {"width": 5.0, "height": 3.9, "left": 0.75, "right": 0.3}
+    return [Drawing(name="time", alt="", draw=time, **size), Drawing(name="memory", alt="", draw=memory, **size)]
+
+
+def _draw(
+    axes: Axes,
+    theme: Theme,
+    *,
+    result: ScalingResult,
+    title: str,
+    of: Callable[[Point], float | None],
+    fit_of: Callable[[Curve], Exponent | None],
+    text: Callable[[float], str],
+) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     sizes: set[int] = set()
-    for index, curve in enumerate(curves):
-        found = [(point.tokens, value) for point in curve.points if (value := quantity.of(point))]
-        if not found:
+    for index, curve in enumerate(result.curves):
+        points = [(point.tokens, value) for point in curve.points if (value := of(point))]
+        if not points:
             continue
-        sizes.update(tokens for tokens, _ in found)
-        fit = quantity.fit(curve)
-        color = theme.series[index % len(theme.series)]
+        sizes.update(tokens for tokens, _ in points)
+        fit, color = fit_of(curve), theme.series[index % len(theme.series)]
         axes.plot(
-            *zip(*found, strict=True),
+            *zip(*points, strict=True),
             color=color,
             marker=MARKERS[index % len(MARKERS)],
             markersize=5,
             linewidth=1.7,
             label=curve.title if fit is None else f"{curve.title}, ~ N^{fit.value:.2f}",
         )
-        if curve.end is not None:
-            _mark_end(axes, theme, color, found[-1], curve.end)
+        if curve.end is not None:  # a cross, and the outcome at the next size
+            axes.plot(*points[-1], marker="x", color=color, markersize=11, markeredgewidth=2)
+            axes.annotate(
+                f"{curve.end.tokens:,}: {curve.end.reason}",
+                xy=points[-1],
+                xytext=(9, -3),
+                textcoords="offset points",
+                va="top",
+                color=theme.muted,
+                fontsize=TEXT_SIZE - 1.5,
+            )
     axes.margins(x=0.06, y=0.1)
-    _ticks(axes, sorted(sizes), quantity)
-    headed(axes, theme, quantity.title, below="tokens")
+    axes.xaxis.set_major_locator(FixedLocator(sorted(sizes)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens_text(value)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    set_titles(axes, theme, title, below="tokens")
     if sizes:
         axes.legend(frameon=False, fontsize=TEXT_SIZE - 1, labelcolor=theme.ink, loc="lower right")
 
 
-def _mark_end(axes: Axes, theme: Theme, color: str, last: tuple[float, float], end: End) -> None:
-    """A cross behind the last point, with what happened at the next size."""
-    axes.plot(*last, marker="x", color=color, markersize=11, markeredgewidth=2)
-    axes.annotate(
-        f"{end.tokens:,}: {end.reason}",
-        xy=last,
-        xytext=(9, -3),
-        textcoords="offset points",
-        va="top",
-        color=theme.muted,
-        fontsize=TEXT_SIZE - 1.5,
-    )
-
-
-def _ticks(axes: Axes, sizes: Sequence[int], quantity: _Quantity) -> None:
-    """The sizes themselves below, powers of ten in units at the side."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    axes.xaxis.set_major_locator(FixedLocator(list(sizes)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count(value)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity.text(value)))
-
-
-def _count(value: float) -> str:
-    """`784`, `12.5k`, `1.05M`."""
+def _tokens_text(value: float) -> str:
+    """Format a number of tokens: `784`, `12.5k`, `1.05M`."""
     for limit, scale, unit in ((1e3, 1, ""), (1e6, 1e3, "k")):
         if value < limit:
             return f"{value / scale:.3g}{unit}"

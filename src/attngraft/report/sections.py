@@ -1,26 +1,32 @@
-"""What a task says of each variant, variant beside variant, made ready for the page.
+"""A task's results of all variants, side by side, prepared for the page.
 
-A study may have a hundred variants and a thousand classes, so tables are cut to `ROWS` rows: those that differ most from
-the baseline. results.json has them all.
+A study may have a hundred variants and a thousand classes, so tables show at most `ROWS` rows: those that differ most from
+the baseline. results.json has all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from attngraft.report.diagrams import MatrixDrawing, ReliabilityDrawing, matrix_drawing, reliability_drawing
-from attngraft.results.sections import Cell, Column, Section, Table
+from markupsafe import Markup
+
+from attngraft.drawing.reliability import matrix_drawing, reliability_drawing
+from attngraft.drawing.sheet import inline_svg
+from attngraft.drawing.theme import variant_styles
+from attngraft.results.sections import Cell, Column, Matrix, Section, Table
 from attngraft.results.study import StudyResult
-from attngraft.results.wording import ABSENT, minus, shown
+from attngraft.results.wording import ABSENT, minus, shown, signed
 
-ROWS = 100  #: of a table that are shown
+ROWS = 100  #: most rows of a table
+NUMBERED = 12  #: rows and columns up to which a matrix is a table with its numbers
+PAIRS = 8  #: largest entries off the diagonal, listed beside larger matrices
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """A table of finished text. The first column heads its rows; `numeric` says which of the others hold numbers."""
+class TableView:
+    """A table of finished text. The first column heads its rows; `numeric` marks columns of numbers."""
 
     head: list[str]
     numeric: list[bool]
@@ -29,157 +35,189 @@ class Shown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
-    """A compared column: the baseline's values and each other variant's difference to them."""
-
-    title: str
-    count: int  #: of columns: the baseline and the variants
-
-
-@dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What variants are compared by, row by row: `fixed` columns, then for each group a column per variant."""
+    """All variants, row by row: `fixed` columns, then for each compared column (`groups`) one column per variant."""
 
     fixed: list[str]
-    groups: list[Group]
-    variants: list[int]  #: places among the study's variants, in each group
-    baseline: int | None  #: the place of that whose values are shown; None: all variants' values are
+    groups: list[str]
+    variants: list[int]  #: indices of the study's variants, in each group
+    baseline: int | None  #: index of the variant whose values are shown; None: all variants' values are
     rows: list[list[str]]
     caption: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """What one variant shows in a section."""
+class MatrixView:
+    """A matrix as a table of counts with shades from 0 to 1, or, if it is large, as a drawing with its largest pairs."""
 
-    place: int  #: among the study's variants
+    rows: list[str]
+    columns: list[str]
+    axes: str
+    alt: str
+    cells: list[list[tuple[int, float, float]]]  #: count, share of its row, shade
+    drawing: Markup | None
+    pairs: list[tuple[str, str, int]]
+
+    @property
+    def upright(self) -> bool:
+        """Whether column names are rotated: side by side they would be wider than a card."""
+        return sum(min(len(name), 14) for name in self.columns) > 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantPart:
+    """One variant's part of a section."""
+
+    index: int  #: of the variant
     numbers: list[tuple[str, str]]
-    table: Shown | None = None
-    matrix: MatrixDrawing | None = None
-    reliability: ReliabilityDrawing | None = None
+    table: TableView | None
+    matrix: MatrixView | None
+    reliability: Markup | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SectionView:
-    """Sections of one name."""
+    """All sections of one name."""
 
     anchor: str
     title: str
     note: str
     comparison: Comparison | None
-    parts: list[Part] = field(default_factory=list)
+    parts: list[VariantPart]
 
     @property
     def drawn(self) -> bool:
-        """Whether it has anything but tables."""
+        """Whether there is anything but tables."""
         return any(part.matrix or part.reliability or (part.numbers and not part.table) for part in self.parts)
 
 
 def section_views(result: StudyResult) -> list[SectionView]:
-    """The sections of all variants, those of one name together, in the order in which the task gave them."""
-    names = dict.fromkeys(section.name for variant in result.variants for section in variant.sections)
-    return [_view(result, name) for name in names]
+    """Return the sections of all variants, grouped by name, in the task's order."""
+    roles = [style.role for style in variant_styles(result)]
+    views = []
+    for name in dict.fromkeys(section.name for variant in result.variants for section in variant.sections):
+        sections = {
+            index: section
+            for index, variant in enumerate(result.variants)
+            for section in variant.sections
+            if section.name == name
+        }
+        baseline = next((index for index in sections if result.variants[index].is_baseline), None)
+        first = next(iter(sections.values()))
+        parts = []
+        for index, section in sections.items():
+            base = None if baseline is None or index == baseline else sections[baseline]
+            anchor, diagram = f"task-{name}-{index}", None
+            if section.reliability is not None:
+                bins, other = section.reliability, base.reliability if base else None
+                diagram = inline_svg(reliability_drawing(bins, other, role=roles[index], name=f"{anchor}-reliability"))
+            parts.append(
+                VariantPart(
+                    index=index,
+                    numbers=_numbers(section, base),
+                    table=_own_table(section.table, base.table if base else None) if section.table else None,
+                    matrix=matrix_view(section.matrix, name=f"{anchor}-matrix") if section.matrix else None,
+                    reliability=diagram,
+                )
+            )
+        title, note = shown(first.title), shown(first.note)
+        comparison = _comparison(sections, baseline)
+        views.append(SectionView(anchor=f"task-{name}", title=title, note=note, comparison=comparison, parts=parts))
+    return views
 
 
-def _view(result: StudyResult, name: str) -> SectionView:
-    found = {
-        place: section
-        for place, variant in enumerate(result.variants)
-        for section in variant.sections
-        if section.name == name
-    }
-    baseline = next((place for place in found if result.variants[place].is_baseline), None)
-    base = None if baseline is None else found[baseline]
-    first = next(iter(found.values()))
-    return SectionView(
-        anchor=f"task-{name}",
-        title=shown(first.title),
-        note=shown(first.note),
-        comparison=_comparison(found, baseline),
-        parts=[_part(place, section, None if place == baseline else base) for place, section in found.items()],
-    )
-
-
-def _part(place: int, section: Section, base: Section | None) -> Part:
-    matrix, reliable = section.matrix, section.reliability
-    return Part(
-        place=place,
-        numbers=_numbers(section, base),
-        table=None if section.table is None else _own(section.table, base.table if base else None),
-        matrix=None if matrix is None else matrix_drawing(matrix),
-        reliability=None if reliable is None else reliability_drawing(reliable, base.reliability if base else None),
+def matrix_view(matrix: Matrix, *, name: str) -> MatrixView:
+    """Prepare a matrix: shares are of each row; shades are their square roots, so that rare cells show."""
+    small = max(len(matrix.rows), len(matrix.columns)) <= NUMBERED
+    pairs = [
+        (shown(row), shown(column), count)
+        for row, counts in zip(matrix.rows, matrix.counts, strict=True)
+        for column, count in zip(matrix.columns, counts, strict=True)
+        if count and row != column
+    ]
+    pairs = sorted(pairs, key=lambda pair: -pair[2])[:PAIRS]
+    axes = f"{shown(matrix.row_axis)} by row, {shown(matrix.column_axis)} by column"
+    most = "; ".join(f"{row} as {column}: {count}" for row, column, count in pairs[:3]) or "none"
+    alt = f"{axes}. Most frequent off the diagonal: {most}."
+    cells = []
+    for counts in matrix.counts if small else []:
+        shares = [count / (sum(counts) or 1) for count in counts]
+        cells.append([(n, share, round(math.sqrt(share), 3)) for n, share in zip(counts, shares, strict=True)])
+    return MatrixView(
+        rows=[shown(name) for name in matrix.rows],
+        columns=[shown(name) for name in matrix.columns],
+        axes=axes,
+        alt=alt,
+        cells=cells,
+        drawing=None if small else inline_svg(matrix_drawing(matrix, alt=alt, name=name)),
+        pairs=[] if small else pairs,
     )
 
 
 def _numbers(section: Section, base: Section | None) -> list[tuple[str, str]]:
-    found = []
+    numbers = []
     for name, value in section.numbers.items():
         text = f"{100 * value:.2f} %"
         if base is not None and name in base.numbers:
-            text += f" ({_signed(100 * (value - base.numbers[name]), 2)})"
-        found.append((shown(name), text))
-    return found
+            text += f" ({signed(100 * (value - base.numbers[name]), 2)})"
+        numbers.append((shown(name), text))
+    return numbers
 
 
-# --- tables -------------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _own(table: Table, base: Table | None) -> Shown:
-    """A variant's own table, with its difference to the baseline beside each compared column."""
-    rows, caption = _chosen(table, [table], base)
+def table_view(table: Table, *, file: str) -> TableView:
+    """Return the first `ROWS` rows of a table that belongs to no variant; `file` has all of them."""
+    more = len(table.rows) > ROWS
+    return TableView(
+        head=[_heading(column) for column in table.columns],
+        numeric=[column.kind != "text" for column in table.columns],
+        rows=[[_format(cell, c) for cell, c in zip(row, table.columns, strict=True)] for row in table.rows[:ROWS]],
+        caption=f"The first {ROWS} of {len(table.rows):,} rows; all of them are in {file}." if more else "",
+    )
+
+
+def _own_table(table: Table, base: Table | None) -> TableView:
+    """Return a variant's own table, with its difference to the baseline beside each compared column."""
+    rows, caption = _selected(table, [table], base)
     head, numeric, columns = [], [], []
     for place, column in enumerate(table.columns):
-        head.append(_titled(column))
+        head.append(_heading(column))
         numeric.append(column.kind != "text")
-        columns.append([_written(table.rows[row][place], column) for row in rows])
+        columns.append([_format(table.rows[row][place], column) for row in rows])
         if base is not None and column.role == "compared":
-            values = _by_name(base, place)
+            before = _by_name(base, place)
             head.append("to baseline")
             numeric.append(True)
-            columns.append([_change(table.rows[row][place], values.get(table.rows[row][0]), column) for row in rows])
-    return Shown(
-        head=head,
-        numeric=numeric,
-        rows=[list(row) for row in zip(*columns, strict=True)],
-        caption=caption,
+            columns.append([_change(table.rows[row][place], before.get(table.rows[row][0]), column) for row in rows])
+    return TableView(
+        head=head, numeric=numeric, rows=[list(row) for row in zip(*columns, strict=True)], caption=caption
     )
 
 
-def shown_table(table: Table, *, file: str) -> Shown:
-    """A table that belongs to no variant, at most `ROWS` of its rows; `file` has all of them."""
-    more = len(table.rows) - ROWS
-    return Shown(
-        head=[_titled(column) for column in table.columns],
-        numeric=[column.kind != "text" for column in table.columns],
-        rows=[
-            [_written(cell, column) for cell, column in zip(row, table.columns, strict=True)]
-            for row in table.rows[:ROWS]
-        ],
-        caption=f"The first {ROWS} of {len(table.rows):,} rows; all of them are in {file}." if more > 0 else "",
-    )
-
-
-def _comparison(found: dict[int, Section], baseline: int | None) -> Comparison | None:
-    tables = {place: section.table for place, section in found.items() if section.table is not None}
+def _comparison(sections: dict[int, Section], baseline: int | None) -> Comparison | None:
+    tables = {index: section.table for index, section in sections.items() if section.table is not None}
     lead = tables.get(baseline if baseline is not None else next(iter(tables), -1))
     compared = [i for i, column in enumerate(lead.columns) if column.role == "compared"] if lead else []
     if lead is None or not compared or len(tables) < 2:
         return None
-    others = [table for place, table in tables.items() if place != baseline]
-    chosen, caption = _chosen(lead, others, lead if baseline is not None else None)
+    others = [table for index, table in tables.items() if index != baseline]
+    rows, caption = _selected(lead, others, lead if baseline is not None else None)
+    names = [lead.rows[row][0] for row in rows]
     common = [i for i, column in enumerate(lead.columns) if i == 0 or column.role == "common"]
-    columns = [[_written(lead.rows[row][i], lead.columns[i]) for row in chosen] for i in common]
+    columns = [[_format(lead.rows[row][i], lead.columns[i]) for row in rows] for i in common]
     for i in compared:
-        for place, table in tables.items():
-            values, own = _by_name(lead, i), _by_name(table, i)
-            names = [lead.rows[row][0] for row in chosen]
-            if baseline is None or place == baseline:
-                columns.append([_written(own.get(name), lead.columns[i]) for name in names])
+        before, column = _by_name(lead, i), lead.columns[i]
+        for index, table in tables.items():
+            values = _by_name(table, i)
+            if baseline is None or index == baseline:
+                columns.append([_format(values.get(name), column) for name in names])
             else:
-                columns.append([_change(own.get(name), values.get(name), lead.columns[i]) for name in names])
+                columns.append([_change(values.get(name), before.get(name), column) for name in names])
     return Comparison(
-        fixed=[_titled(lead.columns[i]) for i in common],
-        groups=[Group(title=_titled(lead.columns[i]), count=len(tables)) for i in compared],
+        fixed=[_heading(lead.columns[i]) for i in common],
+        groups=[_heading(lead.columns[i]) for i in compared],
         variants=list(tables),
         baseline=baseline,
         rows=[list(row) for row in zip(*columns, strict=True)],
@@ -187,42 +225,42 @@ def _comparison(found: dict[int, Section], baseline: int | None) -> Comparison |
     )
 
 
-def _chosen(table: Table, others: Sequence[Table], base: Table | None) -> tuple[list[int], str]:
-    """The rows of `table` that are shown, in its order, and what to say of them if these are not all.
+def _selected(table: Table, others: Sequence[Table], base: Table | None) -> tuple[list[int], str]:
+    """Return the indices of the rows to show, in order, and a caption if these are not all.
 
-    Where there are too many: those where `others` differ most from `base` in the first compared column; without a `base`
-    those of the least value; without such a column the first ones.
+    Of too many, those where `others` differ most from `base` in the first compared column; without a `base`, those with
+    the lowest values; without such a column, the first ones.
     """
-    places = list(range(len(table.rows)))
-    if len(places) <= ROWS:
-        return places, ""
-    said = f"{ROWS} of {len(places):,} rows, {{}}; all of them are in results.json."
+    rows = list(range(len(table.rows)))
+    if len(rows) <= ROWS:
+        return rows, ""
+    caption = f"{ROWS} of {len(rows):,} rows, {{}}; all of them are in results.json."
     column = next((i for i, each in enumerate(table.columns) if each.role == "compared"), None)
     if column is None:
-        return places[:ROWS], said.format("the first ones")
+        return rows[:ROWS], caption.format("the first ones")
     before = None if base is None else _by_name(base, column)
     after = [_by_name(each, column) for each in others]
 
     def weight(row: int) -> float:
-        name, own = table.rows[row][0], table.rows[row][column]
+        name, value = table.rows[row][0], table.rows[row][column]
         if before is None:
-            return -float(own) if isinstance(own, int | float) else -math.inf
+            return -float(value) if isinstance(value, int | float) else -math.inf
         gaps = [_gap(values.get(name), before.get(name)) for values in after]
         return max((abs(gap) for gap in gaps if gap is not None), default=-1.0)
 
-    kept = sorted(sorted(places, key=weight, reverse=True)[:ROWS])
-    return kept, said.format("the lowest ones" if before is None else "those that differ most")
+    kept = sorted(sorted(rows, key=weight, reverse=True)[:ROWS])
+    return kept, caption.format("those with the lowest values" if before is None else "those that differ most")
 
 
 def _by_name(table: Table, column: int) -> dict[Cell, Cell]:
     return {row[0]: row[column] for row in table.rows}
 
 
-def _titled(column: Column) -> str:
+def _heading(column: Column) -> str:
     return shown(column.name) + (" %" if column.kind == "share" else "")
 
 
-def _written(cell: Cell, column: Column) -> str:
+def _format(cell: Cell, column: Column) -> str:
     if cell is None:
         return ABSENT
     if isinstance(cell, str):
@@ -236,16 +274,10 @@ def _change(cell: Cell, before: Cell, column: Column) -> str:
     gap = _gap(cell, before)
     if gap is None:
         return ABSENT
-    return _signed(100 * gap, 1) if column.kind == "share" else minus(f"{gap:+.4g}")
+    return signed(100 * gap, 1) if column.kind == "share" else minus(f"{gap:+.4g}")
 
 
 def _gap(cell: Cell, before: Cell) -> float | None:
     if not isinstance(cell, int | float) or not isinstance(before, int | float):
         return None
     return cell - before
-
-
-def _signed(number: float, decimals: int) -> str:
-    """With its sign; what rounds to zero has none."""
-    text = f"{number:+.{decimals}f}"
-    return minus(text if text.strip("+-0.") else text[1:])

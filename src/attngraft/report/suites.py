@@ -1,148 +1,173 @@
-"""What suites say of a study's variants: for the page, the terminal, and as rows for suites.csv."""
+"""Tables of suites: of all variants of a study, for page and terminal, and of one run, for the terminal."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from attngraft.drawing.theme import VERDICT_SIGNS
-from attngraft.report.suite_tables import METRICS
+from attngraft.report.tables import difference_lines
 from attngraft.results import wording
+from attngraft.results.sections import Metric
 from attngraft.results.study import ConditionResult, ConditionVariant, Interval, StudyResult, SuiteResult
-from attngraft.results.wording import MetricFormat, metric_format, shown
+from attngraft.results.wording import ABSENT, MetricFormat, metric_format, minus, shown
+from attngraft.tasks.classification import Classification
+from attngraft.tasks.multilabel import MultiLabel
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
+    from attngraft.evaluation.suites.result import SuiteRun
 
 NOT_CORRECTED = (
     "A variant is called better or worse under a condition if both 95% intervals of its difference, the crossed bootstrap "
-    "over seeds and examples and the t-interval over seeds, exclude zero. Nothing is corrected for the number of "
+    "over seeds and examples and the t-interval over seeds, exclude zero. There is no correction for the number of "
     "conditions: of many, some differ by chance."
 )
-_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
+#: metrics of suites, beside those of tasks
+METRICS = {
+    "real": Metric(label="accuracy by any label of ReaL", column="ReaL", share=True),
+    "ece": Metric(label="expected calibration error", column="ECE", share=True),
+    "images_per_second": Metric(label="images per second", column="images/s"),
+    "peak_memory_bytes": Metric(label="peak memory", column="peak memory"),
+}
+_COLUMNS = 4  #: most metrics in one table
 
 
-@dataclass(frozen=True, kw_only=True)
-class CellView:
-    """A variant under a condition, as the page shows it."""
-
-    value: str
-    change: str = ""
-    intervals: str = ""
-    standing: str = ""
-    sign: str = ""
-    kind: str = ""  #: the standing as a CSS class
-    reason: str = ""
+# --- all variants of a study ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowView:
-    """A condition."""
-
-    label: str
-    mean: bool  #: over severities
-    cells: list[CellView]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteView:
-    """A suite's table: conditions down, variants across."""
-
-    anchor: str
-    title: str
-    about: str  #: metric, data and how many examples
-    rows: list[RowView]
-    notes: list[str]
-
-
-def suite_views(result: StudyResult) -> list[SuiteView]:
-    """For the page; user strings are escaped there."""
-    return [
-        SuiteView(
-            anchor=f"suite-{suite.name}",
-            title=suite.title,
-            about=about(suite, suite_format(result, suite)),
-            rows=[
-                RowView(
-                    label=shown(condition.label),
-                    mean=bool(condition.kind) and condition.severity is None,
-                    cells=[_cell(each, suite_format(result, suite)) for each in condition.variants],
-                )
-                for condition in suite.conditions
-            ],
-            notes=[shown(note) for note in suite.notes],
+def suite_views(result: StudyResult) -> list[dict[str, Any]]:
+    """Return each suite's table for the page template: a row per condition, a cell per variant."""
+    views = []
+    for suite in result.suites:
+        style = suite_format(result, suite)
+        rows = [
+            {
+                "label": shown(condition.label),
+                "mean": bool(condition.kind) and condition.severity is None,
+                "cells": [_cell(each, style) for each in condition.variants],
+            }
+            for condition in suite.conditions
+        ]
+        views.append(
+            {
+                "anchor": f"suite-{suite.name}",
+                "title": suite.title,
+                "about": about(suite, style),
+                "rows": rows,
+                "notes": [shown(note) for note in suite.notes],
+            }
         )
-        for suite in result.suites
-    ]
+    return views
 
 
 def suite_format(result: StudyResult, suite: SuiteResult) -> MetricFormat:
-    """How the suite's metric is written."""
+    """Return the format of the suite's metric."""
     return metric_format(replace(result, metrics={**METRICS, **result.metrics}), suite.metric)
 
 
 def about(suite: SuiteResult, style: MetricFormat) -> str:
-    """What the numbers are."""
+    """Describe the numbers of a suite: metric, data, number of examples."""
     better = "" if suite.higher_is_better else "; lower is better"
     return f"{style.title} of {wording.plural(suite.examples, 'example')}, {shown(suite.data)}{better}"
 
 
-def _cell(each: ConditionVariant, style: MetricFormat) -> CellView:
-    value = wording.ABSENT if each.value is None else wording.spread_text(each.value.mean, each.value.deviation, style)
-    found = each.difference
-    if found is None:
-        return CellView(value=value, reason=shown(each.reason))
-    t = f", t {style.interval(found.t)}" if found.t else ""
-    return CellView(
-        value=value,
-        change=wording.minus(style.change(found.mean)),
-        intervals=wording.minus(f"bootstrap {style.interval(found.bootstrap)}{t}"),
-        standing=found.verdict,
-        sign=VERDICT_SIGNS[found.verdict],
-        kind=found.verdict.replace(" ", "-"),
-    )
-
-
-# --- terminal -----------------------------------------------------------------------------------------------------
+def _cell(each: ConditionVariant, style: MetricFormat) -> dict[str, str]:
+    value = ABSENT if each.value is None else wording.spread_text(each.value.mean, each.value.deviation, style)
+    difference = each.difference
+    if difference is None:
+        return {"value": value, "verdict": "", "reason": shown(each.reason)}
+    t = f", t {style.interval(difference.t)}" if difference.t else ""
+    return {
+        "value": value,
+        "change": minus(style.change(difference.mean)),
+        "intervals": minus(f"bootstrap {style.interval(difference.bootstrap)}{t}"),
+        "verdict": difference.verdict,
+        "sign": VERDICT_SIGNS[difference.verdict],
+        "reason": "",
+    }
 
 
 def suite_comparison(result: StudyResult, suite: SuiteResult) -> Table:
-    """Conditions down, variants across: the mean over seeds, and below it the difference with both 95% intervals."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
+    """Return a terminal table: conditions by variants, each mean over seeds with its difference and both intervals."""
     style = suite_format(result, suite)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("condition", max_width=28, overflow="fold")
     for variant in result.variants:
         table.add_column(Text(shown(variant.name)), max_width=28, overflow="fold")
-    for condition in terse(suite):
-        table.add_row(Text(shown(condition.label)), *(_text(each, style) for each in condition.variants))
+    for condition in summary_conditions(suite):
+        cells = []
+        for each in condition.variants:
+            if each.value is None:
+                cells.append(Text(shown(each.reason) or ABSENT, style="dim"))
+                continue
+            cell = Text(wording.spread_text(each.value.mean, each.value.deviation, style))
+            if each.difference is not None:
+                cell.append("\n").append_text(difference_lines(each.difference, style))
+            cells.append(cell)
+        table.add_row(Text(shown(condition.label)), *cells)
     return table
 
 
-def terse(suite: SuiteResult) -> list[ConditionResult]:
-    """The conditions without those that a mean over severities stands for."""
+def summary_conditions(suite: SuiteResult) -> list[ConditionResult]:
+    """Return the conditions without single severities that are summarized by a mean over severities."""
     means = {condition.kind for condition in suite.conditions if condition.kind and condition.severity is None}
     return [each for each in suite.conditions if each.severity is None or each.kind not in means]
 
 
-def _text(each: ConditionVariant, style: MetricFormat) -> Text:
-    from rich.text import Text
-
-    if each.value is None:
-        return Text(shown(each.reason) or wording.ABSENT, style="dim")
-    cell = Text(wording.spread_text(each.value.mean, each.value.deviation, style))
-    found = each.difference
-    if found is not None:
-        cell.append(f"\n{style.change(found.mean)} ")
-        cell.append(found.verdict, style=_STYLES[found.verdict])
-        cell.append(f"\n{_bounds(found.bootstrap, style)} bootstrap")
-        cell.append(f"\n{_bounds(found.t, style)} t" if found.t else "\nno t-interval")
-    return cell
+# --- one run ----------------------------------------------------------------------------------------------------------
 
 
-def _bounds(interval: Interval, style: MetricFormat) -> str:
-    return f"[{style.change(interval.low)}, {style.change(interval.high)}]"
+def suite_heading(run: SuiteRun) -> str:
+    """Return the heading of `suite_table`."""
+    of = f"{wording.plural(run.examples, 'example')} of {shown(run.data)}, {run.weights} weights"
+    return f"{run.title} ({of})"
+
+
+def suite_table(run: SuiteRun) -> Table:
+    """Return a terminal table with a row per group of conditions: each metric's mean over noise seeds.
+
+    The primary metric has its 95% interval beside it. User text is never parsed as markup.
+    """
+    names = list(dict.fromkeys(name for group in run.groups for name in group.metrics))
+    names = sorted(names, key=lambda name: name != run.metric)[:_COLUMNS]
+    known = {**MultiLabel.metrics, **Classification.metrics, **METRICS}
+    metrics = {name: known.get(name, Metric(label=name.replace("_", " "))) for name in names}
+    seeds = max((len(group.noise_seeds) for group in run.groups), default=0)
+    intervals = {
+        index: interval
+        for index, group in enumerate(run.groups)
+        if run.metric in group.metrics and (interval := group.metrics[run.metric].interval) is not None
+    }
+    with_intervals = bool(intervals) or seeds > 0
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        caption=f"Rows with an interval: mean over {seeds} noise seeds and Student's t interval." if seeds > 1 else "",
+        caption_justify="left",
+    )
+    table.add_column("condition", overflow="fold")
+    for name, metric in metrics.items():
+        table.add_column(f"{metric.column or metric.label}{' %' if metric.share else ''}", justify="right")
+        if with_intervals and name == run.metric:
+            table.add_column("95% interval")
+
+    def number(name: str, value: float) -> str:
+        if name == "peak_memory_bytes":
+            return wording.size(int(value))
+        return f"{100 * value:.2f}" if metrics[name].share else f"{value:.4g}"
+
+    def bounds(interval: Interval | None) -> str:
+        return "" if interval is None else f"{number(run.metric, interval.low)} to {number(run.metric, interval.high)}"
+
+    for index, group in enumerate(run.groups):
+        cells = []
+        for name in metrics:
+            cells.append(number(name, group.metrics[name].mean) if name in group.metrics else ABSENT)
+            if with_intervals and name == run.metric:
+                cells.append(bounds(intervals.get(index)))
+        table.add_row(Text(shown(group.label)), *cells)
+    return table

@@ -1,197 +1,149 @@
-"""The study's main table: for the terminal, for a README, and as rows for results.csv."""
+"""The study's main table, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
 
-from attngraft.report.epochs import ratio_text
-from attngraft.report.halving import fate
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from attngraft.results import wording
-from attngraft.results.csv_tables import cost_ratios
-from attngraft.results.study import Cost, Interval, StudyResult, VariantResult
-from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown
+from attngraft.results.storage import cost_ratios
+from attngraft.results.study import Cost, Difference, StudyResult, VariantResult
+from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown, stopped_text
 
-if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
-Row = dict[str, str | int | float | bool | None]
-
-_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
+_VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
 
 
-# --- terminal -----------------------------------------------------------------------------------------------------
+# --- terminal ---------------------------------------------------------------------------------------------------------
 
 
 def study_table(result: StudyResult) -> Table:
-    """One block of lines per variant, made to fit 80 columns; costs are ratios, and absolute in the baseline's block.
+    """Return a table with a block of lines per variant, at most 80 columns wide.
 
-    The cells hold Latin-1 characters only, and user text is never read as markup.
+    Costs are ratios, in the baseline's block absolute. Cells hold Latin-1 characters only; user text is never parsed as
+    markup.
     """
-    from rich import box
-    from rich.table import Table
-
     style = metric_format(result)
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-        pad_edge=False,
-        caption=_caption(result),
-        caption_justify="left",
-    )
-    metric = wording.shorten(style.column, 16)
-    table.add_column("variant", max_width=24, overflow="fold")
-    table.add_column(f"{metric}\nepoch {result.epochs}", justify="right")
-    table.add_column("difference to baseline\n95% intervals")
-    table.add_column("cost\nof baseline", no_wrap=True)
-    last = len(result.variants) - 1
-    for index, variant in enumerate(result.variants):
-        table.add_row(*_cells(variant, result, style))
-        if index != last:
-            table.add_row()
-    return table
-
-
-def table_text(result: StudyResult, *, width: int = 88) -> str:
-    """`study_table` as plain text without control codes, for logs and files."""
-    from rich.console import Console
-
-    sheet = io.StringIO()
-    Console(file=sheet, width=width, color_system=None, force_terminal=False, legacy_windows=False).print(
-        study_table(result)
-    )
-    return "\n".join(line.rstrip() for line in sheet.getvalue().splitlines()) + "\n"
-
-
-def _caption(result: StudyResult) -> Text:
-    from rich.text import Text
-
     direction = "" if result.higher_is_better else " Lower is better."
     caption = Text(f"{wording.headline(result)}{direction}\n", style="not dim bold")
-    rest = ""
-    if wording.seed_deviation_known(result):
-        rest = f"Mean ± deviation over {len(result.seeds)} seeds. "
+    rest = f"Mean ± deviation over {len(result.seeds)} seeds. " if len(result.seeds) > 1 else ""
     if any(variant.difference for variant in result.variants):
         rest += "p: after Holm's correction over the variants. Level at epoch: when each seed first"
         rest += " reaches the baseline's best mean."
     caption.append(rest, style="dim")
-    return caption
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
+    table.add_column("variant", max_width=24, overflow="fold")
+    table.add_column(f"{wording.shorten(style.column, 16)}\nepoch {result.epochs}", justify="right")
+    table.add_column("difference to baseline\n95% intervals")
+    table.add_column("cost\nof baseline", no_wrap=True)
+    for index, variant in enumerate(result.variants):
+        if index:
+            table.add_row()
+        spread = variant.last.get(result.metric)
+        table.add_row(
+            _name(variant, result),
+            Text(wording.spread_text(spread.mean, spread.deviation, style) if spread else ABSENT),
+            _difference(variant, result, style),
+            Text(_cost(variant.cost, absolute=variant.is_baseline)),
+        )
+    return table
 
 
-def _cells(variant: VariantResult, result: StudyResult, style: MetricFormat) -> list[Text]:
-    from rich.text import Text
+def table_text(result: StudyResult, *, width: int = 88) -> str:
+    """Return `study_table` as plain text without control codes, for logs and files."""
+    text = io.StringIO()
+    console = Console(file=text, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(study_table(result))
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
+
+def difference_lines(difference: Difference, style: MetricFormat) -> Text:
+    """Return difference and verdict, and both intervals below."""
+    text = Text(f"{style.change(difference.mean)} ")
+    text.append(difference.verdict, style=_VERDICT_STYLES[difference.verdict])
+    text.append(f"\n{style.bounds(difference.bootstrap)} bootstrap")
+    text.append(f"\n{style.bounds(difference.t)} t" if difference.t else "\nno t-interval")
+    return text
+
+
+def _name(variant: VariantResult, result: StudyResult) -> Text:
     name = Text(shown(variant.name), style="bold")
-    if stopped := fate(result, variant.name):
+    if stopped := stopped_text(result, variant.name):
         name.append(f"\n{stopped}", style="dim")
     elif not variant.runs:
         name.append("\nno finished run", style="red")
     elif len(variant.runs) < len(result.seeds):
         name.append(f"\n{len(variant.runs)} of {wording.plural(len(result.seeds), 'seed')}", style="red")
-    spread = variant.last.get(result.metric)
-    value = wording.spread_text(spread.mean, spread.deviation, style) if spread else ABSENT
-    cost = _absolute_cost(variant.cost) if variant.is_baseline else _relative_cost(variant.cost)
-    return [name, Text(value), _difference(variant, result, style), Text(cost)]
+    return name
 
 
 def _difference(variant: VariantResult, result: StudyResult, style: MetricFormat) -> Text:
-    from rich.text import Text
-
     if variant.is_baseline:
         return Text("baseline", style="dim")
-    found = variant.difference
-    if found is None:
-        return Text("" if fate(result, variant.name) else "not compared", style="dim")
-    cell = Text(f"{style.change(found.mean)} ")
-    cell.append(found.verdict, style=_STYLES[found.verdict])
-    cell.append(f"\n{_bounds(found.bootstrap, style)} bootstrap")
-    cell.append(f"\n{_bounds(found.t, style)} t" if found.t else "\nno t-interval")
-    cell.append(f"\np {wording.p_value(found.p_holm)}")
+    if variant.difference is None:
+        return Text("" if stopped_text(result, variant.name) else "not compared", style="dim")
+    cell = difference_lines(variant.difference, style)
+    cell.append(f"\np {wording.p_value(variant.difference.p_holm)}")
     cell.append(f"\nlevel at epoch {wording.epochs_text(variant, result.epochs)}")
     return cell
 
 
-def _bounds(interval: Interval, style: MetricFormat) -> str:
-    return f"[{style.change(interval.low)}, {style.change(interval.high)}]"
-
-
-def _relative_cost(cost: Cost | None) -> str:
+def _cost(cost: Cost | None, *, absolute: bool) -> str:
     if cost is None:
         return "not measured"
-    train, infer = cost.train_time_ratio, cost.inference_time_ratio
-    return _lines(
-        params=ratio(cost.parameters_ratio, exact=True),
-        MACs=ratio(cost.macs_ratio, exact=True),
-        train=ratio(train.point if train else None),
-        infer=ratio(infer.point if infer else None),
-        memory=ratio(cost.memory_ratio),
-    )
+    if absolute:
+        values = [
+            wording.si(cost.parameters),
+            wording.si(cost.macs),
+            wording.duration(cost.train_seconds_per_step),
+            wording.duration(cost.inference_seconds_per_batch),
+            wording.size(cost.peak_memory_bytes),
+        ]
+    else:
+        values = _ratios(cost)
+    names = ("params", "MACs", "train", "infer", "memory")
+    return "\n".join(f"{name:<6} {value:>8}" for name, value in zip(names, values, strict=True))
 
 
-def _absolute_cost(cost: Cost | None) -> str:
-    if cost is None:
-        return "not measured"
-    return _lines(
-        params=wording.si(cost.parameters),
-        MACs=wording.si(cost.macs),
-        train=wording.duration(cost.train_seconds_per_step),
-        infer=wording.duration(cost.inference_seconds_per_batch),
-        memory=wording.size(cost.peak_memory_bytes),
-    )
+def _ratios(cost: Cost | None) -> list[str]:
+    return [ratio(number, exact=name in ("parameters", "macs")) for name, number in cost_ratios(cost).items()]
 
 
-def _lines(**values: str) -> str:
-    return "\n".join(f"{name:<6} {value:>8}" for name, value in values.items())
-
-
-# --- Markdown -----------------------------------------------------------------------------------------------------
+# --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
 def markdown_table(result: StudyResult) -> str:
-    """The main table as GitHub Markdown, one line per variant."""
+    """Return the main table as GitHub Markdown, one line per variant."""
     style = metric_format(result)
-    head = [
-        "variant",
-        f"{style.title}, epoch {result.epochs}",
-        "difference",
-        "bootstrap 95%",
-        "t 95%",
-        "p (Holm)",
-        "verdict",
-        *("parameters", "MACs", "training step", "inference", "memory"),
-        "epochs to baseline",
-        "over the baseline's",
-    ]
+    head = ["variant", f"{style.title}, epoch {result.epochs}", "difference", "bootstrap 95%", "t 95%", "p (Holm)"]
+    head += ["verdict", "parameters", "MACs", "training step", "inference", "memory"]
+    head += ["epochs to baseline", "over the baseline's"]
     rows = [head, ["---", *["---:"] * 5, "---", *["---:"] * 5, "---", "---:"]]
-    rows += [_markdown_cells(variant, result, style) for variant in result.variants]
+    for variant in result.variants:
+        spread, difference = variant.last.get(result.metric), variant.difference
+        cells = [_markdown_text(variant.name)]
+        cells.append(wording.spread_text(spread.mean, spread.deviation, style) if spread else ABSENT)
+        if difference is None:
+            cells += ["", "", "", "", "baseline" if variant.is_baseline else "not compared"]
+        else:
+            cells += [style.change(difference.mean), style.bounds(difference.bootstrap)]
+            cells += [style.bounds(difference.t) if difference.t else ABSENT, wording.p_value(difference.p_holm)]
+            cells += [difference.verdict]
+        cells += _ratios(variant.cost)
+        reached = variant.epochs_to_baseline
+        if variant.is_baseline:
+            cells += ["", ""]
+        else:
+            known = reached is not None and reached.baseline_epoch is not None
+            cells += [wording.epochs_text(variant, result.epochs)]
+            cells += [wording.epochs_ratio_text(reached, result.epochs) if reached and known else ABSENT]
+        rows.append(cells)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
-def _markdown_cells(variant: VariantResult, result: StudyResult, style: MetricFormat) -> list[str]:
-    spread = variant.last.get(result.metric)
-    found, cost = variant.difference, variant.cost
-    cells = [
-        _markdown_text(variant.name),
-        wording.spread_text(spread.mean, spread.deviation, style) if spread else ABSENT,
-    ]
-    if found is None:
-        cells += ["", "", "", "", "baseline" if variant.is_baseline else "not compared"]
-    else:
-        cells += [style.change(found.mean), _bounds(found.bootstrap, style)]
-        cells += [_bounds(found.t, style) if found.t else ABSENT, wording.p_value(found.p_holm), found.verdict]
-    cells += (
-        [ABSENT] * 5
-        if cost is None
-        else [ratio(number, exact=name in ("parameters", "macs")) for name, number in cost_ratios(cost).items()]
-    )
-    if variant.is_baseline:
-        return [*cells, "", ""]
-    reached = variant.epochs_to_baseline
-    share = ABSENT if reached is None or reached.baseline_epoch is None else ratio_text(reached, result.epochs)
-    return [*cells, wording.epochs_text(variant, result.epochs), share]
-
-
 def _markdown_text(text: str) -> str:
-    """User text as inert Markdown: no cell, code, link, emphasis or HTML starts in it."""
+    """Escape user text: no cell, code, link, emphasis or HTML starts in it."""
     return "".join(f"\\{c}" if c in "\\`*_[]|~$#" else {"<": "&lt;", "&": "&amp;"}.get(c, c) for c in shown(text))

@@ -1,28 +1,40 @@
-"""What all pages share: templates whose every value is escaped, and the themes as variables of style sheets."""
+"""Page templates. All values are escaped; an undefined name is an error."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
-from attngraft.drawing.theme import THEMES
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
+from attngraft.drawing.theme import css_themes
+from attngraft.results import wording
 
 
 def environment() -> Environment:
-    """Templates of this package; a name that is not given is an error, not nothing."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    return Environment(
+    """Return an environment with this package's templates and the filters that format numbers."""
+    templates = Environment(
         loader=PackageLoader("attngraft.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.filters.update(
+        minus=wording.minus,
+        ratio=wording.ratio,
+        count=partial(wording.ratio, exact=True),
+        p=wording.p_value,
+        si=wording.si,
+        size=wording.size,
+        duration=wording.duration,
+        shown=wording.shown,
+        shorten=wording.shorten,
+        sentence_case=lambda text: text[:1].upper() + text[1:],
+    )
+    return templates
 
 
-def css_themes() -> dict[str, str]:
-    """By theme's name, its colors as declarations of CSS variables."""
-    return {theme.name: " ".join(f"--{role}: {color};" for role, color in theme.colors.items()) for theme in THEMES}
+def render(template: str, **context: Any) -> str:
+    """Render a page from `template`; the color themes are added to its variables."""
+    return environment().get_template(template).render(themes=css_themes(), **context)

@@ -1,7 +1,6 @@
-"""What an analysis found, as plain data: written to a JSON file, read by everything that draws.
+"""The result of one analysis as plain data: written to a JSON file and drawn by the report.
 
-An analysis says what it found in these words (curves, pictures, matrices, distributions, a table), a report draws them.
-Neither knows the other, and a new analysis needs no new drawing.
+Results are made of curves, pictures, matrices, distributions and a table, so a new analysis needs no new drawing code.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One curve; None where there is no such value. `low` and `high` bound a band around it."""
+    """One curve, None where a value is missing; `low` and `high` bound a band around it."""
 
     name: str
-    subject: int | None = None  #: whose it is, by place; None: nobody's, drawn dotted (a bound, chance)
+    subject: int | None = None  #: index of the model; None: a reference line (a bound, chance), drawn dotted
     x: list[float]
     y: list[float | None]
     low: list[float | None] | None = None
     high: list[float | None] | None = None
-    dashed: bool = False  #: a second curve of the same subject
+    dashed: bool = False  #: a second curve of the same model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +35,13 @@ class Curves:
     lines: list[Line]
     x_axis: str
     y_axis: str = ""
-    ticks: list[str] = field(default_factory=list)  #: what stands at x = 0, 1, ...; empty: x are numbers
+    ticks: list[str] = field(default_factory=list)  #: labels of x = 0, 1, ...; empty: x is numeric
     kind: Literal["curves"] = "curves"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A map of numbers, an image, or a map laid over an image."""
+    """A map of numbers, an image, or a map over an image."""
 
     caption: str = ""
     values: list[list[float]] | None = None
@@ -50,8 +49,8 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """Pictures beside each other."""
+class PictureRow:
+    """Pictures side by side."""
 
     name: str
     pictures: list[Picture]
@@ -59,19 +58,19 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Rows of pictures. Maps are colored from `low` to `high`; None: each from its own least number to its largest."""
+    """Rows of pictures. Map colors range from `low` to `high`; None: from each map's own minimum to its maximum."""
 
     title: str
-    rows: list[Row]
+    rows: list[PictureRow]
     low: float | None = None
     high: float | None = None
-    diverging: bool = False  #: 0 is in the middle of the colors
+    diverging: bool = False  #: a color map centered on 0
     kind: Literal["pictures"] = "pictures"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A matrix with names at its sides; None where there is no such number, drawn as empty."""
+    """A matrix with row and column names; None where a number is missing, drawn empty."""
 
     title: str
     rows: list[str]
@@ -81,16 +80,16 @@ class Grid:
     cells: list[list[float | None]]
     low: float | None = None
     high: float | None = None
-    diverging: bool = False  #: 0 is in the middle of the colors
+    diverging: bool = False  #: a color map centered on 0
     kind: Literal["grid"] = "grid"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """A distribution at one place of the axis."""
+    """A distribution at one position of the axis."""
 
-    at: int  #: place among `Boxes.ticks`
-    subject: int
+    at: int  #: index into `Boxes.ticks`
+    subject: int  #: index of the model
     quantiles: tuple[float, float, float, float, float]  #: 5, 25, 50, 75 and 95 percent
     mean: float
 
@@ -111,18 +110,18 @@ Panel = Curves | Pictures | Grid | Boxes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """The answer of one analysis."""
+class AnalysisResult:
+    """The result of one analysis."""
 
-    name: str  #: of the analysis, as the command line has it
+    name: str  #: of the analysis, as on the command line
     title: str
-    note: str  #: how to read it, and what was chosen where the paper does not say
+    note: str  #: how to read it, and choices made where the paper leaves one
     source: str  #: "CB, Figs. 3a and 5a"
     subjects: list[str]  #: names of the models
-    baseline: int | None = None  #: the place of that which the others are compared with, where there is one
+    baseline: int | None = None  #: index of the model that the others are compared with, if any
     panels: list[Panel]
-    table: Table  #: every number, one a row: what the .csv holds
-    numbers: dict[str, float] = field(default_factory=dict)  #: the few that sum it up, by what they are called
-    left_out: dict[str, str] = field(default_factory=dict)  #: what could not be shown (a model, a layer), and why
-    made: Mapping[str, Any] = field(default_factory=dict)  #: command, data, images, weights, version, day
+    table: Table  #: all numbers, one per row: the contents of the .csv
+    numbers: dict[str, float] = field(default_factory=dict)  #: a summary in a few numbers, by label
+    left_out: dict[str, str] = field(default_factory=dict)  #: what is not shown (a model, a layer), and why
+    made: Mapping[str, Any] = field(default_factory=dict)  #: command, data, images, weights, version, date
     format: int = FORMAT

@@ -1,4 +1,4 @@
-"""How often the intervals held the truth where the truth is known, as measured and shipped in coverage.json."""
+"""Measured coverage of the confidence intervals, shipped in coverage.json, and the sentence that reports it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = Path(__file__).with_name("coverage.json")
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsCoverage:
-    """Shares of simulated studies with so many seeds whose 95% interval holds the truth."""
+    """Shares of simulated studies with this many seeds whose 95% interval contains the true difference."""
 
     seeds: int
     studies: int
@@ -24,18 +24,31 @@ class SeedsCoverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """What was measured, and the command that measures it again."""
+    """The measurement and the command that repeats it."""
 
     command: str
-    kinds: int  #: of studies, in equal numbers
+    kinds: int  #: of simulated studies, in equal numbers
     measured: tuple[SeedsCoverage, ...]
 
 
 @cache
 def measured_coverage() -> Coverage:
-    """The shipped measurement.
+    """Read the shipped measurement.
 
     Raises:
-        ConfigError: the file was changed by hand and cannot be read.
+        ConfigError: the file was edited and cannot be read.
     """
     return read(Coverage, json.loads(FILE.read_text(encoding="utf-8")), where=FILE.name)
+
+
+def coverage_note(coverage: Coverage) -> str:
+    """Return the report's footnote: the coverage of both intervals for each measured number of seeds."""
+
+    def percent(share: float) -> str:
+        return f"{int(share * 1000 + 1e-9) / 10:.1f}%"  # rounded down, so that coverage never looks better than it is
+
+    cells = [f"{percent(row.bootstrap)} and {percent(row.t)} with {row.seeds} seeds" for row in coverage.measured]
+    return (
+        f"Coverage of the 95% intervals over simulated studies with a known difference ({coverage.measured[0].studies:,} "
+        f"for each number of seeds, of {coverage.kinds} kinds), bootstrap interval and t-interval: {', '.join(cells)}."
+    )

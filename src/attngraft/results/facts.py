@@ -1,4 +1,4 @@
-"""Nested plain data (what a task says of its data, a host's arguments, an environment) made ready for a page."""
+"""Nested plain data (facts of a data set, a host's arguments, an environment) prepared for a page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from attngraft.results.wording import shown
 
-LIST_WIDTH = 12  #: longer lists are cut short and say how much is missing
+LIST_WIDTH = 12  #: longer lists are truncated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A named value: a `text`, a table of whole numbers with its `columns`, or `children`."""
+    """A named value: a `text`, a table of counts with its `columns`, or `children`."""
 
     label: str
     text: str = ""
@@ -30,43 +30,39 @@ class Fact:
 
 
 def facts(data: Mapping[str, Any], *, counts: bool = False) -> list[Fact]:
-    """One `Fact` per entry; mappings nest.
+    """Return one `Fact` per entry; mappings nest.
 
-    With `counts`, mappings of names to whole numbers (class counts) become tables, side by side where several share their
-    names (the counts of each split).
+    With `counts`, mappings of names to integers (class counts) become tables, side by side if several share their names
+    (the counts of each split).
     """
-    return [_fact(str(label), value, tables=counts) for label, value in data.items()]
+    return [_fact(shown(label).replace("_", " "), value, tables=counts) for label, value in data.items()]
 
 
 def _fact(label: str, value: Any, *, tables: bool) -> Fact:
-    label = shown(label).replace("_", " ")
     if not isinstance(value, Mapping):
         return Fact(label=label, text=_text(value))
     if not value:
         return Fact(label=label, text="none")
-    if not tables:
-        return Fact(label=label, children=facts(value))
-    if _counted(value):
-        return Fact(label=label, columns=[""], counts=_counts([value]))
     parts = list(value.values())
-    if len(parts) > 1 and all(map(_counted, parts)) and all(part.keys() == parts[0].keys() for part in parts):
-        return Fact(label=label, columns=[shown(name) for name in value], counts=_counts(parts))
-    return Fact(label=label, children=facts(value, counts=True))
+    if tables and _is_counts(value):
+        columns, parts = [""], [value]
+    elif tables and len(parts) > 1 and all(_is_counts(part) and part.keys() == parts[0].keys() for part in parts):
+        columns = [shown(name) for name in value]
+    else:
+        return Fact(label=label, children=facts(value, counts=tables))
+    largest = max(parts[0].values()) or 1
+    rows = [
+        Count(label=shown(name), counts=[part[name] for part in parts], share=100 * count / largest)
+        for name, count in parts[0].items()
+    ]
+    return Fact(label=label, columns=columns, counts=rows)
 
 
-def _counted(value: Any) -> bool:
-    """Whether `value` maps two names or more to whole numbers."""
+def _is_counts(value: Any) -> bool:
+    """Return whether `value` maps at least two names to non-negative integers."""
     if not isinstance(value, Mapping) or len(value) < 2:
         return False
     return all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value.values())
-
-
-def _counts(parts: Sequence[Mapping[Any, int]]) -> list[Count]:
-    largest = max(parts[0].values()) or 1
-    return [
-        Count(label=shown(name), counts=[part[name] for part in parts], share=100 * n / largest)
-        for name, n in parts[0].items()
-    ]
 
 
 def _text(value: Any) -> str:
@@ -75,9 +71,8 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        parts = [_text(item) for item in value[:LIST_WIDTH]]
-        missing = len(value) - len(parts)
-        return ", ".join(parts) + (f" and {missing} more" if missing else "")
+        text = ", ".join(_text(item) for item in value[:LIST_WIDTH])
+        return text + (f" and {len(value) - LIST_WIDTH} more" if len(value) > LIST_WIDTH else "")
     if isinstance(value, Mapping):
         return ", ".join(f"{shown(key)}: {_text(item)}" for key, item in value.items())
     return shown(value)

@@ -1,53 +1,59 @@
-"""The statistics of a paired comparison, on plain arrays.
+"""Statistics of a paired comparison, on plain arrays, and epochs to the baseline's best.
 
 Notation: `differences` is (S, N), the variant's score minus the baseline's for S seeds and N examples; both runs of a seed
-share initialization, batches and examples, so every comparison is paired twice: by seed and by example.
+share initialization, batches and examples, so every comparison is paired by seed and by example.
 
-Two sources of chance stand behind a mean difference: which seeds were drawn and which examples the validation set holds.
-The crossed bootstrap asks about both. The t-interval asks about seeds only, with these examples taken as given.
+A mean difference has two sources of random variation: the seeds and the examples of the validation set. The crossed
+bootstrap covers both; the t-interval covers the seeds, for fixed examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from scipy import stats
 
-from attngraft.results.study import Interval, McNemar
+from attngraft.results.study import EpochsToBaseline, Interval, McNemar
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-_AT_ONCE = 2**18  #: counts that are drawn together: as many as stay in a cache
+_CHUNK = 2**18  #: counts drawn at a time, few enough for the CPU's cache
 
 
 def crossed_bootstrap(
     differences: np.ndarray, *, resamples: int = RESAMPLES, confidence: float = CONFIDENCE, random_state: int = 0
 ) -> Interval:
-    """Interval of the mean difference, seeds and examples resampled independently of each other.
+    """Bootstrap interval of the mean difference, resampling seeds and examples independently.
 
     Resample r draws S seeds and N examples with replacement; with their counts a (S,) and b (N,) its mean is
-    a' D b / (S N) (the pigeonhole bootstrap: Owen 2007, "The pigeonhole bootstrap", section 3, which is conservative for
-    noise that belongs to one seed and one example). Percentiles of these means would be too narrow where seeds are few:
+    a' D b / (S N) (the pigeonhole bootstrap: Owen 2007, "The pigeonhole bootstrap", section 3, conservative for
+    noise specific to one seed and one example). Percentiles of these means are too narrow with few seeds:
     resampling S seeds gives only (S - 1) / S of the variance V = s^2 / S of their mean, and percentiles imply the normal
-    quantile z where Student's t at S - 1 degrees of freedom is due. So each side's length l of the percentile interval
+    quantile z instead of Student's t at S - 1 degrees of freedom. Each half-length l of the percentile interval therefore
     becomes
 
         sqrt(l^2 + V (t^2 - z^2 (S - 1) / S)).
 
-    Where only seeds vary this is close to the t-interval; with many seeds it is the plain percentile interval, and also
-    with one, where only examples are resampled and seed noise is not in it.
+    If only seeds vary, this is close to the t-interval; with many seeds it is the plain percentile interval. With one seed
+    only examples are resampled, and seed noise is not included.
 
     Args:
         differences: (S, N), finite.
-        resamples: how many.
+        resamples: number of resamples.
         confidence: of the two-sided interval.
-        random_state: the same value gives the same interval.
+        random_state: seed of the resampling.
 
     Raises:
         ValueError: not (S, N), empty, or not finite.
     """
-    differences = _checked(differences)
+    differences = np.asarray(differences, dtype=float)
+    if differences.ndim != 2 or differences.size == 0:
+        raise ValueError(f"differences must be (seeds, examples) and not empty, got shape {differences.shape}")
+    if not np.isfinite(differences).all():
+        raise ValueError("differences must be finite")
     means = _resampled_means(differences, resamples, np.random.default_rng(random_state))
     return interval_of(means, differences.mean(axis=1), point=float(differences.mean()), confidence=confidence)
 
@@ -55,11 +61,13 @@ def crossed_bootstrap(
 def interval_of(
     means: np.ndarray, by_seed: np.ndarray, *, point: float | None = None, confidence: float = CONFIDENCE
 ) -> Interval:
-    """The percentile interval of resampled `means`, widened for the few seeds as `crossed_bootstrap` says.
+    """Percentile interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
 
     Args:
-        means: of any statistic, seeds and examples resampled.
-        by_seed: the statistic of each seed; their mean is `point`.
+        means: of any statistic, with seeds and examples resampled.
+        by_seed: the statistic of each seed.
+        point: of the interval; the mean of `by_seed` by default.
+        confidence: of the two-sided interval.
     """
     seeds, point = len(by_seed), float(by_seed.mean()) if point is None else point
     tail = (1 - confidence) / 2
@@ -76,10 +84,10 @@ def interval_of(
 
 
 def t_interval(by_seed: Sequence[float] | np.ndarray, *, confidence: float = CONFIDENCE) -> Interval | None:
-    """Student's interval of the mean of one difference per seed.
+    """Student's t interval of the mean difference over seeds, given one difference per seed.
 
-    None with one seed, and where all seeds agree exactly on a difference other than zero: such agreement is chance (few
-    examples give few possible values) and says nothing of seed noise. Where all are exactly zero it is [0, 0].
+    None with one seed, and if all seeds agree exactly on a nonzero difference: such agreement is chance (few examples
+    give few possible values) and carries no information on seed noise. If all are exactly zero it is [0, 0].
     """
     values = np.asarray(by_seed, dtype=float)
     mean, count = float(values.mean()), len(values)
@@ -92,7 +100,7 @@ def t_interval(by_seed: Sequence[float] | np.ndarray, *, confidence: float = CON
 
 
 def paired_t_p(by_seed: Sequence[float] | np.ndarray) -> float | None:
-    """Two-sided p-value of the paired t-test over seeds; None, or 1 for no difference at all, as in `t_interval`."""
+    """Two-sided p-value of the paired t-test over seeds; None as in `t_interval`, 1 if all differences are zero."""
     values = np.asarray(by_seed, dtype=float)
     if len(values) < 2:
         return None
@@ -102,9 +110,9 @@ def paired_t_p(by_seed: Sequence[float] | np.ndarray) -> float | None:
 
 
 def mcnemar(baseline: np.ndarray, variant: np.ndarray, *, seed: int) -> McNemar:
-    """The exact (binomial) McNemar test of two runs of one seed; scores (N,) are 0 or 1.
+    """Exact (binomial) McNemar test of two runs of one seed; scores (N,) are 0 or 1.
 
-    Under equal accuracy, the examples that only one of the two gets right fall to either with probability 1/2.
+    Under equal accuracy, an example that only one of the two classifies correctly is either's with probability 1/2.
     """
     only_variant = int(np.sum((variant > 0.5) & (baseline <= 0.5)))
     only_baseline = int(np.sum((baseline > 0.5) & (variant <= 0.5)))
@@ -114,50 +122,95 @@ def mcnemar(baseline: np.ndarray, variant: np.ndarray, *, seed: int) -> McNemar:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction: the k-th smallest of m is multiplied by m - k + 1, then made monotone and at most 1.
+    """Holm's step-down correction: the k-th smallest of m is multiplied by m - k + 1, made monotone and at most 1.
 
-    A missing p-value stays missing; it still counts as a comparison that was made, so the others are not favoured by it.
+    A missing p-value stays missing but counts as a comparison.
     """
-    known = [(p, place) for place, p in enumerate(p_values) if p is not None]
+    known = [(p, index) for index, p in enumerate(p_values) if p is not None]
     corrected: list[float | None] = [None] * len(p_values)
     so_far = 0.0
-    for rank, (p, place) in enumerate(sorted(known)):
+    for rank, (p, index) in enumerate(sorted(known)):
         so_far = max(so_far, min(1.0, p * (len(p_values) - rank)))
-        corrected[place] = so_far
+        corrected[index] = so_far
     return corrected
 
 
 def _resampled_means(differences: np.ndarray, resamples: int, generator: np.random.Generator) -> np.ndarray:
-    """(resamples,) means.
+    """Return (resamples,) means.
 
-    Examples that are scored alike in all seeds add nothing wherever they are drawn, so only how often one of the others is
-    drawn is drawn (binomial), and then which. They are few, and this many times quicker.
+    Examples with a zero difference in all seeds contribute nothing, so the number of other examples in a resample is drawn
+    first (binomial), then which ones: they are few, which makes this many times faster.
     """
     seeds, examples = differences.shape
-    telling = differences[:, differences.any(axis=0)]
-    kinds = telling.shape[1]
+    informative = differences[:, differences.any(axis=0)]
+    kinds = informative.shape[1]
     drawn = generator.binomial(examples, kinds / examples, size=resamples)
     by_seed = np.zeros((resamples, seeds))
-    rows = max(1, _AT_ONCE // max(kinds, 1))
+    rows = max(1, _CHUNK // max(kinds, 1))
     for start in range(0, resamples if kinds else 0, rows):
         sizes = drawn[start : start + rows]
-        places = generator.integers(kinds, size=sizes.sum()) + np.repeat(np.arange(len(sizes)) * kinds, sizes)
-        counts = np.bincount(places, minlength=len(sizes) * kinds).reshape(len(sizes), kinds)
-        by_seed[start : start + rows] = counts.astype(float) @ telling.T
+        indices = generator.integers(kinds, size=sizes.sum()) + np.repeat(np.arange(len(sizes)) * kinds, sizes)
+        counts = np.bincount(indices, minlength=len(sizes) * kinds).reshape(len(sizes), kinds)
+        by_seed[start : start + rows] = counts.astype(float) @ informative.T
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     means: np.ndarray = (by_seed * weights).sum(axis=1) / (seeds * examples)
     return means
 
 
-def _checked(differences: np.ndarray) -> np.ndarray:
-    differences = np.asarray(differences, dtype=float)
-    if differences.ndim != 2 or differences.size == 0:
-        raise ValueError(f"differences must be (seeds, examples) and not empty, not of shape {differences.shape}")
-    if not np.isfinite(differences).all():
-        raise ValueError("differences must be finite")
-    return differences
-
-
 def _all_equal(values: np.ndarray) -> bool:
-    """Equal up to the rounding of a mean."""
+    """Return whether all values are equal up to the rounding of a mean."""
     return bool(np.ptp(values) <= 1e-12 * max(1.0, float(np.abs(values).max())))
+
+
+class RunCurves(Protocol):
+    """A finished run with its curves: a `RunSummary`, for example."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def curve(self) -> Mapping[str, Sequence[float]]:
+        """Values after each epoch, by key."""
+
+
+def epochs_to_baseline(
+    runs: Sequence[RunCurves], baseline: Sequence[RunCurves], *, key: str, higher_is_better: bool
+) -> EpochsToBaseline | None:
+    """Epochs until each seed of a variant, and its mean over seeds, first reach the baseline's best mean.
+
+    BiSA's Fig. 3, on means over seeds: the first epoch at which the variant's mean curve reaches the best value of the
+    baseline's mean curve, over the epoch at which the baseline itself reaches it.
+
+    Args:
+        runs: the variant's finished runs; the baseline's own give a ratio of 1.
+        baseline: the baseline's finished runs.
+        key: of the curve ("val/top1"). Values that are not finite never reach the target.
+        higher_is_better: direction of the metric.
+
+    Returns:
+        None if either has no run, or the baseline no finite value.
+    """
+    sign = 1 if higher_is_better else -1
+    means = enumerate(_mean_curve(baseline, key), start=1)
+    finite = [(sign * value, -epoch) for epoch, value in means if math.isfinite(value)]
+    if not runs or not finite:
+        return None
+    best, baseline_epoch = max(finite)
+    baseline_epoch = -baseline_epoch
+
+    def first(curve: Sequence[float]) -> int | None:
+        return next((epoch for epoch, value in enumerate(curve, start=1) if sign * value >= best), None)
+
+    reached = first(_mean_curve(runs, key))
+    return EpochsToBaseline(
+        target=sign * best,
+        by_seed={run.seed: first(run.curve[key]) for run in runs},
+        of_mean_curve=reached,
+        baseline_epoch=baseline_epoch,
+        ratio=None if reached is None else reached / baseline_epoch,
+        speed_up=None if reached is None else baseline_epoch / reached,
+    )
+
+
+def _mean_curve(runs: Sequence[RunCurves], key: str) -> list[float]:
+    return [math.fsum(values) / len(values) for values in zip(*(run.curve[key] for run in runs), strict=False)]

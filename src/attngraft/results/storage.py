@@ -1,24 +1,33 @@
-"""A study's result as files: results.json, which is read back, and results.csv."""
+"""A study's result as files: results.json, which is read back, results.csv and suites.csv.
+
+The CSV files hold one flat row per variant, or per suite, condition and variant, unrounded.
+"""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
-from attngraft.results.csv_tables import csv_text, suites_csv
-from attngraft.results.study import FORMAT, StudyResult, VariantResult
+from attngraft.results import wording
+from attngraft.results.study import FORMAT, Cost, Difference, Interval, StudyResult, VariantResult
+from attngraft.strict import read
 
 RESULT_FILE = "results.json"
 TABLE_FILE = "results.csv"
 SUITES_FILE = "suites.csv"
 
+CsvValue = str | int | float | bool | None
+
 
 def save_result(result: StudyResult, folder: Path) -> None:
-    """Write results.json and results.csv; suites.csv where there are suites."""
+    """Write results.json and results.csv, and suites.csv if the result has suites."""
     write_atomically(folder / RESULT_FILE, json.dumps(result_to_dict(result), indent=2) + "\n")
     write_atomically(folder / TABLE_FILE, csv_text(result))
     if result.suites:
@@ -28,7 +37,7 @@ def save_result(result: StudyResult, folder: Path) -> None:
 
 
 def result_to_dict(result: StudyResult) -> dict[str, Any]:
-    """What results.json holds; without the field of suites where there are none."""
+    """Return the contents of results.json; without suites the key is left out."""
     plain = dataclasses.asdict(result)
     if not result.suites:
         del plain["suites"]
@@ -36,13 +45,11 @@ def result_to_dict(result: StudyResult) -> dict[str, Any]:
 
 
 def load_result(path: Path | str) -> StudyResult:
-    """The result in `path`, a results.json or the folder of a study.
+    """Read the result in `path`, a results.json or a study folder.
 
     Raises:
-        ConfigError: there is none, it is damaged, or a newer version wrote it.
+        ConfigError: the file is missing, damaged, or written by a newer version.
     """
-    from attngraft.strict import read
-
     path = Path(path) / RESULT_FILE if Path(path).is_dir() else Path(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -53,13 +60,103 @@ def load_result(path: Path | str) -> StudyResult:
             f"{path}: has format {content['format']}, this version reads up to {FORMAT}; update attngraft"
         )
     result = read(StudyResult, content, where=str(path))
-    return dataclasses.replace(result, variants=[_with_whole_seeds(variant) for variant in result.variants])
+    variants = []
+    for variant in result.variants:
+        reached = variant.epochs_to_baseline
+        if reached is not None:  # JSON turned the seeds into text
+            reached = dataclasses.replace(reached, by_seed={int(seed): n for seed, n in reached.by_seed.items()})
+        variants.append(dataclasses.replace(variant, epochs_to_baseline=reached))
+    return dataclasses.replace(result, variants=variants)
 
 
-def _with_whole_seeds(variant: VariantResult) -> VariantResult:
-    """JSON turns the seeds of `by_seed` into text; this turns them back."""
+def csv_rows(result: StudyResult) -> list[dict[str, CsvValue]]:
+    """Return one flat row per variant, all with the same columns; None where there is no number."""
+    return [dict(_csv_cells(variant, result)) for variant in result.variants]
+
+
+def csv_text(result: StudyResult) -> str:
+    """Return `csv_rows` as the text of results.csv; None becomes an empty cell."""
+    rows = csv_rows(result)
+    header = list(rows[0]) if rows else ["variant"]
+    return _csv(header, (row.values() for row in rows))
+
+
+def cost_ratios(cost: Cost | None) -> dict[str, float | None]:
+    """Return every cost as a ratio to the baseline, None where it was not measured."""
+    if cost is None:
+        return dict.fromkeys(("parameters", "macs", "train_time", "inference_time", "memory"))
+    train, infer = cost.train_time_ratio, cost.inference_time_ratio
+    return {
+        "parameters": cost.parameters_ratio,
+        "macs": cost.macs_ratio,
+        "train_time": train.point if train else None,
+        "inference_time": infer.point if infer else None,
+        "memory": cost.memory_ratio,
+    }
+
+
+def suites_csv(result: StudyResult) -> str:
+    """Return the text of suites.csv: a row per suite, condition and variant; empty where there is no number."""
+    header = ["suite", "condition", "label", "noise_seeds", "examples", "metric", "variant", "mean", "deviation"]
+    header += ["difference", "bootstrap_low", "bootstrap_high", "t_low", "t_high", "p_value", "verdict", "reason"]
+    rows: list[list[CsvValue]] = []
+    for suite in result.suites:
+        for condition in suite.conditions:
+            head: list[CsvValue] = [suite.name, condition.name, condition.label]
+            head += [condition.noise_seeds, suite.examples, suite.metric]
+            for variant, cell in zip(result.variants, condition.variants, strict=True):
+                value = (cell.value.mean, cell.value.deviation) if cell.value else (None, None)
+                difference = dict(_difference_cells(cell.difference))
+                del difference["p_holm"], difference["p_source"]
+                rows.append([*head, variant.name, *value, *difference.values(), cell.reason])
+    return _csv(header, rows)
+
+
+def _csv(header: list[str], rows: Iterable[Iterable[CsvValue]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[str, CsvValue]]:
+    yield from (("variant", variant.name), ("spec", variant.spec), ("baseline", variant.is_baseline))
+    if wording.has_other_hosts(result):
+        yield "host", "" if variant.host is None else wording.host_label(variant.host)
+    yield from (("metric", result.metric), ("epochs", result.epochs), ("seeds_finished", len(variant.runs)))
+    if result.halving is not None:
+        yield "stopped_after_epoch", result.halving.stopped.get(variant.name)
+    for name in wording.metric_names(result):
+        for kind, spreads in (("last", variant.last), ("best", variant.best)):
+            spread = spreads.get(name)
+            yield f"{kind}_{name}_mean", spread.mean if spread else None
+            yield f"{kind}_{name}_deviation", spread.deviation if spread else None
+    yield from _difference_cells(variant.difference)
+    cost = variant.cost
+    for name in ("parameters", "macs", "train_seconds_per_step", "inference_seconds_per_batch", "peak_memory_bytes"):
+        yield name, None if cost is None else getattr(cost, name)
+    yield from ((f"{name}_ratio", number) for name, number in cost_ratios(cost).items())
+    for name in ("train_time_ratio", "inference_time_ratio"):
+        interval: Interval | None = None if cost is None else getattr(cost, name)
+        yield f"{name}_low", interval.low if interval else None
+        yield f"{name}_high", interval.high if interval else None
     reached = variant.epochs_to_baseline
-    if reached is None:
-        return variant
-    by_seed = {int(seed): epoch for seed, epoch in reached.by_seed.items()}
-    return dataclasses.replace(variant, epochs_to_baseline=dataclasses.replace(reached, by_seed=by_seed))
+    yield "epochs_to_baseline_target", reached.target if reached else None
+    yield "epochs_to_baseline", reached.of_mean_curve if reached else None
+    yield "epochs_of_baseline", reached.baseline_epoch if reached else None
+    yield "epochs_to_baseline_ratio", reached.ratio if reached else None
+    yield "epochs_to_baseline_speed_up", reached.speed_up if reached else None
+    last = {run.seed: run.last.get(result.metric) for run in variant.runs}
+    for seed in result.seeds:
+        yield f"last_{result.metric}_seed{seed}", last.get(seed)
+
+
+def _difference_cells(difference: Difference | None) -> Iterator[tuple[str, CsvValue]]:
+    yield "difference", difference.mean if difference else None
+    for name in ("bootstrap", "t"):
+        interval: Interval | None = getattr(difference, name) if difference else None
+        yield f"{name}_low", interval.low if interval else None
+        yield f"{name}_high", interval.high if interval else None
+    for name in ("p_value", "p_holm", "p_source", "verdict"):
+        yield name, getattr(difference, name) if difference else None

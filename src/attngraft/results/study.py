@@ -1,4 +1,4 @@
-"""What a study found, as plain data: written to results.json, read by everything that draws."""
+"""The result of a study as plain data: written to results.json, read by the report."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from attngraft.results.sections import Metric, Section
 
 FORMAT = 1
 
-Verdict = Literal["better", "worse", "inside the noise"]
+Verdict = Literal["better", "worse", "inside the noise"]  #: "inside the noise": no significant difference
 Curve = dict[str, list[float]]  #: "epoch" and, per metric ("train/loss", "val/top1"), one value per epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A point and its 95% interval."""
+    """A point estimate and its 95% interval."""
 
     point: float
     low: float
@@ -28,7 +28,7 @@ class RunSummary:
 
     seed: int
     folder: str  #: relative to the study's folder
-    last: dict[str, float]  #: metrics at the last epoch: what is compared
+    last: dict[str, float]  #: metrics at the last epoch, which are compared
     best: dict[str, float]  #: metrics at the epoch with the best primary metric
     best_epoch: int
     curve: Curve
@@ -45,7 +45,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class McNemar:
-    """The exact test of one seed: how many examples only the variant, or only the baseline, gets right."""
+    """Exact McNemar test of one seed, with the numbers of examples that only one of the two models gets right."""
 
     seed: int
     only_variant: int
@@ -59,18 +59,18 @@ class Difference:
 
     mean: float
     bootstrap: Interval  #: crossed over seeds and examples
-    t: Interval | None  #: over seeds; None with one seed, and where all seeds agree exactly on a difference
-    p_value: float | None  #: paired t over seeds, None where t is; McNemar's with one seed
+    t: Interval | None  #: over seeds; None with one seed, and if all seeds agree exactly on a nonzero difference
+    p_value: float | None  #: paired t over seeds, None if `t` is; McNemar's with one seed
     p_holm: float | None  #: corrected over the study's variants
     p_source: Literal["paired t over seeds", "exact McNemar"]
     mcnemar: list[McNemar]
     verdict: Verdict
-    why: str  #: one sentence that a reader can check against the numbers
+    why: str  #: one sentence that can be checked against the numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a variant costs. Ratios are to the baseline, measured side by side in one run; None where not measured."""
+    """Costs of a variant. Ratios are to the baseline, measured side by side in one run; None if not measured."""
 
     parameters: int
     macs: int | None
@@ -86,28 +86,30 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochsToBaseline:
-    """Epochs (1-based) until the baseline's best mean over seeds is reached; None where it never is.
+    """Epochs (1-based) until the baseline's best mean over seeds is reached; None if it never is.
 
-    `ratio` and `speed_up` are of mean curves; those of results from before they were counted are None.
+    `ratio` and `speed_up` are of mean curves; they are None in results written before they were computed.
     """
 
     target: float  #: the best value of the baseline's mean curve
     by_seed: dict[int, int | None]
     of_mean_curve: int | None
-    baseline_epoch: int | None = None  #: the first epoch at which the baseline's own mean curve is at `target`
-    ratio: float | None = None  #: of_mean_curve / baseline_epoch; below 1 the variant is sooner
+    baseline_epoch: int | None = None  #: the first epoch at which the baseline's own mean curve reaches `target`
+    ratio: float | None = None  #: of_mean_curve / baseline_epoch; below 1 the variant is faster
     speed_up: float | None = None  #: 1 / ratio
 
     def ratio_of(self, seed: int) -> float | None:
-        """The same ratio for one seed's curve; None where that seed never reaches the target."""
+        """Return the same ratio for the curve of one seed; None if it never reaches the target."""
         reached = self.by_seed.get(seed)
         return None if reached is None or self.baseline_epoch is None else reached / self.baseline_epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantResult:
+    """All results of one variant."""
+
     name: str
-    spec: str  #: canonical graft specification, "none" for the host as it is
+    spec: str  #: canonical graft specification, "none" for the plain host
     is_baseline: bool
     runs: list[RunSummary]
     last: dict[str, Spread]
@@ -115,8 +117,8 @@ class VariantResult:
     cost: Cost | None
     difference: Difference | None  #: None for the baseline
     epochs_to_baseline: EpochsToBaseline | None
-    sections: list[Section] = field(default_factory=list)  #: what the task says beside its metrics
-    host: dict[str, Any] | None = None  #: name, args, ... of a host that is not the study's
+    sections: list[Section] = field(default_factory=list)  #: the task's results beside its metrics
+    host: dict[str, Any] | None = None  #: name, args, ... of a host other than the study's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,30 +127,30 @@ class Standing:
 
     variant: str
     epoch: int  #: the rung
-    score: float | None  #: mean over seeds of the primary metric after that epoch; None where it is not a number
-    promoted: bool  #: whether it went on
+    score: float | None  #: mean over seeds of the primary metric after that epoch; None if it is not a number
+    promoted: bool  #: whether training was continued
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A variant with a run that failed, for which successive halving did not wait."""
+    """A variant with a failed run, for which successive halving did not wait."""
 
     variant: str
-    arrivals: int  #: how many standings there were then
+    arrivals: int  #: the number of standings at that time
 
 
 @dataclass(frozen=True, kw_only=True)
 class HalvingResult:
-    """What successive halving decided, and all that it decided by."""
+    """Decisions of successive halving, and the scores that they are based on."""
 
     eta: int
     rungs: list[int]  #: epochs after which variants were compared
-    epochs: int  #: of a run that goes to its end
+    epochs: int  #: of a complete run
     metric: str
     higher_is_better: bool
-    standings: list[Standing] = field(default_factory=list)  #: in the order in which variants came to the rungs
+    standings: list[Standing] = field(default_factory=list)  #: in the order in which variants reached the rungs
     lost: list[Lost] = field(default_factory=list)
-    stopped: dict[str, int] = field(default_factory=dict)  #: variants that were left at a rung: its epoch
+    stopped: dict[str, int] = field(default_factory=dict)  #: the rung's epoch of every variant that was stopped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +158,7 @@ class ConditionVariant:
     """A variant under a condition."""
 
     value: Spread | None  #: the suite's metric over seeds, each a mean over noise seeds; None: no run was evaluated
-    difference: Difference | None  #: None for the baseline, and where no seed has both; never corrected for conditions
+    difference: Difference | None  #: None for the baseline, and if no seed has both; not corrected for conditions
     reason: str = ""  #: why there are no numbers
 
 
@@ -166,19 +168,19 @@ class ConditionResult:
 
     name: str
     label: str
-    variants: list[ConditionVariant]  #: in the order of the study's
-    noise_seeds: int = 0  #: over which scores are means; 0: nothing is random
+    variants: list[ConditionVariant]  #: in the study's order
+    noise_seeds: int = 0  #: number of noise seeds that scores are averaged over; 0: nothing is random
     kind: str = ""
     severity: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteResult:
-    """What became of all variants under a suite."""
+    """Results of all variants under a suite."""
 
     name: str
     title: str
-    data: str  #: what it was evaluated on
+    data: str  #: evaluation data
     metric: str
     higher_is_better: bool
     examples: int
@@ -188,22 +190,24 @@ class SuiteResult:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult:
+    """The result of a study."""
+
     title: str
     created: str  #: ISO 8601, UTC
     version: str
-    command: str  #: the command line that makes it again
+    command: str  #: the command line that repeats the study
     task: str
     metric: str  #: the primary metric
     higher_is_better: bool
-    host: dict[str, Any]  #: name, args, pretrained; of the baseline, and of all variants that have no other
+    host: dict[str, Any]  #: name, args, pretrained; of the baseline, and of all variants without a host of their own
     data: dict[str, Any]  #: the task's facts
     recipe: dict[str, Any]  #: resolved
     environment: dict[str, Any]
     seeds: list[int]
     epochs: int
     variants: list[VariantResult]
-    notes: list[str] = field(default_factory=list)  #: what a reader must know (one seed, runs missing, ...)
-    metrics: dict[str, Metric] = field(default_factory=dict)  #: what metrics are called; others go by their names
-    halving: HalvingResult | None = None  #: None: every run was to go to its end
-    suites: list[SuiteResult] = field(default_factory=list)  #: what else was asked of the finished runs
+    notes: list[str] = field(default_factory=list)  #: warnings for the reader (one seed, runs missing, ...)
+    metrics: dict[str, Metric] = field(default_factory=dict)  #: labels of metrics; others are labeled by their names
+    halving: HalvingResult | None = None  #: None: no variant was to be stopped early
+    suites: list[SuiteResult] = field(default_factory=list)  #: further evaluations of the finished runs
     format: int = FORMAT

@@ -1,18 +1,18 @@
-"""Numbers and sentences, said the same way in the terminal, the plots and the page.
+"""Numbers and sentences shared by the terminal, the plots and the pages.
 
-Everything here is plain text of Latin-1 characters, so that it prints on any terminal; the page makes it typographic.
+All text is Latin-1, so that it prints on any terminal; plots and pages set minus signs with `minus`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from attngraft.results.sections import Metric
-from attngraft.results.study import Difference, Interval, StudyResult, VariantResult, Verdict
+from attngraft.results.study import Difference, EpochsToBaseline, Interval, StudyResult, VariantResult
 from attngraft.yaml_config import dump_line
 
 ABSENT = "n/a"
@@ -21,13 +21,16 @@ _MINUS = re.compile(r"(?<![\w.)-])-(?=[\d.])")
 EMA = "ema/"  #: prefix of the moving average's metrics
 
 
+# --- metrics and numbers ----------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class MetricFormat:
-    """How one metric of one study is written: its name in prose, its unit, and as many decimals as its size needs."""
+    """Format of one metric of one study: its name in prose, its unit, and the decimals that its magnitude needs."""
 
     name: str
     label: str
-    column: str  #: over a column of a table
+    column: str  #: as a column heading
     unit: str  #: "%" or nothing
     scale: float  #: written value per stored value: 100 for shares
     decimals: int
@@ -38,7 +41,7 @@ class MetricFormat:
         return f"{self.scale * number:.{self.decimals}f}"
 
     def change(self, number: float | None) -> str:
-        """A difference, always with its sign; one that rounds to zero has none."""
+        """Format a difference with its sign; without one if it rounds to zero."""
         if number is None or not math.isfinite(number):
             return ABSENT
         text = f"{self.scale * number:+.{self.decimals}f}"
@@ -47,61 +50,51 @@ class MetricFormat:
     def interval(self, interval: Interval | None) -> str:
         return ABSENT if interval is None else f"{self.change(interval.low)} to {self.change(interval.high)}"
 
+    def bounds(self, interval: Interval) -> str:
+        return f"[{self.change(interval.low)}, {self.change(interval.high)}]"
+
     @property
     def title(self) -> str:
         return f"{self.label} (%)" if self.unit else self.label
 
     @property
     def points(self) -> str:
-        """What a difference is counted in: percentages differ by points."""
+        """Unit of a difference: percentages differ by points."""
         return "points" if self.unit == "%" else ""
 
 
 def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
-    """How `name` (default: the study's primary metric) is written, from the values that the study holds."""
+    """Return the format of metric `name` (default: the study's primary metric), from the values in the study."""
     name = name or result.metric
     base = name.removeprefix(EMA)
-    largest = max((abs(v) for v in _values(result, name) if math.isfinite(v)), default=1.0)
-    said = result.metrics.get(base) or Metric(label=base.replace("_", " "))
-    share, label = said.share, shown(said.label)
-    scale = 100.0 if share and largest <= 1.0 else 1.0
-    column = f"{shown(said.column or said.label)}{' %' if share else ''}"
+    metrics = [metrics for variant in result.variants for run in variant.runs for metrics in (run.last, run.best)]
+    values = [abs(each[name]) for each in metrics if name in each]
+    largest = max((value for value in values if math.isfinite(value)), default=1.0)
+    metric = result.metrics.get(base) or Metric(label=base.replace("_", " "))
+    label, column = shown(metric.label), shown(metric.column or metric.label) + (" %" if metric.share else "")
+    four_digits = max(0, min(5, 3 - math.floor(math.log10(largest)))) if largest > 0 else 2
     return MetricFormat(
         name=name,
         label=label if base == name else f"{label} of the moving average",
         column=column if base == name else f"EMA {column}",
-        unit="%" if share else "",
-        scale=scale,
-        decimals=2 if share else _decimals(largest),
+        unit="%" if metric.share else "",
+        scale=100.0 if metric.share and largest <= 1.0 else 1.0,
+        decimals=2 if metric.share else four_digits,
     )
 
 
-def _decimals(largest: float) -> int:
-    """Four digits in all."""
-    return max(0, min(5, 3 - math.floor(math.log10(largest)))) if largest > 0 else 2
-
-
-def _values(result: StudyResult, name: str) -> Iterable[float]:
-    for variant in result.variants:
-        for run in variant.runs:
-            yield from (metrics[name] for metrics in (run.last, run.best) if name in metrics)
-
-
 def metric_names(result: StudyResult) -> list[str]:
-    """Every metric reported at the last epoch, the primary one first, the others in the order they appear."""
-    found = dict.fromkeys([result.metric])
-    for variant in result.variants:
-        found.update(dict.fromkeys(variant.last))
-    return list(found)
+    """Return all metrics reported at the last epoch, the primary one first."""
+    return list(dict.fromkeys([result.metric, *(name for variant in result.variants for name in variant.last)]))
 
 
 def shown(text: object) -> str:
-    """`text` on one line without characters that a terminal or an XML parser would stumble over."""
+    """Return `text` on one line, without control characters, which break terminals and XML parsers."""
     return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "�" for c in str(text))
 
 
 def shorten(text: object, width: int) -> str:
-    """`text` in at most `width` characters, with its middle left out: specifications differ at both ends."""
+    """Return `text` in at most `width` characters, cut in the middle: specifications differ at both ends."""
     line = shown(text)
     if len(line) <= width:
         return line
@@ -110,12 +103,18 @@ def shorten(text: object, width: int) -> str:
 
 
 def minus(text: str) -> str:
-    """`text` with true minus signs before its numbers (not in "top-1"), for plots and pages."""
+    """Return `text` with minus signs in front of its negative numbers (not in "top-1"), for plots and pages."""
     return _MINUS.sub("−", text)
 
 
+def signed(number: float, decimals: int) -> str:
+    """Format a difference with its sign, without one if it rounds to zero, for pages."""
+    text = f"{number:+.{decimals}f}"
+    return minus(text if text.strip("+-0.") else text[1:])
+
+
 def ratio(number: float | None, *, exact: bool = False) -> str:
-    """A ratio to the baseline. An `exact` one (a count, not a measurement) keeps the digits that tell it from 1."""
+    """Format a ratio to the baseline. An `exact` one (of counts) keeps the digits in which it differs from 1."""
     if number is None or not math.isfinite(number):
         return ABSENT
     return f"{number:.{4 if exact and 0 < abs(number - 1) < 0.005 else 2}f}×"
@@ -128,7 +127,7 @@ def p_value(number: float | None) -> str:
 
 
 def si(number: float | None, unit: str = "") -> str:
-    """Three digits and an SI prefix: 5.72M, 1.26G."""
+    """Format with three digits and an SI prefix: 5.72M, 1.26G."""
     if number is None or not math.isfinite(number):
         return ABSENT
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -139,14 +138,14 @@ def si(number: float | None, unit: str = "") -> str:
 
 
 def size(number: int | None) -> str:
-    """Bytes as MiB or GiB."""
+    """Format bytes as MiB or GiB."""
     if number is None:
         return ABSENT
     return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"
 
 
 def duration(seconds: float | None) -> str:
-    """A time from microseconds to days, with the unit that suits it."""
+    """Format a time from microseconds to hours in a suitable unit."""
     if seconds is None or not math.isfinite(seconds):
         return ABSENT
     if seconds < 1:
@@ -162,136 +161,165 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def spread_text(mean: float | None, deviation: float | None, style: MetricFormat) -> str:
+    """Format mean ± deviation over seeds, or the mean alone."""
+    if mean is None or not math.isfinite(mean):
+        return ABSENT
+    return style.value(mean) if deviation is None else f"{style.value(mean)} ± {style.value(deviation)}"
+
+
+# --- hosts and variants -----------------------------------------------------------------------------------------------
+
+
 def baseline_of(result: StudyResult) -> VariantResult | None:
     return next((variant for variant in result.variants if variant.is_baseline), None)
 
 
 def has_other_hosts(result: StudyResult) -> bool:
-    """Whether some variant stands on another host than the study's."""
     return any(variant.host is not None for variant in result.variants)
 
 
 def compared_things(result: StudyResult) -> str:
-    """What kinds of variants the study sets against its baseline."""
+    """Return the kinds of variants that the study compares with its baseline."""
     if not has_other_hosts(result):
         return "attention grafts"
     return "hosts" if all(variant.spec == "none" for variant in result.variants) else "hosts and attention grafts"
 
 
-def host_of(variant: VariantResult) -> str:
-    """The variant's own host and its arguments in one line; empty where it stands on the study's."""
+def host_label(host: Mapping[str, Any]) -> str:
+    """Return a host on one line, from `StudyHost.plain`: `deit_tiny_patch16_224: {depth: 4}`; equal for equal hosts."""
+    text = f"{host['name']}: {dump_line(host['args'])}" if host.get("args") else str(host["name"])
+    if "weights" in host:
+        return f"{text}, weights {host['weights']}"
+    return text if "pretrained" not in host else f"{text}, {'pretrained' if host['pretrained'] else 'random values'}"
 
-    return "" if variant.host is None else host_label(variant.host)
 
-
-def made_of(variant: VariantResult) -> str:
-    """What a variant is, where its name does not say it: its specification, with its host if that is not the study's."""
+def variant_details(variant: VariantResult) -> str:
+    """Return the parts of a variant that its name leaves out: specification, and host if not the study's."""
     spec = "" if variant.spec == variant.name else variant.spec
     if variant.host is None:
         return spec
-    host = host_of(variant)
+    host = host_label(variant.host)
     if variant.spec != "none":
         return f"{host} + {variant.spec}"
     return "" if host == variant.name else host
 
 
-def seed_deviation_known(result: StudyResult) -> bool:
-    return len(result.seeds) > 1
+def stopped_text(result: StudyResult, name: str) -> str:
+    """Return `stopped after epoch 3` for a variant stopped by successive halving, otherwise nothing."""
+    stopped = {} if result.halving is None else result.halving.stopped
+    return f"stopped after epoch {stopped[name]}" if name in stopped else ""
+
+
+# --- differences and verdicts -----------------------------------------------------------------------------------------
 
 
 def headline(result: StudyResult) -> str:
-    """The study in one sentence."""
+    """Return the study's outcome in one sentence."""
     grafted = [variant for variant in result.variants if not variant.is_baseline]
-    compared = [variant.difference.verdict for variant in grafted if variant.difference is not None]
-    noun = "variant" if has_other_hosts(result) else "graft"
+    verdicts = [variant.difference.verdict for variant in grafted if variant.difference is not None]
+    noun, count = "variant" if has_other_hosts(result) else "graft", len(verdicts)
     if not grafted:
         return "Only the baseline was run: there is nothing to compare it with."
-    if not compared:
+    if not verdicts:
         return "No variant could be compared with the baseline."
-    if not seed_deviation_known(result):
+    if len(result.seeds) == 1:
         return f"One seed: the noise between seeds is unknown, so no {noun} is called better or worse."
-    if all(variant.difference is None or no_difference(variant.difference) for variant in grafted):
-        sentence = (
-            f"{f'The {noun} makes' if len(compared) == 1 else f'{_all(compared, noun)} make'} no difference at all."
-        )
-    elif len(compared) == 1:
-        sentence = f"The {noun} is {_standing(compared[0])}."
-    elif len(set(compared)) == 1:
-        sentence = f"{_all(compared, noun)} are {_standing(compared[0])}."
+    everyone = f"The {noun}" if count == 1 else f"Both {noun}s" if count == 2 else f"All {count} {noun}s"
+    if all(variant.difference is None or identical(variant.difference) for variant in grafted):
+        sentence = f"{everyone} {'makes' if count == 1 else 'make'} no difference at all."
+    elif len(set(verdicts)) == 1:
+        verdict = _NO_DIFFERENCE if verdicts[0] == "inside the noise" else f"{verdicts[0]} than the baseline"
+        sentence = f"{everyone} {'is' if count == 1 else 'are'} {verdict}."
     else:
-        order: tuple[Verdict, ...] = ("better", "worse", "inside the noise")
-        parts = [f"{compared.count(v)} {'is' if compared.count(v) == 1 else 'are'} {v}" for v in order if v in compared]
-        sentence = f"Of {len(compared)} {noun}s compared, {', '.join(parts[:-1])} and {parts[-1]}."
-    early = {} if result.halving is None else result.halving.stopped
-    stopped = sum(variant.difference is None and variant.name in early for variant in grafted)
-    missing = len(grafted) - len(compared) - stopped
+        order = {"better": "better", "worse": "worse", "inside the noise": _NO_DIFFERENCE}
+        counts = [(verdicts.count(verdict), text) for verdict, text in order.items() if verdict in verdicts]
+        parts = [f"{n} {'is' if n == 1 else 'are'} {text}" for n, text in counts]
+        sentence = f"Of {count} {noun}s compared, {', '.join(parts[:-1])} and {parts[-1]}."
+    stopped = sum(variant.difference is None and bool(stopped_text(result, variant.name)) for variant in grafted)
+    missing = len(grafted) - count - stopped
     if stopped:
         sentence += f" {plural(stopped, 'variant')} {'was' if stopped == 1 else 'were'} stopped early."
     return sentence + (f" {plural(missing, 'variant')} could not be compared." if missing else "")
 
 
-def _all(variants: Sequence[object], noun: str) -> str:
-    """Several variants, as the subject of a sentence."""
-    return f"Both {noun}s" if len(variants) == 2 else f"All {len(variants)} {noun}s"
-
-
-def _standing(verdict: Verdict) -> str:
-    return verdict if verdict == "inside the noise" else f"{verdict} than the baseline"
+_NO_DIFFERENCE = "inside the noise (no significant difference)"
 
 
 def difference_sentence(difference: Difference, style: MetricFormat) -> str:
-    """The difference with its intervals, to stand after a variant's name."""
+    """Return the difference with its intervals, to follow a variant's name."""
     intervals = [f"bootstrap {style.interval(difference.bootstrap)}"]
     if difference.t is not None:
         intervals.append(f"t {style.interval(difference.t)}")
-    counted = f"{style.points} of {style.label}" if style.points else f"in {style.label}"
-    return f"{style.change(difference.mean)} {counted} (95% intervals: {', '.join(intervals)})"
+    unit = f"{style.points} of {style.label}" if style.points else f"in {style.label}"
+    return f"{style.change(difference.mean)} {unit} (95% intervals: {', '.join(intervals)})"
 
 
 def reason(difference: Difference, *, seeds: int) -> str:
-    """Why the verdict is what it is, from the intervals alone. (`Difference.why` says it with the stored numbers, which
-    are not those of a report that writes shares in percent.)"""
+    """Return the reason for the verdict without numbers: those of `Difference.why` are shares, not percentages."""
     bootstrap, t = difference.bootstrap, difference.t
-    if no_difference(difference):
-        return "No difference at all: every example is scored exactly alike in every seed."
+    if identical(difference):
+        return "No difference at all: all examples have the same score in all seeds."
     if difference.verdict != "inside the noise":
         return f"Both intervals lie {'above' if bootstrap.low > 0 else 'below'} zero."
     if t is None and seeds == 1:
         return "With one seed, the noise between seeds is unknown; the interval is over examples only."
     if t is None and difference.p_source == "exact McNemar":
-        return "Only one seed is finished here and at the baseline: the noise between seeds is unknown so far."
+        return "Only one seed is finished for both this variant and the baseline: the noise between seeds is unknown so far."
     if t is None:
-        return "All seeds differ by exactly the same, which is chance and says nothing of the noise between seeds."
+        return "All seeds differ by exactly the same amount, by chance, so the noise between seeds is unknown."
     names = [name for name, each in (("bootstrap", bootstrap), ("t", t)) if each.low <= 0 <= each.high]
     if len(names) == 1:
         return f"The {names[0]} interval contains zero, though the other does not."
     return "Both intervals contain zero."
 
 
-def no_difference(difference: Difference) -> bool:
-    """Whether the two scored every example of every seed alike: only then has the bootstrap no width around 0."""
+def identical(difference: Difference) -> bool:
+    """Return whether all scores of all seeds are equal: only then is the bootstrap interval [0, 0]."""
     bootstrap = difference.bootstrap
     return bootstrap.point == bootstrap.low == bootstrap.high == 0
 
 
-def spread_text(mean: float | None, deviation: float | None, style: MetricFormat) -> str:
-    """Mean ± deviation over seeds; without a deviation the mean alone."""
-    if mean is None or not math.isfinite(mean):
-        return ABSENT
-    return style.value(mean) if deviation is None else f"{style.value(mean)} ± {style.value(deviation)}"
+# --- epochs to the baseline's best ------------------------------------------------------------------------------------
 
 
 def epochs_text(variant: VariantResult, epochs: int) -> str:
-    """The epochs that each seed needed to reach the baseline's best mean: "5, 6, >12" (not within 12)."""
+    """Return the epochs that each seed needed to reach the baseline's best mean: "5, 6, >12" (not within 12)."""
     by_seed = variant.epochs_to_baseline.by_seed if variant.epochs_to_baseline else {}
     if not by_seed:
         return ABSENT
     return ", ".join(f">{epochs}" if by_seed[seed] is None else str(by_seed[seed]) for seed in sorted(by_seed))
 
 
-def host_label(host: Mapping[str, Any]) -> str:
-    """A host in one line, from `StudyHost.plain`: `deit_tiny_patch16_224: {depth: 4}`; equal hosts have equal lines."""
-    text = f"{host['name']}: {dump_line(host['args'])}" if host.get("args") else str(host["name"])
-    if "weights" in host:
-        return f"{text}, weights {host['weights']}"
-    return text if "pretrained" not in host else f"{text}, {'pretrained' if host['pretrained'] else 'random values'}"
+def epochs_compared(result: StudyResult) -> list[tuple[int, VariantResult, EpochsToBaseline]]:
+    """Return the variants with a ratio of epochs to the baseline's, each with its index in the study."""
+    return [
+        (index, variant, variant.epochs_to_baseline)
+        for index, variant in enumerate(result.variants)
+        if not variant.is_baseline
+        if variant.epochs_to_baseline is not None and variant.epochs_to_baseline.baseline_epoch is not None
+    ]
+
+
+def epochs_ratio_text(reached: EpochsToBaseline, epochs: int) -> str:
+    """Return "0.75, 1.33x as fast", or "not within 12 epochs"."""
+    if reached.ratio is None or reached.speed_up is None:
+        return f"not within {epochs} epochs"
+    return f"{reached.ratio:.2f}, {reached.speed_up:.2f}× as fast"
+
+
+def added_parameters(variant: VariantResult) -> str:
+    """Return the parameters added to the baseline's in percent ("+0.37%"); empty if costs were not measured."""
+    if variant.cost is None:
+        return ""
+    text = f"{100 * (variant.cost.parameters_ratio - 1):+.2f}"
+    return f"{text if text.strip('+-0.') else '0'}%"
+
+
+def epochs_sentence(variant: VariantResult, reached: EpochsToBaseline, epochs: int) -> str:
+    """Describe one variant: "cb_s: 0.75, 1.33x as fast; seeds 0.67, 0.83, never; parameters +0.01%"."""
+    ratios = [reached.ratio_of(seed) for seed in sorted(reached.by_seed)]
+    seeds = ", ".join("never" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+    more = added_parameters(variant)
+    text = epochs_ratio_text(reached, epochs)
+    return f"{variant.name}: {text}; seeds {seeds}" + (f"; parameters {more}" if more else "")

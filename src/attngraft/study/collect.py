@@ -14,8 +14,8 @@ import numpy as np
 
 from attngraft._version import __version__
 from attngraft.errors import TrainingError
-from attngraft.results.epochs import epochs_to_baseline
-from attngraft.results.halving import in_words, outcome_of
+from attngraft.results.halving import halving_notes, halving_outcome
+from attngraft.results.statistics import epochs_to_baseline
 from attngraft.results.study import (
     Cost,
     Curve,
@@ -87,7 +87,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         for name, by_seed in records.items()
     }
     unfinished = [name for name, by_seed in records.items() if len(by_seed) < len(config.seeds)]
-    halving = outcome_of(config.out, unfinished)
+    halving = halving_outcome(config.out, unfinished)
     stopped = [name for name in ({} if halving is None else halving.stopped) if not records[name]]
     differences = _differences(config, records, metric, stopped=len(stopped))
     baseline_runs = runs[config.baseline.name]
@@ -120,7 +120,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         epochs=first.recipe.schedule.epochs,
         variants=variants,
         notes=[
-            *([] if halving is None else in_words(halving)),
+            *([] if halving is None else halving_notes(halving)),
             *first.facts.get("notes", []),
             *start_notes(records, metric.name, others=records.keys() - own.keys()),
             *other_host_notes(config, records),

@@ -34,7 +34,7 @@ from attngraft.study.splits import keep_split, kept_split
 if TYPE_CHECKING:
     from attngraft.study.estimate import Estimate
     from attngraft.study.executors.work import Executor
-    from attngraft.training.profiler import Material
+    from attngraft.training.profiler import BenchmarkBatch
     from attngraft.training.run_folder import RunRecord
 
 log = logging.getLogger(__name__)
@@ -49,22 +49,22 @@ def _train(*args: Any, **kwargs: Any) -> RunRecord:
     return train(*args, **kwargs)
 
 
-def _open_data(config: StudyConfig) -> Material:
-    from attngraft.training.profiler import load_material
+def _open_data(config: StudyConfig) -> BenchmarkBatch:
+    from attngraft.training.profiler import load_benchmark_batch
 
-    return load_material(config.recipe_of(config.baseline, config.seeds[0]), split=kept_split(config))
+    return load_benchmark_batch(config.recipe_of(config.baseline, config.seeds[0]), split=kept_split(config))
 
 
-def _measure_paces(config: StudyConfig, material: Material) -> Estimate:
+def _measure_paces(config: StudyConfig, benchmark: BenchmarkBatch) -> Estimate:
     from attngraft.study.estimate import measure_paces
 
-    return measure_paces(config, material)
+    return measure_paces(config, benchmark)
 
 
-def _measure_costs(config: StudyConfig, material: Material, *, limit: float) -> dict[str, Cost]:
+def _measure_costs(config: StudyConfig, benchmark: BenchmarkBatch, *, limit: float) -> dict[str, Cost]:
     from attngraft.study.cost import measure_costs
 
-    return measure_costs(config, material, limit=limit)
+    return measure_costs(config, benchmark, limit=limit)
 
 
 def _evaluate_suites(config: StudyConfig, *, progress: StudyProgress) -> list[str]:
@@ -84,8 +84,8 @@ class Tools:
     """What a study leaves to others. The defaults are the package's own; another trainer may be put in their place."""
 
     train: Callable[..., RunRecord] = _train
-    open_data: Callable[[StudyConfig], Material] = _open_data
-    measure_paces: Callable[[StudyConfig, Material], Estimate] = _measure_paces
+    open_data: Callable[[StudyConfig], BenchmarkBatch] = _open_data
+    measure_paces: Callable[[StudyConfig, BenchmarkBatch], Estimate] = _measure_paces
     measure_costs: Callable[..., dict[str, Cost]] = _measure_costs
     evaluate_suites: Callable[..., list[str]] = _evaluate_suites
     write_report: Callable[[StudyResult, Path], Path] = _write_report
@@ -97,7 +97,7 @@ class Prepared:
 
     config: StudyConfig  #: with the epochs that a time budget allows
     runs: Sequence[PlannedRun]
-    material: Material | None  #: opened data; None where every run is finished
+    benchmark: BenchmarkBatch | None  #: opened data; None where every run is finished
     seconds: float | None  #: the estimate for what is left
 
 
@@ -144,8 +144,8 @@ def compare(
         try:
             prepared = prepare(config, executor=executor, progress=progress, tools=tools)
             write_study(prepared.config)
-            if prepared.material is not None:
-                keep_split(prepared.config, prepared.material.task)
+            if prepared.benchmark is not None:
+                keep_split(prepared.config, prepared.benchmark.task)
             notes = run_all(prepared.config, prepared.runs, executor=executor, train=tools.train, progress=progress)
             if not any(finished_runs(prepared.config).values()):
                 first = f"; the first: {notes[0]}" if notes else ""
@@ -192,12 +192,12 @@ def prepare(
     fits = config.time_budget is not None and config.fitted_epochs is None
     if not fits:
         refuse_other_recipes(runs)
-    material, seconds = None, None
+    benchmark, seconds = None, None
     if fits or any(run.state != "finished" for run in runs):
         progress.on_stage("opening the data")
-        material = tools.open_data(config)
+        benchmark = tools.open_data(config)
         progress.on_stage("timing a few steps of every variant")
-        estimate = _estimate(config, material, tools)
+        estimate = _estimate(config, benchmark, tools)
         at_once = executor.at_once(runs[0].recipe)
         if fits:
             config = _fitted(config, estimate, runs, at_once=at_once)
@@ -207,18 +207,18 @@ def prepare(
     if config.suites:
         from attngraft.study.suites import check_suites
 
-        check_suites(config, material)
+        check_suites(config, benchmark)
     epochs = sum(run.epochs_left for run in expected(config, runs))
     progress.on_plan(runs, seconds=seconds, epochs=epochs, how=how(config, runs))
-    return Prepared(config=config, runs=runs, material=material, seconds=seconds)
+    return Prepared(config=config, runs=runs, benchmark=benchmark, seconds=seconds)
 
 
-def _estimate(config: StudyConfig, material: Material, tools: Tools) -> Estimate | None:
+def _estimate(config: StudyConfig, benchmark: BenchmarkBatch, tools: Tools) -> Estimate | None:
     """None where a variant does not fit into memory; its run will say so."""
-    from attngraft.training.out_of_memory import is_out_of_memory
+    from attngraft.training.failures import is_out_of_memory
 
     try:
-        return tools.measure_paces(config, material)
+        return tools.measure_paces(config, benchmark)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -276,8 +276,8 @@ def _costs(prepared: Prepared, notes: list[str], progress: StudyProgress, tools:
         return kept
     progress.on_stage("measuring what each variant costs")
     try:
-        material = prepared.material if config == planned else None  # which holds batches as they were planned
-        measured = tools.measure_costs(config, material or tools.open_data(config), limit=_cost_limit(config))
+        benchmark = prepared.benchmark if config == planned else None  # which holds batches as they were planned
+        measured = tools.measure_costs(config, benchmark or tools.open_data(config), limit=_cost_limit(config))
     except (AttngraftError, RuntimeError, OSError) as error:
         notes.append(f"Measuring the costs failed: {error}")
         return None

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import send_to_device
 
 from attngraft.files import write_atomically
@@ -22,7 +23,8 @@ from attngraft.results.study import Cost, Interval
 from attngraft.strict import read
 from attngraft.study.config import StudyConfig
 from attngraft.timing import PairedRatio, count_macs, count_parameters, several
-from attngraft.training.profiler import Material, Workbench, peak_memory, synchronizer, threads_of
+from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
+from attngraft.training.setup import cpu_threads
 
 COST_FILE = "cost.json"
 PAIRS = 30
@@ -38,25 +40,25 @@ class _Counts:
     memory: int
 
 
-def measure_costs(config: StudyConfig, material: Material, *, limit: float = 120.0) -> Costs:
+def measure_costs(config: StudyConfig, benchmark: BenchmarkBatch, *, limit: float = 120.0) -> Costs:
     """Measure all variants of a study on the machine at hand.
 
     Args:
         config: the study.
-        material: the data that the runs use, opened.
+        benchmark: the data that the runs use, opened.
         limit: seconds that timing may take. Where that is not enough for `PAIRS` rounds there are fewer, and no time
             ratios at all where there is no room for `FEWEST_PAIRS`.
     """
     first = config.recipe_of(config.baseline, config.seeds[0])
-    with threads_of(first):
+    with cpu_threads(first.train.threads):
         benches, counts = {}, {}
         for variant in config.variants:
-            bench = Workbench(config.recipe_of(variant, config.seeds[0]), material)
+            bench = Profiler(config.recipe_of(variant, config.seeds[0]), benchmark)
             benches[variant.key] = bench
             counts[variant.key] = _Counts(
                 parameters=count_parameters(bench.model),
                 macs=_macs_of_one_example(bench),
-                memory=peak_memory(bench),
+                memory=bench.peak_memory(),
             )
             gc.collect()
         training = _ratios({key: b.train_step for key, b in benches.items()}, benches, limit=limit * 0.75)
@@ -102,15 +104,16 @@ def _measured_for(config: StudyConfig) -> dict[str, Any]:
     return plain
 
 
-def _macs_of_one_example(bench: Workbench) -> int:
-    data, task = bench.material.data, bench.material.task
+def _macs_of_one_example(bench: Profiler) -> int:
+    data, task = bench.benchmark.data, bench.benchmark.task
     one = send_to_device(data.val.collate([data.val[(0, 0)]]), bench.device)
     args, kwargs = task.to_model(one)
-    return count_macs(bench.model, *args, **kwargs)
+    with torch.compiler.set_stance("force_eager"):  # counters see no operation of a compiled model
+        return count_macs(bench.model, *args, **kwargs)
 
 
 def _ratios(
-    works: Mapping[str, Callable[[], None]], benches: Mapping[str, Workbench], *, limit: float
+    works: Mapping[str, Callable[[], None]], benches: Mapping[str, Profiler], *, limit: float
 ) -> dict[str, PairedRatio]:
     """Time of each work over the first one's, which is in the answer too; empty where there is no time for it."""
     base, *others = works

@@ -12,7 +12,8 @@ from attngraft.errors import UsageError
 from attngraft.study.config import StudyConfig
 from attngraft.study.schedule import PlannedRun
 from attngraft.study.values import shown_duration
-from attngraft.training.profiler import Material, Workbench, synchronizer, threads_of
+from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
+from attngraft.training.setup import cpu_threads
 
 ROUNDS = 3  #: timed steps per variant
 MARGIN = 1.1  #: what is beside steps and batches: checkpoints, metrics, events
@@ -48,7 +49,7 @@ class Estimate:
         return max(int((budget - fixed) / per_epoch), 0)
 
 
-def measure_paces(config: StudyConfig, material: Material) -> Estimate:
+def measure_paces(config: StudyConfig, benchmark: BenchmarkBatch) -> Estimate:
     """Time real training steps and evaluation batches of all variants; the runs' randomness is untouched.
 
     A step that has not warmed up takes longer, so each variant makes one before the rounds begin.
@@ -57,10 +58,10 @@ def measure_paces(config: StudyConfig, material: Material) -> Estimate:
     starts: dict[str, float] = {}
     steps: dict[str, list[float]] = {}
     batches: dict[str, list[float]] = {}
-    with threads_of(first):
+    with cpu_threads(first.train.threads):
         for variant in config.variants:  # one at a time, as many may not fit into memory together
             begin = time.perf_counter()
-            bench = Workbench(config.recipe_of(variant, config.seeds[0]), material)
+            bench = Profiler(config.recipe_of(variant, config.seeds[0]), benchmark)
             bench.train_step()
             bench.evaluate_batch()
             starts[variant.name] = time.perf_counter() - begin
@@ -70,11 +71,11 @@ def measure_paces(config: StudyConfig, material: Material) -> Estimate:
     paces = {}
     for name in starts:
         step, batch = float(np.median(steps[name])), float(np.median(batches[name]))
-        load = material.load_seconds
+        load = benchmark.load_seconds
         loaded = step + load if workers == 0 else max(step, load / workers)
-        load_eval = load * first.train.accumulate / first.train.batch_size * _examples_per_eval_batch(material)
+        load_eval = load * first.train.accumulate / first.train.batch_size * _examples_per_eval_batch(benchmark)
         evaluated = batch + load_eval if workers == 0 else max(batch, load_eval / workers)
-        epoch = MARGIN * (material.steps_per_epoch * loaded + material.eval_batches * evaluated)
+        epoch = MARGIN * (benchmark.steps_per_epoch * loaded + benchmark.eval_batches * evaluated)
         paces[name] = Pace(start_seconds=starts[name], epoch_seconds=epoch)
     return Estimate(paces=paces)
 
@@ -113,11 +114,11 @@ def fit_epochs(
     return most
 
 
-def _examples_per_eval_batch(material: Material) -> float:
-    return len(material.data.val) / material.eval_batches
+def _examples_per_eval_batch(benchmark: BenchmarkBatch) -> float:
+    return len(benchmark.data.val) / benchmark.eval_batches
 
 
-def _time(bench: Workbench, *, training: bool) -> float:
+def _time(bench: Profiler, *, training: bool) -> float:
     wait = synchronizer(bench.device)
     start = time.perf_counter()
     (bench.train_step if training else bench.evaluate_batch)()

@@ -129,6 +129,6 @@ def _told_how_to_go_on(config: StudyConfig) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         raise Interrupted(
-            f"the study in {config.out} was stopped and everything is kept: the same command goes on, and "
-            f"`attngraft compare --report-only --out {config.out}` reports on what is finished"
+            f"the study in {config.out} was stopped and everything is kept: rerun the same command to resume; "
+            f"`attngraft compare --report-only --out {config.out}` reports on finished runs"
         ) from stop

@@ -32,13 +32,13 @@ from attngraft.training.evaluate import Weights, weights_file
 if TYPE_CHECKING:
     from attngraft.study.collect import Records
     from attngraft.tasks.task import Task
-    from attngraft.training.profiler import Material
+    from attngraft.training.profiler import BenchmarkBatch
     from attngraft.training.run_folder import RunRecord
 
 WEIGHTS: Weights = "last"
 
 
-def check_suites(config: StudyConfig, material: Material | None) -> None:
+def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
     """Find out before anything is trained whether the suites can be evaluated.
 
     Raises:
@@ -59,10 +59,10 @@ def check_suites(config: StudyConfig, material: Material | None) -> None:
             if choice.data is None:
                 raise missing_images(choice.suite.test_set)
             open_test_set(choice.suite.test_set, Path(choice.data))
-            if material is not None:
-                imagenet_order(list(material.data.facts.get("classes", ())), run=config.out)
-    if material is not None and config.suites:
-        material.task.probe()
+            if benchmark is not None:
+                imagenet_order(list(benchmark.data.facts.get("classes", ())), run=config.out)
+    if benchmark is not None and config.suites:
+        benchmark.task.suite_support()
 
 
 def choices_of(config: StudyConfig) -> tuple[SuiteChoice, ...]:
@@ -298,5 +298,5 @@ def _difference(
 
 def _beliefs(run: _Evaluated, name: str, task: Task) -> Beliefs:
     columns = read_columns(run.record.folder / FOLDER / run.groups[name].files[0])
-    stated, true = task.beliefs(columns)
+    stated, true = task.calibration_inputs(columns)
     return Beliefs(names=columns["name"], stated=stated, true=true)

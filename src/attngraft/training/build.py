@@ -1,4 +1,4 @@
-"""From a recipe to a task with its data and a model, all of it seeded so that variants of a seed share what they can."""
+"""Task and model of a recipe, seeded so that variants of one seed share as many initial values as possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from attngraft.errors import AttngraftError, ConfigError, HostError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.models.create import create_host
-from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, mixes_none
+from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, no_patch_logits
 from attngraft.models.weights import WeightsFile, read_weights
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
@@ -24,7 +24,7 @@ from attngraft.training.run_folder import RunFolder
 
 
 def build_task(recipe: Recipe) -> Task:
-    """The recipe's task, its section checked.
+    """Return the recipe's task, with its section checked.
 
     Raises:
         ConfigError: no such task, or a wrong key or value in its section.
@@ -34,11 +34,11 @@ def build_task(recipe: Recipe) -> Task:
 
 
 def model_data_config(recipe: Recipe) -> dict[str, Any]:
-    """What the host expects of its input (timm: input_size, mean, std, interpolation, crop_pct).
+    """Return the host's input configuration (timm: input_size, mean, std, interpolation, crop_pct).
 
-    The task needs this to load the data, and the data decides the head of the real model: so a host without weights is
-    built on the meta device first. `img_size` and `in_chans` among the host's arguments, of which timm's own
-    configuration knows nothing, decide the input size.
+    The task needs it to load the data, and the data determine the head of the real model: so a host without weights is
+    built on the meta device first. `img_size` and `in_chans` among the host's arguments, which timm's configuration
+    ignores, determine the input size.
     """
     with torch.device("meta"):
         probe = _create_host(recipe, {}, pretrained=False)
@@ -51,22 +51,23 @@ def model_data_config(recipe: Recipe) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a model starts from."""
+    """Initial weights of a model."""
 
-    origin: str = ""  #: the weights and what became of them, in words; empty for random values
-    whole: bool = False  #: the head is from there, too, so that there is something to lose
+    origin: str = ""  #: description of the weights and what was loaded of them; empty for random values
+    whole: bool = False  #: the head was loaded, too
     path: Path | None = None  #: of the file of weights
 
 
 def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True) -> nn.Module:
-    """The grafted host, with what is not trained frozen. Host and grafts are initialized from streams of their own, so
-    the host's initial weights (a new head's too) do not depend on the graft. `weights=False` skips pretrained weights and
-    a file of weights, for a model that is filled otherwise.
+    """Return the grafted host with untrained parameters frozen.
+
+    Host and grafts are initialized from separate random streams, so the host's initial weights (a new head's too) do not
+    depend on the graft. `weights=False` skips pretrained weights and a file of weights.
 
     Raises:
-        UsageError: there is no such host or file of weights, or the graft cannot be read.
-        HostError: the host does not take its arguments, not the weights, or not the graft; or they cannot be fetched.
-        ConfigError: there is nothing to train.
+        UsageError: unknown host, missing file of weights, or unreadable graft.
+        HostError: the host does not accept its arguments, weights or graft; or weights cannot be fetched.
+        ConfigError: nothing would be trained.
     """
     return build_started_model(recipe, model_args, weights=weights)[0]
 
@@ -74,7 +75,7 @@ def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool 
 def build_started_model(
     recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True
 ) -> tuple[nn.Module, Start]:
-    """`build_model`, and what the model starts from.
+    """Return the model of `build_model` and its initial weights.
 
     Raises:
         UsageError, HostError, ConfigError: as `build_model`.
@@ -94,7 +95,7 @@ def build_started_model(
 
 
 def check_start(recipe: Recipe) -> None:
-    """Fetch and fit the weights that the recipe starts from, if any, to find out early whether that works.
+    """Fetch and load the recipe's initial weights, if any, to fail early.
 
     Raises:
         UsageError, HostError, ConfigError: as `build_model`.
@@ -106,7 +107,7 @@ def check_start(recipe: Recipe) -> None:
 def _started_host(
     recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool
 ) -> tuple[nn.Module, WeightsFile | None, Start]:
-    """The host without grafts, the file that it was filled from, and what it starts from."""
+    """Return the host without grafts, the file of its weights, and its initial weights."""
     given = recipe.host.weights if weights else None
     file = read_weights(given, host=recipe.host.name) if given is not None else None
     pretrained = weights and recipe.host.pretrained
@@ -120,30 +121,30 @@ def _started_host(
         return model, file, Start(origin=str(fitted), whole=not fitted.new, path=file.path)
     if not pretrained:
         return model, None, Start()
-    there, here = getattr(model, "pretrained_cfg", {}).get("num_classes"), getattr(model, "num_classes", None)
-    head = "" if there == here else f" (a new head: for {here} classes instead of {there})"
-    return model, None, Start(origin=f"timm's weights of {recipe.host.name}{head}", whole=there == here)
+    loaded, built = getattr(model, "pretrained_cfg", {}).get("num_classes"), getattr(model, "num_classes", None)
+    head = "" if loaded == built else f" (a new head: for {built} classes instead of {loaded})"
+    return model, None, Start(origin=f"timm's weights of {recipe.host.name}{head}", whole=loaded == built)
 
 
 def _train_both_heads(model: nn.Module, recipe: Recipe) -> None:
-    """Let a distilled host give both heads' logits in training; in evaluation it gives their mean as before."""
+    """Make a distilled host return both heads' logits in training; in evaluation it still returns their mean."""
     switch = getattr(model, "set_distilled_training", None)
     if not callable(switch):
         raise ConfigError(
             f"distill.kind: token trains the second head of a distilled host, and {recipe.host.name} has one head; "
-            "take logits, or a host such as deit_tiny_distilled_patch16_224 or levit_128s"
+            "use logits, or a host such as deit_tiny_distilled_patch16_224 or levit_128s"
         )
     switch(True)
 
 
 def _host_of_run(weights: Path) -> str:
-    """Where `weights` lie in a run's folder: how that run's host is asked for."""
+    """Return the host options of the run whose folder holds `weights`, for a message."""
     try:
         host = RunFolder(weights.parent.parent).read_recipe().host
     except AttngraftError:
         return ""
     arguments = [f" --host-arg {name}={value}" for name, value in host.args.items()]
-    return f". The run that they are of has --host {host.name}{''.join(arguments)}"
+    return f". Their run has --host {host.name}{''.join(arguments)}"
 
 
 def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
@@ -152,7 +153,7 @@ def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: b
         if model_args[name] != host.args[name]:
             raise ConfigError(
                 f"host.args.{name} is {host.args[name]!r}, but the data needs {model_args[name]!r}: "
-                f"leave {name} out, it follows from the data"
+                f"leave {name} out, the data determine it"
             )
     arguments = {**model_args, **host.args}
     if recipe.train.drop_path is not None:
@@ -160,4 +161,4 @@ def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: b
     try:
         return create_host(host.name, pretrained=pretrained, **arguments)
     except HostError as error:
-        raise (mixes_none(host.name) if f"'{ARGUMENT}'" in str(error) else error) from error.__cause__
+        raise (no_patch_logits(host.name) if f"'{ARGUMENT}'" in str(error) else error) from error.__cause__

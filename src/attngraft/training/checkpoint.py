@@ -1,4 +1,4 @@
-"""What a run needs to go on, in one file that is whole or not there; and its best weights, for others.
+"""Checkpoints of a run: one atomically written file with everything needed to resume, and the best weights.
 
 Models and optimizers are read and set through torch.distributed.checkpoint's state-dict functions, so that DDP and
 FSDP runs save whole tensors under the model's own names, and a checkpoint fits any number of processes.
@@ -35,8 +35,8 @@ from attngraft.attention import detached_state, load_detached_state, sites_with_
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
 from attngraft.tensors import unshared
+from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.run_folder import Metrics, RunFolder
-from attngraft.training.stages import Stages
 
 FORMAT = 1
 _DAMAGE = (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile)
@@ -46,133 +46,141 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Counters:
-    """Where a run stands: `step` updates of epoch `epoch` (both from 0) are made, `rows` are the finished epochs."""
+    """Progress of a run: `step` updates of epoch `epoch` (both from 0) are done, `rows` are the finished epochs."""
 
     epoch: int = 0
     step: int = 0
-    seconds: float = 0.0  #: spent on the running epoch so far
-    sums: dict[str, float] = field(default_factory=dict)  #: of this process's losses over the running epoch
+    seconds: float = 0.0  #: spent on the current epoch so far
+    sums: dict[str, float] = field(default_factory=dict)  #: of this process's losses over the current epoch
     rows: list[Metrics] = field(default_factory=list)
     best: dict[str, float] = field(default_factory=dict)  #: best primary metric so far, per kind of weights
 
     @property
     def moved(self) -> bool:
-        """Whether any update was made: only then has an optimizer states of its own."""
+        """Whether any update was made: only then does the optimizer have states."""
         return bool(self.epoch or self.step)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner:
-    """What changes while a run learns."""
+class TrainState:
+    """Everything that training changes."""
 
     accelerator: Accelerator
     model: nn.Module  #: as prepared by accelerate
     optimizer: torch.optim.Optimizer  #: as prepared by accelerate
     ema: ModelEmaV3 | None
     counters: Counters
-    stages: Stages
+    freezing: FreezingSchedule
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """The whole weights under plain names, on the CPU; empty but in the first process of a distributed run."""
+    """Return the whole weights under plain names, on the CPU; empty except in the main process of a distributed run."""
     return cast(dict[str, Tensor], get_model_state_dict(model, options=_whole()))
 
 
-def save(run: RunFolder, learner: Learner) -> None:
-    """Write `last.pt`; the one before becomes `previous.pt`. All processes take part, the first one writes.
+def save(run: RunFolder, state: TrainState) -> None:
+    """Write `last.pt` and keep the one before as `previous.pt`. All processes take part, the main process writes.
 
     Raises:
         TrainingError: a weight is not finite; nothing is written.
     """
-    counters, scaler = learner.counters, learner.accelerator.scaler
-    state = {
+    counters, scaler = state.counters, state.accelerator.scaler
+    content = {
         "format": FORMAT,
-        "model": model_state(learner.model),
-        "parked": detached_state(_core(learner)),
-        "optimizer": _optimizer_state(learner),
-        "ema": learner.ema.module.state_dict() if learner.ema else None,
+        "model": model_state(state.model),
+        "parked": detached_state(_unwrapped(state)),
+        "optimizer": _optimizer_state(state),
+        "ema": state.ema.module.state_dict() if state.ema else None,
         "scaler": scaler.state_dict() if scaler else None,
         "sums": gather_object([counters.sums]),
         "counters": {name: getattr(counters, name) for name in ("epoch", "step", "seconds", "rows", "best")},
     }
-    if not learner.accelerator.is_main_process:
+    if not state.accelerator.is_main_process:
         return
-    _refuse_not_finite(state["model"], counters)
+    _refuse_not_finite(content["model"], counters)
     if run.last.exists():
-        _keep_previous(run)
+        try:
+            run.previous.unlink(missing_ok=True)
+            os.link(run.last, run.previous)
+        except OSError:
+            log.debug("no previous checkpoint is kept: %s has no hard links", run.checkpoints)
     with atomic_file(run.last) as file:
-        torch.save(state, file)
+        torch.save(content, file)
 
 
-def _core(learner: Learner) -> nn.Module:
-    """The model without what accelerate and the compiler put around it."""
-    return cast(nn.Module, extract_model_from_parallel(learner.model, keep_torch_compile=False))
+def _unwrapped(state: TrainState) -> nn.Module:
+    """Return the model without the wrappers of accelerate and the compiler."""
+    return cast(nn.Module, extract_model_from_parallel(state.model, keep_torch_compile=False))
 
 
-def load_detached(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give the modules of the host that grafts stand in for what `state`, a checkpoint, holds of them.
+def load_detached(model: nn.Module, content: Mapping[str, Any]) -> None:
+    """Fill the detached originals (host modules that a graft replaces) from `content`, a checkpoint.
 
-    Without a checkpoint they are not the run's own, and undo is to refuse them.
+    Without a checkpoint their values are not the run's own, so undo has to refuse them.
     """
-    if "parked" in state:
-        load_detached_state(model, state["parked"])
+    if "parked" in content:
+        load_detached_state(model, content["parked"])
     else:
         for _, site in sites_with_detached(model):
             site.whole = False
 
 
-def _optimizer_state(learner: Learner) -> dict[str, Any]:
-    """Of an optimizer that has made a step: to read another's, torch would make an empty one, which counts."""
-    if not learner.counters.moved:
+def _optimizer_state(state: TrainState) -> dict[str, Any]:
+    """Return the optimizer's state, {} before its first step: torch would make an empty step to read it, which counts."""
+    if not state.counters.moved:
         return {}
-    return get_optimizer_state_dict(learner.model, learner.optimizer, options=_whole())
+    return get_optimizer_state_dict(state.model, state.optimizer, options=_whole())
 
 
-def restore(run: RunFolder, learner: Learner) -> bool:
-    """Set `learner` to what `last.pt` says; False where there is no checkpoint yet.
+def restore(run: RunFolder, state: TrainState) -> bool:
+    """Load `last.pt` into `state` and return True; return False if there is no checkpoint yet.
 
-    A damaged `last.pt` gives way to `previous.pt`, with a warning: the run only repeats a little. It is put aside as
+    A damaged `last.pt` is replaced by `previous.pt`, with a warning: the run only repeats some updates. It is kept as
     `damaged.pt`, so that the next checkpoint does not make it the previous one.
 
     Raises:
         TrainingError: no checkpoint can be read; names the file and the remedy.
     """
-    accelerator = learner.accelerator
-    state = _read_and_mend(run) if accelerator.is_main_process else None
-    plain = _broadcast({name: state[name] for name in ("sums", "counters", "scaler")} if state else None)
+    accelerator, counters = state.accelerator, state.counters
+    content = _read_and_repair(run) if accelerator.is_main_process else None
+    plain = broadcast_object_list([content and {name: content[name] for name in ("sums", "counters", "scaler")}])[0]
     if plain is None:
         return False
-    state = state or {"model": {}, "optimizer": {}, "ema": {}}
+    content = content or {"model": {}, "optimizer": {}, "ema": {}}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=accelerator.num_processes > 1)
     for name, value in plain["counters"].items():
-        setattr(learner.counters, name, value)
-    learner.counters.sums = _own_sums(plain["sums"], accelerator)
-    learner.stages.enter_last(epoch=learner.counters.epoch, step=learner.counters.step)
-    if learner.counters.moved:
+        setattr(counters, name, value)
+    sums = plain["sums"]
+    if len(sums) == accelerator.num_processes:
+        counters.sums = sums[accelerator.process_index]
+    else:  # resumed with another number of processes: the mean of all
+        counters.sums = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
+    state.freezing.enter_last(epoch=counters.epoch, step=counters.step)
+    if counters.moved:
         # the optimizer first: to have a state to fill, torch makes an empty step
-        set_optimizer_state_dict(learner.model, learner.optimizer, state["optimizer"], options=options)
-    set_model_state_dict(learner.model, state["model"], options=options)
-    if "parked" in state:  # in the first process; the others have what they began with, which is the same
-        load_detached(_core(learner), state)
-    if learner.ema:
-        set_model_state_dict(learner.ema.module, state["ema"], options=options)
+        set_optimizer_state_dict(state.model, state.optimizer, content["optimizer"], options=options)
+    set_model_state_dict(state.model, content["model"], options=options)
+    if "parked" in content:  # in the main process; the others keep their initial values, which are the same
+        load_detached(_unwrapped(state), content)
+    if state.ema:
+        set_model_state_dict(state.ema.module, content["ema"], options=options)
     if accelerator.scaler:
         accelerator.scaler.load_state_dict(plain["scaler"])
     return True
 
 
-def _read_and_mend(run: RunFolder) -> dict[str, Any] | None:
-    """`read_checkpoint`, after which `last.pt` is the one that was read."""
-    path, state = _newest(run)
+def _read_and_repair(run: RunFolder) -> dict[str, Any] | None:
+    """Read the newest checkpoint that is whole, and make it `last.pt`."""
+    path, content = _newest(run)
     if path == run.previous:
         if run.last.exists():
             os.replace(run.last, run.checkpoints / "damaged.pt")
         os.replace(run.previous, run.last)
-    return state
+    return content
 
 
 def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
-    """What `last.pt` holds, or `previous.pt` where that is damaged (with a warning); None where there is neither.
+    """Return the content of `last.pt`, or of `previous.pt` (with a warning) if that is damaged; None without either.
 
     Raises:
         TrainingError: none can be read; names the files and the remedy.
@@ -181,19 +189,18 @@ def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
 
 
 def _newest(run: RunFolder) -> tuple[Path | None, dict[str, Any] | None]:
-    """The newest checkpoint that can be read, and what it holds."""
     problems = []
     for path in (run.last, run.previous):
         if not path.exists():
             continue
         try:
-            state = _read_one(path)
+            content = _read_one(path)
         except _DAMAGE as error:
             problems.append(f"{path}: this checkpoint is damaged ({str(error).splitlines()[0]})")
             continue
         if problems:
-            log.warning("%s; going on from %s", problems[0], path.name)
-        return path, state
+            log.warning("%s; resuming from %s", problems[0], path.name)
+        return path, content
     if problems:
         raise TrainingError(
             f"{'; '.join(problems)}. Put a good copy there, or delete {run.checkpoints} to start this run again"
@@ -201,16 +208,27 @@ def _newest(run: RunFolder) -> tuple[Path | None, dict[str, Any] | None]:
     return None, None
 
 
+def _read_one(path: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(path) as archive:
+        if broken := archive.testzip():  # torch writes checksums and does not check them
+            raise ValueError(f"checksum of {broken} is wrong")
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if content["format"] > FORMAT:
+        raise TrainingError(
+            f"{path}: written by a newer release (format {content['format']}, this one reads up to {FORMAT}); "
+            "upgrade attngraft"
+        )
+    return content
+
+
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """`weights` as safetensors, with `facts` as JSON in the file's metadata."""
-    metadata = {
-        "attngraft": json.dumps(dict(facts))
-    }  # one entry: safetensors keeps no order, and equal runs give equal files
-    write_atomically(path, safetensors.torch.save(unshared(weights), metadata))
+    """Write `weights` as safetensors, with `facts` as JSON in the file's metadata."""
+    # one metadata entry: safetensors keeps no order, and equal runs must give equal files
+    write_atomically(path, safetensors.torch.save(unshared(weights), {"attngraft": json.dumps(dict(facts))}))
 
 
 def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
-    """Fill `model` with the weights at `path`; the file's facts are returned.
+    """Load the weights at `path` into `model` and return the file's facts.
 
     Raises:
         TrainingError: the file is missing, damaged, or of another model.
@@ -230,43 +248,11 @@ def _whole() -> StateDictOptions:
     return StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def _read_one(path: Path) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:
-        if broken := archive.testzip():  # torch does not look at the checksums that it writes
-            raise ValueError(f"checksum of {broken} is wrong")
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    if state["format"] > FORMAT:
-        raise TrainingError(
-            f"{path}: written by a newer release (format {state['format']}, this one reads up to {FORMAT}); "
-            "upgrade attngraft"
-        )
-    return state
-
-
-def _keep_previous(run: RunFolder) -> None:
-    """Give the old checkpoint a second name; where the file system has no links there is just no previous one."""
-    try:
-        run.previous.unlink(missing_ok=True)
-        os.link(run.last, run.previous)
-    except OSError:
-        log.debug("no previous checkpoint is kept: %s has no hard links", run.checkpoints)
-
-
 def _refuse_not_finite(weights: Mapping[str, Tensor], counters: Counters) -> None:
     bad = [name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if bad:
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise TrainingError(
-            f"weights are not finite in epoch {counters.epoch + 1} after step {counters.step} ({', '.join(bad[:5])}"
-            f"{f' and {len(bad) - 5} more' if len(bad) > 5 else ''}); the last checkpoint, from before, was kept"
+            f"weights are not finite in epoch {counters.epoch + 1} after step {counters.step} "
+            f"({', '.join(bad[:5])}{more}); the last checkpoint, from before, was kept"
         )
-
-
-def _own_sums(sums: list[dict[str, float]], accelerator: Accelerator) -> dict[str, float]:
-    """This process's sums; the mean of all where the run goes on with another number of processes."""
-    if len(sums) == accelerator.num_processes:
-        return sums[accelerator.process_index]
-    return {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
-
-
-def _broadcast(value: Any) -> Any:
-    return broadcast_object_list([value])[0]

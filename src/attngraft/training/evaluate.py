@@ -1,4 +1,4 @@
-"""Evaluation of a model on a split, by any number of processes; and of a run that lies in a folder."""
+"""Evaluation of a model on a split, by any number of processes, and of a trained run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Weights = Literal["last", "best", "ema", "best-ema"]
 
 
 class SplitEvaluator:
-    """Evaluates models on one split, again and again; its loading processes stay."""
+    """Evaluator of models on one split; keeps its loading processes between calls."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class SplitEvaluator:
         *,
         examples: Split | None = None,
     ) -> None:
-        """`examples` are shown in place of the split's own, one for one."""
+        """`examples` replace the split's own, one for one."""
         config = recipe.train
         self._task, self._split, self._accelerator = task, split, accelerator
         self._order = EvalOrder(
@@ -64,9 +64,15 @@ class SplitEvaluator:
         change: Callable[[Batch, Tensor], Batch] | None = None,
         epoch: int = 0,
     ) -> Evaluation | None:
-        """Metrics and predictions of `model`, the same in every process; None if `stop` said so before the end. `inputs`
-        says what it is called with on a batch; None: as the task says. `change` makes another batch, on the device, of each
-        one and its examples' indices. `epoch` stands in the keys with which examples are asked for."""
+        """Return metrics and predictions of `model`, the same in every process; None if `stop` ended the evaluation.
+
+        Args:
+            model: as prepared by accelerate.
+            stop: the run's signal handler; None: not interruptible.
+            inputs: arguments of the model for a batch; None: those of the task.
+            change: maps a batch on the device, and the indices of its examples, to the batch that is evaluated.
+            epoch: part of the keys of the examples.
+        """
         self._order.epoch = epoch
         evaluator = self._task.evaluator(self._split)
         batches = self._loader if stop is None else stop.while_waiting(self._loader)
@@ -79,9 +85,9 @@ class SplitEvaluator:
             return None
         return evaluator.result()
 
-    def send_workers_away(self) -> None:
+    def stop_workers(self) -> None:
         """End the loading processes now."""
-        self._loader.send_away()
+        self._loader.stop_workers()
 
     def _inputs(self, batch: Batch) -> Arguments:
         return model_inputs(self._task, batch, channels_last=self._channels_last)
@@ -94,7 +100,7 @@ class SplitEvaluator:
         inputs: Callable[[Batch], Arguments],
         change: Callable[[Batch, Tensor], Batch] | None,
     ) -> Iterable[tuple[dict[str, Tensor], Tensor]]:
-        """Per batch, what the task predicts and of which examples, gathered from all processes, on the CPU."""
+        """Yield each batch's predictions and example indices, gathered from all processes, on the CPU."""
         model.eval()
         forget(model)
         device = self._accelerator.device
@@ -112,7 +118,7 @@ class SplitEvaluator:
 def evaluate_run(
     folder: Path | str, *, data: str | None = None, split: str | None = None, weights: Weights = "last"
 ) -> Evaluation:
-    """Evaluate the model that a run trained.
+    """Evaluate a trained run.
 
     Args:
         folder: the run's folder.
@@ -121,8 +127,8 @@ def evaluate_run(
         weights: of the last checkpoint, the best epoch, or their moving averages.
 
     Raises:
-        TrainingError: no run, or no such weights in it.
-        DataError: the data has other classes (or whatever the task derives the model from) than the run's.
+        TrainingError: not a run, or it has no such weights.
+        DataError: the data have other classes (or other properties that the model depends on) than the run's.
     """
     record = read_run(folder)
     recipe, task, examples = open_split(record, data=data, split=split)
@@ -136,44 +142,42 @@ def evaluate_run(
 
 
 def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tuple[Recipe, Task, Split]:
-    """The examples that a run is evaluated on: its own validation part, or that of other data; with the recipe that
-    opened them, and the task.
+    """Open the examples to evaluate a run on: its validation split, or that of other data; with recipe and task.
 
     Raises:
         DataError: as `evaluate_run`.
     """
     recipe = _with_data(record.recipe, data, split)
     task = build_task(recipe)
-    task.follow(record.facts)
+    task.use_fitted_transform(record.facts)
     if data is None and split is None:
-        task.recall(RunFolder(record.folder).split)
+        task.load_split(RunFolder(record.folder).split)
     found = task.load(model_data_config=model_data_config(recipe))
     if dict(found.model_args) != record.model_args:
         raise DataError(
             f"{record.folder}: this run's model was built for {record.model_args}, "
-            f"but the data asks for {dict(found.model_args)}: evaluate it on data of the same kind"
+            f"but the data require {dict(found.model_args)}: evaluate it on data of the same kind"
         )
     _check_classes(record, found.facts.get("classes"), where=data or "the data")
     return recipe, task, found.val
 
 
 def _check_classes(record: RunRecord, theirs: object, *, where: str) -> None:
-    """Numbers of labels mean the run's classes by their places. Data without names of classes has its numbers for names,
-    and is taken at its word.
+    """Check that labels mean the same classes. Data without class names has numbers for names, which are not checked.
 
     Raises:
-        DataError: the data has other classes, or has them in another order.
+        DataError: the data have other classes, or the same in another order.
     """
     ours = record.facts.get("classes")
     if not isinstance(ours, list) or not isinstance(theirs, list) or ours == theirs:
         return
-    if [str(place) for place in range(len(ours))] in (ours, theirs):
+    if [str(number) for number in range(len(ours))] in (ours, theirs):
         return
     both = f"{where}: its classes are {_few(theirs)}, and those of {record.folder} are {_few(ours)}"
-    odd = next((name for name in theirs if name not in ours), None)
-    if odd is not None:
-        raise DataError(f"{both}: {odd!r} is none of them; evaluate the run on data of its own classes")
-    raise DataError(f"{both}: the same in another order, so that labels would be taken for others; order them alike")
+    unknown = next((name for name in theirs if name not in ours), None)
+    if unknown is not None:
+        raise DataError(f"{both}: {unknown!r} is none of them; evaluate the run on data of its own classes")
+    raise DataError(f"{both}: the same in another order, which would mix up the labels; use the same order")
 
 
 def _few(names: list[object]) -> str:
@@ -182,7 +186,7 @@ def _few(names: list[object]) -> str:
 
 
 def weights_file(folder: Path, weights: Weights) -> Path:
-    """The file of a run in which these weights are."""
+    """Return the file of a run that holds these weights."""
     run = RunFolder(folder)
     if weights in ("best", "best-ema"):
         return run.best(weights.partition("-")[2])
@@ -190,10 +194,10 @@ def weights_file(folder: Path, weights: Weights) -> Path:
 
 
 def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
-    """The grafted host with the weights of a run, on the CPU.
+    """Return the grafted host with the weights of a run, on the CPU.
 
     Raises:
-        TrainingError: no such weights in it.
+        TrainingError: the run has no such weights.
     """
     model = build_model(record.recipe, record.model_args, weights=False)
     _fill(model, RunFolder(record.folder), weights)
@@ -203,7 +207,7 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
 def _with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
     section = dict(recipe.task.get("data", {}))
     if data is not None or split is not None:
-        section.pop("split_file", None)  # which names images of the run's own data
+        section.pop("split_file", None)  # names images of the run's own data
     if data is not None:
         section["source"] = data
     if split is not None:

@@ -1,69 +1,56 @@
-"""Which parameters of a grafted host are trained, and how the frozen rest behaves meanwhile.
+"""Which parameters of a grafted host are trained, by epoch, and how the frozen rest behaves.
 
 A frozen parameter has `requires_grad=False` before the first forward pass, so autograd computes nothing below the first
-layer that is trained. A batch norm whose own parameters are frozen also keeps its running statistics, and normalizes
-with them as in evaluation: a frozen host is the same function of each image, whatever the batch. Dropout and stochastic
-depth stay as the recipe sets them.
+layer that is trained. A batch norm whose own parameters are frozen also keeps its running statistics and normalizes with
+them as in evaluation: a frozen host maps each image alone, whatever the batch. Dropout and stochastic depth stay as the
+recipe sets them.
 """
 
 from __future__ import annotations
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from attngraft.attention import is_graft
 from attngraft.errors import ConfigError, HostError
 from attngraft.hosts import find_host
-from attngraft.training.recipe import TRAINED, Parameters
+from attngraft.training.recipe import TRAINED, FirstStage, Parameters, Recipe
 
 
 def freeze(model: nn.Module, parameters: Parameters) -> None:
-    """Train only `parameters` of `model`. What a graft has left without use stays untrained.
+    """Train only `parameters` of `model`. Parameters that a graft leaves unused stay untrained.
 
     Raises:
-        ConfigError: there is nothing to train then, or it is not known where the head is.
+        ConfigError: nothing would be trained, or the head of the model is unknown.
     """
     if parameters == "all":
         return
-    chosen = trained_names(model, parameters)
-    refuse_nothing(chosen, parameters, field="train.parameters")
+    trained = trained_names(model, parameters)
+    _refuse_nothing(trained, parameters, field="train.parameters")
     for name, parameter in model.named_parameters():
-        if name not in chosen:
+        if name not in trained:
             parameter.requires_grad_(False)
 
 
-def refuse_nothing(names: set[str], parameters: str, *, field: str) -> None:
-    """Refuse a choice under which nothing is trained.
-
-    Raises:
-        ConfigError: `names` is empty; says why and what to take instead.
-    """
-    if not names:
-        missing = "the graft adds no parameters" if parameters == "grafts" else "the model has no head"
-        raise ConfigError(
-            f"{field}: with {parameters} there is nothing to train: {missing}; take grafts+head, head or all"
-        )
-
-
 def trained_names(model: nn.Module, parameters: Parameters) -> set[str]:
-    """Names of the parameters that are trained under this choice, of those that are trained at all.
+    """Return the names of the trainable parameters that belong to this choice.
 
     Raises:
-        ConfigError: it is not known where the head is.
+        ConfigError: the head of the model is unknown.
     """
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    wanted = TRAINED[parameters]
-    if wanted == TRAINED["all"]:
+    parts = TRAINED[parameters]
+    if parts == TRAINED["all"]:
         return set(names)
-    head = head_prefixes(model) if "head" in wanted else ()
-    return {name for name in names if ("grafts" in wanted and is_graft(name)) or name.startswith(head)}
+    head = head_prefixes(model) if "head" in parts else ()
+    return {name for name in names if ("grafts" in parts and is_graft(name)) or name.startswith(head)}
 
 
 def head_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """What the names of the head's parameters begin with: timm's classifier, else the adapter's `head`.
+    """Return the prefixes of the head's parameter names: timm's classifier, else the host adapter's `head`.
 
     Raises:
-        ConfigError: neither timm nor an adapter says where the head is.
+        ConfigError: neither timm nor an adapter names the head.
     """
     classifier = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
     if classifier:
@@ -71,19 +58,55 @@ def head_prefixes(model: nn.Module) -> tuple[str, ...]:
     try:
         host = find_host(model)
     except HostError as error:
-        raise ConfigError(f"train.parameters: it is not known where the head of this model is: {error}") from None
+        raise ConfigError(f"train.parameters: the head of this model is unknown: {error}") from None
     return tuple(host.adapter.parts(host.core)["head"])
 
 
+def _refuse_nothing(names: set[str], parameters: str, *, field: str) -> None:
+    if not names:
+        missing = "the graft adds no parameters" if parameters == "grafts" else "the model has no head"
+        raise ConfigError(f"{field}: {parameters} leaves nothing to train: {missing}; use grafts+head, head or all")
+
+
+class FreezingSchedule:
+    """Two training stages: fewer parameters first (for example a frozen host), then all that the recipe trains.
+
+    The optimizer holds all of them from the start. In the first stage the others have no gradient, so optimizers skip
+    them: neither values nor states nor weight decay change, and no time is spent on them. The stage is a function of the
+    epoch, so a resumed run needs no further state. Does nothing where the recipe has one stage.
+
+    Raises:
+        ConfigError: the first stage has nothing to train, or the head of the model is unknown.
+    """
+
+    def __init__(self, model: nn.Module, first: FirstStage | None) -> None:
+        self._epochs, self._later = 0, list[nn.Parameter]()
+        if first is None:
+            return
+        early = trained_names(model, first.parameters)
+        _refuse_nothing(early, first.parameters, field="train.first.parameters")
+        self._epochs = first.epochs
+        self._later = [p for name, p in model.named_parameters() if p.requires_grad and name not in early]
+
+    def enter(self, epoch: int) -> None:
+        """Set `requires_grad` for `epoch` (from 0)."""
+        for parameter in self._later:
+            parameter.requires_grad_(epoch >= self._epochs)
+
+    def enter_last(self, *, epoch: int, step: int) -> None:
+        """Set `requires_grad` as in the last update before `step` of `epoch`: those have optimizer states."""
+        self.enter(epoch if step else max(epoch - 1, 0))
+
+
 def train_mode(model: nn.Module) -> None:
-    """`model.train()`, but for batch norms that are frozen."""
+    """Call `model.train()`, then put frozen batch norms back into evaluation mode."""
     model.train()
     for module in frozen_norms(model):
         module.eval()
 
 
 def frozen_norms(model: nn.Module) -> list[nn.Module]:
-    """Normalizations with running statistics whose parameters are frozen; without any: where most of the host is."""
+    """Return normalizations with running statistics and frozen parameters; without parameters, if most of the host is."""
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _NormBase)]
     if not norms:
         return []
@@ -91,7 +114,27 @@ def frozen_norms(model: nn.Module) -> list[nn.Module]:
     host_is_frozen = 2 * sum(host) < len(host)
     frozen: list[nn.Module] = []
     for name, module in norms:
-        own = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
-        if not any(own) and (own or (host_is_frozen and not is_graft(name))):
+        trained = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
+        if not any(trained) and (trained or (host_is_frozen and not is_graft(name))):
             frozen.append(module)
     return frozen
+
+
+def trained_batch_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the batch norms that normalize by the batch during training: all except the frozen ones."""
+    frozen = set(frozen_norms(model))
+    return [module for module in model.modules() if isinstance(module, _BatchNorm) and module not in frozen]
+
+
+def batch_norm_examples(model: nn.Module, recipe: Recipe, *, processes: int) -> int | None:
+    """Return the number of examples in a batch norm's statistics if smaller than an update's batch, else None.
+
+    In training a batch norm takes mean and variance of one micro-batch in one process. This is the one thing, besides
+    random draws, that cutting a batch into micro-batches changes.
+    """
+    norms, train = trained_batch_norms(model), recipe.train
+    if not norms:
+        return None
+    synchronized = all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
+    parts = train.accumulate * (1 if synchronized else processes)
+    return train.batch_size // parts if parts > 1 else None

@@ -1,4 +1,4 @@
-"""What a model is called with, its 4-D tensors in the wanted memory format."""
+"""Model inputs in the chosen memory format."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  #: positional, and by key
 
 
 def model_inputs(task: Task, batch: Batch, *, channels_last: bool) -> Arguments:
-    """The arguments with which a model is called on this batch."""
+    """Return the arguments with which a model is called on this batch."""
     return in_format(task.to_model(batch), channels_last=channels_last)
 
 
 def in_format(arguments: Arguments, *, channels_last: bool) -> Arguments:
-    """`arguments`, images in channels-last where that is wanted."""
+    """Return `arguments`, with 4-D tensors in channels-last if `channels_last`."""
     if not channels_last:
         return arguments
     args, kwargs = arguments

@@ -1,68 +1,62 @@
-"""What a run writes down after each epoch: metrics.jsonl and TensorBoard events.
+"""Records of a run besides its checkpoints: metrics.jsonl, TensorBoard events, and the scores before training.
 
-Both hold what the checkpoint knows. A resumed run writes them anew, so that nothing has to be taken back from a file,
-and nothing is put in order by a clock, which may have been set back in the meantime.
+Metrics and events hold what the checkpoint holds. A resumed run writes both anew, so nothing has to be removed from a
+file, and no order depends on a clock, which may have been set back.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import re
 import time
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from attngraft.files import write_atomically, writing
-from attngraft.training.run_folder import Metrics, RunFolder
+from attngraft.tasks.task import Evaluation
+from attngraft.training.run_folder import Metrics, RunFolder, write_json
+from attngraft.training.setup import RunContext
+
+log = logging.getLogger(__name__)
 
 
 class Journal:
-    """Both files, from the epochs that are finished on."""
+    """metrics.jsonl and TensorBoard events of a run, rewritten with the finished epochs `rows` at the start.
+
+    TensorBoard reads the event files of a folder in the order of their names. Instead of the time, names have a number:
+    each start takes the next one, writes all rows so far and deletes older files, which an open viewer shows as a restart.
+    Not torch's SummaryWriter: it writes from a thread, where a full disk is no error of the run.
+    """
 
     def __init__(self, run: RunFolder, rows: list[Metrics]) -> None:
         self._run, self._rows = run, list(rows)
         run.write_metrics(self._rows)
-        self._events = EventFile(run.tensorboard, rows)
-
-    def add(self, row: Metrics) -> None:
-        """Write down a finished epoch."""
-        self._rows.append(row)
-        self._run.write_metrics(self._rows)
-        self._events.add(row)
-
-
-class EventFile:
-    """TensorBoard's events in one file, written by the caller's own thread.
-
-    TensorBoard reads the files of a folder by name; it names them by time, this class by a number that only grows. Each
-    start takes the next number, begins with the rows so far and deletes the files before, which a viewer that is open
-    understands as a restart.
-    """
-
-    def __init__(self, folder: Path, rows: list[Metrics]) -> None:
-        before = sorted(folder.glob("events.out.tfevents.*"))
+        before = sorted(run.tensorboard.glob("events.out.tfevents.*"))
         numbers = [int(match[1]) for path in before if (match := re.search(r"tfevents\.(\d+)\.attngraft$", path.name))]
-        self._path = folder / f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.attngraft"
+        self._events = run.tensorboard / f"events.out.tfevents.{max(numbers, default=0) + 1:010d}.attngraft"
         content = BytesIO()
         start = Event(session_log=SessionLog(status=SessionLog.START), step=0, wall_time=time.time())
-        _write(content, [Event(file_version="brain.Event:2", wall_time=time.time()), start])
-        for row in rows:
-            _write(content, [_event(row)])
-        write_atomically(self._path, content.getvalue())
+        _write(content, [Event(file_version="brain.Event:2", wall_time=time.time()), start, *map(_event, rows)])
+        write_atomically(self._events, content.getvalue())
         for path in before:
             path.unlink(missing_ok=True)
 
     def add(self, row: Metrics) -> None:
-        """Append an epoch. A record that a fault cuts short is made again when the run goes on.
+        """Append a finished epoch. A record that a crash cuts short is rewritten when the run resumes.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: a file cannot be written.
         """
-        with writing(self._path), self._path.open("ab") as file:
+        self._rows.append(row)
+        self._run.write_metrics(self._rows)
+        with writing(self._events), self._events.open("ab") as file:
             _write(file, [_event(row)])
 
 
@@ -75,3 +69,54 @@ def _write(file: IO[bytes], events: list[Event]) -> None:
     writer = RecordWriter(file)
     for event in events:
         writer.write(event.SerializeToString())
+
+
+def record_start(run: RunContext, evaluate: Callable[[], Evaluation | None]) -> None:
+    """Write start.json: the initial weights, and their validation metrics if the head is not new.
+
+    A graft that starts as the identity scores what the host scores; what another one loses at the start, training has to
+    win back first. Does nothing for random initial values, or if the run resumes from a checkpoint. `evaluate` returns
+    the same metrics in all processes, or None if stopped.
+    """
+    start, counters = run.start, run.state.counters
+    if not start.origin:
+        if run.accelerator.is_main_process and not counters.moved:
+            run.folder.start.unlink(missing_ok=True)  # of an attempt with another recipe that saved nothing
+        return
+    facts: dict[str, Any] = {"from": start.origin}
+    if start.path is not None:
+        facts |= {"file": str(start.path), "sha256": _sha256(start.path)}
+    evaluation = evaluate() if start.whole else None
+    if evaluation is not None:
+        facts["metrics"] = _metrics(evaluation)
+    if not run.accelerator.is_main_process:
+        return
+    if evaluation is not None:
+        primary = run.task.primary
+        log.info("before training: val/%s %.4g", primary, evaluation.metrics[primary])
+    write_json(run.folder.start, facts)
+
+
+def record_teacher_metrics(run: RunContext, evaluate: Callable[[], Evaluation | None]) -> None:
+    """Add the teacher's validation metrics to teacher.json before the first update, if the run has a teacher.
+
+    They expose a teacher that was trained on other classes, or on the same in another order.
+    """
+    if run.teacher is None or run.state.counters.moved:
+        return
+    evaluation = evaluate()
+    if evaluation is None or not run.accelerator.is_main_process:
+        return
+    metrics = _metrics(evaluation)
+    primary = f"val/{run.task.primary}"
+    log.info("the teacher, %s: %s %.4g", run.teacher.facts["name"], primary, metrics[primary])
+    run.folder.write_teacher({**run.teacher.facts, "metrics": metrics})
+
+
+def _metrics(evaluation: Evaluation) -> dict[str, float]:
+    return {f"val/{name}": float(value) for name, value in evaluation.metrics.items()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

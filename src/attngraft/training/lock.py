@@ -1,6 +1,6 @@
 """One process per run folder. The operating system releases the lock when its holder dies, however it dies.
 
-Some network file systems have no such locks. There the note in the lock file decides, which names process and host.
+Some network file systems have no locks. There the note in the lock file decides, which names process and host.
 """
 
 from __future__ import annotations
@@ -16,106 +16,96 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from filelock import FileLock, Timeout
+
 from attngraft.errors import StorageError, TrainingError
 
 log = logging.getLogger(__name__)
 
+_UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+
 
 class FolderBusy(TrainingError):
-    """Somebody else is at work in the folder."""
+    """Another process is at work in the folder."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock, or held it and died."""
+    """The process that holds a lock, or held it and died."""
 
     process: int
     host: str
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         return self.host == socket.gethostname()
 
     def __str__(self) -> str:
-        return f"process {self.process} on {'this machine' if self.is_here else 'host'} {self.host}"
-
-
-_held: set[Path] = set()  # a record lock does not keep its own process out; this does
+        return f"process {self.process} on {'this machine' if self.is_local else 'host'} {self.host}"
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder`, a file named `.lock` in it.
 
-    A lock that its holder could not give back, because it was killed, is taken over; where that was on another host, a
-    warning says so.
+    A lock that a killed process left is taken over, with a warning if that was on another host.
 
     Raises:
         FolderBusy: another process, or another run of this process, holds it; names process and host.
         StorageError: the folder cannot be written.
     """
     path = folder.resolve() / ".lock"
-    if path in _held:
-        raise _busy(folder, Holder(os.getpid(), socket.gethostname()))
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        remedy = f"make {folder} writable, or choose another folder"
-        raise StorageError(f"{path}: cannot be opened: {error.strerror}; {remedy}") from None
-    try:
-        _take_over(folder, descriptor, path)
-        _held.add(path)
-        try:
-            _note(descriptor, json.dumps(asdict(Holder(os.getpid(), socket.gethostname()))) + "\n")
-            yield
-        finally:
-            _held.discard(path)
-            _note(descriptor, "")
-    finally:
-        os.close(descriptor)
-
-
-def _take_over(folder: Path, descriptor: int, path: Path) -> None:
-    """Take the lock, or say who has it."""
-    taken = _take(descriptor)
-    before = _read(descriptor)
-    if taken == "busy":
-        raise _busy(folder, before)
-    if before is None:
-        return
-    if taken == "unknown" and before.is_here and _is_alive(before.process):
-        raise _busy(folder, before)
-    if taken == "unknown" and not before.is_here:
+    previous = _read_note(path)  # before the lock is taken, which may empty the file
+    lock = FileLock(path, fallback_to_soft=False)
+    result = _acquire(lock)
+    if result == "busy":
+        previous = _read_note(path)
+    alive = previous is not None and previous.is_local and _is_alive(previous.process)
+    if result == "busy" or (result == "unsupported" and alive):
         raise FolderBusy(
-            f"{folder}: {before} was at work in this folder, and this file system has no locks that would tell whether "
-            f"it still is; if it is not, delete {path}"
+            f"{folder}: another run is at work in this folder ({previous or 'process unknown'}); "
+            "wait for it, stop it, or choose another folder"
         )
-    if not before.is_here:
-        log.warning("%s: taken over from %s, which ended without giving it back", folder, before)
+    if previous is not None and not previous.is_local:
+        if result == "unsupported":
+            raise FolderBusy(
+                f"{folder}: {previous} was at work in this folder, and this file system has no locks that would tell "
+                f"whether it still is; if it is not, delete {path}"
+            )
+        log.warning("%s: lock taken over from %s, which ended without releasing it", folder, previous)
+    try:
+        _write_note(path, json.dumps(asdict(Holder(os.getpid(), socket.gethostname()))) + "\n")
+        yield
+    finally:
+        _write_note(path, "")
+        lock.release()
 
 
-def _busy(folder: Path, holder: Holder | None) -> FolderBusy:
-    return FolderBusy(
-        f"{folder}: another run is at work in this folder ({holder or 'process unknown'}); "
-        "wait for it, stop it, or choose another folder"
-    )
+def _acquire(lock: FileLock) -> Literal["acquired", "busy", "unsupported"]:
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return "busy"
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return "unsupported"
+        path = Path(lock.lock_file)
+        raise StorageError(
+            f"{path}: cannot be opened: {error.strerror}; make {path.parent} writable, or choose another folder"
+        ) from None
+    return "acquired"
 
 
-def _read(descriptor: int) -> Holder | None:
-    """Who wrote the note; None where there is none, or none that can be read."""
+def _read_note(path: Path) -> Holder | None:
     with suppress(OSError, ValueError, TypeError, KeyError):
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        content = json.loads(os.read(descriptor, 4096))
-        return Holder(int(content["process"]), str(content["host"]))
+        note = json.loads(path.read_text(encoding="utf-8"))
+        return Holder(int(note["process"]), str(note["host"]))
     return None
 
 
-def _note(descriptor: int, text: str) -> None:
-    """Write the note. The lock holds without it, so a full disk is no reason to fail here."""
-    with suppress(OSError):
-        os.ftruncate(descriptor, 0)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        os.write(descriptor, text.encode())
+def _write_note(path: Path, text: str) -> None:
+    with suppress(OSError):  # the lock holds without a note: a full disk is no reason to fail here
+        path.write_text(text, encoding="utf-8")
 
 
 def _is_alive(process: int) -> bool:
@@ -128,30 +118,3 @@ def _is_alive(process: int) -> bool:
     except OSError:
         return True
     return True
-
-
-Taken = Literal["taken", "busy", "unknown"]
-
-if os.name == "nt":  # pragma: no cover -- Windows
-    import msvcrt
-
-    def _take(descriptor: int) -> Taken:
-        """Lock one byte far behind the text, so that the text stays readable."""
-        try:
-            os.lseek(descriptor, 1 << 30, os.SEEK_SET)
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-            os.lseek(descriptor, 0, os.SEEK_SET)
-        except OSError:
-            return "busy"
-        return "taken"
-
-else:
-    import fcntl
-
-    def _take(descriptor: int) -> Taken:
-        """A record lock: unlike flock's it is not inherited by loading processes, which may outlive a killed trainer."""
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return "busy" if error.errno in (errno.EACCES, errno.EAGAIN) else "unknown"
-        return "taken"

@@ -1,65 +1,64 @@
-"""Optimizer, schedule and moving average, all of them timm's."""
+"""Optimizer, schedule and moving average, all of them timm's; learning rate and weight decay of each parameter."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from typing import Any
 
 import timm.optim
 import torch
+from timm.models import group_parameters
+from timm.optim import auto_group_layers
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import nn
 
+from attngraft.attention import is_graft
 from attngraft.errors import ConfigError
 from attngraft.grafting.apply import pin_unused
 from attngraft.suggest import did_you_mean
-from attngraft.training.groups import parameter_groups
-from attngraft.training.recipe import Recipe
+from attngraft.training.recipe import OptimizerConfig, Recipe
 
 
 def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over the parameters of `model` that need a gradient.
+    """Return the recipe's optimizer over the trainable parameters of `model`, grouped by `parameter_groups`.
 
-    `parameter_groups` says which rate and decay each of them has. Rows of a host's parameters that a graft left without
-    use are pinned, so that decay does not move them.
+    Rows of a host's parameters that a graft leaves unused are pinned, so that decay does not move them.
 
     Raises:
         ConfigError: an optimizer or an argument that timm does not know.
     """
     config = recipe.optimizer
+    known = timm.optim.list_optimizers()
+    if config.name.lower().removeprefix("lookahead_") not in known:
+        near = did_you_mean(config.name, known)
+        raise ConfigError(f"optimizer.name: timm has no optimizer {config.name!r}{near}; known: {', '.join(known)}")
     given = {"betas": config.betas, "eps": config.eps, "momentum": config.momentum}
-    extra = {name: value for name, value in given.items() if value is not None} | dict(config.args)
-    _check_name(config.name)
+    arguments = {name: value for name, value in given.items() if value is not None} | dict(config.args)
     try:
         optimizer = timm.optim.create_optimizer_v2(
             parameter_groups(model, config),
             opt=config.name,
             lr=recipe.lr,
             weight_decay=0.0,  # every group has its own
-            **extra,
+            **arguments,
         )
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"optimizer {config.name} with {extra}: {error}") from None
+        raise ConfigError(f"optimizer {config.name} with {arguments}: {error}") from None
     pin_unused(optimizer, model)
     return optimizer
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """The rate that the schedule sets now, before what single groups scale it by."""
+    """Return the schedule's current learning rate, before the groups' own scales."""
     group = optimizer.param_groups[0]
     return float(group["lr"]) / float(group.get("lr_scale", 1.0))
 
 
-def _check_name(name: str) -> None:
-    known = timm.optim.list_optimizers()
-    if name.lower().removeprefix("lookahead_") not in known:
-        near = did_you_mean(name, known)
-        raise ConfigError(f"optimizer.name: timm has no optimizer {name!r}{near}; there are {', '.join(known)}")
-
-
 def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, *, steps: int) -> Scheduler:
-    """The recipe's schedule with `steps` updates per epoch; `schedule.step_update(n)` sets the rate of update n.
+    """Return the recipe's schedule with `steps` updates per epoch; `schedule.step_update(n)` sets the rate of update n.
 
     It has no state: the rate is a function of the number of updates made.
     """
@@ -82,7 +81,78 @@ def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, *, steps: 
 
 
 def create_ema(model: nn.Module, recipe: Recipe) -> ModelEmaV3 | None:
-    """A moving average of all weights and buffers, where the recipe asks for one."""
+    """Return a moving average of all weights and buffers; None if the recipe has none."""
     if recipe.train.ema is None:
         return None
     return ModelEmaV3(model, decay=recipe.train.ema, use_warmup=recipe.train.ema_warmup)
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Return the trainable parameters of `model` in groups for an optimizer.
+
+    Parameters with one axis (of grafts too), biases, and those that the host exempts (`no_weight_decay`) are not decayed;
+    others by `weight_decay`, or by `graft_weight_decay` if a graft added them.
+
+    A group's `lr_scale`, which timm's schedules multiply the rate by, is
+
+        layer_decay ** (layers above the parameter's own) * (graft_lr_scale, if a graft added it)
+
+    with the host's own grouping of its layers (timm's `group_matcher`; without one, parameters by the dozen). A graft
+    belongs to the layer of its target module, and grafts change no layer of the host: variants of a study train the
+    host's parameters at the same rates.
+    """
+    exempt = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()  # type: ignore[operator]
+    layer_scale = _layer_scales(model, config.layer_decay)
+    graft_decay = config.weight_decay if config.graft_weight_decay is None else config.graft_weight_decay
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        bare = parameter.ndim <= 1 or name.endswith(".bias") or any(fnmatch(name, pattern) for pattern in exempt)
+        decay = 0.0 if bare else graft_decay if is_graft(name) else config.weight_decay
+        scale = layer_scale(name) * (config.graft_lr_scale if is_graft(name) else 1.0)
+        groups.setdefault((scale, decay), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": decay, "lr_scale": scale}
+        for (scale, decay), parameters in groups.items()
+    ]
+
+
+def _layer_scales(model: nn.Module, layer_decay: float | None) -> Callable[[str], float]:
+    """Return the factor of layer-wise decay as a function of a parameter's name."""
+    if layer_decay is None:
+        return lambda name: 1.0
+    host: Any = _HostParameters(model)
+    if hasattr(model, "group_matcher"):
+        layers: dict[str, int] = group_parameters(host, model.group_matcher(coarse=False), reverse=True)  # type: ignore[operator]
+    else:
+        layers = dict(auto_group_layers(host))
+    top = max(layers.values())
+
+    def scale(name: str) -> float:
+        layer = layers[name] if name in layers else _graft_layer(name, layers, default=top)
+        return float(layer_decay ** (top - layer))
+
+    return scale
+
+
+def _graft_layer(name: str, layers: dict[str, int], *, default: int) -> int:
+    """Return the layer of a graft's parameter: the uppermost layer in its target module, or in one around that."""
+    target = f".{name}".partition(".grafts.")[0].removeprefix(".")
+    while target:
+        inside = [layer for other, layer in layers.items() if other.startswith(f"{target}.")]
+        if inside:
+            return max(inside)
+        target = target.rpartition(".")[0]
+    return default
+
+
+class _HostParameters:
+    """The part of a model that timm's grouping reads, without the grafts' parameters."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.pretrained_cfg = getattr(model, "pretrained_cfg", None) or {}
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, value) for name, value in self._model.named_parameters() if not is_graft(name))

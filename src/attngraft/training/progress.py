@@ -1,4 +1,4 @@
-"""Who is told how a run gets on: nobody, a log, or a live display."""
+"""Progress callbacks of a run: none, log lines, or live bars."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ log = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
-    """What the loop tells. `on_step` comes after every update and must cost next to nothing."""
+    """Callbacks of the training loop. `on_step` follows every update and must be cheap."""
 
     def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
-        """Training begins, or goes on after `done_steps`."""
+        """Training starts, or resumes after `done_steps`."""
 
     def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
-        """Update `step` (from 1, over the whole run) of `epoch` (from 1) is made."""
+        """Update `step` (from 1, over the whole run) of `epoch` (from 1) is done."""
 
     def on_epoch(self, metrics: Mapping[str, float]) -> None:
         """An epoch is trained and evaluated: its row of metrics.jsonl."""
 
     def on_end(self, *, finished: bool) -> None:
-        """Training ends; `finished` is False where it was stopped or failed."""
+        """Training ends; `finished` is False if it was stopped."""
 
 
 class Silent:
-    """Tells nobody."""
+    """No output."""
 
     def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
         pass
@@ -56,7 +56,7 @@ class Silent:
 
 
 class LogLines:
-    """One log line per epoch, and one every `every` seconds within long ones; `label` stands before each."""
+    """One log line per epoch, and one every `every` seconds in long epochs, each after `label`."""
 
     def __init__(self, *, every: float = 30.0, label: str = "") -> None:
         self._every = every
@@ -67,8 +67,8 @@ class LogLines:
     def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
         self._total, self._epochs = total_steps, epochs
         self._next = time.monotonic() + self._every
-        begin = f"going on after step {done_steps} of" if done_steps else "training for"
-        log.info("%s%s %d steps: %d epochs of %d", self._label, begin, total_steps, epochs, steps_per_epoch)
+        verb = f"resuming after step {done_steps} of" if done_steps else "training for"
+        log.info("%s%s %d steps: %d epochs of %d", self._label, verb, total_steps, epochs, steps_per_epoch)
 
     def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
         now = time.monotonic()
@@ -80,7 +80,7 @@ class LogLines:
     def on_epoch(self, metrics: Mapping[str, float]) -> None:
         self._next = time.monotonic() + self._every
         line = "%sepoch %d/%d  %s  %.1f s"
-        log.info(line, self._label, metrics["epoch"], self._epochs, in_words(metrics), metrics["seconds"])
+        log.info(line, self._label, metrics["epoch"], self._epochs, format_metrics(metrics), metrics["seconds"])
 
     def on_end(self, *, finished: bool) -> None:
         if finished:
@@ -128,7 +128,7 @@ class LiveBars:
 
     def on_epoch(self, metrics: Mapping[str, float]) -> None:
         self._next = 0.0
-        line = f"epoch {metrics['epoch']:>3}/{self._epochs}  {in_words(metrics)}  {metrics['seconds']:.1f} s"
+        line = f"epoch {metrics['epoch']:>3}/{self._epochs}  {format_metrics(metrics)}  {metrics['seconds']:.1f} s"
         self._bars.console.print(line, highlight=False, markup=False)
 
     def on_end(self, *, finished: bool) -> None:
@@ -136,7 +136,7 @@ class LiveBars:
             self._bars.update(self._task, completed=self._bars.tasks[0].total, description="finished")
 
 
-def in_words(metrics: Mapping[str, float]) -> str:
-    """`train/loss 1.234  val/top1 56.78`: the losses and what was measured, without the bookkeeping."""
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Return the losses and validation metrics of an epoch: `train/loss 1.234  val/top1 56.78`."""
     shown = {name: value for name, value in metrics.items() if "/" in name}
     return "  ".join(f"{name} {value:.4g}" for name, value in shown.items())

@@ -1,6 +1,6 @@
-"""Every random number of a run is a function of the run's seed and of the place where it is drawn.
+"""Random streams of a run: every draw is a function of the run's seed and of its purpose.
 
-Streams are independent because each has its own seed, hashed from (seed, purpose, ...). Nothing is carried from one
+Streams are independent because each has its own seed, hashed from (seed, purpose, ...). No state is carried from one
 step to the next, so a run can start at any step, with any number of workers. (For single examples: tasks/seeding.py.)
 """
 
@@ -14,15 +14,15 @@ import torch
 
 
 def stream_seed(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for one purpose: `stream_seed(0, "step", epoch, step, rank)`."""
+    """Return a 63-bit seed for one purpose: `stream_seed(0, "step", epoch, step, rank)`."""
     text = "/".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """Start python's, numpy's and torch's global generators, the CPU's and that of `device`, afresh.
+    """Seed the global generators of python, numpy and torch (CPU and `device`).
 
-    `torch.manual_seed` would do for torch, but where CUDA is not in use yet it formats a traceback at every call.
+    Not `torch.manual_seed`: before CUDA is initialized it formats a traceback at every call.
     """
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
@@ -32,5 +32,5 @@ def reseed(seed: int, device: torch.device) -> None:
 
 
 def epoch_order(seed: int, epoch: int, length: int) -> np.ndarray:
-    """The order in which the `length` training examples are seen in `epoch`: a permutation."""
+    """Return the order of the `length` training examples in `epoch`: a permutation."""
     return np.random.default_rng(stream_seed(seed, "order", epoch)).permutation(length)

@@ -1,58 +1,62 @@
-"""Everything a run needs before its first step: recipe and folder in, a `Job` out."""
+"""Set up a run before its first step: recipe and folder in, a `RunContext` out."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, KwargsHandler, gather_object
-from timm.scheduler.scheduler import Scheduler
 from torch import nn
 
 from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
 from attngraft.tasks.task import Task, TaskData
-from attngraft.training.batch_norms import examples_at_once
 from attngraft.training.build import Start, build_started_model, build_task, model_data_config
-from attngraft.training.checkpoint import Counters, Learner
+from attngraft.training.checkpoint import Counters, TrainState
+from attngraft.training.freezing import FreezingSchedule, batch_norm_examples
 from attngraft.training.loading import TrainOrder
 from attngraft.training.optimizer import create_ema, create_optimizer, create_schedule
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, write_json
-from attngraft.training.stages import Stages
-from attngraft.training.teacher import Teacher, create_teacher, note_teacher
+from attngraft.training.teacher import Teacher, create_teacher, record_teacher
+from attngraft.training.update import Update
 
 log = logging.getLogger(__name__)
 
-#: entries of the environment on which the last digits of an outcome may depend
-_DECISIVE = ("packages", "threads", "device_name", "processes")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RunContext:
     """A run that is ready to start."""
 
     recipe: Recipe
-    run: RunFolder
+    folder: RunFolder
     accelerator: Accelerator
     task: Task
     data: TaskData
     order: TrainOrder
-    learner: Learner
-    schedule: Scheduler
-    core: nn.Module  #: the model inside accelerate's wrappers
-    start: Start  #: what it starts from; random values where the run goes on from a checkpoint
-    teacher: Teacher | None = None  #: whom it learns from besides the labels
+    update: Update
+    start: Start  #: initial weights; random values where the run resumes from a checkpoint
+
+    @property
+    def state(self) -> TrainState:
+        return self.update.state
+
+    @property
+    def teacher(self) -> Teacher | None:
+        return self.update.teacher
 
 
 def create_accelerator(recipe: Recipe) -> Accelerator:
-    """Accelerate's view of this process: one of those that `accelerate launch` or `torchrun` started, or alone.
+    """Return accelerate's view of this process: one of those of `accelerate launch` or `torchrun`, or alone.
 
     Raises:
         ConfigError: the precision, or sharding, does not work on this device.
@@ -61,28 +65,40 @@ def create_accelerator(recipe: Recipe) -> Accelerator:
     if cpu and recipe.train.amp == "fp16":
         raise ConfigError("train.amp: fp16 needs a GPU; use bf16, or no")
     sharding = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    if cpu and sharding:  # accelerate would ignore it in silence
+    if cpu and sharding:  # accelerate would ignore it silently
         raise ConfigError(
-            "FSDP was asked for (ACCELERATE_USE_FSDP), and accelerate shards weights on GPUs only; launch without "
+            "FSDP was requested (ACCELERATE_USE_FSDP), but accelerate shards weights on GPUs only; launch without "
             "--use_fsdp, which is DDP"
         )
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != recipe.train.amp:
-        AcceleratorState._reset_state()  # one precision per process is accelerate's rule; runs of one process may differ
+        AcceleratorState._reset_state()  # accelerate allows one precision per process; runs of one process may differ
     handlers: list[KwargsHandler] = []
-    if recipe.train.first is not None:  # DDP then has to look which parameters have a gradient in this stage
+    if recipe.train.first is not None:  # DDP must find out which parameters have a gradient in this stage
         handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
     return Accelerator(mixed_precision=recipe.train.amp, cpu=cpu, kwargs_handlers=handlers)
 
 
-def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
-    """Open the data, build the model and all that trains it. The run folder is written to once all of that went well.
+@contextmanager
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """Set torch's number of CPU threads within the block; None leaves it as it is."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def prepare(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> RunContext:
+    """Open the data, and build the model and everything that trains it. Writes to the run folder only after success.
 
     Raises:
-        ConfigError: a part of the recipe that does not fit the data, the host or the processes.
+        ConfigError: part of the recipe does not fit the data, the host or the processes.
         DataError: the data cannot be used.
     """
     task = build_task(recipe)
-    task.recall(run.split)
+    task.load_split(folder.split)
     data = task.load(model_data_config=model_data_config(recipe))
     _refuse_other_data(accelerator, data)
     order = TrainOrder(
@@ -95,126 +111,135 @@ def prepare(recipe: Recipe, run: RunFolder, accelerator: Accelerator) -> Job:
     )
     teacher = create_teacher(recipe, task, data, device=accelerator.device)
     if teacher is not None:
-        teacher.refuse_other(run)
-    begun = run.last.exists() or run.previous.exists()  # then the checkpoint fills the model, whatever it started from
-    core, start = build_started_model(recipe, data.model_args, weights=not begun)
-    if accelerator.is_main_process and not begun:
-        _say_start(recipe, start)
-    core = core.to(accelerator.device)
-    if recipe.train.channels_last:
-        core = core.to(memory_format=torch.channels_last)
-    if accelerator.distributed_type == DistributedType.FSDP:
-        _refuse_what_shards_cannot(recipe, core)
-    ema = create_ema(core, recipe)
-    optimizer = create_optimizer(core, recipe)
-    schedule = create_schedule(optimizer, recipe, steps=order.steps)
-    stages = Stages(core, recipe.train.first)
-    if recipe.train.compile:
-        core.compile()
-    model, prepared = accelerator.prepare(core, optimizer)
-    if accelerator.scaler is None:
-        prepared = (
-            prepared.optimizer
-        )  # without a scaler accelerate's wrapper adds nothing but a look for packages, per step
+        teacher.refuse_other(folder)
+    begun = folder.last.exists() or folder.previous.exists()  # then the checkpoint has the weights
+    update, start = build_update(
+        recipe, task, data.model_args, accelerator, steps_per_epoch=order.steps, teacher=teacher, weights=not begun
+    )
     if accelerator.is_main_process:
-        seen = examples_at_once(core, recipe, processes=accelerator.num_processes)
-        if seen is not None:
-            _say_what_batch_norms_see(recipe, run, seen, processes=accelerator.num_processes)
-        _write_facts(recipe, run, accelerator, data, batch_norm_examples=seen)
-        _keep_split(run, task)  # after the recipe, which says what it was drawn for
-        note_teacher(run, teacher)
-    return Job(
+        if not begun:
+            _log_start(recipe, start)
+        _write_facts(recipe, folder, update, data)
+        drawn = not folder.split.exists()
+        if task.save_split(folder.split) and drawn:  # after the recipe, which the split belongs to
+            log.info("the validation examples were drawn at random; %s keeps the split", folder.split)
+        record_teacher(folder, teacher)
+    return RunContext(
         recipe=recipe,
-        run=run,
+        folder=folder,
         accelerator=accelerator,
         task=task,
         data=data,
         order=order,
-        learner=Learner(
-            accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters(), stages=stages
-        ),
-        schedule=schedule,
-        core=core,
+        update=update,
         start=start,
-        teacher=teacher,
     )
 
 
-def _say_start(recipe: Recipe, start: Start) -> None:
-    if start.origin:
-        log.info("starts from %s", start.origin)
-    elif recipe.train.parameters != "all":
-        log.warning(
-            "the host starts from random values, and with train.parameters=%s most of them stay as they are; give weights "
-            "to start from (--pretrained, --weights FILE)",
-            recipe.train.parameters,
-        )
+def build_update(
+    recipe: Recipe,
+    task: Task,
+    model_args: Mapping[str, Any],
+    accelerator: Accelerator,
+    *,
+    steps_per_epoch: int,
+    teacher: Teacher | None,
+    weights: bool,
+) -> tuple[Update, Start]:
+    """Build the grafted model with its optimizer, schedule and moving average, and return its update and start.
 
+    `weights=False` skips the initial weights, for a model that is filled from a checkpoint or only timed.
 
-def _keep_split(run: RunFolder, task: Task) -> None:
-    fresh = not run.split.exists()
-    if task.keep(run.split) and fresh:
-        log.info("which examples are for validation was drawn; %s keeps it", run.split)
-
-
-def _say_what_batch_norms_see(recipe: Recipe, run: RunFolder, seen: int, *, processes: int) -> None:
-    log.warning(
-        "%s: batch norms take mean and variance from %d of the %d examples of an update "
-        "(train.accumulate=%d, %d process%s); the outcome is not that of the whole batch at once",
-        run.path,
-        seen,
-        recipe.train.batch_size,
-        recipe.train.accumulate,
-        processes,
-        "" if processes == 1 else "es",
+    Raises:
+        ConfigError: part of the recipe does not fit the host or the processes.
+    """
+    core, start = build_started_model(recipe, model_args, weights=weights)
+    core = core.to(accelerator.device)
+    if recipe.train.channels_last:
+        core = core.to(memory_format=torch.channels_last)
+    if accelerator.distributed_type == DistributedType.FSDP:
+        _refuse_unshardable(recipe, core)
+    ema = create_ema(core, recipe)
+    optimizer = create_optimizer(core, recipe)
+    schedule = create_schedule(optimizer, recipe, steps=steps_per_epoch)
+    freezing = FreezingSchedule(core, recipe.train.first)
+    if recipe.train.compile:
+        core.compile()
+    model, prepared = accelerator.prepare(core, optimizer)
+    if accelerator.scaler is None:  # then accelerate's wrapper only adds a check for installed packages, per step
+        prepared = prepared.optimizer
+    state = TrainState(
+        accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters(), freezing=freezing
     )
+    update = Update(
+        recipe, task, state=state, core=core, schedule=schedule, steps_per_epoch=steps_per_epoch, teacher=teacher
+    )
+    return update, start
 
 
 def _refuse_other_data(accelerator: Accelerator, data: TaskData) -> None:
-    """Every process opens the data for itself; where one of them found others, their batches would not be one batch."""
+    """Check that all processes found the same data, else their batches would not form one batch."""
     if accelerator.num_processes > 1:
         found = gather_object([json.dumps(data.facts, sort_keys=True, default=str)])
         if len(set(found)) > 1:
             raise DataError(
-                "the processes of this run found different data (perhaps one could not read what another could); look with "
+                "the processes of this run found different data (perhaps one could not read what another could); run "
                 "attngraft data check on each machine, and repeat the command"
             )
 
 
-def _refuse_what_shards_cannot(recipe: Recipe, core: nn.Module) -> None:
-    if recipe.train.ema is not None:
-        raise ConfigError("train.ema: a moving average of sharded weights is not possible; set it to null under FSDP")
-    if recipe.train.first is not None:
-        raise ConfigError(
-            "train.first: sharded weights cannot be frozen for a while; set it to null under FSDP, or use DDP"
+def _log_start(recipe: Recipe, start: Start) -> None:
+    if start.origin:
+        log.info("starts from %s", start.origin)
+    elif recipe.train.parameters != "all":
+        log.warning(
+            "the host starts from random values, and train.parameters=%s leaves most of them untrained; give initial "
+            "weights (--pretrained, --weights FILE)",
+            recipe.train.parameters,
         )
+
+
+def _refuse_unshardable(recipe: Recipe, core: nn.Module) -> None:
+    if recipe.train.ema is not None:
+        raise ConfigError("train.ema: FSDP has no moving average of sharded weights; set it to null, or use DDP")
+    if recipe.train.first is not None:
+        raise ConfigError("train.first: FSDP cannot freeze sharded weights for a while; set it to null, or use DDP")
     if recipe.optimizer.weight_decay and unused_parts(core):
         raise ConfigError(
-            f"graft {recipe.graft}: leaves rows of the host's weights unused, and sharded weights cannot be kept from "
-            "decaying by rows; set optimizer.weight_decay to 0 under FSDP, or use DDP"
+            f"graft {recipe.graft}: leaves rows of the host's weights unused, and FSDP cannot exempt rows of sharded "
+            "weights from decay; set optimizer.weight_decay to 0, or use DDP"
         )
 
 
-def _write_facts(
-    recipe: Recipe, run: RunFolder, accelerator: Accelerator, data: TaskData, *, batch_norm_examples: int | None
-) -> None:
-    """Recipe, data and environment. The environment of the first start stays; those of later ones are added to it.
-
-    `batch_norm_examples`, of `examples_at_once`, stands there as it is now.
-    """
-    parts = {} if batch_norm_examples is None else {"batch_norm_examples": batch_norm_examples}
-    here = environment(accelerator.device, processes=accelerator.num_processes)
-    if run.recipe.exists() and run.environment.exists():
-        first = json.loads(run.environment.read_text(encoding="utf-8"))
-        changed = [name for name in ("packages", "threads", "device_name", "processes") if first[name] != here[name]]
+def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskData) -> None:
+    """Write recipe, data and environment. The environment of the first start stays; later ones are appended to it."""
+    accelerator = update.state.accelerator
+    processes = accelerator.num_processes
+    current = environment(accelerator.device, processes=processes)
+    if folder.recipe.exists() and folder.environment.exists():
+        first = json.loads(folder.environment.read_text(encoding="utf-8"))
+        # the last digits of a result may depend on these
+        changed = [name for name in ("packages", "threads", "device_name", "processes") if first[name] != current[name]]
         if changed:
             log.warning(
-                "%s: %s changed since the run began; the outcome may differ in the last digits",
-                run.path,
+                "%s: %s changed since the run began; results may differ in the last digits",
+                folder.path,
                 ", ".join(changed),
             )
-        write_json(run.environment, first | {"resumed": [*first.get("resumed", []), here]} | parts)
-    else:
-        write_json(run.environment, here | parts)
-    run.write_data(model_args=data.model_args, facts=data.facts)
-    run.write_recipe(recipe)
+        current = first | {"resumed": [*first.get("resumed", []), current]}
+    seen = batch_norm_examples(update.core, recipe, processes=processes)
+    if seen is not None:
+        log.warning(
+            "%s: batch norms take mean and variance from %d of the %d examples of an update (train.accumulate=%d, "
+            "%d process%s); the result differs from that of the whole batch at once",
+            folder.path,
+            seen,
+            recipe.train.batch_size,
+            recipe.train.accumulate,
+            processes,
+            "" if processes == 1 else "es",
+        )
+        current = current | {"batch_norm_examples": seen}
+    write_json(folder.environment, current)
+    folder.write_data(model_args=data.model_args, facts=data.facts)
+    folder.write_recipe(recipe)

@@ -1,9 +1,9 @@
-"""A teacher that a run learns from besides its labels (the recipe's `distill`).
+"""Distillation teachers: models that a run learns from besides its labels (the recipe's `distill`).
 
-The teacher is no part of what is trained: it has no gradient, stands in no checkpoint, moving average, parameter list or
-DDP wrapper, and every process has one. Each micro-batch goes through it as `Task.prepare` left it, mixed images included,
-in evaluation mode and under the run's precision. What it says there is a function of the batch, so a run that goes on
-needs nothing of it but the same weights; these are known by their hash.
+The teacher is not trained: it has no gradient, is part of no checkpoint, moving average, parameter list or DDP wrapper,
+and every process has one. It sees each micro-batch as `Task.prepare` returns it, mixed images included, in evaluation
+mode and under the run's precision. Its outputs are a function of the batch, so a resumed run only needs the same teacher
+weights, which are identified by their hash.
 """
 
 from __future__ import annotations
@@ -11,41 +11,49 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attngraft.errors import ConfigError, TrainingError
-from attngraft.tasks.task import Batch, Task, TaskData
-from attngraft.tasks.teaching import Teaching
+from attngraft.errors import ConfigError, HostError, TrainingError, UsageError
+from attngraft.grafting.spec import parse
+from attngraft.models.weights import read_weights
+from attngraft.saved.folder import load
+from attngraft.saved.manifest import MANIFEST, read_manifest
+from attngraft.tasks.seeding import seeded
+from attngraft.tasks.task import Batch, Distillation, Task, TaskData
+from attngraft.training.build import Start, build_model, build_started_model, model_data_config
+from attngraft.training.checkpoint import load_weights
 from attngraft.training.inputs import Arguments, in_format
-from attngraft.training.recipe import DistillConfig, Recipe, TeacherConfig
-from attngraft.training.run_folder import RunFolder, read_json
-from attngraft.training.teacher_source import FIELD, FoundTeacher, find_teacher
+from attngraft.training.recipe import DistillConfig, HostConfig, Recipe, TeacherConfig
+from attngraft.training.run_folder import RunFolder, read_json, read_run
+
+FIELD = "distill.teacher"  #: its name in errors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """A teacher at work, on the run's device.
+    """A teacher on the run's device.
 
-    The model stands in timm's wrapper of teachers. What it is shown is made by the task: timm's own way of normalizing
-    anew knows neither other sizes nor gray images.
+    The model is in timm's teacher wrapper. Its inputs are made by the task: timm's own re-normalization handles neither
+    other sizes nor gray images.
     """
 
     model: nn.Module
-    teaching: Teaching
+    distillation: Distillation
     config: DistillConfig
     channels_last: bool
-    facts: Mapping[str, Any]  #: `name`, `from`, `sha256` of its weights, `input_size` at which it is asked
+    facts: Mapping[str, Any]  #: `name`, `from`, `sha256` of its weights, `input_size` of its inputs
 
     def inputs(self, batch: Batch) -> Arguments:
-        """What it is called with on a batch."""
-        return in_format(self.teaching.to_teacher(batch), channels_last=self.channels_last)
+        """Return the arguments with which the teacher is called on a batch."""
+        return in_format(self.distillation.to_teacher(batch), channels_last=self.channels_last)
 
-    @torch.no_grad()  # not inference_mode: what is learned from it stands in a graph
+    @torch.no_grad()  # not inference_mode: the outputs become part of the student's graph
     def __call__(self, batch: Batch) -> Any:
-        """What it says of a batch, without a gradient."""
+        """Return the teacher's outputs for a batch, without gradient."""
         args, kwargs = self.inputs(batch)
         return self.model(*args, **kwargs)
 
@@ -53,7 +61,7 @@ class Teacher:
         """Check that a run that has saved something learned from this teacher.
 
         Raises:
-            TrainingError: its weights were others then.
+            TrainingError: its teacher had other weights.
         """
         if run.has_saved and run.teacher.exists():
             before = read_json(run.teacher)
@@ -65,79 +73,81 @@ class Teacher:
 
 
 def step_losses(
-    task: Task, outputs: Any, batch: Batch, *, teacher: Teacher | None, taught: Any = None
+    task: Task, outputs: Any, batch: Batch, *, teacher: Teacher | None, teacher_outputs: Any = None
 ) -> dict[str, Tensor]:
-    """The losses of a prepared batch, `loss` among them; with a teacher, who said `taught`, also its two parts:
+    """Return the losses of a prepared batch, `loss` among them; with a teacher also its two parts:
 
         loss = label_loss + alpha * teacher_loss
 
     Raises:
-        TrainingError: the host was to have two heads and has not.
+        TrainingError: `distill.kind: token`, and the host does not return two heads.
     """
     if teacher is None:
         return task.loss(outputs, batch)
-    config, own, following = teacher.config, outputs, outputs
+    config, labeled, distilled = teacher.config, outputs, outputs
     if config.kind == "token":
         if not (isinstance(outputs, tuple | list) and len(outputs) == 2):
             raise TrainingError(
                 "distill.kind: token needs a host that returns two heads in training; this one does not"
             )
-        own, following = outputs
-    losses = task.loss(own, batch)
-    part = teacher.teaching.loss(following, taught, temperature=config.temperature, hard=config.hard)
+        labeled, distilled = outputs
+    losses = task.loss(labeled, batch)
+    part = teacher.distillation.loss(distilled, teacher_outputs, temperature=config.temperature, hard=config.hard)
     return {**losses, "loss": losses["loss"] + config.weight * part, "label_loss": losses["loss"], "teacher_loss": part}
 
 
-def note_teacher(run: RunFolder, teacher: Teacher | None) -> None:
-    """Write down who teaches; what the run's folder says of this teacher already is kept."""
+def record_teacher(run: RunFolder, teacher: Teacher | None) -> None:
+    """Write teacher.json, unless it already describes this teacher."""
     if teacher is None:
-        run.teacher.unlink(missing_ok=True)  # of an attempt that saved nothing, with another recipe
+        run.teacher.unlink(missing_ok=True)  # of an attempt with another recipe that saved nothing
     elif not run.teacher.exists() or read_json(run.teacher).get("sha256") != teacher.facts["sha256"]:
         run.write_teacher(teacher.facts)
 
 
 def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.device) -> Teacher | None:
-    """The recipe's teacher, fit for the data; None where it has none.
+    """Return the recipe's teacher, checked against the data; None if it has none.
 
     Raises:
-        ConfigError: no teacher is named, it is of other classes, or the task cannot learn from one.
+        ConfigError: no teacher is named, it has other classes, or the task does not support distillation.
         UsageError, HostError, ExportError, TrainingError: it cannot be found or read.
     """
     config = recipe.distill
     if config is None:
         return None
-    found = find_teacher(config.teacher, data.model_args)
-    _refuse_other_classes(found, data)
-    expects = dict(found.expects) | {"input_size": _size(config.teacher, found)}
-    teaching = task.teaching(model_data_config=expects)
+    source = _find_teacher(config.teacher, data.model_args)
+    _refuse_other_classes(source, data)
+    expects = dict(source.expects) | {"input_size": _input_size(config.teacher, source)}
+    distillation = task.distillation(model_data_config=expects)
     facts = {
-        "name": found.name,
-        "from": found.origin,
-        "sha256": weights_hash(found.model),
+        "name": source.name,
+        "from": source.origin,
+        "sha256": weights_hash(source.model),
         "input_size": list(expects["input_size"]),
     }
-    from timm.task import DistillationTeacher  # here, as it takes a while to import
+    from timm.task import DistillationTeacher  # slow to import
 
     if recipe.train.compile:
-        found.model.compile()  # not the wrapper, whose own way of compiling is not that of a module, nor in every timm
-    model = DistillationTeacher(found.model).requires_grad_(False).to(device)
+        source.model.compile()  # not the wrapper: its `compile` is not that of a module, and not in every timm
+    model = DistillationTeacher(source.model).requires_grad_(False).to(device)
     if recipe.train.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    return Teacher(model=model, teaching=teaching, config=config, channels_last=recipe.train.channels_last, facts=facts)
+    return Teacher(
+        model=model, distillation=distillation, config=config, channels_last=recipe.train.channels_last, facts=facts
+    )
 
 
 def check_teacher(recipe: Recipe) -> None:
-    """Find the recipe's teacher, if it has one, without data: to know early that it is there.
+    """Find the recipe's teacher, if any, without data, to fail early.
 
     Raises:
         ConfigError, UsageError, HostError, ExportError, TrainingError: as `create_teacher`.
     """
     if recipe.distill is not None:
-        find_teacher(recipe.distill.teacher, None)
+        _find_teacher(recipe.distill.teacher, None)
 
 
 def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over names, shapes, types and bytes of all parameters and buffers."""
+    """Return the SHA-256 over names, shapes, types and bytes of all parameters and buffers."""
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
         plain = value.detach().cpu().contiguous()
@@ -146,27 +156,130 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _refuse_other_classes(found: FoundTeacher, data: TaskData) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """A teacher's model as found, on the CPU."""
+
+    model: nn.Module
+    name: str
+    origin: str  #: of its weights, for messages
+    expects: Mapping[str, Any]  #: its input, as in `model_data_config`
+    built_for: Mapping[str, Any]  #: arguments that its data required (num_classes)
+    classes: tuple[str, ...] | None = None  #: names, if known
+
+
+def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) -> _Source:
+    """Build the teacher of this section; `model_args` is what the data require of a model, None without data."""
+    if teacher.name is None and teacher.weights is None:
+        raise ConfigError(
+            f"{FIELD}: which teacher? --set {FIELD}.name=NAME for timm's weights of that name, "
+            f"--set {FIELD}.weights=FOLDER for a run of yours or a model exported from one, or both for a file of weights"
+        )
+    try:
+        with seeded("teacher", 0):
+            if teacher.name is not None:
+                return _named(teacher, teacher.name, model_args)
+            return _trained(Path(str(teacher.weights)).expanduser())
+    except ConfigError:
+        raise
+    except (HostError, UsageError) as error:  # without the field it would read as an error of the student
+        raise type(error)(f"{FIELD}: {error}") from error
+
+
+def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | None) -> _Source:
+    """Build a model of timm's with its own weights, or with those of a file."""
+    from_file = teacher.weights is not None
+    path = Path(str(teacher.weights)).expanduser()
+    if from_file and ((path / MANIFEST).is_file() or RunFolder(path).recipe.is_file()):
+        raise ConfigError(f"{FIELD}.name: {path} has its own name and arguments; leave name and args out")
+    recipe = Recipe(host=HostConfig(name=name, args=teacher.args, pretrained=not from_file, weights=teacher.weights))
+    required = dict(model_args or {}) if from_file else {}  # timm's head keeps its own classes
+    model, start = build_started_model(recipe, {key: required[key] for key in required if key not in teacher.args})
+    if not start.whole and (model_args is not None or not from_file):
+        raise ConfigError(
+            f"{FIELD}: {_missing_head(model, start, host=name)}; use weights that were trained on the student's classes"
+        )
+    built_for = {"num_classes": getattr(model, "num_classes", None)}
+    return _Source(model=model, name=name, origin=start.origin, expects=model_data_config(recipe), built_for=built_for)
+
+
+def _missing_head(model: nn.Module, start: Start, *, host: str) -> str:
+    """Return the reason why a file's head was not loaded."""
+    layer = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ""
+    names = [f"{name}.weight" for name in ((layer,) if isinstance(layer, str) else layer)]
+    if start.path is None:
+        return start.origin
+    values = read_weights(start.path, host=host).host
+    classes = next((len(values[name]) for name in names if name in values), None)
+    if classes is None:
+        return f"{start.path} holds no head"
+    return f"{start.path} is for {classes} classes, and the data have {getattr(model, 'num_classes', '?')}"
+
+
+def _trained(path: Path) -> _Source:
+    """Load the model of an exported folder, of a run's folder, or of a file of weights in one."""
+    if (path / MANIFEST).is_file():
+        manifest = read_manifest(path)
+        return _Source(
+            model=load(path).float(),  # exact for weights that were rounded to bfloat16
+            name=_grafted_name(manifest.host.name, manifest.graft),
+            origin=f"the exported model in {path}",
+            expects={**manifest.serving.input, "input_size": manifest.input_size},
+            built_for=manifest.host.args,
+            classes=manifest.serving.classes,
+        )
+    run = RunFolder(path if path.is_dir() else path.parent.parent)
+    if not run.recipe.is_file():
+        raise ConfigError(
+            f"{FIELD}.weights: {path} is neither a run's folder nor that of an exported model"
+            + (f"; for a file of weights also give its model: {FIELD}.name" if path.is_file() else "")
+        )
+    record = read_run(run.path)
+    if path.is_dir() and not record.finished:
+        raise ConfigError(
+            f"{FIELD}.weights: the run in {path} is not finished, and its best weights may change; finish it, or give a "
+            "file of weights (a copy of its checkpoints/best.safetensors, with name and args of its host)"
+        )
+    weights = run.best() if path.is_dir() else path
+    model = build_model(record.recipe, record.model_args, weights=False)
+    facts = load_weights(weights, model)
+    classes = record.facts.get("classes")
+    return _Source(
+        model=model,
+        name=_grafted_name(record.recipe.host.name, record.recipe.graft),
+        origin=f"weights of {weights}" + (f" (epoch {facts['epoch']})" if "epoch" in facts else ""),
+        expects=model_data_config(record.recipe),
+        built_for=record.model_args,
+        classes=tuple(classes) if isinstance(classes, list | tuple) else None,
+    )
+
+
+def _grafted_name(host: str, graft: str | list[Any] | None) -> str:
+    return host if graft is None else f"{host} with {parse(graft)}"
+
+
+def _refuse_other_classes(source: _Source, data: TaskData) -> None:
     for name, value in data.model_args.items():
-        own = found.built_for.get(name)
-        if own is not None and own != value:
+        built = source.built_for.get(name)
+        if built is not None and built != value:
             what = (
-                f"{own} classes, and the data have {value}" if name == "num_classes" else f"{name} {own}, not {value}"
+                f"{built} classes, and the data have {value}"
+                if name == "num_classes"
+                else f"{name} {built}, not {value}"
             )
             raise ConfigError(
-                f"{FIELD}: {found.name} was made for {what}; take a teacher that was trained on the same classes as the "
-                "student will be"
+                f"{FIELD}: {source.name} was made for {what}; use a teacher that was trained on the student's classes"
             )
     classes = data.facts.get("classes")
-    if found.classes is None or not isinstance(classes, list | tuple) or tuple(classes) == found.classes:
+    if source.classes is None or not isinstance(classes, list | tuple) or tuple(classes) == source.classes:
         return
-    if sorted(classes) == sorted(found.classes):
+    if sorted(classes) == sorted(source.classes):
         raise ConfigError(
-            f"{FIELD}: {found.name} knows the data's classes in another order; give task.data.classes in the teacher's: "
-            f"{_listed(found.classes)}"
+            f"{FIELD}: {source.name} has the data's classes in another order; give task.data.classes in the teacher's: "
+            f"{_listed(source.classes)}"
         )
-    strange = [name for name in classes if name not in found.classes]
-    raise ConfigError(f"{FIELD}: {found.name} was trained on other classes; it does not know {_listed(strange)}")
+    unknown = [name for name in classes if name not in source.classes]
+    raise ConfigError(f"{FIELD}: {source.name} was trained on other classes; it lacks {_listed(unknown)}")
 
 
 def _listed(names: tuple[str, ...] | list[str], shown: int = 12) -> str:
@@ -174,15 +287,14 @@ def _listed(names: tuple[str, ...] | list[str], shown: int = 12) -> str:
     return ", ".join(map(str, names[:shown])) + more
 
 
-def _size(config: TeacherConfig, found: FoundTeacher) -> tuple[int, int, int]:
-    """Channels, height and width at which the teacher is asked: its own, as convolutional ones too know little of others,
-    unless the recipe says otherwise of one that takes any."""
-    channels, height, width = found.expects["input_size"]
+def _input_size(config: TeacherConfig, source: _Source) -> tuple[int, int, int]:
+    """Return channels, height and width of the teacher's inputs: its own, or `size` if the model accepts any."""
+    channels, height, width = source.expects["input_size"]
     if config.size is None:
         return channels, height, width
-    known = getattr(found.model, "pretrained_cfg", None)
+    known = getattr(source.model, "pretrained_cfg", None)
     if (known is None or known.get("fixed_input_size")) and (config.size, config.size) != (height, width):
         raise ConfigError(
-            f"{FIELD}.size: {found.name} takes images of {height}x{width} pixels only, not {config.size}; leave it out"
+            f"{FIELD}.size: {source.name} takes images of {height}x{width} pixels only, not {config.size}; leave it out"
         )
     return channels, config.size, config.size

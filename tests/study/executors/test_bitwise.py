@@ -40,7 +40,7 @@ def tiny(out: Path, **changes: object) -> StudyConfig:
 
 
 def carry_out(config: StudyConfig, executor: Executor | None = None) -> None:
-    quick = Tools(measure_paces=lambda config, material: None, write_report=lambda result, folder: folder)  # type: ignore[arg-type, return-value]
+    quick = Tools(measure_paces=lambda config, benchmark: None, write_report=lambda result, folder: folder)  # type: ignore[arg-type, return-value]
     assert not incomplete(compare(config, executor=executor, costs=False, tools=quick))
 
 

@@ -114,7 +114,7 @@ def test_interrupted_between_two_decisions(tmp_path: Path) -> None:
 
     threading.Thread(target=ctrl_c, daemon=True).start()
     stopped = Laborer(GAINS, waits=frozenset({(BEST, 0), (BEST, 1)}), waits_in=2)
-    with pytest.raises(KeyboardInterrupt, match="same command goes on"):
+    with pytest.raises(KeyboardInterrupt, match="rerun the same command to resume"):
         compare(config, tools=tools(stopped), executor=Processes(jobs=2))
     before = read_halving(config.out)
     assert before is not None

@@ -72,7 +72,7 @@ def test_ctrl_c_stops_all_and_all_save(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=ctrl_c, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt, match="same command goes on"):
+    with pytest.raises(KeyboardInterrupt, match="rerun the same command to resume"):
         compare(config, tools=tools(Laborer(waits=waits)), executor=Processes(jobs=2))
     assert all(path.with_name("saved").exists() for path in waiting)
     assert gone(processes(tmp_path))

@@ -105,7 +105,7 @@ def test_ctrl_c_stops_all_and_all_save(tmp_path: Path, cluster: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=ctrl_c, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt, match="same command goes on"):
+    with pytest.raises(KeyboardInterrupt, match="rerun the same command to resume"):
         compare(study(tmp_path), tools=tools(Laborer(waits=waits)), executor=Ray(cpus=1))
     assert all(path.with_name("saved").exists() for path in waiting)
     others = Laborer()

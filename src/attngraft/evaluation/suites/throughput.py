@@ -13,10 +13,11 @@ from attngraft.evaluation.suites.ground import Ground
 from attngraft.evaluation.suites.result import Measured
 from attngraft.results.study import Interval
 from attngraft.timing import duration
-from attngraft.timing.storages import LiveStorages
+from attngraft.timing.memory import LiveStorages
 from attngraft.training.inputs import model_inputs
-from attngraft.training.profiler import synchronizer, threads_of
+from attngraft.training.profiler import synchronizer
 from attngraft.training.recipe import Recipe
+from attngraft.training.setup import cpu_threads
 
 SAMPLES = 30
 
@@ -41,7 +42,7 @@ def measure_throughput(
         with accelerator.autocast():
             model(*args, **kwargs)
 
-    with threads_of(recipe):
+    with cpu_threads(recipe.train.threads):
         found = duration(forward, samples=SAMPLES, warmup=3, synchronize=synchronizer(accelerator.device))
         peak = _peak(forward, model, args, accelerator.device)
     rate = Measured(

@@ -71,7 +71,12 @@ class BidirectionalAttention(AttentionSite, nn.Module):
         self.key = TokenProjection(dim, num_heads * keys, **options)
         self.value = TokenProjection(dim, num_heads * values, **options) if variant.attends else None
         self.attn_drop = nn.Dropout(attn_drop)
-        widths: dict[str, Any] = {"key_dim": keys, "value_dim": values, "hyper_dim": hyper_dim, "mlp_hidden": mlp_hidden}
+        widths: dict[str, Any] = {
+            "key_dim": keys,
+            "value_dim": values,
+            "hyper_dim": hyper_dim,
+            "mlp_hidden": mlp_hidden,
+        }
         self.both = BidirectionalMix(dim, num_heads, variant=variant, **widths, **options)
         self.act = activation(projection)
         self.proj = TokenProjection(num_heads * values, dim, **options)

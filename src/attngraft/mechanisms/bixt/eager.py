@@ -47,14 +47,14 @@ def bidirectional_attention(
         return reference.bidirectional_attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale, dropout=dropout)
     operands = cast_for_autocast(r_latents, r_tokens, v_latents, v_tokens)
     if torch.compiler.is_exporting():  # sizes may be symbolic, and must not be compared
-        return formula(*operands, scale=scale)
+        return formula(*operands, scale)  # type: ignore[call-arg]
     numbers = r_tokens.shape[0] * r_tokens.shape[1] * r_tokens.shape[2] * r_latents.shape[2]
     if numbers <= SMALL:
         fewest = FUSED_FROM if len(r_tokens) == 1 else FUSED_FROM_OF_SEVERAL
         fused = r_tokens.shape[2] >= fewest and _is_plain_inference(*operands)
         return (_fused if fused else formula)(*operands, scale=scale)
     if needs_aten_ops(*operands):
-        return formula(*operands, scale=scale)
+        return formula(*operands, scale)  # type: ignore[call-arg]
     with torch.autocast(r_tokens.device.type, enabled=False):
         accurate = (tensor.to(accumulation_dtype(tensor)) for tensor in operands)
         latents, tokens, _ = attend_in_pieces(*accurate, float(scale))

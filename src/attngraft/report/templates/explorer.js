@@ -1,7 +1,7 @@
 "use strict";
 
-// Numbers come as signed bytes b that stand for sign(b) (b / 127)^2 largest.
-function unsqueezed({ bytes, largest, shape }) {
+// Decode signed bytes b as sign(b) (b / 127)^2 largest.
+function decoded({ bytes, largest, shape }) {
   const text = atob(bytes);
   const numbers = new Float32Array(text.length);
   for (let i = 0; i < text.length; i++) {
@@ -11,19 +11,19 @@ function unsqueezed({ bytes, largest, shape }) {
   return { numbers, shape };
 }
 
-const ALL = -1; // of a layer's heads: their mean
+const ALL = -1; // index of the mean over heads
 
-// A query is {down, across}, a place in parts of the image's sides, {prefix}, a leading token's name, or {latent}, an index.
-// A look is {map, prefix, latents}: a number for each place, for each leading token, for each latent, where there are such.
+// A query is {down, across}, a position relative to the image's sides, {prefix}, the name of a prefix token, or {latent}, an
+// index. Its attention is {map, prefix, latents}: a number per position, prefix token and latent; empty if there are none.
 class Layer {
   constructor(plain) {
     Object.assign(this, plain);
-    this.unsqueezed = null; // made when first looked at: a page may hold millions of numbers
+    this.decoded = null; // on demand: a page may hold millions of numbers
   }
 
   tensors() {
-    this.unsqueezed ??= this.numbers.map((numbers) => numbers && unsqueezed(numbers));
-    return this.unsqueezed;
+    this.decoded ??= this.numbers.map((numbers) => numbers && decoded(numbers));
+    return this.decoded;
   }
 
   place({ down, across }) {
@@ -33,24 +33,24 @@ class Layer {
   }
 
   get count() {
-    const [theirs, ours] = this.numbers;
-    return this.kind !== "latents" ? 0 : theirs ? theirs.shape[1] : ours.shape[2];
+    const [toTokens, toLatents] = this.numbers;
+    return this.kind !== "latents" ? 0 : toTokens ? toTokens.shape[1] : toLatents.shape[2];
   }
 
-  // Whether this layer can say something about a query at all.
-  knows(query) {
+  // Whether this layer has the token of a query.
+  has(query) {
     if (query.prefix !== undefined) return this.prefix.includes(query.prefix);
     return query.latent === undefined || query.latent < this.count;
   }
 
-  look(query, head, direction) {
+  attention(query, head, direction) {
     const heads = head === ALL ? [...Array(this.heads).keys()] : [head];
-    const looks = heads.map((each) => this[this.kind](query, each, direction));
-    const mean = (parts) => parts[0]?.map((_, i) => parts.reduce((sum, part) => sum + part[i], 0) / parts.length) ?? [];
+    const parts = heads.map((each) => this[this.kind](query, each, direction));
+    const mean = (rows) => rows[0]?.map((_, i) => rows.reduce((sum, row) => sum + row[i], 0) / rows.length) ?? [];
     return {
-      map: mean(looks.map((look) => look.map)),
-      prefix: mean(looks.map((look) => look.prefix)),
-      latents: mean(looks.map((look) => look.latents)),
+      map: mean(parts.map((part) => part.map)),
+      prefix: mean(parts.map((part) => part.prefix)),
+      latents: mean(parts.map((part) => part.latents)),
     };
   }
 
@@ -80,11 +80,11 @@ class Layer {
     return { map, prefix: [], latents: [] };
   }
 
-  // Tokens reach one another through the latents: what looks at a token through a latent that a token looks at.
+  // Attention between tokens passes through the latents: the product of both maps.
   latents(query, head, direction) {
-    const [theirs, ours] = this.tensors(), count = this.count, tokens = this.rows * this.columns;
-    const toToken = (latent, token) => (theirs ? theirs.numbers[(head * count + latent) * tokens + token] : 0);
-    const toLatent = (token, latent) => (ours ? ours.numbers[(head * tokens + token) * count + latent] : 0);
+    const [fromLatents, fromTokens] = this.tensors(), count = this.count, tokens = this.rows * this.columns;
+    const toToken = (latent, token) => (fromLatents ? fromLatents.numbers[(head * count + latent) * tokens + token] : 0);
+    const toLatent = (token, latent) => (fromTokens ? fromTokens.numbers[(head * tokens + token) * count + latent] : 0);
     const all = [...Array(count).keys()], places = [...Array(tokens).keys()];
     if (query.latent !== undefined) {
       const map = places.map((token) =>
@@ -102,7 +102,7 @@ class Layer {
 
 // --- drawing ---------------------------------------------------------------------------------------------------------
 
-// Dark violet over green to yellow, even in lightness; readers of all kinds see the order.
+// viridis: perceptually uniform, also for color-blind readers
 const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 
 function color(share) {
@@ -123,9 +123,9 @@ function paint(canvas, map, rows, columns, opacity) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-const SMALL = 36; // pixels of the side of the smallest small picture
+const SMALL = 36; // pixels of a side of the smallest thumbnail
 
-// A map finer than a small picture of it: of every few places the largest, so that none is lost.
+// Max-pool a map that is finer than its thumbnail.
 function pooled(map, rows, columns) {
   const step = Math.ceil(Math.max(rows, columns) / SMALL), across = Math.ceil(columns / step), down = Math.ceil(rows / step);
   const most = new Array(down * across).fill(0);
@@ -138,7 +138,7 @@ function pooled(map, rows, columns) {
 
 const percent = (share) => `${Number((100 * share).toPrecision(2))}%`;
 
-// A site's path may be broken into lines at its dots.
+// Allow line breaks at the dots of a site's path.
 const breakable = (path) => path.replace(/[._]/g, "$&\u200b");
 
 function element(name, properties = {}, children = []) {
@@ -158,13 +158,13 @@ function drawn(name, attributes, text = "") {
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const models = data.models.map((model) => ({ ...model, layers: model.layers.map((layer) => new Layer(layer)) }));
-const state = { query: { down: 0.5, across: 0.5 }, kept: false, layer: 0, head: ALL, direction: "to", shade: 0.75 };
-const titles = inOneOrder(models.map((model) => model.layers.map((layer) => layer.site)));
+const state = { query: { down: 0.5, across: 0.5 }, pinned: false, layer: 0, head: ALL, direction: "to", shade: 0.75 };
+const titles = merged(models.map((model) => model.layers.map((layer) => layer.site)));
 const field = (id) => document.getElementById(id);
 
-// The layers of all models, each once: what only one of them has stands behind what it follows there. Models that share
-// none go side by side from their first layers on, and have numbers instead of titles.
-function inOneOrder([first, ...others]) {
+// The layers of all models, each once; a layer of one model only follows its predecessor. Models that share no layer are
+// aligned at their first layers, by number.
+function merged([first, ...others]) {
   const all = [...first];
   for (const other of others) {
     if (!other.some((title) => first.includes(title))) return [...Array(Math.max(first.length, other.length)).keys()];
@@ -184,7 +184,7 @@ class View {
     this.part("img").src = model.image;
     this.part(".ramp").style.background =
       `linear-gradient(90deg, ${RAMP.map(([r, g, b]) => `rgb(${r}, ${g}, ${b})`).join(", ")})`;
-    this.others();
+    this.tokens();
     this.overview();
     this.charts();
     this.skipped();
@@ -197,7 +197,7 @@ class View {
     return this.root.querySelector(selector);
   }
 
-  // The place in this model of the layer that is shown, or of the one that it stands beside; -1: it has none.
+  // The index in this model of the layer shown, or of the one that it belongs to; -1: there is none.
   index() {
     const { layers } = this.model, title = titles[state.layer];
     if (typeof title === "number") return Math.min(title, layers.length - 1);
@@ -209,18 +209,18 @@ class View {
     return this.model.layers[this.index()] ?? null;
   }
 
-  // A patch is looked at while one points at it; a click or a tap keeps it, and another one there lets it go.
+  // Pointing selects a patch; a click or tap pins it, and another one there releases it.
   point(event) {
     const box = this.part(".picture").getBoundingClientRect();
     const down = (event.clientY - box.top) / box.height, across = (event.clientX - box.left) / box.width;
     if (down < 0 || down >= 1 || across < 0 || across >= 1) return;
-    if (event.type === "pointermove" && state.kept && !event.buttons) return;
+    if (event.type === "pointermove" && state.pinned && !event.buttons) return;
     const layer = this.layer() ?? this.model.layers[0];
-    const again = state.kept && state.query.down !== undefined && layer.place(state.query) === layer.place({ down, across });
-    choose({ query: { down, across }, kept: event.type === "pointermove" ? state.kept : !again });
+    const again = state.pinned && state.query.down !== undefined && layer.place(state.query) === layer.place({ down, across });
+    choose({ query: { down, across }, pinned: event.type === "pointermove" ? state.pinned : !again });
   }
 
-  // Keys work where the image has the focus: elsewhere they belong to others.
+  // Keys work while the image has the focus.
   press(event) {
     const heads = Number(field("head").options.length) - 1;
     const keys = {
@@ -229,10 +229,10 @@ class View {
       ",": () => choose({ head: Math.max(ALL, state.head - 1) }),
       ".": () => choose({ head: Math.min(heads - 1, state.head + 1) }),
       v: () => choose({ direction: state.direction === "to" ? "from" : "to" }),
-      Escape: () => choose({ kept: false }),
+      Escape: () => choose({ pinned: false }),
     };
     const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-    const bracket = event.key === "[" || event.key === "]"; // which some keyboards have behind AltGr or Option
+    const bracket = event.key === "[" || event.key === "]"; // AltGr or Option on some keyboards
     if (!bracket && (event.ctrlKey || event.metaKey || event.altKey)) return;
     keys[event.key]?.();
     if (!(event.key in moves)) return;
@@ -241,24 +241,24 @@ class View {
     const place = state.query.down === undefined ? layer.place({ down: 0.5, across: 0.5 }) : layer.place(state.query);
     const row = Math.min(layer.rows - 1, Math.max(0, Math.floor(place / layer.columns) + down));
     const column = Math.min(layer.columns - 1, Math.max(0, (place % layer.columns) + across));
-    choose({ query: { down: (row + 0.5) / layer.rows, across: (column + 0.5) / layer.columns }, kept: true });
+    choose({ query: { down: (row + 0.5) / layer.rows, across: (column + 0.5) / layer.columns }, pinned: true });
   }
 
-  // Leading tokens and latents, which stand nowhere on the image.
-  others() {
+  // Prefix tokens and latents, which have no position on the image.
+  tokens() {
     const prefix = [...new Set(this.model.layers.flatMap((layer) => layer.prefix))];
     const latents = Math.max(0, ...this.model.layers.map((layer) => layer.count));
     const button = (text, query) =>
-      element("button", { type: "button", textContent: text, onclick: () => choose({ query, kept: true }) });
+      element("button", { type: "button", textContent: text, onclick: () => choose({ query, pinned: true }) });
     this.buttons = [
       ...prefix.map((name) => [button(name, { prefix: name }), { prefix: name }]),
       ...[...Array(latents).keys()].map((index) => [button(`latent ${index}`, { latent: index }), { latent: index }]),
     ];
-    this.part(".others").append(...this.buttons.map(([each]) => each));
-    this.part(".others").hidden = this.buttons.length === 0;
+    this.part(".tokens").append(...this.buttons.map(([each]) => each));
+    this.part(".tokens").hidden = this.buttons.length === 0;
   }
 
-  // The place among all models' layers of one of this model's.
+  // The index among the layers of all models of one of this model's.
   shared(index) {
     return typeof titles[0] === "number" ? index : titles.indexOf(this.model.layers[index].site);
   }
@@ -285,14 +285,14 @@ class View {
     const layers = this.model.layers;
     const parts = [
       ["entropy", "entropy, nats", (layer) => (layer.entropy.length ? layer.ceiling : null)],
-      ["distance", "distance, parts of the image’s sides", () => null],
+      ["distance", "distance, as a fraction of the image’s sides", () => null],
     ];
     this.marks = [];
     for (const [name, title, ceiling] of parts) {
       if (!layers.some((layer) => layer[name].length)) continue;
       const width = 260, height = 120, left = 30, bottom = 16, top = 22;
       const x = (i) => left + (layers.length > 1 ? (i * (width - left - 8)) / (layers.length - 1) : 0);
-      const all = models.flatMap((model) => model.layers); // one scale for models beside each other
+      const all = models.flatMap((model) => model.layers); // one scale for all models
       const most = Math.max(...all.flatMap((layer) => [...layer[name], ceiling(layer) ?? 0])) || 1;
       const y = (number) => top + (1 - number / most) * (height - top - bottom);
       const means = layers.map((layer) =>
@@ -300,9 +300,9 @@ class View {
       const line = (numbers) => "M" + numbers.flatMap((number, i) =>
         (number === null ? [] : [`${x(i).toFixed(1)} ${y(number).toFixed(1)}`])).join("L");
       const mark = drawn("line", { class: "now", y1: top - 4, y2: height - bottom });
-      const said = means.map((mean, i) => (mean === null ? "" : `${layers[i].site} ${mean.toPrecision(3)}`));
+      const texts = means.map((mean, i) => (mean === null ? "" : `${layers[i].site} ${mean.toPrecision(3)}`));
       const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
-        "aria-label": `${title}, mean over heads by layer: ${said.filter(Boolean).join("; ")}` });
+        "aria-label": `${title}, mean over heads by layer: ${texts.filter(Boolean).join("; ")}` });
       svg.append(
         drawn("text", { x: 0, y: 10 }, title),
         drawn("text", { x: left - 5, y: y(most) + 3, "text-anchor": "end" }, most.toPrecision(2)),
@@ -332,7 +332,7 @@ class View {
     if (skipped.length === 0) return;
     const reasons = skipped.map(([site, why]) => element("li", { textContent: why.includes(site) ? why : `${site}: ${why}` }));
     this.part(".skipped").append(element("details", {}, [
-      element("summary", { textContent: `${skipped.length} of the model’s sites cannot be shown` }),
+      element("summary", { textContent: `${skipped.length} of the model’s sites not shown` }),
       element("ul", {}, reasons),
     ]));
   }
@@ -348,25 +348,25 @@ class View {
       mark.setAttribute("visibility", layer === null ? "hidden" : "visible");
     }
     if (layer === null) {
-      this.part(".said").textContent = `${titles[state.layer]}: this model has no such layer.`;
+      this.part(".summary").textContent = `${titles[state.layer]}: not a layer of this model.`;
       this.paintOverview(null, ALL);
       return;
     }
-    const head = state.head < layer.heads ? state.head : ALL, known = layer.knows(state.query);
-    const look = known ? layer.look(state.query, head, state.direction) : { map: [], prefix: [], latents: [] };
-    const map = look.map.length ? look.map : new Array(layer.rows * layer.columns).fill(0);
+    const head = state.head < layer.heads ? state.head : ALL, known = layer.has(state.query);
+    const attention = known ? layer.attention(state.query, head, state.direction) : { map: [], prefix: [], latents: [] };
+    const map = attention.map.length ? attention.map : new Array(layer.rows * layer.columns).fill(0);
     paint(this.part(".heat"), map, layer.rows, layer.columns, (share) => state.shade * (0.35 + 0.65 * share));
     this.box(layer);
     const most = Math.max(...map.map(Math.abs));
     this.part(".most").textContent = known ? `0 to ${percent(most)}` : "";
-    this.part(".said").textContent = this.sentence(layer, head, look, map, known);
+    this.part(".summary").textContent = this.sentence(layer, head, attention, map, known);
     this.paintOverview(layer, head);
   }
 
   paintOverview(shown, head) {
     for (const { layer, canvas, cell, head: own } of this.cells) {
-      const look = layer.knows(state.query) ? layer.look(state.query, own, state.direction).map : [];
-      const map = look.length ? look : new Array(layer.rows * layer.columns).fill(0);
+      const values = layer.has(state.query) ? layer.attention(state.query, own, state.direction).map : [];
+      const map = values.length ? values : new Array(layer.rows * layer.columns).fill(0);
       paint(canvas, ...pooled(map, layer.rows, layer.columns), () => 1);
       cell.setAttribute("aria-pressed", String(layer === shown && (own === head || layer.heads === 1)));
     }
@@ -375,7 +375,7 @@ class View {
   box(layer) {
     const box = this.part(".chosen");
     box.hidden = state.query.down === undefined;
-    this.part(".picture").classList.toggle("kept", state.kept);
+    this.part(".picture").classList.toggle("pinned", state.pinned);
     if (box.hidden) return;
     const place = layer.place(state.query);
     Object.assign(box.style, {
@@ -386,23 +386,23 @@ class View {
     });
   }
 
-  sentence(layer, head, look, map, known) {
+  sentence(layer, head, attention, map, known) {
     const where = `${layer.site}, ${head === ALL ? "mean of heads" : `head ${head}`}`;
-    if (!known) return `${where}: this layer has no such token.`;
+    if (!known) return `${where}: not a token of this layer.`;
     const spot = (index) => `row ${Math.floor(index / layer.columns)}, column ${index % layer.columns}`;
     const { prefix, latent } = state.query;
     const who = prefix !== undefined ? `The ${prefix} token`
       : latent !== undefined ? `Latent ${latent}` : `The patch in ${spot(layer.place(state.query))}`;
     const best = map.reduce((top, number, i) => (Math.abs(number) > Math.abs(map[top]) ? i : top), 0);
-    const parts = map[best] === 0 ? [`${who} ${state.direction === "to" ? "looks at no patch" : "is looked at by no patch"}`]
-      : [`${who} ${state.direction === "to" ? "looks most at" : "is looked at most by"} ${spot(best)} (${percent(map[best])})`];
-    look.prefix.forEach((share, i) => parts.push(`${layer.prefix[i]} token ${percent(share)}`));
-    if (look.latents.length) {
-      const order = [...look.latents.keys()].sort((a, b) => look.latents[b] - look.latents[a]).slice(0, 3);
-      parts.push(`${state.direction === "to" ? "through" : "seen by"} latents ${order.map((i) => `${i} (${percent(look.latents[i])})`).join(", ")}`);
+    const parts = map[best] === 0 ? [`${who} ${state.direction === "to" ? "attends to no patch" : "gets attention from no patch"}`]
+      : [`${who} ${state.direction === "to" ? "attends most to" : "gets most attention from"} ${spot(best)} (${percent(map[best])})`];
+    attention.prefix.forEach((share, i) => parts.push(`${layer.prefix[i]} token ${percent(share)}`));
+    if (attention.latents.length) {
+      const order = [...attention.latents.keys()].sort((a, b) => attention.latents[b] - attention.latents[a]).slice(0, 3);
+      parts.push(`${state.direction === "to" ? "through" : "attended to by"} latents ${order.map((i) => `${i} (${percent(attention.latents[i])})`).join(", ")}`);
     }
     const numbers = head === ALL ? [layer.entropy.reduce((a, b) => a + b, 0) / layer.entropy.length] : [layer.entropy[head]];
-    if (layer.entropy.length) parts.push(`mean entropy of all rows here ${numbers[0].toPrecision(3)} of ${layer.ceiling.toPrecision(3)} nats`);
+    if (layer.entropy.length) parts.push(`mean entropy of all rows ${numbers[0].toPrecision(3)} of ${layer.ceiling.toPrecision(3)} nats`);
     return `${where}: ${parts.join("; ")}.`;
   }
 }

@@ -1,0 +1,194 @@
+"""Figures with a row per variant: differences to the baseline, and epochs to the baseline's best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+
+from attngraft.drawing.sheet import TEXT_SIZE, Drawing, set_round_ticks, set_titles
+from attngraft.drawing.theme import VERDICT_SIGNS, Theme, variant_styles
+from attngraft.results import wording
+from attngraft.results.study import Difference, Interval, StudyResult
+from attngraft.results.wording import MetricFormat, metric_format, minus, shorten, shown
+
+NAME_WIDTH = 22  #: characters of a variant's name that fit on a plot
+
+
+def difference_drawing(result: StudyResult) -> Drawing | None:
+    """Return the forest plot: per variant the difference, its bootstrap interval (thick), t-interval (thin), verdict."""
+    style = metric_format(result)
+    rows = [
+        (variant.name, variant.difference, look)
+        for variant, look in zip(result.variants, variant_styles(result), strict=True)
+        if variant.difference is not None
+    ]
+    if not rows:
+        return None
+
+    def draw(axes: Axes, theme: Theme) -> None:
+        _draw_rows(axes, theme, [name for name, _, _ in rows], limits=difference_range(result), reference=0)
+        set_round_ticks(axes.xaxis, style.scale)
+        beside = axes.get_yaxis_transform()
+        for row, (_, difference, look) in enumerate(rows):
+            color = look.color(theme)
+            if difference.t is not None:
+                _draw_interval(axes, difference.t, row, color=color, caps=True)
+            _draw_interval(axes, difference.bootstrap, row, color=color, caps=False)
+            axes.plot([difference.mean], [row], marker="o", markersize=7.5, color=color, mec=theme.surface, mew=1.3)
+            change, verdict = minus(style.change(difference.mean)), difference.verdict
+            axes.text(1.02, row, change, transform=beside, va="center", color=theme.ink)
+            axes.annotate(
+                f"{VERDICT_SIGNS[verdict]} {verdict}",
+                xy=(1.02, row),
+                xycoords=beside,
+                xytext=(42, 0),
+                textcoords="offset points",
+                va="center",
+                color={"better": theme.better, "worse": theme.worse}.get(verdict, theme.noise),
+                fontweight="normal" if verdict == "inside the noise" else "bold",
+            )
+        unit = f" ({style.points})" if style.points else ""
+        set_titles(axes, theme, f"difference to the baseline, {style.label}{unit}")
+        key = "bar: bootstrap 95%" + (" · line: t 95%" if any(difference.t for _, difference, _ in rows) else "")
+        left, right = ("worse", "better") if result.higher_is_better else ("better", "worse")
+        for x, text, align in ((0, f"← {left}", "left"), (0.5, key, "center"), (1, f"{right} →", "right")):
+            axes.annotate(
+                text,
+                xy=(x, 0),
+                xytext=(0, -26),
+                xycoords="axes fraction",
+                textcoords="offset points",
+                ha=align,
+                color=theme.muted,
+                fontsize=TEXT_SIZE - 0.5,
+            )
+
+    texts = [f"{name}: {wording.difference_sentence(d, style)}, {d.verdict}" for name, d, _ in rows]
+    alt = f"Differences to the baseline. {'; '.join(map(shown, texts))}."
+    width = _names_width([name for name, _, _ in rows])
+    return Drawing(
+        name="forest",
+        alt=alt,
+        draw=draw,
+        width=8.4,
+        height=1.25 + 0.42 * len(rows),
+        left=width,
+        right=2.05,
+        bottom=0.6,
+    )
+
+
+def epochs_drawing(result: StudyResult) -> Drawing | None:
+    """Return bars of epochs to the baseline's best mean, as ratios to the baseline's own; a dot per seed."""
+    rows, styles = wording.epochs_compared(result), variant_styles(result)
+    if not rows:
+        return None
+    ratios = [ratio for _, _, reached in rows for ratio in (reached.ratio, *map(reached.ratio_of, reached.by_seed))]
+    longest = max([1.0, *(ratio for ratio in ratios if ratio is not None)])
+
+    def draw(axes: Axes, theme: Theme) -> None:
+        _draw_rows(axes, theme, [variant.name for _, variant, _ in rows], limits=(0, 1.06 * longest), reference=1)
+        set_round_ticks(axes.xaxis)
+        beside = axes.get_yaxis_transform()
+        for row, (index, variant, reached) in enumerate(rows):
+            color = styles[index].color(theme)
+            if reached.ratio is not None:
+                axes.barh(row, reached.ratio, height=0.62, color=color, alpha=0.32, linewidth=0)
+                axes.plot([reached.ratio] * 2, [row - 0.31, row + 0.31], color=color, linewidth=2.2)
+            for ratio in map(reached.ratio_of, reached.by_seed):
+                if ratio is not None:
+                    axes.plot([ratio], [row + 0.17], marker="o", markersize=4, color=color, mec=theme.surface, mew=0.7)
+            if more := wording.added_parameters(variant):
+                text = "no more parameters" if more == "0%" else f"{minus(more)} parameters"
+                axes.text(0.015, row - 0.06, text, transform=beside, va="center", color=theme.ink)
+            text = wording.epochs_ratio_text(reached, result.epochs)
+            axes.text(1.02, row, text, transform=beside, va="center", color=theme.ink)
+        below = f"1 = the baseline's own epoch {rows[0][2].baseline_epoch}; lower is faster"
+        set_titles(axes, theme, "epochs to the baseline's best mean", below=below)
+
+    texts = [shown(wording.epochs_sentence(variant, reached, result.epochs)) for _, variant, reached in rows]
+    return Drawing(
+        name="epochs",
+        alt=f"Epochs to the baseline's best mean over those of the baseline itself. {'. '.join(texts)}.",
+        draw=draw,
+        width=8.4,
+        height=1.25 + 0.42 * len(rows),
+        left=_names_width([variant.name for _, variant, _ in rows]),
+        right=1.75,
+        bottom=0.6,
+    )
+
+
+def _names_width(names: Sequence[str]) -> float:
+    return 0.3 + 0.083 * max(len(shorten(name, NAME_WIDTH)) for name in names)
+
+
+def _draw_rows(
+    axes: Axes, theme: Theme, names: Sequence[str], *, limits: tuple[float, float], reference: float
+) -> None:
+    """Prepare axes with a named row per variant and a vertical reference line."""
+    axes.set(xlim=limits, ylim=(len(names) - 0.4, -0.6), yticks=[])
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color=theme.line, linewidth=0.6)
+    axes.axvline(reference, color=theme.baseline, linewidth=1.2)
+    beside = axes.get_yaxis_transform()
+    for row, name in enumerate(names):
+        text = shorten(name, NAME_WIDTH)
+        axes.text(-0.015, row, text, transform=beside, ha="right", va="center", color=theme.ink)
+
+
+def _draw_interval(axes: Axes, interval: Interval, row: int, *, color: str, caps: bool) -> None:
+    """Draw a wide pale bar, or a thin line with caps; a cap beyond the axes becomes an arrow head."""
+    low, high = axes.get_xlim()
+    left, right = max(interval.low, low), min(interval.high, high)
+    if not caps:
+        axes.plot([left, right], [row, row], color=color, linewidth=9, alpha=0.32, solid_capstyle="butt")
+        return
+    axes.plot([left, right], [row, row], color=color, linewidth=1.3)
+    for end, bound, arrow in ((left, interval.low, "<"), (right, interval.high, ">")):
+        axes.plot([end], [row], color=color, marker="|" if end == bound else arrow, markersize=7, clip_on=False)
+
+
+def difference_range(result: StudyResult) -> tuple[float, float]:
+    """Return the axis range of differences: zero, all points and bootstrap intervals, and t-intervals.
+
+    T-intervals count up to three times the rest: with two seeds one can be so wide that nothing else would be visible.
+    """
+    differences = [variant.difference for variant in result.variants if variant.difference is not None]
+    inner = [bound for d in differences for bound in (d.mean, d.bootstrap.low, d.bootstrap.high)]
+    outer = [bound for d in differences if d.t is not None for bound in (d.t.low, d.t.high)]
+    reach = max((abs(bound) for bound in inner), default=0.0) or 1.0
+    bounds = [0.0, *inner, *(max(-3 * reach, min(3 * reach, bound)) for bound in outer)]
+    pad = 0.06 * ((max(bounds) - min(bounds)) or reach)
+    return min(bounds) - pad, max(bounds) + pad
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalBar:
+    """A difference as a small drawing in a table cell: positions in percent of the range shared by all rows."""
+
+    zero: float
+    point: float
+    bootstrap: tuple[float, float]
+    t: tuple[float, float] | None
+    alt: str
+
+
+def interval_bar(difference: Difference, result: StudyResult, style: MetricFormat) -> IntervalBar:
+    low, high = difference_range(result)
+
+    def position(value: float) -> float:
+        return round(100 * (min(max(value, low), high) - low) / (high - low), 2)
+
+    def ends(interval: Interval) -> tuple[float, float]:
+        return position(interval.low), position(interval.high)
+
+    return IntervalBar(
+        zero=position(0.0),
+        point=position(difference.mean),
+        bootstrap=ends(difference.bootstrap),
+        t=ends(difference.t) if difference.t else None,
+        alt=minus(wording.difference_sentence(difference, style)),
+    )

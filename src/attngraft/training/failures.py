@@ -1,0 +1,233 @@
+"""Errors of a training run, explained: losses that are not finite, memory that runs out, loading processes that die.
+
+If a batch does not fit into memory, smaller ones are tried, and the error (or `train.auto_batch`) names the largest that
+fits. An update's batch can be cut into more micro-batches (`train.accumulate`), which leaves the update as it is: same
+examples, same learning rate; only batch norms then see fewer examples at a time. An evaluation's batch can be smaller
+(`train.eval_batch_size`).
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+from accelerate.utils import send_to_device
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+
+from attngraft.errors import TrainingError
+from attngraft.training.freezing import train_mode, trained_batch_norms
+from attngraft.training.inputs import model_inputs
+from attngraft.training.recipe import Recipe
+from attngraft.training.run_folder import write_json
+from attngraft.training.setup import RunContext
+
+_SHOWN = 8  #: examples and parameters in the message; failure.json has all
+
+#: out-of-memory messages of CPU libraries that accelerate does not recognize; oneDNN has no better one
+_CPU_MESSAGES = ("std::bad_alloc", "could not create a primitive")
+
+Phase = Literal["update", "evaluation", "evaluation of the teacher"]
+
+
+def raise_not_finite(run: RunContext, losses: dict[str, float]) -> NoReturn:
+    """Stop before the optimizer step; name the step, the batch's examples and the gradients' norms.
+
+    failure.json has everything, the message the most telling part. Weights and checkpoints are those of the step before.
+    Under FSDP the norms are those of this process's shards.
+
+    Raises:
+        TrainingError: always.
+    """
+    counters, accelerator = run.state.counters, run.accelerator
+    accelerator.unscale_gradients()
+    norms = {
+        name: float(parameter.grad.norm())
+        for name, parameter in run.update.core.named_parameters()
+        if parameter.grad is not None
+    }
+    batches = run.order.micro_batches(counters.epoch, counters.step)
+    examples = [run.data.train.name(index) for keys in batches for _, index in keys]
+    suffix = "" if accelerator.is_main_process else f"-{accelerator.process_index}"
+    path = run.folder.path / f"failure{suffix}.json"
+    report: dict[str, Any] = {
+        "epoch": counters.epoch + 1,
+        "step": counters.step + 1,
+        "losses": {name: str(value) for name, value in losses.items()},
+        "examples": examples,
+        "gradient_norms": {name: str(norm) for name, norm in norms.items()},
+    }
+    write_json(path, report)
+    values = ", ".join(f"{name} {value}" for name, value in losses.items())
+    # NaN first, then infinite, then the largest
+    worst = sorted(norms.items(), key=lambda item: (item[1] == item[1], -item[1] if item[1] == item[1] else 0.0))
+    raise TrainingError(
+        f"the loss is not finite in epoch {counters.epoch + 1}, step {counters.step + 1} ({values}).\n"
+        f"  batch: {_shortened(examples)}\n"
+        f"  gradient norms: {_shortened([f'{name} {norm:.3g}' for name, norm in worst])}\n"
+        f"  full report: {path}\n"
+        "The last checkpoint is from before and intact. A lower optimizer.lr, train.clip_grad=1, a longer warm-up or "
+        f"another train.amp (now {run.recipe.train.amp}) may help; if the named examples are broken, remove them."
+    )
+
+
+def _shortened(texts: list[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(texts[:_SHOWN]) + more
+
+
+class OutOfMemory(TrainingError):
+    """A batch does not fit into memory; `fits` holds the fields of the recipe's `train` with which it does, or nothing."""
+
+    def __init__(self, message: str, fits: Mapping[str, int]) -> None:
+        super().__init__(message)
+        self.fits = dict(fits)
+
+    def fitting(self, recipe: Recipe) -> Recipe:
+        """Return `recipe` with the sizes that fit."""
+        accumulate = self.fits.get("accumulate", recipe.train.accumulate)
+        evaluated = self.fits.get("eval_batch_size", recipe.train.eval_batch_size)
+        return replace(recipe, train=replace(recipe.train, accumulate=accumulate, eval_batch_size=evaluated))
+
+
+@contextmanager
+def memory_explained(run: RunContext, phase: Phase) -> Iterator[None]:
+    """Turn an out-of-memory error in the block into an `OutOfMemory`, after trying which size fits.
+
+    Trying leaves weights and optimizer as they are. Processes of a distributed run do not try: the others wait in the
+    middle of an update.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors that fill the memory
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        run.state.optimizer.zero_grad()
+        alone = run.accelerator.num_processes == 1
+        fits = _largest_that_fits(run, phase) if alone else None
+        raise _explained(run, phase, reason, fits, tried=alone) from None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether `error` means that a device's or this machine's memory is used up."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    if isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_MESSAGES):
+        return True
+    return isinstance(error, Exception) and should_reduce_batch_size(error)
+
+
+def _batch_size(run: RunContext, phase: Phase) -> int:
+    """Return the number of examples that go through the model at once."""
+    train = run.recipe.train
+    micro = train.batch_size // train.accumulate
+    return micro if phase == "update" else train.eval_batch_size or micro
+
+
+def _largest_that_fits(run: RunContext, phase: Phase) -> int | None:
+    """Try smaller batches in turn: micro-batches that divide the batch, or halves of an evaluation's batch."""
+    train = run.recipe.train
+    if phase == "update":
+        counts = range(train.accumulate + 1, train.batch_size + 1)
+        sizes = [train.batch_size // count for count in counts if train.batch_size % count == 0]
+    else:
+        size = _batch_size(run, phase)
+        sizes = [size >> power for power in range(1, size.bit_length())]
+    for size in sizes:
+        clear_device_cache(garbage_collection=True)
+        try:
+            _try_update(run, size) if phase == "update" else _try_evaluation(run, phase, size)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            traceback.clear_frames(error.__traceback__)
+        else:
+            return size
+        finally:
+            run.state.optimizer.zero_grad()
+    return None
+
+
+def _try_update(run: RunContext, size: int) -> None:
+    counters, split = run.state.counters, run.data.train
+    parts = run.order.micro_batches(counters.epoch, min(counters.step, run.order.steps - 1))
+    batch = split.collate([split[key] for key in parts[0][:size]])
+    train_mode(run.state.model)
+    for _ in range(2):  # all micro-batches after the first share the memory with earlier gradients
+        run.update.backward(run.update.losses(batch, epoch=counters.epoch, step=0)["loss"])
+
+
+@torch.no_grad()
+def _try_evaluation(run: RunContext, phase: Phase, size: int) -> None:
+    split = run.data.val
+    batch = split.collate([split[0, index] for index in range(min(size, len(split)))])
+    batch = send_to_device(batch, run.accelerator.device)
+    with run.accelerator.autocast():
+        if phase == "evaluation of the teacher" and run.teacher is not None:
+            run.task.predict(run.teacher(batch), batch)
+            return
+        run.state.model.eval()
+        args, kwargs = model_inputs(run.task, batch, channels_last=run.recipe.train.channels_last)
+        run.task.predict(run.state.model(*args, **kwargs), batch)
+
+
+def _explained(run: RunContext, phase: Phase, reason: str, size: int | None, *, tried: bool) -> OutOfMemory:
+    train = run.recipe.train
+    batch = "a micro-batch" if phase == "update" and train.accumulate > 1 else "a batch"
+    examples = _batch_size(run, phase)
+    plural = "" if examples == 1 else "s"
+    begin = (
+        f"{run.folder.path}: {batch} of {examples} example{plural} does not fit into memory in an {phase} ({reason}). "
+    )
+    saved = " The last checkpoint is intact"
+    if not tried:
+        field = f"train.accumulate={2 * train.accumulate}" if phase == "update" else "a smaller train.eval_batch_size"
+        return OutOfMemory(f"{begin}Several processes do not try which size fits: use {field}, or more.{saved}", {})
+    if size is None:
+        smaller = "use a smaller input or host, train.amp=bf16, or another device"
+        return OutOfMemory(f"{begin}Not even one example fits: {smaller}.{saved}", {})
+    fits = {"accumulate": train.batch_size // size} if phase == "update" else {"eval_batch_size": size}
+    field = " ".join(f"train.{name}={value}" for name, value in fits.items())
+    effect = ", which leaves updates as they are" if phase == "update" else ""
+    if effect and trained_batch_norms(run.update.core):
+        effect += " except for batch norms, which then see fewer examples at a time"
+    remedy = f"{size} fit: use --set {field}{effect}, or --auto-batch, which finds it"
+    if run.folder.has_saved:  # then the recipe is fixed, except for sizes that the run chooses itself
+        remedy = f"{size} fit ({field}{effect}): repeat the command with --auto-batch, which resumes with that"
+    return OutOfMemory(f"{begin}{remedy}.{saved}", fits)
+
+
+@contextmanager
+def workers_explained(folder: Path, *, workers: int) -> Iterator[None]:
+    """Turn the death of a loading process within the block into an error with cause and remedy.
+
+    Torch raises it from a signal handler, so it may come out of any statement.
+
+    Raises:
+        TrainingError: a loading process was killed, or crashed.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        found = re.search(r"DataLoader worker \(pid.*?\) (is killed by signal: [^.]*|exited unexpectedly)", str(error))
+        if found is None:
+            raise
+        if "Bus error" in found[1]:
+            cause = "shared memory is used up (df -h /dev/shm; in a container, raise --shm-size)"
+        elif "exited" in found[1] or "Killed" in found[1]:
+            cause = "memory ran out, and the system ended a process (see dmesg)"
+        else:
+            cause = "a library that reads the data crashed"
+        fewer = f"{workers // 2}" if workers > 1 else "0, which loads in the training process itself"
+        raise TrainingError(
+            f"{folder}: a process that loads data died ({found[0]}). Likely cause: {cause}. Repeat the command, which "
+            f"resumes from the last checkpoint; if it happens again, load with fewer processes (now {workers}): "
+            f"--set train.workers={fewer}. That changes no result"
+        ) from error

@@ -1,0 +1,134 @@
+"""One update of the weights: the training loop repeats it, the profiler times it, the out-of-memory probe tries parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+from timm.scheduler.scheduler import Scheduler
+from torch import Tensor, nn
+
+from attngraft.tasks.task import Batch, Task
+from attngraft.training.checkpoint import TrainState
+from attngraft.training.inputs import model_inputs
+from attngraft.training.randomness import reseed, stream_seed
+from attngraft.training.recipe import Recipe
+from attngraft.training.teacher import Teacher, step_losses
+
+
+class Update:
+    """Forward, loss and backward of every micro-batch, gradient clipping, optimizer step and moving average.
+
+    An update has two halves, `accumulate_gradients` and `apply`, so that a loss that is not finite can be refused before
+    any weight changes. The random generators are re-seeded from (seed, epoch, step, process) in each update: weights,
+    optimizer and counters are all that a run must save to resume exactly.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        task: Task,
+        *,
+        state: TrainState,
+        core: nn.Module,
+        schedule: Scheduler,
+        steps_per_epoch: int,
+        teacher: Teacher | None,
+    ) -> None:
+        self.recipe, self.task, self.state, self.core, self.teacher = recipe, task, state, core, teacher
+        self._schedule, self._steps_per_epoch = schedule, steps_per_epoch
+        self._losses = _LossSums(state.accelerator.device)
+
+    def accumulate_gradients(self, batches: list[Batch], *, epoch: int, step: int) -> dict[str, float]:
+        """Set the learning rate, accumulate the gradients of all micro-batches, and return the mean of each loss.
+
+        Args:
+            batches: micro-batches; the list is emptied on the way, so that each is freed once it was used.
+            epoch, step: both from 0.
+        """
+        accelerator, count = self.state.accelerator, self.recipe.train.accumulate
+        self._schedule.step_update(epoch * self._steps_per_epoch + step)
+        reseed(stream_seed(self.recipe.seed, "step", epoch, step, accelerator.process_index), accelerator.device)
+        for number in range(count):
+            last = number == count - 1
+            with nullcontext() if last else accelerator.no_sync(self.state.model):
+                losses = self.losses(batches.pop(0), epoch=epoch, step=step * count + number)
+                self._losses.add(losses, last=last)
+                self.backward(losses["loss"])
+            del losses
+        return {name: value / count for name, value in self._losses.read().items()}
+
+    def losses(self, batch: Batch, *, epoch: int, step: int) -> dict[str, Tensor]:
+        """Return the losses of a micro-batch, ready for `backward`; `step` counts micro-batches."""
+        accelerator, teacher = self.state.accelerator, self.teacher
+        if accelerator.device.type != "cpu":
+            batch = send_to_device(batch, accelerator.device, non_blocking=True)
+        batch = self.task.prepare(batch, epoch=epoch, step=step)
+        teacher_outputs = None
+        if teacher is not None:  # first, while the student's activations do not take memory yet
+            with accelerator.autocast():
+                teacher_outputs = teacher(batch)
+        args, kwargs = model_inputs(self.task, batch, channels_last=self.recipe.train.channels_last)
+        outputs = self.state.model(*args, **kwargs)
+        with accelerator.autocast():
+            return step_losses(self.task, outputs, batch, teacher=teacher, teacher_outputs=teacher_outputs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a micro-batch's loss."""
+        count = self.recipe.train.accumulate
+        self.state.accelerator.backward(loss if count == 1 else loss / count)
+
+    def apply(self, *, epoch: int, step: int) -> None:
+        """Clip the gradients, step the optimizer, and update the moving average of the weights."""
+        state, train = self.state, self.recipe.train
+        if train.clip_grad is not None:
+            state.accelerator.clip_grad_norm_(state.model.parameters(), train.clip_grad)
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+        if state.ema is not None:
+            made = epoch * self._steps_per_epoch + step + 1
+            state.ema.update(self.core, step=made if train.ema_warmup else None)
+
+
+def all_finite(losses: Mapping[str, float]) -> bool:
+    """Return whether no loss is NaN or infinite."""
+    return all(map(math.isfinite, losses.values()))
+
+
+class _LossSums:
+    """Sums of the losses over an update's micro-batches, copied to the CPU without stalling the device.
+
+    On a GPU the copy is queued right after the last forward pass and read once the backward pass is queued, so the device
+    works on the backward pass while the CPU waits. Kept over updates, so that its buffer is pinned once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._asynchronous = device.type == "cuda"
+        self._names: tuple[str, ...] = ()
+        self._sum: Tensor | None = None
+        self._host: Tensor | None = None
+        self._copied: Any = None  # torch.cuda.Event
+
+    def add(self, losses: Mapping[str, Tensor], *, last: bool) -> None:
+        values = torch.stack([loss.detach() for loss in losses.values()])
+        self._names = tuple(losses)
+        self._sum = values if self._sum is None else self._sum + values
+        if last and self._asynchronous:
+            if self._host is None or self._host.shape != self._sum.shape:
+                self._host = torch.empty_like(self._sum, device="cpu", pin_memory=True)
+                self._copied = torch.cuda.Event()
+            self._host.copy_(self._sum, non_blocking=True)
+            self._copied.record()
+
+    def read(self) -> dict[str, float]:
+        """Return the sums and start over."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        source = self._host if self._asynchronous else self._sum
+        values = source.tolist() if source is not None else []
+        self._sum = None
+        return dict(zip(self._names, values, strict=True))
