@@ -22,6 +22,7 @@ def custom_op(
     outputs: Callable[..., Any],
     gradients: Callable[..., tuple[Tensor, ...]],
     flops: Callable[..., int],
+    results: int = 1,
     saves: Sequence[int] = (),
     needs: int | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
@@ -31,13 +32,15 @@ def custom_op(
     plain values. It returns a tensor or a tuple of tensors. The decorated operation has the backward as `.backward`.
 
     Args:
-        backward: becomes `attngraft::<name>_backward`, called with gradients of the differentiable outputs (the first
-            ones), the operands, the saved outputs and the options; returns the gradients of the operands, in order.
+        backward: `backward(to_outputs, operands, saved, *options)` returns the gradients of all operands; the first three
+            are tuples: gradients of the differentiable outputs, operands, saved outputs. It becomes
+            `attngraft::<name>_backward`, which takes them one after another.
         formula: the same as plain operations, from operands and options to the differentiable outputs; it is
             differentiated where gradients are to be differentiated again.
         outputs: empty outputs, from operands and options; `gradients`: empty gradients, from the operands.
         flops: FLOPs of the forward, from operands (given by their shapes) and options. Linears, convolutions and matrix
             products count, elementwise work does not. The backward counts twice as much: two products for each.
+        results: number of differentiable outputs, the first ones.
         saves: indices of the outputs that the backward takes.
         needs: index of an operand whose gradient is optional: the backward takes a last argument, whether it is needed,
             and `gradients` gets None where it is not.
@@ -46,10 +49,23 @@ def custom_op(
     def decorate(forward: Callable[..., Any]) -> Any:
         parameters = inspect.signature(forward).parameters.values()
         count = sum(str(parameter.annotation).startswith("Tensor") for parameter in parameters)
-        before = len(inspect.signature(backward).parameters) - len(parameters) - len(saves) - (needs is not None)
-        of_operands = slice(before, before + count)  # among the arguments of the backward
         op = torch.library.custom_op(f"attngraft::{name}", forward, mutates_args=())
-        backward_op = torch.library.custom_op(f"attngraft::{name}_backward", backward, mutates_args=())
+        declared = (
+            torch.library.infer_schema(forward, mutates_args=()).partition(") ->")[0].removeprefix("(").split(", ")
+        )
+        arguments = [f"Tensor to_output_{index}" for index in range(results)] + declared[:count]
+        arguments += (
+            [f"Tensor output_{index}" for index in saves] + declared[count:] + ["bool needed"] * (needs is not None)
+        )
+        schema = f"({', '.join(arguments)}) -> ({', '.join(['Tensor'] * count)})"
+        of_operands, after = slice(results, results + count), results + count + len(saves)
+
+        def run_backward(*given: Any) -> tuple[Tensor, ...]:
+            return backward(given[:results], given[of_operands], given[of_operands.stop : after], *given[after:])
+
+        backward_op = torch.library.custom_op(
+            f"attngraft::{name}_backward", run_backward, mutates_args=(), schema=schema
+        )
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             ctx.options = inputs[count:]
@@ -60,28 +76,27 @@ def custom_op(
             operands, saved = tensors[:count], tensors[count:]
             if torch.is_grad_enabled():  # these gradients are to be differentiated again
                 found = differentiable_gradients(
-                    lambda *inputs: formula(*inputs, *ctx.options), operands, to_outputs[:before]
+                    lambda *inputs: formula(*inputs, *ctx.options), operands, to_outputs[:results]
                 )
             else:
                 flag = () if needs is None else (ctx.needs_input_grad[needs],)
-                found = backward_op(*to_outputs[:before], *operands, *saved, *ctx.options, *flag)
+                found = backward_op(*to_outputs[:results], *operands, *saved, *ctx.options, *flag)
             needed = zip(found, ctx.needs_input_grad, strict=False)
-            rest = len(operands) - len(found) + len(ctx.options)
-            return *(gradient if need else None for gradient, need in needed), *(None,) * rest
+            return *(gradient if need else None for gradient, need in needed), *(None for _ in ctx.options)
 
-        def empty_gradients(*arguments: Any) -> tuple[Tensor, ...]:
-            operands = list(arguments[of_operands])
-            if needs is not None and not arguments[-1]:
+        def empty_gradients(*given: Any) -> tuple[Tensor, ...]:
+            operands = list(given[of_operands])
+            if needs is not None and not given[-1]:
                 operands[needs] = None
             return gradients(*operands)
 
-        def backward_flops(*arguments: Any, **_: Any) -> int:
-            return 2 * flops(*arguments[of_operands], *arguments[of_operands.stop + len(saves) :])
+        def backward_flops(*given: Any, **_: Any) -> int:
+            return 2 * flops(*given[of_operands], *given[after:])
 
         op.register_fake(outputs)
         op.register_autograd(derivative, setup_context=save)
         backward_op.register_fake(empty_gradients)
-        register_flops(name, lambda *arguments, **_: flops(*arguments))
+        register_flops(name, lambda *given, **_: flops(*given))
         register_flops(f"{name}_backward", backward_flops)
         op.backward = backward_op  # type: ignore[attr-defined]
         return op

@@ -31,13 +31,7 @@ class TokenProjection(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        width: int,
-        *,
-        projection: Projection = LINEAR,
-        init: InitRule = "trunc_normal",
-        **factory: Any,
+        self, dim: int, width: int, *, projection: Projection = LINEAR, init: InitRule = "trunc_normal", **factory: Any
     ) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, width, bias=projection.bias, **factory)

@@ -74,14 +74,7 @@ class Scores:
     """
 
     def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        *,
-        bias: Tensor | None,
-        visible: Tensor | None,
-        scale: float,
-        tiled: bool = False,
+        self, q: Tensor, k: Tensor, *, bias: Tensor | None, visible: Tensor | None, scale: float, tiled: bool = False
     ) -> None:
         self.q, self.k, self.bias, self.visible, self.scale = q, k, bias, visible, scale
         self.dtype = accumulation_dtype(q)

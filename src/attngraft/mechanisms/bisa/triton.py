@@ -66,9 +66,9 @@ def _empty(side: Tensor, values: Tensor | None) -> Tensor:
 
 def _empty_gradients(
     q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, *_: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     dbias = q.new_empty(0) if bias is None else torch.empty_like(bias, memory_format=torch.contiguous_format)
-    return _empty(q, q), _empty(k, k), _empty(k, v), _empty(k, v_hat), dbias
+    return _empty(q, q), _empty(k, k), _empty(k, v), _empty(k, v_hat), dbias, q.new_empty(0)
 
 
 def _flops(q: Any, k: Any, v: Any, v_hat: Any, *_: Any) -> int:
@@ -78,25 +78,14 @@ def _flops(q: Any, k: Any, v: Any, v_hat: Any, *_: Any) -> int:
 
 
 def _attend_backward(
-    dsa: Tensor | None,
-    du: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    v_hat: Tensor,
-    bias: Tensor | None,
-    visible: Tensor | None,
-    sa: Tensor,
-    row_lse: Tensor,
-    column_lse: Tensor,
-    scale: float,
-    bias_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v (empty without values), v_hat and the bias (empty if not needed)."""
-    dq, dk, dv, dv_hat, dbias = _empty_gradients(q, k, v, v_hat, bias if bias_gradient else None)
+    to_outputs: Any, operands_and_masks: Any, saved: Any, scale: float, bias_gradient: bool
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, v (empty without values), v_hat, the bias (empty if not needed) and the mask (empty)."""
+    (dsa, du), (q, k, v, v_hat, bias, visible), (sa, row_lse, column_lse) = to_outputs, operands_and_masks, saved
+    dq, dk, dv, dv_hat, dbias, none = _empty_gradients(q, k, v, v_hat, bias if bias_gradient else None, visible)
     if not (q.numel() and k.numel()):
-        return dq.zero_(), dk.zero_(), dv.zero_(), dv_hat.zero_(), dbias.zero_()
-    batch, heads, nq, nk = *q.shape[:3], k.shape[2]
+        return dq.zero_(), dk.zero_(), dv.zero_(), dv_hat.zero_(), dbias.zero_(), none
+    (batch, heads, nq), nk = q.shape[:3], k.shape[2]
     dsa = None if v is None else dsa
     operands = [operand(tensor) for tensor in (q, k, v, v_hat, dsa, du)]
     masks, sizes = _masks(bias, visible, (batch, heads, nq, nk)), (heads, nq, nk)
@@ -123,7 +112,7 @@ def _attend_backward(
                 *shared, parts, bias_heads, members, per_part, sizes, scale, **widths, **options
             )
             dbias = parts.sum(0).sum_to_size(bias.shape).to(bias.dtype)
-    return dq, dk, dv, dv_hat, dbias
+    return dq, dk, dv, dv_hat, dbias, none
 
 
 @custom_op(
@@ -133,6 +122,7 @@ def _attend_backward(
     outputs=_empty_outputs,
     gradients=_empty_gradients,
     flops=_flops,
+    results=2,
     saves=(0, 2, 3),
     needs=4,
 )

@@ -121,8 +121,9 @@ def _empty_gradients(u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, T
     return empty_heads(u, u), empty_heads(u, u), to_hyper
 
 
-def _transform_backward(gradient: Tensor, u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _transform_backward(to_outputs: Any, operands: Any, saved: Any) -> tuple[Tensor, ...]:
     """Return du, dq_hat and dG."""
+    (gradient,), (u, q_hat, hyper) = to_outputs, operands
     du, dq_hat, rows = empty_heads(u, u), empty_heads(u, u), u.shape[:3].numel()
     if not rows:
         return du, dq_hat, torch.zeros_like(hyper, memory_format=torch.contiguous_format)

@@ -22,9 +22,4 @@ Source: "Perceiving Longer Sequences With Bi-Directional Cross-Attention Transfo
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention
 from attngraft.mechanisms.bixt.ops import bidirectional_attention, projected_attention
 
-__all__ = [
-    "BidirectionalCrossAttention",
-    "OneSidedCrossAttention",
-    "bidirectional_attention",
-    "projected_attention",
-]
+__all__ = ["BidirectionalCrossAttention", "OneSidedCrossAttention", "bidirectional_attention", "projected_attention"]

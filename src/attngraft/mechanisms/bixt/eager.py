@@ -169,25 +169,20 @@ def _of_image(latents: Tensor, image: int) -> Tensor:
     return latents[image if len(latents) > 1 else 0]
 
 
-def _attend_backward(
-    to_latents: Tensor,
-    to_tokens: Tensor,
-    r_latents: Tensor,
-    r_tokens: Tensor,
-    v_latents: Tensor,
-    v_tokens: Tensor,
-    latents: Tensor,
-    log_sums: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    to_r_latents, to_r, to_v_latents, to_v = empty_gradients(r_latents, r_tokens, v_latents, v_tokens)
+def _attend_backward(to_outputs: Any, operands: Any, saved: Any, scale: float) -> tuple[Tensor, ...]:
+    (to_latents, to_tokens), (r_latents, r_tokens, v_latents, v_tokens), (latents, log_sums) = (
+        to_outputs,
+        operands,
+        saved,
+    )
+    gradients = to_r_latents, to_r, to_v_latents, to_v = empty_gradients(*operands)
     to_r_latents.zero_()
     to_v_latents.zero_()
     steps, buffers = _pieces(3, r_tokens, log_sums)
     if not steps:
         to_r.zero_()
         to_v.zero_()
-        return to_r_latents, to_r, to_v_latents, to_v
+        return gradients
     with torch.autocast(r_tokens.device.type, enabled=False):
         for image in range(len(r_tokens)):
             backward = Backward(
@@ -203,7 +198,7 @@ def _attend_backward(
                 backward.step(*piece, to_r=to_r[image, :, step], to_v=to_v[image, :, step])
             _of_image(to_r_latents, image).add_(backward.to_r, alpha=scale)
             _of_image(to_v_latents, image).add_(backward.to_v)
-    return to_r_latents, to_r, to_v_latents, to_v
+    return gradients
 
 
 @two_way_op("bidirectional_attention_lean", backward=_attend_backward)

@@ -161,21 +161,10 @@ def _flops(*arguments: Any) -> int:
     return int(2 * batch * count * per_token)
 
 
-def _attend_backward(
-    to_latents: Tensor,
-    to_out: Tensor,
-    r_latents: Tensor,
-    v_latents: Tensor,
-    tokens: Tensor,
-    in_weight: Tensor,
-    in_bias: Tensor | None,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    gathered: Tensor,
-    log_sums: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _attend_backward(to_outputs: Any, operands: Any, saved: Any, scale: float) -> tuple[Tensor, ...]:
     """Return the gradients of the seven operands; that of `in_bias` is meaningless where it is None."""
+    (to_latents, to_out), (gathered, log_sums) = to_outputs, saved
+    r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias = operands
     with torch.autocast(tokens.device.type, enabled=False):
         heads = r_latents.shape[1]
         weights = by_head(in_weight, in_bias, out_weight, heads)
@@ -225,6 +214,7 @@ def _attend_backward(
     outputs=_empty_outputs,
     gradients=_empty_gradients,
     flops=_flops,
+    results=2,
     saves=(2, 3),
 )
 def attend_in_pieces(

@@ -43,5 +43,5 @@ def flops(r_latents: Any, r_tokens: Any, v_latents: Any, v_tokens: Any, *_: Any)
 
 #: decorator of the operation in both backends: latents, tokens and the log-sum-exp of the latents' scores
 two_way_op = partial(
-    custom_op, formula=formula, outputs=empty_outputs, gradients=empty_gradients, flops=flops, saves=(0, 2)
+    custom_op, formula=formula, outputs=empty_outputs, gradients=empty_gradients, flops=flops, results=2, saves=(0, 2)
 )

@@ -79,26 +79,17 @@ def _operands(r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: 
     return [operand(tensor) for tensor in (r_latents.expand(images), r_tokens, v_latents.expand(images), v_tokens)]
 
 
-def _attend_backward(
-    dlatents: Tensor,
-    dtokens: Tensor,
-    r_latents: Tensor,
-    r_tokens: Tensor,
-    v_latents: Tensor,
-    v_tokens: Tensor,
-    latents: Tensor,
-    lse: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dr_latents, dr_tokens, dv_latents, dv_tokens = empty_gradients(r_latents, r_tokens, v_latents, v_tokens)
+def _attend_backward(to_outputs: Any, operands: Any, saved: Any, scale: float) -> tuple[Tensor, ...]:
+    (dlatents, dtokens), (r_latents, r_tokens, v_latents, _), (latents, lse) = to_outputs, operands, saved
+    gradients = dr_latents, dr_tokens, dv_latents, dv_tokens = empty_gradients(*operands)
     if not (lse.numel() and r_tokens.shape[2]):
-        return dr_latents.zero_(), dr_tokens.zero_(), dv_latents.zero_(), dv_tokens.zero_()
-    launch = _launch(r_latents, r_tokens, v_latents, v_tokens)
+        return tuple(gradient.zero_() for gradient in gradients)
+    launch = _launch(*operands)
     to_r, to_v = launch.empty_parts(r_tokens, r_latents.shape[-1]), launch.empty_parts(r_tokens, v_latents.shape[-1])
     dot = (dlatents.float() * latents.float()).sum(-1).contiguous()
     with torch.cuda.device_of(r_tokens):
         kernels.backward_kernel[launch.grid](
-            *_operands(r_latents, r_tokens, v_latents, v_tokens),
+            *_operands(*operands),
             *(operand(dlatents), operand(dtokens), lse, dot),
             *(to_r, operand(dr_tokens), to_v, operand(dv_tokens)),
             *(launch.sizes, launch.per_part, scale),
@@ -106,7 +97,7 @@ def _attend_backward(
         )
     dr_latents.copy_(to_r.sum(2).sum_to_size(r_latents.shape))
     dv_latents.copy_(to_v.sum(2).sum_to_size(v_latents.shape))
-    return dr_latents, dr_tokens, dv_latents, dv_tokens
+    return gradients
 
 
 @two_way_op("bidirectional_attention", backward=_attend_backward)

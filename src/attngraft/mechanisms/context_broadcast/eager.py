@@ -110,11 +110,7 @@ def context_hybrid(x: Tensor, *, prefix: int = 0) -> Tensor:
 
 
 def squeeze_excitation(
-    x: Tensor,
-    squeeze: Tensor,
-    excite: Tensor,
-    squeeze_bias: Tensor | None = None,
-    excite_bias: Tensor | None = None,
+    x: Tensor, squeeze: Tensor, excite: Tensor, squeeze_bias: Tensor | None = None, excite_bias: Tensor | None = None
 ) -> Tensor:
     """Return x * sigmoid(W2 relu(W1 mean))."""
     hidden = F.linear(_mean(x).to(x.dtype), squeeze, squeeze_bias).relu_()

@@ -54,13 +54,7 @@ class ScaledContextBroadcast(Recordable, nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        *,
-        init: float = 0.0,
-        context: Context = "mean",
-        prefix_tokens: int = 0,
-        **factory: Any,
+        self, dim: int, *, init: float = 0.0, context: Context = "mean", prefix_tokens: int = 0, **factory: Any
     ) -> None:
         super().__init__()
         self.context: Context = context
@@ -123,13 +117,7 @@ class SqueezeExcitation(Recordable, nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        *,
-        reduction: int = 16,
-        bias: bool = False,
-        init: InitRule = "trunc_normal",
-        **factory: Any,
+        self, dim: int, *, reduction: int = 16, bias: bool = False, init: InitRule = "trunc_normal", **factory: Any
     ) -> None:
         super().__init__()
         hidden = max(1, dim // reduction)
@@ -194,13 +182,7 @@ class MixerBlock(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        *,
-        token_mlp: nn.Module,
-        channel_mlp: nn.Module,
-        eps: float = 1e-6,
-        **factory: Any,
+        self, dim: int, *, token_mlp: nn.Module, channel_mlp: nn.Module, eps: float = 1e-6, **factory: Any
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=eps, **factory)

@@ -58,11 +58,7 @@ def context_hybrid(x: Tensor, *, prefix: int = 0) -> Tensor:
 
 
 def squeeze_excitation(
-    x: Tensor,
-    squeeze: Tensor,
-    excite: Tensor,
-    squeeze_bias: Tensor | None = None,
-    excite_bias: Tensor | None = None,
+    x: Tensor, squeeze: Tensor, excite: Tensor, squeeze_bias: Tensor | None = None, excite_bias: Tensor | None = None
 ) -> Tensor:
     """Compute x * sigmoid(W2 relu(W1 mean_j x_j)), the comparison of Tables 2 and 3.
 
@@ -74,11 +70,7 @@ def squeeze_excitation(
 
 
 def excitation(
-    x: Tensor,
-    squeeze: Tensor,
-    excite: Tensor,
-    squeeze_bias: Tensor | None = None,
-    excite_bias: Tensor | None = None,
+    x: Tensor, squeeze: Tensor, excite: Tensor, squeeze_bias: Tensor | None = None, excite_bias: Tensor | None = None
 ) -> Tensor:
     """Return the gate of `squeeze_excitation`, sigmoid(W2 relu(W1 mean_j x_j)), with the token axes kept at size 1."""
     hidden = context_of(x) @ squeeze.T

@@ -29,13 +29,7 @@ from attngraft.mechanisms.horizontal_vertical import reference
 
 
 def horizontal_attention(
-    heads: Tensor,
-    x: Tensor,
-    head: Tensor,
-    context: Tensor,
-    score: Tensor,
-    score_bias: Tensor,
-    identity: bool = False,
+    heads: Tensor, x: Tensor, head: Tensor, context: Tensor, score: Tensor, score_bias: Tensor, identity: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted heads (B, H, N, dv) and alpha (B, N, H)."""
     tensors = cast_for_autocast(heads, x, head, context, score, score_bias)

@@ -11,13 +11,7 @@ from torch import Tensor
 
 
 def horizontal_attention(
-    heads: Tensor,
-    x: Tensor,
-    head: Tensor,
-    context: Tensor,
-    score: Tensor,
-    score_bias: Tensor,
-    identity: bool = False,
+    heads: Tensor, x: Tensor, head: Tensor, context: Tensor, score: Tensor, score_bias: Tensor, identity: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Re-weight the heads of every token (Eqs. 5, 6), between attention and the output projection.
 

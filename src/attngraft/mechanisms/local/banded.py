@@ -190,8 +190,7 @@ class Products:
         self._strip, size = strip, strip.neighborhood.size
         self._matrix = like.new_empty(strip.blocks, BLOCK, strip.span)
         self._band = self._matrix.as_strided(
-            (strip.blocks, BLOCK, size),
-            (self._matrix.stride(0), strip.span + 1, strip.neighborhood.dilation),
+            (strip.blocks, BLOCK, size), (self._matrix.stride(0), strip.span + 1, strip.neighborhood.dilation)
         )
         self._products = like.new_empty(strip.blocks * BLOCK, strip.neighborhood.offsets)
 

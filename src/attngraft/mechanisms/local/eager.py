@@ -94,21 +94,12 @@ def _filter_flops(values: Any, filters: Any, multiplier: Any, size: int, *_: Any
     return int((1 if multiplier is None else 2) * 2 * batch * rows * columns * values[3] * size**2)
 
 
-def _filters_backward(
-    to_out: Tensor,
-    values: Tensor,
-    filters: Tensor,
-    multiplier: Tensor | None,
-    size: int,
-    dilation: int,
-    stride: int,
-    softmax: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _filters_backward(to_outputs: Any, operands: Any, saved: Any, *options: Any) -> tuple[Tensor, ...]:
     """Return the gradients of values, filters and multiplier; an empty one where there is no multiplier."""
-    near = Neighborhood(size, dilation, stride)
+    (to_out,), (values, filters, multiplier), (*sizes, softmax) = to_outputs, operands, options
+    near = Neighborhood(*sizes)
     if not values.numel():
-        to_values, to_filters, to_multiplier = _empty_gradients(values, filters, multiplier)
-        return to_values.zero_(), to_filters.zero_(), to_multiplier.zero_()
+        return tuple(gradient.zero_() for gradient in _empty_gradients(*operands))
     stack = Stack.of(values, filters.shape[3] // near.offsets, near)
     to_out, values, filters = (stack.stack(tensor.contiguous()) for tensor in (to_out, values, filters))
     to_values, to_filters, to_multiplier = _empty_gradients(values, filters, multiplier)
@@ -231,11 +222,9 @@ def _score_flops(queries: Any, keys: Any, heads: int, size: int, *_: Any) -> int
     return int(2 * batch * rows * columns * channels * size**2)
 
 
-def _scores_backward(
-    to_scores: Tensor, queries: Tensor, keys: Tensor, heads: int, size: int, dilation: int
-) -> tuple[Tensor, Tensor]:
+def _scores_backward(to_outputs: Any, operands: Any, saved: Any, heads: int, *sizes: int) -> tuple[Tensor, ...]:
     """Return the gradients of queries and keys."""
-    near = Neighborhood(size, dilation)
+    (to_scores,), (queries, keys), near = to_outputs, operands, Neighborhood(*sizes)
     if not queries.numel():
         return torch.empty_like(queries), torch.empty_like(keys)
     stack = Stack.of(queries, heads, near)

@@ -251,7 +251,7 @@ class GhostType(GraftType[GhostOptions]):
         site = attention_geometry(geometry)
         grid = site.window or site.grid
         if not site.own_keys:
-            return "its keys are not its queries, so they have no position relative to them; name other sites with @"
+            return "its queries are not its keys, so a key has no position relative to a query; name other sites with @"
         if grid is None or site.tokens != site.prefix_tokens + grid[0] * grid[1]:
             return "its tokens are not on a grid of known size; name other sites with @"
         if site.talking:

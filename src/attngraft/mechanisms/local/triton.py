@@ -61,10 +61,9 @@ def _formula(values: Tensor, filters: Tensor, mul: Tensor | None, add: Tensor | 
     return (reference.local_filter(values, filters, mul, add, neighborhood=near, softmax=softmax),)
 
 
-def _empty_outputs(
-    values: Tensor, filters: Tensor, mul: Any, add: Any, size: int, dilation: int, stride: int, softmax: bool
-) -> tuple[Tensor, Tensor]:
+def _empty_outputs(values: Tensor, filters: Tensor, mul: Any, add: Any, *options: Any) -> tuple[Tensor, Tensor]:
     batch, maps, rows, columns = filters.shape
+    size, *_, softmax = options
     lse = values.new_empty((batch, maps // size**2, rows, columns) if softmax else (0,), dtype=torch.float32)
     return values.new_empty(batch, values.shape[1], rows, columns), lse
 
@@ -84,26 +83,14 @@ def _flops(values: Any, filters: Any, mul: Any, add: Any, size: int, *_: Any) ->
     return int((1 + ghosts) * 2 * batch * rows * columns * values[1] * size**2)
 
 
-def _filters_backward(
-    dout: Tensor,
-    values: Tensor,
-    filters: Tensor,
-    mul: Tensor | None,
-    add: Tensor | None,
-    lse: Tensor,
-    size: int,
-    dilation: int,
-    stride: int,
-    softmax: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _filters_backward(to_outputs: Any, operands: Any, saved: Any, *options: Any) -> tuple[Tensor, ...]:
     """Return the gradients of values, filters, mul and add; empty where there is none."""
+    (dout,), (values, filters, mul, add), (lse,), (*sizes, softmax) = to_outputs, operands, saved, options
     dout = dout.contiguous()
-    gradients = dvalues, dfilters, dmul, dadd = _empty_gradients(values, filters, mul, add)
+    gradients = dvalues, dfilters, dmul, dadd = _empty_gradients(*operands)
     if not (dout.numel() and values.numel()):
-        for gradient in gradients:
-            gradient.zero_()
-        return gradients
-    launch = _launch(values, filters, Neighborhood(size, dilation, stride), softmax)
+        return tuple(gradient.zero_() for gradient in gradients)
+    launch = _launch(values, filters, Neighborhood(*sizes), softmax)
     has = {"MUL": mul is not None, "ADD": add is not None}
     to_filters = torch.empty_like(filters, dtype=torch.float32)
     parts, per_part = triton.cdiv(launch.batch, triton.cdiv(launch.batch, PARTS)), triton.cdiv(launch.batch, PARTS)
@@ -119,7 +106,7 @@ def _filters_backward(
             values, filters, lse, mul, dout, to_filters, launch.sizes, MUL=has["MUL"], **launch.options
         )
         if any(has.values()):
-            kernels.ghosts_kernel[(parts * launch.sizes[0] * size**2,)](
+            kernels.ghosts_kernel[(parts * launch.sizes[0] * sizes[0] ** 2,)](
                 *(values, filters, lse, dout, to_mul, to_add, launch.sizes, launch.batch, per_part),
                 **has,
                 **launch.options,
