@@ -28,8 +28,7 @@ from steps import grafted
 from torch import Tensor, nn
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
+from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.mechanisms.bisa import reference
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 from attngraft.timing import count_macs, paired_ratio
@@ -157,7 +156,7 @@ def main() -> int:
         forward_and_backward(lean, tokens)()
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
         return 0
-    setting, lines = here(), []
+    setting, lines = current_setting(), []
     if LONG in arguments.shapes:  # first: a process starts out with the peak of the one that starts it
         memory = long_bytes(torch.get_num_threads()) / LONG_BYTES
         lines.append(

@@ -15,7 +15,7 @@ import torch
 from steps import check_against_reference, grafted, training_step
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.bench.result import BenchResult, current_setting, measurement
 from attngraft.timing import count_macs, paired_ratio
 
 SPEC = "bisa@first:2"
@@ -30,7 +30,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    setting = here()
+    setting = current_setting()
     lines = []
     for name in arguments.hosts:
         torch.manual_seed(0)

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
+from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention
 from attngraft.timing import paired_ratio
 from attngraft.timing.memory import growth, in_fresh_process
@@ -109,7 +108,7 @@ def check(size: str) -> None:
     """That both forms give the same outputs and gradients.
 
     Raises:
-        GateError: they do not.
+        WrongOutputsError: they do not.
     """
     ours, theirs = (training(layer(form), *inputs(size))() for form in FORMS)
     scaled = [(a / b.abs().max(), b / b.abs().max()) for a, b in zip(ours, theirs, strict=True)]
@@ -164,7 +163,7 @@ def main() -> int:
     if arguments.bytes_here:
         print(bytes_here(*arguments.bytes_here))
         return 0
-    setting, lines, threads = here(), [], torch.get_num_threads()
+    setting, lines, threads = current_setting(), [], torch.get_num_threads()
     if "long" in arguments.parts:  # first: a process starts out with the peak of the one that starts it
         lines.append(long_line(threads))
     if "memory" in arguments.parts:

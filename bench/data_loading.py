@@ -25,11 +25,9 @@ from PIL import Image, ImageFilter
 from timm.data import ImageDataset, create_loader, create_transform
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import GateError, check_outputs
-from attngraft.bench.result import BenchResult, here, measurement
-from attngraft.tasks.images.batches import ImageBatches
+from attngraft.bench.result import BenchResult, WrongOutputsError, check_outputs, current_setting, measurement
 from attngraft.tasks.images.config import AugmentConfig, DataConfig
-from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.images.loading import load_images
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.seeding import seeded
@@ -141,7 +139,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="loading processes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    setting = here()
+    setting = current_setting()
     with photos(arguments.images, invented=arguments.invented) as folder:
         split = our_split(folder)
         check(folder, split)
@@ -151,7 +149,7 @@ def main() -> int:
         first = list(split.images.open(0).size)
         counts = {ours(), *(loader() for loader in timms.values())}
         if len(counts) > 1:
-            raise GateError(f"the loaders gave different numbers of images: {sorted(counts)}")
+            raise WrongOutputsError(f"the loaders gave different numbers of images: {sorted(counts)}")
         lines = [
             measurement(
                 f"time per image over {name}'s", paired_ratio(loader, ours, pairs=arguments.pairs, warmup=0), bar=BAR

@@ -19,7 +19,7 @@ from torch import nn
 
 import attngraft.models  # noqa: F401 - registers the names
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.bench.result import BenchResult, current_setting, measurement
 from attngraft.timing import count_macs, paired_ratio
 
 OURS, THEIRS, BAR = "elsa_swin_tiny", "swin_tiny_patch4_window7_224", 2.0
@@ -43,7 +43,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    setting = here()
+    setting = current_setting()
     torch.manual_seed(0)
     images, labels = torch.randn(arguments.batch, 3, 224, 224), torch.randint(1000, (arguments.batch,))
     theirs, ours = timm.create_model(THEIRS), timm.create_model(OURS)

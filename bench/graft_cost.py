@@ -19,8 +19,7 @@ from steps import check_against_reference, grafted, training_step
 from torch import nn
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.bench.result import BenchResult, check_outputs, current_setting, measurement
 from attngraft.grafting.apply import patch
 from attngraft.hosts import find_host
 from attngraft.timing import several
@@ -66,7 +65,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    setting = here()
+    setting = current_setting()
     torch.manual_seed(0)
     host = timm.create_model(arguments.host)
     size = host.pretrained_cfg["input_size"]

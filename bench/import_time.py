@@ -20,7 +20,7 @@ import torch
 
 import attngraft
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.bench.result import BenchResult, current_setting, measurement
 from attngraft.timing import Duration, duration, paired_ratio
 
 IMPORT_BAR, HELP_BAR, PLAN_BAR, GRAFT_BAR = 1.1, 0.5, 0.3, 1.0
@@ -65,7 +65,7 @@ def graft_duration(name: str, samples: int) -> Duration:
 
 def main() -> int:
     arguments = options(__doc__ or "", pairs=30).parse_args()
-    setting = here()
+    setting = current_setting()
     imports = paired_ratio(
         python("import timm"),
         python("import attngraft.models"),

@@ -25,8 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
+from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.mechanisms.local import local_filter
 from attngraft.timing import paired_ratio
 from attngraft.timing.memory import growth, in_fresh_process
@@ -100,7 +99,7 @@ def check(ghost: str) -> None:
     """That both forms give the same output and gradients.
 
     Raises:
-        GateError: they do not.
+        WrongOutputsError: they do not.
     """
     given = operands(ghost, "channels first", images=1)
     ours, theirs = (training(form, *given)() for form in FORMS.values())
@@ -143,7 +142,7 @@ def main() -> int:
     if arguments.bytes_here:
         print(bytes_here(*arguments.bytes_here))
         return 0
-    setting = here()
+    setting = current_setting()
     lines = [memory_line(name, torch.get_num_threads()) for name in PASSES]
     for ghost in arguments.ghosts:
         check(ghost)

@@ -21,8 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.bench.result import BenchResult, check_outputs, current_setting, measurement
 from attngraft.timing import paired_ratio
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.loading import TrainOrder
@@ -122,7 +121,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    setting = here()
+    setting = current_setting()
     RECIPE["host"]["args"]["depth"] = arguments.depth
     recipe = recipe_from_dict(RECIPE)
     laps = Laps()

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 import attngraft
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
+from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.timing import paired_ratio
 from attngraft.timing.memory import growth, in_fresh_process
 
@@ -100,7 +99,7 @@ def main() -> int:
     if arguments.bytes_here:
         print(bytes_here(arguments.bytes_here, arguments.large))
         return 0
-    setting = here()
+    setting = current_setting()
     torch.manual_seed(0)
     few, many = (torch.randn(batch, 3, 224, 224) for batch in (arguments.batch, arguments.large_batch))
     lines = [memory_line(torch.get_num_threads(), arguments.large)]

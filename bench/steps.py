@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 import attngraft
-from attngraft.bench.gate import check_outputs
+from attngraft.bench.result import check_outputs
 from attngraft.dispatch import reference_backend
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from attngraft.papers import list_papers, load_paper
-from attngraft.papers.schema import Paper, Table
+from attngraft.papers.schema import Paper, Table, list_papers, load_paper
 from docs.generate.markdown import table
 
 _OPENING = """# The papers' numbers

@@ -17,7 +17,7 @@ from attngraft.evaluation.suites.kept import read_columns
 from attngraft.study import conduct, load_result
 from tests.evaluation.suites.making import NAMES, run_with_images
 from tests.export.runs import VIT, make_run
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 
 
 def call(*arguments: object) -> int:

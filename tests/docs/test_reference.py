@@ -14,7 +14,7 @@ import pytest
 
 from attngraft.grafting.catalog import list_grafts, list_hosts, list_presets
 from attngraft.mechanisms.registry import graft_types
-from attngraft.papers import list_papers, load_paper
+from attngraft.papers.schema import list_papers, load_paper
 from attngraft.training.recipe import Recipe, packaged_recipes
 from docs.generate.cli_reference import cli_reference, verbs
 from docs.generate.fields import comments_of, fields_of, in_words

@@ -32,7 +32,7 @@ from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import TREE
 from tests.export.runs import VIT
 from tests.study.fakes import FakeTrainer, study, tools
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 
 BARE = Tools(write_report=lambda result, folder: folder)
 

@@ -19,7 +19,7 @@ from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import run_with_images
 from tests.export.runs import make_run
-from tests.tasks.images.making import make_folder, picture
+from tests.tasks.images.datasets import make_folder, picture
 
 SILENT = NobodyToldOfSuites()
 

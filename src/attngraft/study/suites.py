@@ -62,7 +62,7 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
             if benchmark is not None:
                 imagenet_order(list(benchmark.data.facts.get("classes", ())), run=config.out)
     if benchmark is not None and config.suites:
-        benchmark.task.probe()
+        benchmark.task.suite_support()
 
 
 def choices_of(config: StudyConfig) -> tuple[SuiteChoice, ...]:
@@ -298,5 +298,5 @@ def _difference(
 
 def _beliefs(run: _Evaluated, name: str, task: Task) -> Beliefs:
     columns = read_columns(run.record.folder / FOLDER / run.groups[name].files[0])
-    stated, true = task.beliefs(columns)
+    stated, true = task.calibration_inputs(columns)
     return Beliefs(names=columns["name"], stated=stated, true=true)

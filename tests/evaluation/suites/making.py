@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attngraft.evaluation.suites.changes import Victim
 from tests.export.runs import VIT, make_run
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 
 NAMES = ("cat", "dog", "owl")
 MEAN = (0.485, 0.456, 0.406)

@@ -26,7 +26,7 @@ from attngraft.training.run_folder import read_run
 from attngraft.training.stopping import Interrupted
 from tests.evaluation.suites.making import NAMES, run_with_images
 from tests.export.runs import VIT
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 from tests.training.toys import toy_recipe
 
 SILENT = NobodyToldOfSuites()
@@ -274,7 +274,7 @@ def test_throughput(done: Path) -> None:
 
 def test_what_cannot_be_put_under_suites(tmp_path: Path, done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(toy_recipe(), tmp_path, progress=Silent())
-    with pytest.raises(ConfigError, match=r"task toy: does not say how its examples are pixels \(Task.probe\)"):
+    with pytest.raises(ConfigError, match=r"task toy: does not say how its examples are pixels \(Task.suite_support\)"):
         under(tmp_path, "noise")
     with pytest.raises(TrainingError, match="has no such weights"):
         under(done, "noise", weights="best-ema")

@@ -14,7 +14,7 @@ from attngraft.evaluation.suites import evaluate_suites, parse_suites
 from attngraft.evaluation.suites.ground import open_ground
 from attngraft.evaluation.suites.result import SuiteRun
 from attngraft.tasks.images.sources import Images
-from attngraft.tasks.images.sources.array import ArrayImages
+from attngraft.tasks.images.sources.base import ArrayImages
 from attngraft.training.run_folder import read_run
 from tests.export.runs import VIT, make_run
 

@@ -14,7 +14,7 @@ from attngraft.evaluation.suites.ground import Ground, open_ground
 from attngraft.training.evaluate import open_split
 from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import NAMES, run_with_images
-from tests.tasks.images.making import Tree, make_folder, picture
+from tests.tasks.images.datasets import Tree, make_folder, picture
 
 
 @pytest.fixture(scope="module")
@@ -92,4 +92,4 @@ def test_the_crop_is_the_runs_with_several_labels(tmp_path: Path) -> None:
     task = {"name": "multilabel", "data": {"source": str(tmp_path / "labels.csv")}}
     record = read_run(run_with_images(tmp_path / "run", task=task))
     _, _, split = open_split(record, data=str(tmp_path / "labels.csv"), split=None)
-    assert split.view.transforms[0].size == 17  # type: ignore[attr-defined]  # of which 16, the run's nine tenths
+    assert split.transform.transforms[0].size == 17  # type: ignore[attr-defined]  # of which 16, the run's nine tenths

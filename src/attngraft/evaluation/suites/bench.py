@@ -96,7 +96,7 @@ class Conditions:
     def _evaluator(self, *, gradients: bool) -> SplitEvaluator:
         if gradients not in self._evaluators:
             ground, recipe = self._ground, self._bench.record.recipe
-            examples = ChangedSplit(ground.split, ground.numbers, self._conditions, ground.probe.pixels)
+            examples = ChangedSplit(ground.split, ground.numbers, self._conditions, ground.support.pixels)
             self._evaluators[gradients] = SplitEvaluator(
                 ground.task,
                 ground.split,
@@ -112,11 +112,11 @@ class Conditions:
         """The batch under the condition; `exact` is the model in full precision, of which attacks take gradients."""
         if condition.batch is None:
             return batch
-        ground, accelerator, pixels = self._ground, self._bench.accelerator, self._ground.probe.pixels
+        ground, accelerator, pixels = self._ground, self._bench.accelerator, self._ground.support.pixels
         layout = self._bench.record.recipe.train.channels_last
 
         def called(one: nn.Module, changed: Tensor) -> Any:
-            args, kwargs = model_inputs(ground.task, pixels.into_batch(batch, changed), channels_last=layout)
+            args, kwargs = model_inputs(ground.task, pixels.to_batch(batch, changed), channels_last=layout)
             return one(*args, **kwargs)
 
         def outputs(changed: Tensor) -> Any:
@@ -126,13 +126,13 @@ class Conditions:
         victim = Victim(
             model=self._bench.core,
             outputs=outputs,
-            losses=lambda changed: ground.probe.losses(called(exact, changed), batch),
+            losses=lambda changed: ground.support.losses(called(exact, changed), batch),
             numbers=[int(ground.numbers[index]) for index in indices.tolist()],
             color=pixels.color,
             say=lambda text: self.said.update({text: None}),
         )
-        changed = condition.batch(pixels.of_batch(batch), victim, noise_seed=condition.noise_seed or 0)
-        return pixels.into_batch(batch, changed)
+        changed = condition.batch(pixels.from_batch(batch), victim, noise_seed=condition.noise_seed or 0)
+        return pixels.to_batch(batch, changed)
 
 
 def _of_training_size(recipe: Recipe) -> Recipe:

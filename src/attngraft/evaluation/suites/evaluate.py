@@ -216,7 +216,7 @@ class _Work:
                 kept[condition.name] = write_kept(
                     _file(folder, condition.name),
                     evaluation,
-                    ground.probe.columns,
+                    ground.support.columns,
                     noise_seed=condition.noise_seed,
                     fingerprint=prints[condition.name],
                     said=evaluate.said,

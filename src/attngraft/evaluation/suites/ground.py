@@ -22,11 +22,10 @@ from attngraft.targets.test_sets import (
     open_test_set,
 )
 from attngraft.tasks.classification import Classification
+from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES
 from attngraft.tasks.images.sources.folder import FolderImages, list_folder
-from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES
 from attngraft.tasks.images.splits import LabelledSplit
-from attngraft.tasks.probe import Pixels, Probe
-from attngraft.tasks.task import Batch, Split, Task
+from attngraft.tasks.task import Batch, PixelAccess, Split, SuiteSupport, Task
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.evaluate import open_split
 from attngraft.training.run_folder import RunRecord
@@ -37,7 +36,7 @@ class Ground:
     """Examples, and how they are judged."""
 
     task: Task
-    probe: Probe
+    support: SuiteSupport
     split: Split
     numbers: np.ndarray  #: of the examples, in the whole data: what is random depends on them
     where: str  #: in words
@@ -51,7 +50,7 @@ class Ground:
 class ChangedSplit(Split):
     """The examples of `split`, changed by the condition whose place is the key's epoch."""
 
-    def __init__(self, split: Split, numbers: np.ndarray, conditions: Sequence[Condition], pixels: Pixels) -> None:
+    def __init__(self, split: Split, numbers: np.ndarray, conditions: Sequence[Condition], pixels: PixelAccess) -> None:
         self.split, self.numbers, self.conditions, self.pixels = split, numbers, conditions, pixels
 
     def __len__(self) -> int:
@@ -65,8 +64,8 @@ class ChangedSplit(Split):
         if condition.example is None:
             return example
         generator = noise_of(condition.noise_seed or 0, int(self.numbers[index]))
-        changed = condition.example(self.pixels.of_example(example), generator, color=self.pixels.color)
-        return self.pixels.into_example(example, changed)
+        changed = condition.example(self.pixels.from_example(example), generator, color=self.pixels.color)
+        return self.pixels.to_example(example, changed)
 
     def collate(self, examples: list[Any]) -> Batch:
         return self.split.collate(examples)
@@ -180,14 +179,14 @@ def _of_images(record: RunRecord, task: Classification, images: FolderImages, *,
 
 
 def _ground(task: Task, split: Split, *, where: str) -> Ground:
-    return Ground(task=task, probe=task.probe(), split=split, numbers=np.arange(len(split)), where=where)
+    return Ground(task=task, support=task.suite_support(), split=split, numbers=np.arange(len(split)), where=where)
 
 
 def _part(ground: Ground, limit: int) -> Ground:
     if limit >= len(ground.split):
         return ground
     indices = np.unique(np.linspace(0, len(ground.split) - 1, limit).round().astype(np.int64))
-    split = ground.probe.part(ground.split, indices)
+    split = ground.support.subset(ground.split, indices)
     return replace(
         ground,
         split=split,

@@ -53,7 +53,7 @@ def grouped(
 
 def calibrated(folder: Path, condition: Condition, task: Task, *, root: Path) -> tuple[list[GroupResult], Reliability]:
     """The expected calibration error of predictions on clean images, and the bins behind it."""
-    stated, true = task.beliefs(read_columns(folder / f"{condition.name}.parquet"))
+    stated, true = task.calibration_inputs(read_columns(folder / f"{condition.name}.parquet"))
     found = reliability([stated.reshape(-1)], [true.reshape(-1)])
     group = GroupResult(
         name="calibration",

@@ -13,7 +13,7 @@ from attngraft.evaluation.suites.ground import Ground
 from attngraft.evaluation.suites.result import Measured
 from attngraft.results.study import Interval
 from attngraft.timing import duration
-from attngraft.timing.storages import LiveStorages
+from attngraft.timing.memory import LiveStorages
 from attngraft.training.inputs import model_inputs
 from attngraft.training.profiler import synchronizer
 from attngraft.training.recipe import Recipe

@@ -12,7 +12,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bixt.ops import BIDIRECTIONAL_ATTENTION, PROJECTED_ATTENTION
+from attngraft.mechanisms.bixt.ops import bidirectional_attention, projected_attention
 
 #: what a recorder is offered of a two-way layer
 OFFERED = ("scores", "latents_to_tokens", "tokens_to_latents")
@@ -98,7 +98,7 @@ class BidirectionalCrossAttention(Recordable, nn.Module):
             bias = None if tokens_in.bias is None else tokens_in.bias[:count]
             references = F.linear(tokens, tokens_in.weight[:count], bias)
             self.offer_maps(r_latents, *split_parts(references, 1, self.heads))
-        for_latents, tokens = PROJECTED_ATTENTION(  # not its public form: the shapes fit by themselves
+        for_latents, tokens = projected_attention.unchecked(
             r_latents,
             v_latents,
             tokens,
@@ -121,15 +121,10 @@ class BidirectionalCrossAttention(Recordable, nn.Module):
         r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
         if self.is_recording(*OFFERED):
             self.offer_maps(r_latents, r_tokens)
-        found: tuple[Tensor, Tensor] = BIDIRECTIONAL_ATTENTION(  # not its public form: the shapes fit by themselves
-            r_latents,
-            r_tokens,
-            v_latents,
-            v_tokens,
-            scale=self.scale,
-            dropout=self.attn_drop if self.training else 0.0,
+        dropout = self.attn_drop if self.training else 0.0
+        return bidirectional_attention.unchecked(
+            r_latents, r_tokens, v_latents, v_tokens, scale=self.scale, dropout=dropout
         )
-        return found
 
     def offer_maps(self, r_latents: Tensor, r_tokens: Tensor) -> None:
         """The similarity and its two softmaxes, to a recorder."""
