@@ -15,7 +15,7 @@ import torch
 from attngraft.bench import one_size
 from attngraft.bench.layers import LATENTS, LAYERS, WIDTH
 from attngraft.bench.one_size import MeasuringError, SizeResult, SizeTask, measure_size
-from attngraft.mechanisms.bixt import eager, folded, folding
+from attngraft.mechanisms.bixt import folded
 from attngraft.timing.macs import count_macs
 from attngraft.timing.memory import address_space_limited, free_memory, growth
 
@@ -166,18 +166,16 @@ def test_outputs_that_are_wrong_are_not_measured(
     assert "noise: not timed" in found.message
 
 
-@pytest.mark.parametrize(("tokens", "way"), [(196, None), (12544, "folding"), (50176, "folded")])
+@pytest.mark.parametrize(("tokens", "way"), [(196, None), (12544, "attend"), (50176, "attend_in_pieces")])
 def test_what_is_timed_is_what_was_checked(tokens: int, way: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens and many take different ways through the operation."""
     ways: list[str] = []
 
-    def seen(name: str, module: Any) -> SimpleNamespace:
-        return SimpleNamespace(
-            **vars(module) | {"attend": lambda *o, **kw: ways.append(name) or module.attend(*o, **kw)}
+    for name in ("attend", "attend_in_pieces"):
+        function = getattr(folded, name)
+        monkeypatch.setattr(
+            folded, name, lambda *o, name=name, function=function, **kw: ways.append(name) or function(*o, **kw)
         )
-
-    monkeypatch.setattr(eager, "folding", seen("folding", folding))
-    monkeypatch.setattr(eager, "folded", seen("folded", folded))
     layer = LAYERS["bixt"].stack(1).eval()
     one_size._check(a_task(tokens=tokens), layer)
     checked = ways.copy()
