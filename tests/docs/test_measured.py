@@ -186,10 +186,7 @@ RATIOS = [
         for what in ("host's layer", "naive layer")
     ),
     *((page, "bisa_models", host, 3) for host in ("swin_tiny", "levit_128s") for page in (BISA, README)),
-    *(
-        (README, "graft_cost", graft, 3)
-        for graft in ("patched", "cb", "cb_s", "horizontal", "vertical", "horizontal +")
-    ),
+    *((README, "graft_cost", graft, 3) for graft in ("richer", "cb", "cb_s", "horizontal", "vertical", "horizontal +")),
     *((WHICH, "graft_cost", graft, 3) for graft in ("cb", "cb_s", "horizontal", "vertical", "horizontal +")),
     *((README, "graft_cost", f"{graft}, matrix products", 3) for graft in ("horizontal", "vertical")),
     (README, "data_loading", "time per image over timm's loader's", 3),

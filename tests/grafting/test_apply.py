@@ -146,7 +146,7 @@ def test_unknown_subclasses_are_refused() -> None:
 
 
 def test_two_hosts_in_one_model_are_refused() -> None:
-    with pytest.raises(attngraft.HostError, match=r"holds 2 hosts \(0, 1\)"):
+    with pytest.raises(attngraft.HostError, match=r"contains 2 hosts \(0, 1\)"):
         attngraft.graft(nn.Sequential(tiny_vit(), tiny_vit()), "cb")
 
 

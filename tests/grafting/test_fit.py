@@ -93,7 +93,7 @@ def test_nothing_is_searched_where_nothing_is_refused(monkeypatch: pytest.Monkey
     [
         ("xcit_nano_12_p16_224", "12 of 14", "it attends between channels"),
         ("davit_tiny", "6 of 12", "it attends between channels"),
-        ("csatv2", "14 of 18", "it attends between the places of a single channel"),
+        ("csatv2", "14 of 18", "it attends between the pixels of a single channel"),
     ],
 )
 def test_sites_that_are_passed_over_are_counted(host: str, left: str, reason: str) -> None:

@@ -26,7 +26,7 @@ def test_sites_stages_and_grafts() -> None:
     sites = {site.path: site for site in found.sites}
     attention = sites["stages.0.blocks.0.attn"]
     assert (attention.kind, attention.module, attention.shape) == ("attention", "Attention", "9 tokens of 16, 2 heads")
-    assert set(attention.stages) >= {"mix", "heads", "tokens", "attn.end"}
+    assert set(attention.hook_points) >= {"mix", "heads", "tokens", "attn.end"}
     assert "windows" in attention.missing["attn.window"]
     assert found.grafts is not None
     assert found.grafts["bisa"].taken == ("stages.0.blocks.0.attn", "stages.1.blocks.0.attn")
@@ -155,7 +155,7 @@ def test_an_attention_that_is_a_site_is_not_told_twice() -> None:
     found = examine(model)
     assert not found.unread
     sites = {site.path: site for site in found.sites}
-    assert sites["blocks.0.attn"].stages == ()
+    assert sites["blocks.0.attn"].hook_points == ()
     assert "heads" not in sites["blocks.0.attn"].shape
     assert "2 heads" in sites["cls_attn_blocks.0.attn"].shape
 

@@ -147,14 +147,14 @@ def test_images_reach_it_as_the_processor_would_make_them(tmp_path: Path) -> Non
     from PIL import Image
 
     from attngraft.tasks.images.inputs import HostInput
-    from attngraft.tasks.images.views import fixed_view
+    from attngraft.tasks.images.transforms import eval_transform
 
     saved(tmp_path)
     pixels = torch.randint(0, 256, (16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     image = Image.fromarray(pixels.numpy())
     own = transformers.AutoImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"][0]
     host = HostInput.from_model(model_data_config(recipe(tmp_path)))
-    shown = host.normalize(fixed_view(host, crop_pct=host.crop_pct)(image))
+    shown = host.normalize(eval_transform(host, crop_pct=host.crop_pct)(image))
     torch.testing.assert_close(shown, own, rtol=1e-6, atol=1e-6)
 
 
@@ -173,9 +173,7 @@ def test_what_is_said_beside_the_folder_counts(tmp_path: Path) -> None:
 
 def test_without_a_processor_one_says_how_images_are_shown(tmp_path: Path) -> None:
     saved(tmp_path, processor=None)
-    with pytest.raises(
-        attngraft.AttngraftError, match=r"preprocessor_config.json: there is no such file.*save_pretrained"
-    ):
+    with pytest.raises(attngraft.AttngraftError, match=r"preprocessor_config.json: no such file.*save_pretrained"):
         recipe(tmp_path)
     told = recipe(tmp_path, args={"pretrained_cfg_overlay": {"mean": [0.5] * 3, "std": [0.25] * 3}})
     assert model_data_config(told)["std"] == pytest.approx((0.25, 0.25, 0.25))
@@ -204,7 +202,7 @@ def test_a_pickle_that_could_run_anything_is_not_read(tmp_path: Path, capsys: py
     model = saved(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save({**model.state_dict(), "trap": Trap()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(attngraft.HostError, match=r"pytorch_model.bin holds Python objects.*safetensors"):
+    with pytest.raises(attngraft.HostError, match=r"pytorch_model.bin contains Python objects.*safetensors"):
         check_start(recipe(tmp_path))
     assert "ran" not in capsys.readouterr().out
 
@@ -217,15 +215,15 @@ def test_what_is_missing_is_named_with_a_remedy(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(attngraft.HostError, match=r"whole/model.safetensors: transformers .* cannot read it"):
         check_start(recipe(whole))
     (whole / "model.safetensors").unlink()
-    with pytest.raises(attngraft.AttngraftError, match=r"whole/model.safetensors: there is no such file.*copy it"):
+    with pytest.raises(attngraft.AttngraftError, match=r"whole/model.safetensors: no such file.*copy it"):
         check_start(recipe(whole))
     (whole / "config.json").write_text('{"model_type": "vitt"}')
     with pytest.raises(attngraft.AttngraftError, match=r"config.json: transformers .* cannot read it"):
         recipe(whole)
     (whole / "config.json").unlink()
-    with pytest.raises(attngraft.AttngraftError, match=r"whole/config.json: there is no such file.*copy it"):
+    with pytest.raises(attngraft.AttngraftError, match=r"whole/config.json: no such file.*copy it"):
         check_start(recipe(whole))
-    with pytest.raises(attngraft.AttngraftError, match=r"google/vit: there is no such folder, and nothing is fetched"):
+    with pytest.raises(attngraft.AttngraftError, match=r"google/vit: no such folder, and attngraft downloads nothing"):
         check_start(recipe(Path("google/vit")))
 
 
@@ -235,7 +233,7 @@ def test_a_grafted_folder_fills_the_grafts(tmp_path: Path) -> None:
     attngraft.save_pretrained(model, tmp_path)
     made = attngraft.create_model("transformers_classifier", "cb_s@layers.1", weights=tmp_path)
     assert torch.equal(made.eval()(IMAGES), model(IMAGES).logits)
-    with pytest.raises(attngraft.HostError, match="trained with grafts, and the grafts here are others"):
+    with pytest.raises(attngraft.HostError, match="trained with other grafts than this model's"):
         attngraft.create_model("transformers_classifier", "horizontal", weights=tmp_path)
     model.save_pretrained(tmp_path)  # which puts them among the host's weights
     (tmp_path / "grafts.safetensors").unlink()

@@ -9,7 +9,7 @@ import yaml
 
 from attngraft.errors import ConfigError, UsageError
 from attngraft.grafting.spec import parse
-from attngraft.papers import list_papers, load_paper, read_paper
+from attngraft.papers.schema import list_papers, load_paper, read_paper
 
 MINIMAL = {
     "id": "x",
@@ -72,12 +72,12 @@ def test_what_is_added_stands_behind_its_host():
 
 def test_an_id_stands_once(tmp_path: Path):
     twice = {**MINIMAL, "tables": MINIMAL["tables"] * 2}
-    with pytest.raises(ConfigError, match="'table1' stands twice"):
+    with pytest.raises(ConfigError, match="'table1' occurs twice"):
         read_paper(written(tmp_path, yaml.safe_dump(twice)))
 
 
 def test_unknown_papers_and_tables_are_refused_with_near_ones():
-    with pytest.raises(UsageError, match=r"did you mean cb\?.*there are"):
+    with pytest.raises(UsageError, match=r"did you mean cb\?.*papers: "):
         load_paper("cbb")
     with pytest.raises(UsageError, match=r"did you mean table6\?"):
         load_paper("cb").table("tabel6")
@@ -89,7 +89,7 @@ def test_a_tables_letter_may_be_large_or_small(name: str):
 
 
 def test_a_file_in_the_folder_is_a_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("attngraft.papers._FOLDER", tmp_path)
+    monkeypatch.setattr("attngraft.papers.schema._FOLDER", tmp_path)
     written(tmp_path, yaml.safe_dump(MINIMAL))
     assert list_papers() == ["x"]
     assert load_paper("X").title == "A paper"

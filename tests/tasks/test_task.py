@@ -21,5 +21,5 @@ def test_multilabel_is_found() -> None:
 
 
 def test_an_unknown_task_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no task 'detection'; there are classification"):
+    with pytest.raises(ConfigError, match="unknown task 'detection'; available: classification"):
         load_task("detection")

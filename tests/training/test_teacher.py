@@ -27,7 +27,7 @@ from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import read_run
 from attngraft.training.teacher import check_teacher, create_teacher, step_losses, weights_hash
-from tests.tasks.images.making import picture
+from tests.tasks.images.datasets import picture
 from tests.training.processes import finish, start_together
 from tests.training.toys import assert_same_outcome, final_state, metric_rows
 

@@ -16,7 +16,7 @@ from attngraft.errors import DataError, UsageError
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet
 from attngraft.tasks.images.boundaries import boundary
-from attngraft.tasks.images.views import fixed_view
+from attngraft.tasks.images.transforms import eval_transform
 
 RADIUS = 2  #: of boundaries, in pixels of the model's input
 
@@ -68,7 +68,7 @@ class LabelMaps:
                 "a label for each pixel"
             )
         host = model.preparation.host
-        transforms = fixed_view(host, crop_pct=host.crop_pct, interpolation="nearest").transforms
+        transforms = eval_transform(host, crop_pct=host.crop_pct, interpolation="nearest").transforms
         image = Image.fromarray(labels.astype(np.int32))
         for transform in transforms[:-1]:  # the last one makes a tensor
             image = transform(image)

@@ -1,4 +1,4 @@
-"""Models, and images to show them, as options of the command line name them."""
+"""Models and images, as named by command line options."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def images_for(
     subjects: Sequence[ModelHandle], *, images: Sequence[str], data: str | None, split: str | None
 ) -> ImageSet | None:
     """The files that were named; else the data that were named; else what the first run was validated on; else none."""
+    from attngraft.cli.values import find_images
     from attngraft.errors import UsageError
-    from attngraft.export.images import find_images
     from attngraft.targets.images import images_from_data, images_from_files, images_from_run
 
     if images:

@@ -35,7 +35,7 @@ def keep_split(config: StudyConfig, task: Task) -> None:
     from attngraft.tasks.task import SPLIT_FILE
 
     path = config.out / SPLIT_FILE
-    if not task.keep(path):
+    if not task.save_split(path):
         return
     for run in _folders(config):
         if not run.has_saved:

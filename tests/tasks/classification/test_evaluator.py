@@ -17,9 +17,9 @@ from attngraft.errors import TrainingError
 from attngraft.tasks.classification.evaluator import ClassificationEvaluator, balanced_accuracy, macro_f1
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sources import ArrayImages
-from attngraft.tasks.images.splits import Common, LabelledSplit
+from attngraft.tasks.images.splits import LabelledSplit, SplitSettings
 from attngraft.tasks.task import Evaluation
-from tests.tasks.images.making import host_config, make_task
+from tests.tasks.images.datasets import host_config, make_task
 
 
 def _task(classes: int, **sections: Any) -> Any:
@@ -40,7 +40,7 @@ def _split(labels: np.ndarray, classes: int) -> LabelledSplit:
         np.zeros((len(labels), 1, 1), np.uint8), names=[f"image {i}" for i in range(len(labels))], labels=labels
     )
     names = tuple(str(c) for c in range(classes))
-    return _Bare(images, common=Common(classes=names, host=HostInput.from_model(host_config()), seed=0))
+    return _Bare(images, settings=SplitSettings(classes=names, host=HostInput.from_model(host_config()), seed=0))
 
 
 def _evaluate(

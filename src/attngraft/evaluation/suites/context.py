@@ -16,11 +16,10 @@ from attngraft.evaluation.suites.catalog import Condition, SuiteChoice
 from attngraft.evaluation.suites.changes import noise_generator
 from attngraft.targets.test_sets import by_top_folder, how_to_get, imagenet_order, open_test_set
 from attngraft.tasks.classification import Classification
-from attngraft.tasks.images.sources.folder import FolderImages, list_folder
 from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES
+from attngraft.tasks.images.sources.folder import FolderImages, list_folder
 from attngraft.tasks.images.splits import LabelledSplit
-from attngraft.tasks.task import PixelAccess, SuiteSupport
-from attngraft.tasks.task import Batch, Split, Task
+from attngraft.tasks.task import Batch, PixelAccess, Split, SuiteSupport, Task
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.evaluate import open_split
 from attngraft.training.run_folder import RunRecord
@@ -181,7 +180,9 @@ def _of_images(record: RunRecord, task: Classification, images: FolderImages, *,
 
 
 def _context(task: Task, split: Split, *, source: str) -> EvaluationContext:
-    return EvaluationContext(task=task, support=task.suite_support(), split=split, indices=np.arange(len(split)), source=source)
+    return EvaluationContext(
+        task=task, support=task.suite_support(), split=split, indices=np.arange(len(split)), source=source
+    )
 
 
 def _digest(split: Split) -> str:
