@@ -55,10 +55,10 @@ class GraftedOneSidedCrossAttention(AttentionSite, OneSidedCrossAttention):
         """Record the map under two names: `weights`, and its name in the bi-directional attention."""
         super().record(name, tensor)
         if name == "weights":
-            super().record(self.offers, tensor)
+            super().record(self.map_name, tensor)
 
     def is_recording(self, *names: str) -> bool:
-        return super().is_recording(*names, *((self.offers,) if "weights" in names else ()))
+        return super().is_recording(*names, *((self.map_name,) if "weights" in names else ()))
 
     def dropped(self) -> float:
         return float(self.attn_drop) if self.training else 0.0
@@ -155,4 +155,4 @@ def _cross_site(module: Any, path: str, queries: dict[str, Any], keys: dict[str,
     value_rows = ("rv_patches", module.heads * width)
     projections = {"q": ("r_latents", 0), "k": ("rv_patches", 0), "v": value_rows}
     heads = projected_heads(module, projections, heads=module.heads, width=width)
-    return global_site(path, AttentionGeometry(**fields, **heads), record_tensors={module.offers: path})
+    return global_site(path, AttentionGeometry(**fields, **heads), record_tensors={module.map_name: path})
