@@ -1,4 +1,4 @@
-"""Iterative and sequential models: their equations, their sharing, and timm's interface."""
+"""Iterative and sequential models: equations, shared modules, and timm's interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BiXT: forward order, timm's interface, dense use, initial values, and what PyTorch does with modules."""
+"""BiXT: forward order, timm's interface, dense use, initial values, and PyTorch's module operations."""
 
 from __future__ import annotations
 

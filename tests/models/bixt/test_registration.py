@@ -1,4 +1,4 @@
-"""The published names: what they make, how large it is, and which files fit."""
+"""Published names: arguments, sizes, and weights that fit."""
 
 from __future__ import annotations
 
