@@ -17,8 +17,8 @@ from attngraft.errors import AttngraftError, ConfigError, DataError, TrainingErr
 from attngraft.evaluation.corruptions import corruption
 from attngraft.evaluation.suites import SuiteRun, SuitesFailed, evaluate_suites, parse_suites
 from attngraft.evaluation.suites.changes import noise_of
-from attngraft.evaluation.suites.kept import read_columns
-from attngraft.evaluation.suites.progress import NobodyToldOfSuites
+from attngraft.evaluation.suites.cache import read_columns
+from attngraft.evaluation.suites.progress import SuiteProgress
 from attngraft.training.evaluate import evaluate_run, open_split, trained_model
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
@@ -29,7 +29,7 @@ from tests.export.runs import VIT
 from tests.tasks.images.datasets import make_folder
 from tests.training.toys import toy_recipe
 
-SILENT = NobodyToldOfSuites()
+SILENT = SuiteProgress()
 EVERYTHING = ["robustness", "pgd", "clean", "calibration"]
 
 
@@ -42,7 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-class Stopping(NobodyToldOfSuites):
+class Stopping(SuiteProgress):
     """Does something when so many conditions are done and the next one is under way."""
 
     def __init__(self, after: int, then: Callable[[], None]) -> None:
@@ -139,7 +139,7 @@ def test_calibration_by_numpy(done: Path) -> None:
 
 def test_what_is_done_is_not_done_again(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(done / "evaluation")
-    monkeypatch.setattr("attngraft.evaluation.suites.bench.trained_model", lambda *_: pytest.fail("made the model"))
+    monkeypatch.setattr("attngraft.evaluation.suites.conditions.trained_model", lambda *_: pytest.fail("made the model"))
     under(done, *EVERYTHING)
     assert contents(done / "evaluation") == before
 
