@@ -35,6 +35,7 @@ MOVED = {
     "export.manifest": "saved.manifest",
     "finding": "results.analysis",
     "grafting.unused": "grafting.apply",
+    "models.official": "models.weights",
     "sections": "results.sections",
     "study.epochs": "results.statistics",
     "study.result": "results.study",

@@ -170,7 +170,7 @@ def test_behind_an_output_of_its_own_nothing_moves_and_elsewhere_it_does(
     assert len(behind) == len(separate) > 0
     for entry in halves:
         if entry in behind:
-            assert entry.stayed == f"no linear layer stands next to it (bisa {SEPARATE})"
+            assert entry.stayed == f"there is no linear layer next to it (bisa {SEPARATE})"
         else:
             assert entry.folded
 

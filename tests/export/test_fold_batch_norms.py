@@ -63,7 +63,7 @@ def test_no_batch_norm_is_left_and_outputs_stay(spec: str | None, host: dict[str
     torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5)
     assert not batch_norms(model)
     assert found.fused
-    assert "batch norms stand in the linear layers" in str(found.entries[0].folded)
+    assert "batch norms are fused into the linear layers" in str(found.entries[0].folded)
     halves = [entry for entry in found.entries if entry.graft == "cb"]
     if spec != "vertical + cb(at=attention)":
         assert all(entry.folded for entry in halves)
@@ -133,9 +133,9 @@ def test_the_folder_says_what_was_done_and_refuses_undo(exported: tuple[Path, nn
     manifest = read_manifest(folder)
     assert manifest.host.fused
     lines = {line.graft: line.outcome for line in summary(manifest.folds)}
-    assert "batch norms stand in" in lines["the host"]
+    assert "batch norms are fused into" in lines["the host"]
     assert lines["cb"].startswith("folded")
-    assert "batch norms stand in" in (folder / "README.md").read_text()
+    assert "batch norms are fused into" in (folder / "README.md").read_text()
     with pytest.raises(HostError, match="folded for inference"):
         attngraft.ungraft(attngraft.load(folder))
 

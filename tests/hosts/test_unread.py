@@ -32,7 +32,7 @@ def test_the_refusal_of_a_network_of_convolutions_says_what_attends_in_it() -> N
     with torch.device("meta"):
         model = timm.create_model("lambda_resnet26t")
     with pytest.raises(
-        attngraft.HostError, match=r"What attends in it is not read: LambdaLayer: it is linear.*Supported: "
+        attngraft.HostError, match=r"Its attention is not supported: LambdaLayer: it is linear.*Supported: "
     ):
         attngraft.graft(model, "horizontal")
 
@@ -40,8 +40,8 @@ def test_the_refusal_of_a_network_of_convolutions_says_what_attends_in_it() -> N
 @pytest.mark.parametrize(
     ("block", "why"),
     [
-        ("ParallelScalingBlock", "its MLP and its attention stand side by side: one projection"),
-        ("ParallelThingsBlock", "several attentions side by side"),
+        ("ParallelScalingBlock", "its MLP and its attention run in parallel: one projection"),
+        ("ParallelThingsBlock", "several parallel attentions"),
         ("DiffParallelScalingBlock", "difference of two softmaxes"),
     ],
 )
@@ -54,7 +54,7 @@ def test_a_vision_transformer_of_other_blocks_says_what_is_different(block: str,
         model = vision_transformer.VisionTransformer(
             img_size=16, patch_size=8, embed_dim=24, depth=1, num_heads=3, block_fn=getattr(vision_transformer, block)
         )
-    with pytest.raises(attngraft.HostError, match=f"{block}; attngraft knows Block and ResPostBlock .*{why}"):
+    with pytest.raises(attngraft.HostError, match=f"{block}; supported are Block and ResPostBlock .*{why}"):
         attngraft.graft(model, "horizontal")
 
 
@@ -68,7 +68,9 @@ def test_a_difference_of_two_softmaxes_is_refused_with_the_reason() -> None:
 
 def test_a_model_without_attention_has_no_such_reason() -> None:
     assert why_unread(nn.Sequential(nn.Linear(2, 2))) is None
-    with pytest.raises(attngraft.HostError, match="holds none. For a model of your own .*register_host.*Supported: "):
+    with pytest.raises(
+        attngraft.HostError, match="contains none. For a model of your own .*register_host.*Supported: "
+    ):
         attngraft.graft(nn.Sequential(nn.Linear(2, 2)), "cb")
 
 
@@ -99,7 +101,7 @@ def test_the_refusal_of_a_model_of_ones_own_lists_every_adapter() -> None:
     with pytest.raises(attngraft.HostError) as raised:
         attngraft.graft(Own(), "cb")
     said = str(raised.value)
-    assert "Own is no host that attngraft knows" in said
+    assert "Own is not a supported host" in said
     assert "write an adapter and call attngraft.register_host(adapter)" in said
     listed = said.partition("Supported: ")[2].removesuffix(" (see: attngraft list hosts).")
     found = []

@@ -12,7 +12,7 @@ import torch
 from attngraft.study import cost as cost_module
 from attngraft.study.cost import load_costs, measure_costs, save_costs
 from attngraft.timing import PairedRatio
-from attngraft.timing.storages import LiveStorages
+from attngraft.timing.memory import LiveStorages
 from attngraft.training.profiler import Profiler, load_benchmark_batch
 
 from .fakes import cost, study

@@ -1,4 +1,4 @@
-"""Models, and images to show them, as options of the command line name them."""
+"""Models and images, as named by command line options."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from accelerate.utils import send_to_device
 
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Batch, Task, TaskData
-from attngraft.timing.storages import LiveStorages
+from attngraft.timing.memory import LiveStorages
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.freezing import train_mode
 from attngraft.training.inputs import model_inputs

@@ -69,7 +69,7 @@ class TestMViTv2ClassToken(TestMViTv2):
     def test_an_mlp_that_widens_has_no_end(self, host: nn.Module) -> None:
         report = attngraft.plan(host, "cb_s")
         assert [entry.site for entry in report.entries] == ["stages.1.blocks.0.mlp", "stages.1.blocks.1.mlp"]
-        with pytest.raises(attngraft.GraftSpecError, match="another width than it takes; use position=front"):
+        with pytest.raises(attngraft.GraftSpecError, match="changes the width; use position=front"):
             attngraft.plan(host, "cb_s@stages.0")
 
 

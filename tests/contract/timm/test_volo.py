@@ -28,7 +28,7 @@ class TestVolo(HostContract):
     """An outlook on 6 x 6 patches, two blocks on the 3 x 3 left, two in which the class token asks; a second head."""
 
     layers = 5
-    refused: ClassVar = {"cb(at=attention, scope=window)": "neighbourhoods overlap"}
+    refused: ClassVar = {"cb(at=attention, scope=window)": "neighborhoods overlap"}
     specs: ClassVar = ONE_PER_STAGE
     space: ClassVar = [f"{spec}@network" for spec in (SPACE[0], SPACE[5], SPACE[8])]
     where: ClassVar = {"bisa": "network.2-3"}
@@ -56,7 +56,7 @@ class TestVoloWithEveryGraft(TestVolo):
     ("spec", "reason"),
     [
         ("bisa@network.0", "no queries and keys"),
-        ("uniform_heads@network.0", "neighbourhood around each place"),
+        ("uniform_heads@network.0", "neighborhood of each position"),
     ],
 )
 def test_outlooks_refuse_what_needs_weights_between_tokens(spec, reason) -> None:

@@ -111,7 +111,7 @@ class TestAttentionOfOtherKeys(TestAttention):
     """Keys and values of other widths, and learned ones beside them, sequences first: the map is nobody's."""
 
     batch_axis: ClassVar = 1
-    refused: ClassVar = {"misa": "a learned key.*stands for no token", "uniform_heads": "a learned key"}
+    refused: ClassVar = {"misa": "a learned key.*belongs to no token", "uniform_heads": "a learned key"}
     specs: ClassVar = [
         "horizontal + vertical",
         "toy_scale(start=0.5, stage=heads) + cb_s(init=1, at=attention)",

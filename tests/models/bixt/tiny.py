@@ -1,4 +1,4 @@
-"""A BiXT that a test can afford."""
+"""A tiny BiXT for tests."""
 
 from __future__ import annotations
 

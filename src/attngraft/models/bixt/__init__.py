@@ -1,17 +1,16 @@
 """BiXT, the bi-directional cross-attention transformer: its parts, the model, and its names with timm.
 
-| file | what |
+| file | contents |
 |---|---|
 | tokenizers.py | images to tokens, and local patch interaction |
 | positions.py | position codes of one grid, or of any |
 | layers.py | blocks and layers, from `mechanisms.bixt` |
-| latent_model.py, initialization.py | the frame around layers of latents and tokens, and how it starts |
+| latent_model.py | base class of models of latents and tokens, with their initialization |
 | model.py | the network |
-| baselines.py | what the paper compares it with |
+| baselines.py | the paper's baselines |
 | registration.py | all of these by name |
-| refusal.py | weights that do not serve though shapes fit |
 
-Importing this registers the names and nothing more: a class is imported, and its operations are made, when first used.
+Importing this package only registers the names: classes are imported, and their operations registered, on first use.
 """
 
 from __future__ import annotations
