@@ -281,7 +281,9 @@ def test_throughput(done: Path) -> None:
 
 def test_what_cannot_be_put_under_suites(tmp_path: Path, done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(toy_recipe(), tmp_path, progress=Silent())
-    with pytest.raises(ConfigError, match=r"task toy: does not say how its examples are pixels \(Task.suite_support\)"):
+    with pytest.raises(
+        ConfigError, match=r"task toy: suites that change images are not supported \(Task.suite_support\)"
+    ):
         under(tmp_path, "noise")
     with pytest.raises(TrainingError, match="has no such weights"):
         under(done, "noise", weights="best-ema")
