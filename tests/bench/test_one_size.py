@@ -1,4 +1,4 @@
-"""The process that measures one size: what it runs, its memory, its limits, and how its end is read."""
+"""The process that measures one size: its work, memory, limits, and outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from attngraft.bench import one_size
 from attngraft.bench.layers import LATENTS, LAYERS, WIDTH
 from attngraft.bench.one_size import MeasuringError, SizeResult, SizeTask, measure_size
-from attngraft.mechanisms.bixt import eager, folded, folding
+from attngraft.mechanisms.bixt import folded
 from attngraft.timing.macs import count_macs
 from attngraft.timing.memory import address_space_limited, free_memory, growth
 
@@ -91,7 +91,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: str = "", std
     monkeypatch.setattr(subprocess, "run", lambda command, **options: done)
 
 
-def test_how_a_process_ended_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_process_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"outcome": "measured", "seconds": [1.0, 2.0], "memory": 5, "message": ""}
     ends(monkeypatch, 0, stdout=f"something else\n{json.dumps(said)}\n")
     assert measure_size(a_task()) == SizeResult(outcome="measured", seconds=(1.0, 2.0), memory=5)
@@ -166,18 +166,16 @@ def test_outputs_that_are_wrong_are_not_measured(
     assert "noise: not timed" in found.message
 
 
-@pytest.mark.parametrize(("tokens", "way"), [(196, None), (12544, "folding"), (50176, "folded")])
+@pytest.mark.parametrize(("tokens", "way"), [(196, None), (12544, "attend"), (50176, "attend_in_pieces")])
 def test_what_is_timed_is_what_was_checked(tokens: int, way: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens and many take different ways through the operation."""
     ways: list[str] = []
 
-    def seen(name: str, module: Any) -> SimpleNamespace:
-        return SimpleNamespace(
-            **vars(module) | {"attend": lambda *o, **kw: ways.append(name) or module.attend(*o, **kw)}
+    for name in ("attend", "attend_in_pieces"):
+        function = getattr(folded, name)
+        monkeypatch.setattr(
+            folded, name, lambda *o, name=name, function=function, **kw: ways.append(name) or function(*o, **kw)
         )
-
-    monkeypatch.setattr(eager, "folding", seen("folding", folding))
-    monkeypatch.setattr(eager, "folded", seen("folded", folded))
     layer = LAYERS["bixt"].stack(1).eval()
     one_size._check(a_task(tokens=tokens), layer)
     checked = ways.copy()
@@ -200,7 +198,7 @@ def test_memory_that_runs_out_later_leaves_the_first_call(
     assert found.memory is not None
 
 
-def test_a_process_that_cannot_answer_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_ends_even_if_it_cannot_print(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(found: object) -> str:
         raise MemoryError
 
@@ -213,7 +211,7 @@ def test_a_process_that_cannot_answer_ends_all_the_same(monkeypatch: pytest.Monk
         one_size._Answer().send("too slow")
 
 
-def test_when_time_is_over_what_is_there_counts(
+def test_at_the_time_limit_existing_samples_count(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(one_size.os, "_exit", lambda code: None)

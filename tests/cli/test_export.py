@@ -137,7 +137,7 @@ def test_every_target_of_a_run_that_was_trained(
         rows = [line.split() for line in lines if f" {name} " in line and " ┃ " not in line and str(out) not in line]
         assert [row[-2] for row in rows] == ([allowed] if name in checked else []), (name, told)
     said = " ".join(told.split())
-    assert ("cb (blocks.0.mlp): folded: the half of cb stands in the weights of the linear layer" in said) == fold
+    assert ("cb (blocks.0.mlp): folded: the half of cb is folded into the weights of the linear layer" in said) == fold
     assert ("horizontal (blocks.0.attn): not folded: it holds nothing" in said) == fold
     assert ("plain timm loads the host without its grafts" in said) == (target == "hf")
     assert f"use it: attngraft predict {out} IMAGES..." in said

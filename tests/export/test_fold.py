@@ -84,7 +84,7 @@ def test_of_two_only_the_one_beside_the_layer_moves_and_the_other_says_why() -> 
 def test_a_host_that_no_adapter_reads_stays_as_it_is_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing_hosts()  # loads the adapters of attngraft's own models
+    missing_hosts()  # registers the adapters for our own models, too
     monkeypatch.setattr(host_adapters()["elsa.swin"], "recognizes", lambda model: False)
     host = {**ELSA_SWIN, "args": {**ELSA_SWIN["args"], "lam": 2}}
     (entry,) = export_run(make_run(tmp_path / "run", host=host), tmp_path / "out", fold=True).manifest.folds
@@ -170,7 +170,7 @@ def test_behind_an_output_of_its_own_nothing_moves_and_elsewhere_it_does(
     assert len(behind) == len(separate) > 0
     for entry in halves:
         if entry in behind:
-            assert entry.stayed == f"no linear layer stands next to it (bisa {SEPARATE})"
+            assert entry.stayed == f"there is no linear layer next to it (bisa {SEPARATE})"
         else:
             assert entry.folded
 

@@ -132,7 +132,7 @@ def test_windows_without_shift_are_the_hosts_own() -> None:
         ("lsa(network=net8)", "network must be one of swin, net1"),
         ("involution(kernel=2)", "kernel is an odd number"),
         ("dwconv(heads=-1)", "heads is 1 or more"),
-        ("dynamic_dwconv(reduction=0)", "reduction is at least 1"),
+        ("dynamic_dwconv(reduction=0)", "reduction is 1 or more"),
         ("ddf(squeeze=0)", "squeeze is more than 0"),
         ("outlooker(stride=4)", "stride is from 1 to kernel"),
     ],

@@ -24,7 +24,7 @@ from timm.models import generate_default_cfgs
 from timm.models.vision_transformer import VisionTransformer, init_weights_vit_timm
 from torch import Tensor, nn
 
-from attngraft.mechanisms.context_broadcast.attention import UniformHeadAttention
+from attngraft.mechanisms.context_broadcast.layer import UniformHeadAttention
 from attngraft.models.timm_model import config, register
 
 

@@ -57,7 +57,7 @@ class TestBert(TransformersContract):
 @pytest.mark.slow
 class TestBertWithEveryGraft(TestBert):
     specs: ClassVar = GRAFTS
-    refused: ClassVar = {**TestBert.refused, "ghost": "stand on no grid"}
+    refused: ClassVar = {**TestBert.refused, "ghost": "are not on a grid"}
 
 
 @pytest.mark.slow

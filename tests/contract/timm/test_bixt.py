@@ -31,7 +31,7 @@ class TestBixt(HostContract):
 
     layers = 4
     mlps = 5
-    refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN | {"ghost": "stand on no grid|queries are not its keys"}
+    refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN | {"ghost": "are not on a grid|queries are not its keys"}
     where: ClassVar = SELF | {"uniform_heads(value=cb)": "blocks.*.self_attention_latents"}
     beside: ClassVar = "toy_other(start=0.5) + toy_other(start=0.25, stage='mlp.end')@first:1"
     name: ClassVar = "bixt_ti_l64_p16"

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from attngraft.attention.recorder import Recordable, record_coordinates
 from attngraft.errors import UsageError
+from attngraft.mechanisms.local.geometry import join_windows, relative_positions, shifted_window_mask, split_windows
 from attngraft.mechanisms.local.hadamard import HadamardAttention
-from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows
 
 
 class Residual(nn.Module):
@@ -76,7 +76,7 @@ class WindowAttention(Recordable, nn.Module):
         self.shift, self.shift_small = shift, shift_small
         self.pre_proj = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.rb = nn.Parameter(nn.init.trunc_normal_(torch.empty(heads, (2 * window - 1) ** 2), std=0.02))
-        self.register_buffer("relative_id", relative_places(window, window).flatten(), persistent=False)
+        self.register_buffer("relative_id", relative_positions(window, window).flatten(), persistent=False)
         self.post_proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -89,7 +89,7 @@ class WindowAttention(Recordable, nn.Module):
         v, q, k = self.pre_proj(windows).unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)
         bias = self.rb[:, self.relative_id].unflatten(1, (self.window**2, -1))
         if shift:
-            visible = neighbors_before(padded, self.window, shift, x.device).unsqueeze(1)
+            visible = shifted_window_mask(padded, self.window, shift, x.device).unsqueeze(1)
             bias = torch.where(visible, bias, bias - 100)  # as published: reduced by 100, not masked
         if self.is_recording("weights"):
             scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5 + bias.to(q.dtype)
