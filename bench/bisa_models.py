@@ -1,9 +1,9 @@
-"""What BiSA in the first two attention layers costs in time: a training step over the host's, side by side.
+"""Time of a training step with BiSA in the first two attention layers, relative to the host's.
 
     python bench/bisa_models.py --threads 2 --out benchmarks/bisa_models.json
 
-A step is forward, cross-entropy, backward and AdamW at 224, batch 8. Before timing, the grafted models must give the outputs
-of the equations themselves. The lines say how the multiply-adds compare.
+A step is forward, cross-entropy, backward and AdamW at 224, batch 8. Before timing, the outputs of the grafted models must
+equal those of the equations. Each line contains the ratio of multiply-adds.
 """
 
 from __future__ import annotations

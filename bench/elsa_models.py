@@ -1,10 +1,10 @@
-"""What ELSA-Swin-T costs in time: a training step over that of timm's Swin-T, and large images over small, side by side.
+"""Time of ELSA-Swin-T: a training step relative to timm's Swin-T, and large images relative to small ones.
 
     python bench/elsa_models.py --threads 2 --out benchmarks/elsa_models.json
 
-A step is forward, cross-entropy, backward and AdamW at 224, batch 8. Of large images one is taken forward, over as many of
-256 pixels as have its pixels together: a cost that is linear in pixels gives 1 (bar 1.2). Before timing, the model must give
-the outputs of the equations themselves.
+A step is forward, cross-entropy, backward and AdamW at 224, batch 8. The forward pass of one large image is compared
+with that of 256-pixel images with the same total number of pixels: a cost that is linear in pixels gives 1 (bar 1.2).
+Before timing, the model's outputs must equal those of the equations.
 """
 
 from __future__ import annotations

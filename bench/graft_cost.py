@@ -1,10 +1,10 @@
-"""What a graft costs in time: a training step of the grafted model over the host's, side by side.
+"""Time of a training step of grafted models, relative to the host's.
 
     python bench/graft_cost.py --out benchmarks/graft_cost.json
 
 A step is forward, cross-entropy, backward and AdamW on ViT-Ti at 224, batch 8. Before timing, the patched classes without
-grafts must give the host's output bit for bit, and each grafted model that of its reference backend. Two rows without a
-bar show what horizontal and vertical attention would cost if they were their matrix products alone.
+grafts must give the host's output bit for bit, and each grafted model that of its reference backend. Two rows without a bar
+show the cost of the matrix products of horizontal and vertical attention alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FLOORS = ("horizontal", "vertical")
 
 
 def patched(host: nn.Module) -> nn.Module:
-    """A copy of `host` whose every site has its patched class and no graft."""
+    """Copy `host` with patched classes at all sites and no grafts."""
     model = copy.deepcopy(host)
     found = find_host(model)
     for target in {target for site in found.sites for target in site.targets.values()}:
@@ -47,7 +47,7 @@ def patched(host: nn.Module) -> nn.Module:
 
 
 def check(host: nn.Module, models: dict[str, nn.Module], images: torch.Tensor) -> None:
-    """The gate: nothing with a wrong output is timed."""
+    """Check outputs before timing."""
     with torch.no_grad():
         expected = host.eval()(images)
         for name, model in models.items():

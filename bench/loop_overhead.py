@@ -1,10 +1,10 @@
-"""What the training loop costs over a bare PyTorch loop with the same model, batches and optimizer.
+"""Overhead of the training loop, relative to a bare PyTorch loop with the same model, batches and optimizer.
 
     python bench/loop_overhead.py --out benchmarks/loop_overhead.json
 
-A sample is an epoch on the embedded digits, timed from the end of its first update to the end of its last: set-up,
-evaluation and files are left out on both sides, since a bare loop has none. Both see the same examples in the same order
-from the same initial weights, so before timing their losses must agree. Bar: 1.03.
+A sample is an epoch on the embedded digits, timed from the end of its first update to the end of its last: without set-up,
+evaluation and files, which a bare loop does not have. Both use the same examples in the same order from the same initial
+weights, so their losses must agree before timing. Bar: 1.03.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RECIPE = {
 
 
 class Laps:
-    """A clock that only moves inside an epoch, from the end of its first update to the end of its last."""
+    """A clock that only advances inside an epoch, from the end of its first update to the end of its last."""
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -54,7 +54,7 @@ class Laps:
         self.losses = []
 
     def update(self, loss: float) -> None:
-        """An update is made."""
+        """Note the end of an update."""
         now = time.perf_counter()
         if self.losses:
             self.total += now - self._last
@@ -66,7 +66,7 @@ class Laps:
 
 
 class LapProgress:
-    """Tells the laps of a run."""
+    """Callback that notes the updates of a run."""
 
     def __init__(self, laps: Laps) -> None:
         self._laps = laps
@@ -83,13 +83,13 @@ class LapProgress:
 
 
 def attngraft_epoch(recipe: Recipe, laps: Laps) -> None:
-    """An epoch as `attngraft train` does it."""
+    """Run an epoch as `attngraft train` does."""
     with tempfile.TemporaryDirectory() as folder:
         train(recipe, Path(folder) / "run", progress=LapProgress(laps))
 
 
 class BareLoop:
-    """The same epoch as a script would write it."""
+    """Run the same epoch as a plain script."""
 
     def __init__(self, recipe: Recipe, laps: Laps) -> None:
         self.recipe, self.laps = recipe, laps

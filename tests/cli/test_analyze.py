@@ -106,7 +106,7 @@ def test_mistakes(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.Cap
         (["class-token", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
         (["filters", "--run", one, "--at", "3"], 2, "--at 3: give a row and a column"),
         (["entropy", "--run", one, "--at", "3,1"], 2, "--at is an option of filters; add filters"),
-        (["entropy", "--run", one, "--latent", 0], 2, "--latent is for latents"),
+        (["entropy", "--run", one, "--latent", 0], 2, "--latent is an option of latents"),
         (["structure", "--run", one, "--run", other, "--label-maps", tmp_path / "no"], 2, "there is no such folder"),
     ]:
         assert run("analyze", *arguments) == code, arguments

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from attngraft.errors import DataError, UsageError
-from attngraft.evaluation.suites.kept import read_columns
+from attngraft.evaluation.suites.cache import read_columns
 from attngraft.report.page import report_html
 from attngraft.report.suites import suite_comparison, suite_views
 from attngraft.results.statistics import t_interval

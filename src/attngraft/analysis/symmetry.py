@@ -166,7 +166,8 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         "and the share of the tenth of the tokens that a latent attends to most that is among the tenth that attends to it "
         "most; mean over images, latents and heads, the band its 95% interval (Student's t) over images. Dotted: unrelated "
         "maps. BiXT's two directions are softmaxes of one score matrix and therefore similar by construction; those of a "
-        "model whose latents and tokens attend one after the other are computed from two. The last layer has one direction only.",
+        "model whose latents and tokens attend one after the other are computed from two. The last layer has one "
+        "direction only.",
         panels=panels,
         table=table(
             [

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.evaluation.suites.cache import read_cached, read_columns, read_fingerprint, require_pyarrow
 from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites
 from attngraft.evaluation.suites.evaluate import FOLDER, checkpoint_digest, evaluate_suites
-from attngraft.evaluation.suites.failing import FAILURES
-from attngraft.evaluation.suites.kept import made_from, need_pyarrow, read_columns, read_kept
-from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run
+from attngraft.evaluation.suites.progress import SuiteProgress
+from attngraft.evaluation.suites.result import FAILURES, GroupResult, SuiteRun, find_suite_run
 from attngraft.results.study import ConditionResult, ConditionVariant, Difference, Spread, SuiteResult
 from attngraft.study.calibrating import Beliefs, compare_calibration
 from attngraft.study.config import StudyConfig
@@ -46,10 +46,10 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
         ConfigError: the task does not say how its examples are pixels.
         TrainingError: pyarrow is not installed.
     """
-    from attngraft.evaluation.suites.ground import missing_images
+    from attngraft.evaluation.suites.context import missing_images
 
     if choices_of(config):
-        need_pyarrow()
+        require_pyarrow()
     for choice in choices_of(config):
         if choice.data is not None and is_missing(choice.data):
             raise DataError(
@@ -101,7 +101,7 @@ def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[s
     return failed
 
 
-class _Stages:
+class _Stages(SuiteProgress):
     """Tells a study how a run's evaluation gets on."""
 
     def __init__(self, label: str, progress: StudyProgress) -> None:
@@ -115,15 +115,6 @@ class _Stages:
         if text != self._told:  # of several noise seeds the first
             self._told = text
             self._progress.on_stage(text)
-
-    def on_examples(self, count: int) -> None:
-        pass
-
-    def on_outcome(self, label: str, outcome: str) -> None:
-        pass
-
-    def on_failure(self, title: str, error: str) -> None:
-        pass
 
 
 def suite_results(config: StudyConfig, records: Records, task: Task) -> list[SuiteResult]:
@@ -188,7 +179,7 @@ class _Evaluated:
     def whole(self) -> bool:
         """Whether all files of predictions are there, and of the weights and examples of the results."""
         files = (self.record.folder / FOLDER / file for group in self.found.groups for file in group.files)
-        made = (made_from(file) for file in files)
+        made = (read_fingerprint(file) for file in files)
         return all(
             each is not None and (each["checkpoint"], each["data"]) == (self.found.checkpoint, self.found.digest)
             for each in made
@@ -211,7 +202,7 @@ class _Evaluated:
     def _of_files(self, group: GroupResult) -> Scores:
         paths = [self.record.folder / FOLDER / file for file in group.files]
         columns = [read_columns(path, only=("name", "score")) for path in paths]
-        kept = read_kept(paths[0])
+        kept = read_cached(paths[0])
         names = columns[0]["name"]
         before = next((scores.names for scores in self._read.values()), names)
         return Scores(

@@ -1,4 +1,4 @@
-"""ELSA-Swin: its published sizes, timm's interface, and images of any size."""
+"""ELSA-Swin: published sizes, timm's interface, and images of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ELSA-VOLO: sizes, the same options as timm's VOLO, names of parameters."""
+"""ELSA-VOLO: sizes, timm's options, names of parameters."""
 
 from __future__ import annotations
 

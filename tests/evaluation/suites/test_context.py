@@ -10,7 +10,7 @@ import torch
 
 from attngraft.errors import DataError
 from attngraft.evaluation.suites import parse_suites
-from attngraft.evaluation.suites.ground import Ground, open_ground
+from attngraft.evaluation.suites.context import EvaluationContext, open_context
 from attngraft.training.evaluate import open_split
 from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import NAMES, run_with_images
@@ -22,9 +22,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_with_images(tmp_path_factory.mktemp("run") / "run")
 
 
-def opened(run: Path, folder: Path, **more: str) -> Ground:
+def opened(run: Path, folder: Path, **more: str) -> EvaluationContext:
     (choice,) = parse_suites([f"clean={folder}"])
-    return open_ground(read_run(run), choice, **more)  # type: ignore[arg-type]
+    return open_context(read_run(run), choice, **more)  # type: ignore[arg-type]
 
 
 FLAT = dict.fromkeys(NAMES, 2)
