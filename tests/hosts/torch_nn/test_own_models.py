@@ -1,4 +1,4 @@
-"""Models of one's own that are made of torch's attentions and layers."""
+"""User models with torch's attentions and layers."""
 
 from __future__ import annotations
 
