@@ -1,4 +1,4 @@
-"""The commands under `bench/`: their gates catch what is wrong, and (slow) each runs from end to end."""
+"""The scripts in `bench/`: their checks detect wrong outputs, and (slow) each runs end to end."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_results_command_is_the_one_that_is_documented():
         assert pairs is None or int(pairs[1]) >= 30 or "jobs.py" in row  # its runs are minutes long
 
 
-def test_the_gate_of_graft_cost_passes_ours_and_catches_a_change():
+def test_the_check_of_graft_cost_detects_a_change():
     graft_cost, host, images = command("graft_cost"), tiny(), torch.randn(2, 3, 32, 32)
     models = {name: graft_cost.grafted(host, name) for name in graft_cost.BARS if name != graft_cost.PLAIN}
     models[graft_cost.PLAIN] = graft_cost.patched(host)
@@ -105,7 +105,7 @@ def test_a_step_of_graft_cost_trains():
 
 
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "levit_128s"])
-def test_the_gate_of_bisa_models_notices_every_layers_inverse_branch(name: str):
+def test_the_check_of_bisa_models_covers_every_inverse_branch(name: str):
     bisa_models, images = command("bisa_models"), torch.randn(1, 3, 224, 224)
     torch.manual_seed(0)
     model = bisa_models.grafted(timm.create_model(name), bisa_models.SPEC).eval()
@@ -125,7 +125,7 @@ def test_the_gate_of_bisa_models_notices_every_layers_inverse_branch(name: str):
             )
 
 
-def test_the_gate_of_bisa_layer_passes_the_lean_form_and_catches_another_hypernetwork():
+def test_the_check_of_bisa_layer_detects_another_hypernetwork():
     bisa_layer = command("bisa_layer")
     name = "LeViT-128S, stage 1"
     _, lean, _ = bisa_layer.SHAPES[name].layers()
@@ -139,7 +139,7 @@ def test_the_gate_of_bisa_layer_passes_the_lean_form_and_catches_another_hyperne
         check_outputs(ours, bisa_layer.forward_and_backward(naive, tokens)(), what=name, rtol=1e-3, atol=1e-4)
 
 
-def test_the_gate_of_bixt_op_passes_ours_and_catches_another_similarity(monkeypatch: pytest.MonkeyPatch):
+def test_the_check_of_bixt_op_detects_another_similarity(monkeypatch: pytest.MonkeyPatch):
     bixt_op = command("bixt_op")
     bixt_op.check("1x600")
     by_head = bixt_op.Explicit.by_head
@@ -149,7 +149,7 @@ def test_the_gate_of_bixt_op_passes_ours_and_catches_another_similarity(monkeypa
 
 
 @pytest.mark.parametrize("ghost", ["add", "mul and add"])
-def test_the_gate_of_local_filter_passes_ours_and_catches_a_shift(monkeypatch: pytest.MonkeyPatch, ghost: str):
+def test_the_check_of_local_filter_detects_a_shift(monkeypatch: pytest.MonkeyPatch, ghost: str):
     local_filter = command("local_filter")
     monkeypatch.setattr(local_filter, "PIXELS", 12)
     local_filter.check(ghost)
@@ -208,7 +208,7 @@ def test_laps_count_from_the_first_update_to_the_last(monkeypatch: pytest.Monkey
     assert laps.losses == [3.0, 2.0]
 
 
-def test_the_gate_of_data_loading_passes_ours_and_catches_another_view(tmp_path: Path):
+def test_the_check_of_data_loading_detects_another_view(tmp_path: Path):
     loading = command("data_loading")
     folder = loading.invent(tmp_path, images=6, size=64)
     split = loading.our_split(folder)
@@ -218,7 +218,7 @@ def test_the_gate_of_data_loading_passes_ours_and_catches_another_view(tmp_path:
         loading.check(folder, split)
 
 
-def test_the_gate_of_report_size_catches_a_run_that_is_missing(tmp_path: Path):
+def test_the_check_of_report_size_detects_a_missing_run(tmp_path: Path):
     from attngraft.study import Tools, report_only
 
     size = command("report_size")

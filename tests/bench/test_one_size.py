@@ -1,4 +1,4 @@
-"""The process that measures one size: what it runs, its memory, its limits, and how its end is read."""
+"""The process that measures one size: its work, memory, limits, and outcome."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: str = "", std
     monkeypatch.setattr(subprocess, "run", lambda command, **options: done)
 
 
-def test_how_a_process_ended_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_process_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"outcome": "measured", "seconds": [1.0, 2.0], "memory": 5, "message": ""}
     ends(monkeypatch, 0, stdout=f"something else\n{json.dumps(said)}\n")
     assert measure_size(a_task()) == SizeResult(outcome="measured", seconds=(1.0, 2.0), memory=5)
@@ -198,7 +198,7 @@ def test_memory_that_runs_out_later_leaves_the_first_call(
     assert found.memory is not None
 
 
-def test_a_process_that_cannot_answer_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_ends_even_if_it_cannot_print(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(found: object) -> str:
         raise MemoryError
 
@@ -211,7 +211,7 @@ def test_a_process_that_cannot_answer_ends_all_the_same(monkeypatch: pytest.Monk
         one_size._Answer().send("too slow")
 
 
-def test_when_time_is_over_what_is_there_counts(
+def test_at_the_time_limit_existing_samples_count(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(one_size.os, "_exit", lambda code: None)

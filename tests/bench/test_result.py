@@ -1,4 +1,4 @@
-"""The committed record of a benchmark."""
+"""Results of benchmarks, and the check of outputs before timing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_is_written_is_read_back(tmp_path: Path):
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["result.json"]
 
 
-def test_it_says_where_it_was_measured():
+def test_the_result_contains_the_environment():
     result = a_result()
     assert result.environment["packages"]["torch"]
     assert result.environment["threads"] >= 1
@@ -99,7 +99,7 @@ def test_common_options():
         (["/home/me/.venv/bin/attngraft", "bench", "bixt"], "attngraft bench bixt"),
     ],
 )
-def test_commands_are_said_as_somebody_else_would_type_them(
+def test_commands_do_not_depend_on_the_machine(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", arguments)

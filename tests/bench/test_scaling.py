@@ -1,4 +1,4 @@
-"""Sweeps over sizes: fits on synthetic data, ends of curves, going on with what is there."""
+"""Sweeps over sizes: fits on synthetic data, ends of curves, resuming."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_sweep_ends_curves_and_fits_them() -> None:
     assert (point.samples, point.memory) == (3, 196_000)
 
 
-def test_where_memory_runs_out_the_limit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_by_memory_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = run(a_start(limits=Limits(seconds=1e9, memory=5_000_000_000)))
     assert found.curves[1].end == scaling.End(tokens=3136, reason="out of memory (5 GB)")
     monkeypatch.setattr(scaling, "free_memory", lambda: 10_000_000_000)
@@ -138,7 +138,7 @@ def test_a_steeper_curve_than_its_bar_fails() -> None:
     assert not found.passed
 
 
-def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
+def test_existing_measurements_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "bixt.json"
     first, jobs = run(a_start(), sizes=(196, 3136))
     assert len(jobs) == 4
@@ -158,7 +158,7 @@ def test_an_end_holds_for_its_limits(tmp_path: Path) -> None:
     assert again.curves[1].end == scaling.End(tokens=12544, reason="over 100 s")
 
 
-def test_curves_that_are_not_asked_for_stay(tmp_path: Path) -> None:
+def test_curves_of_other_layers_are_kept(tmp_path: Path) -> None:
     known, _ = run(a_start())
     alone = begin("BiXT", ["bixt"], setting=SETTING, call=CALL, limits=LIMITS, bars={"bixt": 1.0})
     assert [curve.layer for curve in resumed(alone, known, path=tmp_path / "x.json").curves] == LAYERS
@@ -180,13 +180,13 @@ def test_other_measurements_are_not_joined(changes: dict[str, Any], message: str
         resumed(a_start(**changes), a_start(), path=tmp_path / "x.json")
 
 
-def test_changes_of_a_checkout_do_not_hinder_going_on(tmp_path: Path) -> None:
+def test_uncommitted_changes_do_not_prevent_resuming(tmp_path: Path) -> None:
     """The file itself, tracked, makes one."""
     clean, changed = (a_start(environment={**SETTING.environment, "commit": f"0123{sign}"}) for sign in ("", "+"))
     assert resumed(changed, clean, path=tmp_path / "x.json").environment["commit"] == "0123+"
 
 
-def test_who_interrupts_keeps_what_was_measured() -> None:
+def test_an_interrupted_sweep_keeps_its_measurements() -> None:
     kept: list[ScalingResult] = []
 
     def interrupted(job: SizeTask) -> SizeResult:

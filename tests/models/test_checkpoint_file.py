@@ -1,4 +1,4 @@
-"""Checkpoints as training scripts leave them: every layout, what is said of it, and what is refused unread."""
+"""Checkpoints of training scripts: every layout, their descriptions, and refused files."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_zip_around_a_checkpoint(tmp_path: Path, name: str) -> None:
         assert found.architecture == "bixt_ti_l64_p16"
 
 
-def test_of_several_files_in_a_zip_the_best_is_meant(tmp_path: Path) -> None:
+def test_the_best_of_several_files_in_a_zip_is_read(tmp_path: Path) -> None:
     inner = saved(whole(state_dict=STATE), tmp_path / "inner.pth.tar")
     assert_is(read_checkpoint(zipped(inner, tmp_path / "a.zip", beside={"last.pth.tar": b"other"})))
     with pytest.raises(
@@ -113,7 +113,7 @@ def test_of_several_files_in_a_zip_the_best_is_meant(tmp_path: Path) -> None:
         ("_orig_mod.module._orig_mod.module.module.", ("_orig_mod.", "module.")),
     ],
 )
-def test_wrappers_are_taken_off_in_any_order(tmp_path: Path, prefix: str, stripped: tuple[str, ...]) -> None:
+def test_wrappers_are_removed_in_any_order(tmp_path: Path, prefix: str, stripped: tuple[str, ...]) -> None:
     found = read_checkpoint(saved(whole(state_dict=prefixed(prefix)), tmp_path / "a.pth"))
     assert_is(found)
     assert found.stripped == stripped
@@ -121,7 +121,7 @@ def test_wrappers_are_taken_off_in_any_order(tmp_path: Path, prefix: str, stripp
     assert_is(read_checkpoint(tmp_path / "a.safetensors"))
 
 
-def test_only_the_beginning_of_a_name_is_a_wrapper(tmp_path: Path) -> None:
+def test_only_prefixes_are_wrappers(tmp_path: Path) -> None:
     state = {"blocks.module.weight": torch.ones(1), "modules": torch.ones(1)}
     assert_is(read_checkpoint(saved(state, tmp_path / "a.pth")), state)
     twice = {"module.a": torch.ones(1), "a": torch.zeros(1)}
@@ -149,7 +149,7 @@ def test_the_average_or_not(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "e.safetensors", average=True)
 
 
-def test_what_a_converted_file_says_of_itself(tmp_path: Path) -> None:
+def test_metadata_of_a_converted_file(tmp_path: Path) -> None:
     facts = {"architecture": "bixt_ti_l64_p16", "arguments": {"num_classes": 4}, "epoch": 799}
     safetensors.torch.save_file(STATE, tmp_path / "a.safetensors", metadata={"attngraft": json.dumps(facts)})
     found = read_checkpoint(tmp_path / "a.safetensors")
@@ -224,7 +224,7 @@ def test_namespaces_are_allowed_for_one_file_only(tmp_path: Path) -> None:
         ("a.pth", None, r"no such file of weights; pass the path of a \.safetensors"),
     ],
 )
-def test_what_is_no_checkpoint(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_files_that_are_not_checkpoints(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(AttngraftError, match=message):
@@ -240,7 +240,7 @@ def test_only_plain_tensors_under_names_are_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [10, 200, -30])
-def test_a_file_that_broke_off(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_file(tmp_path: Path, cut: int) -> None:
     path = zipped(saved(whole(state_dict=STATE), tmp_path / "a.pth"), tmp_path / "a.zip")
     for whole_file in (path, tmp_path / "a.pth"):
         whole_file.write_bytes(whole_file.read_bytes()[:cut])
@@ -249,7 +249,7 @@ def test_a_file_that_broke_off(tmp_path: Path, cut: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zip", "torch", "old format", "safetensors"])
-def test_bytes_that_changed(tmp_path: Path, kind: str) -> None:
+def test_changed_bytes(tmp_path: Path, kind: str) -> None:
     """Whatever a byte does to a file, either its tensors are read or an error names it."""
     path = tmp_path / ("a.safetensors" if kind == "safetensors" else "a.pth")
     if kind == "safetensors":

@@ -1,4 +1,4 @@
-"""Why weights of timm could not be had: said in words that help, without a network."""
+"""Errors of unavailable pretrained weights, without a network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def failure(kind: str, message: str = "it did not work", cause: Exception | None
     return error
 
 
-def test_offline_says_which_file_and_where_to_put_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_offline_errors_name_the_file_and_its_location(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(HostError) as caught:
@@ -45,18 +45,18 @@ def test_offline_says_which_file_and_where_to_put_it(monkeypatch: pytest.MonkeyP
         assert part in message
 
 
-def test_a_tag_that_is_not_there_is_answered_with_those_that_are() -> None:
+def test_an_unknown_tag_lists_the_known_ones() -> None:
     with pytest.raises(HostError, match=rf"no weights 'in1k' for {VIT}; there are .*{VIT}\.augreg_in21k"):
         attngraft.create_model(f"{VIT}.in1k", pretrained=True)
 
 
-def test_a_model_without_weights_is_answered_with_those_that_have_some() -> None:
+def test_a_model_without_weights_lists_similar_ones_with_weights() -> None:
     name = "vit_relpos_small_patch16_rpn_224"
     with pytest.raises(HostError, match=rf"has no weights for {name} \(it has some for vit_relpos_small_patch16_224"):
         attngraft.create_model(name, pretrained=True)
 
 
-def test_a_name_that_is_not_there_is_answered_with_near_ones() -> None:
+def test_an_unknown_name_lists_similar_ones() -> None:
     with pytest.raises(UsageError, match=f"there is no model 'vit_tiny_patch16_225'.*did you mean {VIT}"):
         attngraft.create_model("vit_tiny_patch16_225", pretrained=True)
 
@@ -72,7 +72,7 @@ def test_a_name_that_is_not_there_is_answered_with_near_ones() -> None:
         (TimeoutError(), r"cannot be downloaded \(TimeoutError\)"),
     ],
 )
-def test_what_the_hub_answers_in_words(error: Exception, message: str) -> None:
+def test_errors_of_the_hub_are_explained(error: Exception, message: str) -> None:
     found = why_no_weights(VIT, error)
     assert found is not None
     assert re.search(message, found), found

@@ -1,4 +1,4 @@
-"""The authors' checkpoints in BiXT: every layout, other grids and heads, what is refused; all from a model of ours."""
+"""The authors' checkpoints in BiXT: every layout, other grids and heads, refusals; generated from our own model."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_layers_for_dense_tasks_take_the_whole_models_weights(tmp_path: Path) ->
     assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
 
 
-def test_a_head_for_other_classes_stays_new_where_that_is_said(tmp_path: Path) -> None:
+def test_a_head_for_other_classes_stays_new_on_request(tmp_path: Path) -> None:
     path = official(tmp_path / "a.pth.tar")
     model = make(num_classes=3)
     head = model.head.weight.clone()
@@ -151,7 +151,7 @@ def test_a_head_for_other_classes_stays_new_where_that_is_said(tmp_path: Path) -
     assert torch.equal(model.latents, make(seed=1).latents)
 
 
-def test_what_does_not_fit_is_said_at_once_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_all_misfits_are_listed_and_nothing_is_changed(tmp_path: Path) -> None:
     state = make(seed=1, num_latents=3).state_dict()
     lacking = "blocks.1.self_attention_latents.norm1.weight"
     del state[lacking]
@@ -183,7 +183,7 @@ def test_weights_of_other_heads_are_refused_though_their_shapes_fit(tmp_path: Pa
         load_official(make(ca_heads=3), path)
 
 
-def test_whose_heads_a_name_says() -> None:
+def test_heads_follow_from_the_name() -> None:
     model = make()
     assert checkpoint_refusal_fn("bixt_ti_l32_p16s8", {}, model) is None
     assert checkpoint_refusal_fn("bixt_ti_h3_l64_p16", {}, model) is not None

@@ -1,4 +1,4 @@
-"""PointMLP's layers against brute force, and what they refuse."""
+"""PointMLP's layers against brute force, and their refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T2T-ViT: its shapes, its equations, and the authors' names of tensors."""
+"""T2T-ViT: shapes, equations, and the authors' names of tensors."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         attngraft.create_model("t2t_vit_14", weights=path, **TINY)
 
 
-def test_it_has_no_weights_to_fetch() -> None:
+def test_there_are_no_weights_to_download() -> None:
     with pytest.raises(attngraft.HostError, match="no weights for t2t_vit_14"):
         attngraft.create_model("t2t_vit_14", pretrained=True)
 
 
 @pytest.mark.slow
-def test_every_user_of_the_name_finds_it() -> None:
+def test_the_name_is_registered() -> None:
     """In a process that has not imported the models."""
     code = (
         "from attngraft.cli import main\n"

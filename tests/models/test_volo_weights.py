@@ -1,4 +1,4 @@
-"""Weights of VOLO at one size of images, in a model for another."""
+"""Weights of VOLO in a model for another image size."""
 
 from __future__ import annotations
 

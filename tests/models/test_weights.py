@@ -1,4 +1,4 @@
-"""Weights from files: what is read, how it is made to fit, what is refused."""
+"""Weights from files: formats, adaptation, and refusals."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_head_of_other_classes_or_none_stays_new(tmp_path: Path, name: str, in
     assert str(fitted).startswith(f"weights of {path} (a new head: {', '.join(fitted.new[:2])}")
 
 
-def test_a_head_of_as_many_classes_is_taken_and_said(tmp_path: Path) -> None:
+def test_a_head_of_as_many_classes_is_loaded(tmp_path: Path) -> None:
     path = saved(make(seed=1), tmp_path / "a.safetensors")
     assert str(read_weights(path).fill_host(make())) == f"weights of {path} (with its head for 5 classes)"
 
@@ -228,7 +228,7 @@ def test_folders_stand_for_the_weights_in_them(tmp_path: Path) -> None:
     assert_same(load(tmp_path / "exported"), model.state_dict())
 
 
-def test_grafts_in_a_file_want_the_same_grafts(tmp_path: Path) -> None:
+def test_grafts_in_a_file_must_match(tmp_path: Path) -> None:
     model = make(seed=1)
     attngraft.graft(model, "cb_s + vertical")
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Run folders as a paper's table reads them."""
+"""Finished runs for a paper's table."""
 
 from __future__ import annotations
 

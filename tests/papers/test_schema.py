@@ -1,4 +1,4 @@
-"""A paper's file is read strictly."""
+"""Strict parsing of papers' files."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, message: str
         read_paper(written(tmp_path, changed(old, new)))
 
 
-def test_what_is_added_stands_behind_its_host():
+def test_labels_of_added_grafts_start_with_their_host():
     labels = load_paper("hv").table("table3").labels()
     assert labels[:2] == ["Swin-T", "Swin-T + Hor."]
     assert labels[4:6] == ["T2T-ViT-14", "T2T-ViT-14 + Hor."]
 
 
-def test_an_id_stands_once(tmp_path: Path):
+def test_ids_are_unique(tmp_path: Path):
     twice = {**MINIMAL, "tables": MINIMAL["tables"] * 2}
     with pytest.raises(ConfigError, match="'table1' occurs twice"):
         read_paper(written(tmp_path, yaml.safe_dump(twice)))

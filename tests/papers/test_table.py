@@ -1,4 +1,4 @@
-"""How a computed table looks, and the command that prints it."""
+"""Rendering of computed tables, and the command that prints them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,9 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         plural=wording.plural,
         sentence=wording.difference_sentence,
         reason=wording.reason,
-        notes=[note for note in result.notes if not (one_seed and note.startswith("One seed:"))],  # said by the page
+        notes=[
+            note for note in result.notes if not (one_seed and note.startswith("One seed:"))
+        ],  # the template has its own warning
         p_sources=sorted({difference.p_source for difference in differences if difference.p_value is not None}),
         mcnemar_seeds=sorted({test.seed for difference in differences for test in difference.mcnemar}),
         host=facts(result.host),

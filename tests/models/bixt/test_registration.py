@@ -1,4 +1,4 @@
-"""The published names: what they make, how large it is, and which files fit."""
+"""Published names: arguments, sizes, and weights that fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import attngraft
-from attngraft.models.bixt import BiXT
+from attngraft.models.bixt.model import BiXT
 from attngraft.models.bixt.registration import NAMES, arguments
 from tests.models.bixt.tiny import TINY, images, tiny
 

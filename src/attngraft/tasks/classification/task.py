@@ -20,9 +20,9 @@ from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.images.mixing import Mixing
 from attngraft.tasks.images.sources import Images
 from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, SplitSettings
-from attngraft.tasks.images.task import ImageTask, image_serving
+from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.images.transforms import eval_transform
-from attngraft.tasks.task import Batch, Evaluator, Serving, Split, TaskData
+from attngraft.tasks.task import Batch, Evaluator, Split, TaskData
 
 LOGITS_LIMIT = 1000  #: classes up to which predictions store all logits
 TOP = 5
@@ -50,7 +50,7 @@ class Classification(ImageTask):
     def __init__(self, config: ClassificationConfig, *, seed: int) -> None:
         super().__init__(config, seed=seed)
         self._loss = training_loss(config.loss)
-        self._sigmoid = config.loss.name == "bce"  # each class has a probability of its own
+        self.activation = "sigmoid" if config.loss.name == "bce" else "softmax"
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         config = self.config
@@ -76,7 +76,7 @@ class Classification(ImageTask):
         stored, `logits` (B, classes)."""
         logits = mean_logits(outputs, classes=self._classes)
         target, top = batch["target"], logits.topk(min(TOP, self._classes), dim=-1).indices
-        probabilities = logits.sigmoid() if self._sigmoid else logits.softmax(dim=-1)
+        probabilities = logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(dim=-1)
         result = {
             "target": target,
             "top": top,
@@ -90,11 +90,6 @@ class Classification(ImageTask):
 
     def example_losses(self, logits: Tensor, target: Tensor) -> Tensor:
         return example_losses(self.config.loss, logits, target)
-
-    def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
-        return image_serving(
-            facts, model_data_config=model_data_config, activation="sigmoid" if self._sigmoid else "softmax"
-        )
 
     def calibration_inputs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return the confidence in each predicted class and whether it is correct, both (N, 1)."""

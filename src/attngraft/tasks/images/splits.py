@@ -47,8 +47,15 @@ class LabelledSplit(Split):
     (`sampling.shard_order`), without the other two.
     """
 
-    def __init__(self, images: Images, *, settings: SplitSettings, epoch_sampling: EpochSampling | None = None) -> None:
-        self.images, self.names, self.labels = images, images.names, images.labels
+    def __init__(
+        self,
+        images: Images,
+        transform: Transform,
+        *,
+        settings: SplitSettings,
+        epoch_sampling: EpochSampling | None = None,
+    ) -> None:
+        self.images, self.names, self.labels, self.transform = images, images.names, images.labels, transform
         self.settings, self.epoch_sampling = settings, epoch_sampling or EpochSampling()
         self.classes, self.host, self.seed = settings.classes, settings.host, settings.seed
 
@@ -91,17 +98,6 @@ class LabelledSplit(Split):
 class ImageSplit(LabelledSplit):
     """Images opened one at a time, each transformed with generators seeded by (seed, epoch, index)."""
 
-    def __init__(
-        self,
-        images: Images,
-        transform: Transform,
-        *,
-        settings: SplitSettings,
-        epoch_sampling: EpochSampling | None = None,
-    ) -> None:
-        super().__init__(images, settings=settings, epoch_sampling=epoch_sampling)
-        self.transform = transform
-
     def __getitem__(self, key: tuple[int, int]) -> Example:
         epoch, index = key
         position = index % len(self)
@@ -130,11 +126,11 @@ class PixelSplit(LabelledSplit):
         settings: SplitSettings,
         epoch_sampling: EpochSampling | None = None,
     ) -> None:
-        super().__init__(images, settings=settings, epoch_sampling=epoch_sampling)
+        super().__init__(images, transform, settings=settings, epoch_sampling=epoch_sampling)
         host, margin = settings.host, plan.padding if plan else 0
         shape = (len(images), host.channels, host.height + 2 * margin, host.width + 2 * margin)
         self.plan, self.pixels = plan, np.zeros(shape, dtype=np.uint8)
-        self.cached, self.transform = np.zeros(len(images), dtype=bool), transform
+        self.cached = np.zeros(len(images), dtype=bool)
         if images.in_memory:
             for index in range(len(images)):
                 self._cache(index)

@@ -30,6 +30,8 @@ class ImageTask(Task):
     multilabel: ClassVar[bool]  #: whether images have several labels
     suite_columns: ClassVar[tuple[str, ...]]  #: `SuiteSupport.columns`
     teacher_loss: ClassVar[TeacherLoss]
+    activation: Literal["softmax", "sigmoid"]  #: `Serving.activation`
+    threshold: float | None = None  #: `Serving.threshold`
     _batches: ImageBatches  # set by load
     _input: HostInput
 
@@ -93,6 +95,24 @@ class ImageTask(Task):
             self._batches, student=self._input, teacher=teacher, loss=self.teacher_loss, classes=self._classes
         )
 
+    def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
+        """Return the model's inputs, with evaluation's transform, and outputs."""
+        host = HostInput.from_model(model_data_config)
+        return Serving(
+            kind="images",
+            input={
+                "size": [host.channels, host.height, host.width],
+                "mean": list(host.mean),
+                "std": list(host.std),
+                "interpolation": host.interpolation,
+                "crop_pct": facts["input"]["eval_crop_pct"],  # chosen by the size of the training images
+                "crop_mode": host.crop_mode,
+            },
+            activation=self.activation,
+            classes=tuple(facts["classes"]),
+            threshold=self.threshold,
+        )
+
     def suite_support(self) -> SuiteSupport:
         return SuiteSupport(
             pixels=ImagePixels(self._input),
@@ -116,31 +136,6 @@ class ImageTask(Task):
         if not isinstance(split, LabelledSplit):
             raise ConfigError(f"task {self.name}: cannot evaluate a {type(split).__name__}, which is of another task")
         return split
-
-
-def image_serving(
-    facts: Mapping[str, Any],
-    *,
-    model_data_config: Mapping[str, Any],
-    activation: Literal["softmax", "sigmoid"],
-    threshold: float | None = None,
-) -> Serving:
-    """Return the `Task.serving` of an image classifier, with evaluation's transform as input."""
-    host = HostInput.from_model(model_data_config)
-    return Serving(
-        kind="images",
-        input={
-            "size": [host.channels, host.height, host.width],
-            "mean": list(host.mean),
-            "std": list(host.std),
-            "interpolation": host.interpolation,
-            "crop_pct": facts["input"]["eval_crop_pct"],  # chosen by the size of the training images
-            "crop_mode": host.crop_mode,
-        },
-        activation=activation,
-        classes=tuple(facts["classes"]),
-        threshold=threshold,
-    )
 
 
 def _subset(split: Split, indices: np.ndarray) -> Split:

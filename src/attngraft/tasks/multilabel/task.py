@@ -14,12 +14,12 @@ from attngraft.results.sections import Metric, Section
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import ImageBatches
 from attngraft.tasks.images.mixing import MultiLabelMixing
-from attngraft.tasks.images.task import ImageTask, image_serving
+from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.multilabel.config import MultiLabelConfig
 from attngraft.tasks.multilabel.evaluator import MultiLabelEvaluator
 from attngraft.tasks.multilabel.losses import example_losses, positive_weights, teacher_loss, training_loss
 from attngraft.tasks.multilabel.sections import sections
-from attngraft.tasks.task import Batch, Evaluator, Serving, Split, TaskData
+from attngraft.tasks.task import Batch, Evaluator, Split, TaskData
 
 
 class MultiLabel(ImageTask):
@@ -37,11 +37,13 @@ class MultiLabel(ImageTask):
     config: MultiLabelConfig
     config_class = MultiLabelConfig
     multilabel = True
+    activation = "sigmoid"
     suite_columns = ("target", "logits")
     teacher_loss = staticmethod(teacher_loss)
 
     def __init__(self, config: MultiLabelConfig, *, seed: int) -> None:
         super().__init__(config, seed=seed)
+        self.threshold = config.metrics.threshold
         self._loss = training_loss(config.loss)
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
@@ -77,14 +79,6 @@ class MultiLabel(ImageTask):
 
     def example_losses(self, logits: Tensor, target: Tensor) -> Tensor:
         return example_losses(logits, target)
-
-    def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
-        return image_serving(
-            facts,
-            model_data_config=model_data_config,
-            activation="sigmoid",
-            threshold=self.config.metrics.threshold,
-        )
 
     def calibration_inputs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return the probability of every label and whether the image has it, both (N, classes)."""

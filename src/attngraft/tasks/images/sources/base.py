@@ -13,6 +13,7 @@ from PIL import Image
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.suggest import did_you_mean
+from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.decoding import decode, in_mode
 
 TRAIN_NAMES = ("train", "training")
@@ -158,6 +159,29 @@ def find_split(
         )
     lowered = {name.lower(): name for name in sorted(available, reverse=True)}
     return next((lowered[name] for name in usual if name in lowered), None)
+
+
+def find_train(available: Sequence[str], config: DataConfig, *, where: str) -> str | None:
+    """Return the name of the training split: `train_split`, or the first usual name.
+
+    Raises:
+        DataError: no such split.
+    """
+    return find_split(available, config.train_split, TRAIN_NAMES, field="train_split", where=where)
+
+
+def find_val(available: Sequence[str], config: DataConfig, *, train: str, where: str) -> str | None:
+    """Return the name of the validation split; None if it is taken from the training split.
+
+    Raises:
+        DataError: no such split.
+    """
+    if not config.val_split and config.splits_train:
+        return None
+    val = find_split(available, config.val_split, VAL_NAMES, field="val_split", where=where)
+    if val is None:
+        raise missing_validation(where, train, available)
+    return val
 
 
 def missing_validation(where: str, train: str, available: Sequence[str]) -> DataError:

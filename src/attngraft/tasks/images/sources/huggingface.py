@@ -18,7 +18,7 @@ from attngraft.errors import ConfigError, DataError
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.arrow import ArrowImages, features, image_columns, open_table, read_schema
-from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, ImageSource, find_split, missing_validation
+from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, ImageSource, find_train, find_val
 from attngraft.tasks.images.sources.labels import Labels, read_labels
 from attngraft.tasks.images.sources.listing import natural
 from attngraft.tasks.images.sources.table import LabelTable
@@ -59,17 +59,13 @@ def open_huggingface(path: Path, config: DataConfig) -> ImageSource:
     if not files:
         raise DataError(f"{path}: no .arrow or .parquet files of a data set; give the folder that save_to_disk wrote")
     names = list(files)
-    train = find_split(names, config.train_split, TRAIN_NAMES, field="train_split", where=str(path))
+    train, val = find_train(names, config, where=str(path)), None
     if train is None and len(names) > 1:
         raise DataError(f"{path}: no training split; name it with task.data.train_split; available: {', '.join(names)}")
-    val = None
     if train is None:
         train = names[0]
-    elif len(names) > 1 or config.val_split or not path.is_file():
-        named = config.val_split or (not config.splits_train and len(names) > 1)
-        val = find_split(names, config.val_split, VAL_NAMES, field="val_split", where=str(path)) if named else None
-        if named and val is None:
-            raise missing_validation(str(path), train, names)
+    elif len(names) > 1 or config.val_split:
+        val = find_val(names, config, train=train, where=str(path))
     return _build(path, files, [train] if val is None else [train, val], config)
 
 

@@ -10,14 +10,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import (
-    TRAIN_NAMES,
-    VAL_NAMES,
-    Images,
-    ImageSource,
-    find_split,
-    missing_validation,
-)
+from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, Images, ImageSource, find_train, find_val
 
 #: extensions of image files
 EXTENSIONS = frozenset(
@@ -111,14 +104,11 @@ def split_folders(listing: Listing, config: DataConfig, *, kind: str, make: Make
     depth = inside.count("/") + 1 if inside else 0
     names = list(by_class(listing, depth))
     where = f"{listing.where}/{inside}" if inside else listing.where
-    train = find_split(names, config.train_split, TRAIN_NAMES, field="train_split", where=where)
+    train = find_train(names, config, where=where)
     if train is None:
         source = _class_folders_only(listing, config, names, depth, where=where, kind=kind, make=make)
     else:
-        named = config.val_split or not config.splits_train
-        val = find_split(names, config.val_split, VAL_NAMES, field="val_split", where=where) if named else None
-        if named and val is None:
-            raise missing_validation(where, train, names)
+        val = find_val(names, config, train=train, where=where)
         prefix = f"{inside}/" if inside else ""
         below = {name: by_class(listing.below(prefix + name), depth + 1) for name in (train, val) if name is not None}
         origin = f"the folders {train} and {val}" if val else f"the folder {train}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, ImageSource, find_split, missing_validation
+from attngraft.tasks.images.sources.base import TRAIN_NAMES, ImageSource, find_train, find_val
 from attngraft.tasks.images.sources.folder import USUAL_FOLDERS, FolderImages
 from attngraft.tasks.images.sources.labels import find_column, read_labels
 from attngraft.tasks.images.sources.table import KINDS, MISSING, LabelTable, read_table
@@ -48,15 +48,12 @@ def open_manifests(folder: Path, config: DataConfig) -> ImageSource:
         DataError: as `open_manifest`; no validation table.
     """
     tables = _tables(folder)
-    train = find_split(list(tables), config.train_split, TRAIN_NAMES, field="train_split", where=str(folder))
+    train = find_train(list(tables), config, where=str(folder))
     if train is None:
         lowered = {name.lower(): path for name, path in tables.items()}
         return open_manifest(next(lowered[name] for name in TABLE_NAMES if name in lowered), config)
-    named = config.val_split or not config.splits_train
-    val = find_split(list(tables), config.val_split, VAL_NAMES, field="val_split", where=str(folder)) if named else None
+    val = find_val(list(tables), config, train=train, where=str(folder))
     if val is None:
-        if named:
-            raise missing_validation(str(folder), train, list(tables))
         return _all_train(read_table(tables[train]), folder, config, f"{tables[train].name}")
     first, second = read_table(tables[train]), read_table(tables[val])
     missing = [name for name in first.columns if name not in second.columns]
@@ -94,17 +91,14 @@ def _by_split_column(table: LabelTable, folder: Path, config: DataConfig) -> Ima
     entries = ["" if entry is None else str(entry) for entry in table.column(name, field="split_column")]
     values = sorted({entry for entry in entries if entry.lower() not in MISSING})
     where = f"{table.where} (column {name!r})"
-    train = find_split(values, config.train_split, TRAIN_NAMES, field="train_split", where=where)
+    train = find_train(values, config, where=where)
     if train is None:
         if config.split_column is None and config.val_split is None:
             return _all_train(table, folder, config, all_rows)
         raise DataError(
             f"{where}: no training rows; name the training split with task.data.train_split; available: {values}"
         )
-    named = config.val_split or not config.splits_train
-    val = find_split(values, config.val_split, VAL_NAMES, field="val_split", where=where) if named else None
-    if named and val is None:
-        raise missing_validation(where, train, values)
+    val = find_val(values, config, train=train, where=where)
     side = np.array([0 if entry == train else 1 if entry == val else -1 for entry in entries])
     origin = f"the rows with {name!r} {train}" + (f" and {val}" if val else "")
     source = _build(table, folder, config, side, origin)

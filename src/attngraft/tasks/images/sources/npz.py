@@ -9,14 +9,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import (
-    TRAIN_NAMES,
-    VAL_NAMES,
-    ArrayImages,
-    ImageSource,
-    find_split,
-    missing_validation,
-)
+from attngraft.tasks.images.sources.base import ArrayImages, ImageSource, find_train, find_val
 
 
 def open_npz(path: Path, config: DataConfig) -> ImageSource:
@@ -30,14 +23,11 @@ def open_npz(path: Path, config: DataConfig) -> ImageSource:
     """
     arrays = _load(path)
     names = [key.removeprefix("x_") for key in arrays if key.startswith("x_")]
-    train = find_split(names, config.train_split, TRAIN_NAMES, field="train_split", where=str(path))
+    train = find_train(names, config, where=str(path))
     if train is None:
         keys = ", ".join(sorted(arrays)) or "nothing"
         raise DataError(f"{path}: needs the arrays x_train and y_train; found: {keys}")
-    named = config.val_split or not config.splits_train
-    val = find_split(names, config.val_split, VAL_NAMES, field="val_split", where=str(path)) if named else None
-    if named and val is None:
-        raise missing_validation(str(path), train, names)
+    val = find_val(names, config, train=train, where=str(path))
     classes = _classes(arrays, path, [split for split in (train, val) if split is not None])
     return ImageSource(
         kind="npz",

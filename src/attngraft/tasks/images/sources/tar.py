@@ -16,14 +16,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import (
-    TRAIN_NAMES,
-    VAL_NAMES,
-    Images,
-    ImageSource,
-    find_split,
-    missing_validation,
-)
+from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, Images, ImageSource, find_train, find_val
 from attngraft.tasks.images.sources.labels import read_labels
 from attngraft.tasks.images.sources.listing import (
     Listing,
@@ -140,17 +133,6 @@ class _Tars:
         depth = (inside.count("/") + 1 if inside else 0) + self.prefixed
         return by_class(Listing("", tuple(self.names()), tuple(self.names(folders=True))), depth)
 
-    def fields(self) -> dict[str, list[Any]]:
-        """Return the columns of labels beside the images."""
-        columns: dict[str, list[Any]] = {}
-        rows = 0
-        for path, index in zip(self.paths, self.indexes, strict=True):
-            for name, values in fields_of(index, path).items():
-                column = columns.setdefault(name, [])
-                column += [None] * (rows - len(column)) + values
-            rows += len(index.members)
-        return {name: column + [None] * (rows - len(column)) for name, column in columns.items()}
-
 
 def open_tar(path: Path, config: DataConfig) -> ImageSource:
     """Open one tar, with folders inside or labels beside the images.
@@ -203,15 +185,11 @@ def open_shards(pattern: str, config: DataConfig) -> ImageSource:
 
 def _open_groups(paths: Sequence[Path], config: DataConfig, *, where: str) -> ImageSource:
     groups = grouped(paths)
-    train = find_split(list(groups), config.train_split, TRAIN_NAMES, field="train_split", where=where)
-    val = None
+    train = find_train(list(groups), config, where=where)
     if train is None and len(groups) > 1:
         listed = ", ".join(path.name for path in paths[:8])
         raise DataError(f"{where}: no train.tar among {listed}; name the training tar with task.data.train_split")
-    if train is not None and (config.val_split or not config.splits_train):
-        val = find_split(list(groups), config.val_split, VAL_NAMES, field="val_split", where=where)
-        if val is None:
-            raise missing_validation(where, train, list(groups))
+    val = None if train is None else find_val(list(groups), config, train=train, where=where)
     first = _Tars.opened(groups[train] if train is not None else list(paths))
     second = None if val is None else _Tars.opened(groups[val])
     origin = first.name if second is None else f"{first.name} and {second.name}"
@@ -229,15 +207,15 @@ def _open_groups(paths: Sequence[Path], config: DataConfig, *, where: str) -> Im
 
 def _with_labels(train: _Tars, val: _Tars | None, config: DataConfig, *, where: str, origin: str) -> ImageSource:
     """Build a source whose labels lie beside the images."""
+    parts = [train] if val is None else [train, val]
+    names: list[int | str] = [name for tars in parts for name in tars.names()]
     columns: dict[str, list[Any]] = {}
-    names: list[int | str] = []
-    for tars in [train] if val is None else [train, val]:
-        for name, values in tars.fields().items():
-            column = columns.setdefault(name, [])
-            column += [None] * (len(names) - len(column)) + values
-        names += tars.names()
-    padded = {name: column + [None] * (len(names) - len(column)) for name, column in columns.items()}
-    labels = read_labels(LabelTable(where=where, columns=padded, numbers=names), config, exclude=set())
+    row = 0
+    for path, index in [pair for tars in parts for pair in zip(tars.paths, tars.indexes, strict=True)]:
+        for name, values in fields_of(index, path).items():
+            columns.setdefault(name, [None] * len(names))[row : row + len(values)] = values
+        row += len(index.members)
+    labels = read_labels(LabelTable(where=where, columns=columns, numbers=names), config, exclude=set())
     count = sum(len(index.members) for index in train.indexes)
     rows = np.arange(len(names))
     return ImageSource(
