@@ -116,10 +116,10 @@ class InWorkers:
     harm: Harm
 
     def apply(self) -> None:
-        import attngraft.study.conduct as conduct
+        import attngraft.study.runner as runner
 
-        original = conduct.Tools
-        conduct.Tools = lambda: original(train=_Harmed(self.harm))  # type: ignore[assignment, misc]
+        original = runner.Tools
+        runner.Tools = lambda: original(train=_Harmed(self.harm))  # type: ignore[assignment, misc]
 
 
 @dataclass(frozen=True)

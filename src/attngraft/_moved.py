@@ -40,6 +40,7 @@ MOVED = {
     "study.result": "results.study",
     "study.statistics": "results.statistics",
     "study.storage": "results.storage",
+    "study.conduct": "study.runner",
     "training.config": "yaml_config",
     "training.groups": "training.optimizer",
 }

@@ -97,7 +97,7 @@ class StudyConfig:
         shared = apply_overrides(shared, self.overrides)
 
         def recipe_of(variant: Variant, seed: int) -> Recipe:
-            changes = {"graft": None if variant.spec == "none" else variant.spec, "seed": seed}
+            changes: dict[str, Any] = {"graft": None if variant.spec == "none" else variant.spec, "seed": seed}
             if variant.host is not None:
                 changes["host"] = variant.host.beside(shared["host"])
             return recipe_from_dict({**shared, **changes}, source=self.recipe or "the study's recipe")

@@ -66,9 +66,10 @@ class Study:
         """The baseline's recipe with the first seed: data, task and training are those of all runs."""
         return self.runs[0].recipe
 
-    def recipe_of(self, variant: Variant) -> Recipe:
-        """Return the recipe of a variant with the first seed."""
-        return next(run.recipe for run in self.runs if run.variant.name == variant.name)
+    def recipe_of(self, variant: Variant, seed: int | None = None) -> Recipe:
+        """Return the recipe of one run; by default with the first seed."""
+        seed = self.seeds[0] if seed is None else seed
+        return next(run.recipe for run in self.runs if (run.variant.name, run.seed) == (variant.name, seed))
 
     def split_file(self) -> Path | None:
         """Return the file of the study's random split, existing or not; None until a run has saved anything."""

@@ -281,13 +281,7 @@ class _Scheduler:
     """Hands the tasks of a queue to a pool of workers, and resumes runs whose process died."""
 
     def __init__(
-        self,
-        config: StudyConfig,
-        queue: RunQueue | HalvingQueue,
-        pool: Pool,
-        progress: StudyProgress,
-        *,
-        retries: int,
+        self, config: StudyConfig, queue: RunQueue | HalvingQueue, pool: Pool, progress: StudyProgress, *, retries: int
     ) -> None:
         self._queue, self._pool, self._progress, self._retries = queue, pool, progress, retries
         self._active: dict[str, tuple[Task, Progress]] = {}  # by label

@@ -274,11 +274,7 @@ def _condition(
 
 
 def _difference(
-    baseline: Mapping[int, _EvaluatedRun],
-    variant: Mapping[int, _EvaluatedRun],
-    name: str,
-    first: SuiteRun,
-    task: Task,
+    baseline: Mapping[int, _EvaluatedRun], variant: Mapping[int, _EvaluatedRun], name: str, first: SuiteRun, task: Task
 ) -> Difference | None:
     seeds = sorted(baseline.keys() & variant.keys())
     if not seeds:
