@@ -100,8 +100,9 @@ def test_nobody_outlives_whoever_gave_the_work(tmp_path: Path, how: signal.Signa
     script.write_text(SCRIPT)
     root = Path(__file__).parents[3]
     out = tmp_path / "study"
+    path = os.pathsep.join([str(root), *sys.path])
     parent = subprocess.Popen(
-        [sys.executable, str(script), str(out)], env=os.environ | {"PYTHONPATH": str(root)}, stderr=subprocess.DEVNULL
+        [sys.executable, str(script), str(out)], env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.DEVNULL
     )
     waiting = [out / "runs" / name / "seed0" / "waiting" for name in ("baseline", "cb_s")]
     deadline = time.monotonic() + 120

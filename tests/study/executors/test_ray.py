@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -36,8 +37,8 @@ def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    root = str(Path(__file__).parents[3])
-    environment = {"env_vars": {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}}
+    path = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
+    environment = {"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     cluster.add_node(num_cpus=1)
     cluster.add_node(num_cpus=1)
