@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import GateError
-from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.bench.result import WrongOutputsError
+from attngraft.bench.result import BenchResult, current_setting, measurement
 from attngraft.study import StudyConfig, Tools, study_from_dict
 from attngraft.study.executors import Executor, Processes, Serial
 from attngraft.study.plan import resolve
@@ -47,7 +47,7 @@ def carry_out(config: StudyConfig, executor: Executor) -> list[Any]:
     config.out.mkdir(parents=True, exist_ok=True)
     notes = train_runs(resolve(config), executor=executor, train=Tools().train, progress=StudyLog())
     if notes:
-        raise GateError(f"a run failed: {notes[0]}")
+        raise WrongOutputsError(f"a run failed: {notes[0]}")
     return [_outcome(run.folder) for run in resolve(config).runs]
 
 
@@ -62,7 +62,7 @@ def works(place: Path, *, epochs: int, depth: int, size: int) -> tuple[Callable[
     """One after the other, and two at a time; each call has a folder of its own.
 
     Raises:
-        GateError: the two ways leave something else.
+        WrongOutputsError: the two ways leave something else.
     """
     folders: Iterator[Path] = (place / f"study{number}" for number in itertools.count())
 
@@ -71,7 +71,7 @@ def works(place: Path, *, epochs: int, depth: int, size: int) -> tuple[Callable[
 
     alone, together = work(Serial()), work(Processes(jobs=JOBS))
     if alone() != together():
-        raise GateError("two runs at a time leave other metrics or predictions than one after the other")
+        raise WrongOutputsError("two runs at a time leave other metrics or predictions than one after the other")
     return alone, together
 
 
@@ -82,7 +82,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=32, help="side of the images in pixels")
     arguments = parser.parse_args()
     sizes = {"epochs": arguments.epochs, "depth": arguments.depth, "size": arguments.size}
-    setting = here()
+    setting = current_setting()
     with tempfile.TemporaryDirectory() as place:
         alone, together = works(Path(place), **sizes)
         ratio = paired_ratio(alone, together, pairs=arguments.pairs, warmup=0)

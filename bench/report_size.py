@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import GateError
-from attngraft.bench.result import BenchResult, Measurement, here, measurement
+from attngraft.bench.result import WrongOutputsError
+from attngraft.bench.result import BenchResult, Measurement, current_setting, measurement
 from attngraft.results.storage import load_result
 from attngraft.results.study import Cost, Interval
 from attngraft.study.config import StudyConfig, study_from_dict
@@ -164,7 +164,7 @@ def check(out: Path, config: StudyConfig) -> None:
     """The report is of all runs, with all that a task says.
 
     Raises:
-        GateError: something is missing.
+        WrongOutputsError: something is missing.
     """
     result, page = load_result(out), (out / "report.html").read_text(encoding="utf-8")
     wanted = {
@@ -177,7 +177,7 @@ def check(out: Path, config: StudyConfig) -> None:
     }
     missing = [name for name, there in wanted.items() if not there]
     if missing:
-        raise GateError(f"the report lacks {', '.join(missing)}")
+        raise WrongOutputsError(f"the report lacks {', '.join(missing)}")
 
 
 def main() -> int:
@@ -185,7 +185,7 @@ def main() -> int:
     for name, default in (("seeds", 10), ("epochs", 30), ("images", 5000), ("classes", 100)):
         parser.add_argument(f"--{name}", type=int, default=default)
     arguments = parser.parse_args()
-    setting = here()
+    setting = current_setting()
     sizes = {name: getattr(arguments, name) for name in ("seeds", "epochs", "images", "classes")}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "study"

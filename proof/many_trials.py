@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from attngraft.bench.result import here
+from attngraft.bench.result import current_setting
 from attngraft.files import write_atomically
 from attngraft.results.study import StudyResult
 from attngraft.study import StudyConfig, Tools, compare, incomplete, study_from_dict
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write what was found as JSON (benchmarks/many_trials.json)")
     given = parser.parse_args(arguments)
     logging.getLogger("attngraft").setLevel(logging.WARNING)
-    setting = here()
+    setting = current_setting()
     executor: Executor = Processes(jobs=given.jobs) if given.ray is None else Ray(address=given.ray, cpus=1)
     with tempfile.TemporaryDirectory() as place:
         config = study(given.folder or Path(place) / "study", trials=given.trials)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from attngraft.cli import main
 from attngraft.study import Tools, load_result, runner
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 
 HOST = ["--host", "vit_tiny_patch16_224"]
 for _argument in ("img_size=16", "patch_size=8", "embed_dim=24", "depth=1", "num_heads=3"):

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from attngraft.cli import main
-from attngraft.evaluation.suites.kept import read_columns
+from attngraft.evaluation.suites.cache import read_columns
 from attngraft.study import load_result, runner
 from tests.evaluation.suites.making import NAMES, run_with_images
 from tests.export.runs import VIT, make_run
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 
 
 def call(*arguments: object) -> int:

@@ -15,7 +15,7 @@ from attngraft.study.config import StudyConfig
 from attngraft.study.cost import load_costs, measure_costs, save_costs
 from attngraft.study.plan import resolve
 from attngraft.timing import PairedRatio
-from attngraft.timing.storages import LiveStorages
+from attngraft.timing.memory import LiveStorages
 from attngraft.training.profiler import Profiler, load_benchmark_batch
 from attngraft.training.recipe import Recipe
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from attngraft.errors import DataError, UsageError
-from attngraft.evaluation.suites.kept import read_columns
+from attngraft.evaluation.suites.cache import read_columns
 from attngraft.report.page import report_html
 from attngraft.report.suites import suite_comparison, suite_views
 from attngraft.results.statistics import t_interval
@@ -31,7 +31,7 @@ from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import TREE
 from tests.export.runs import VIT
 from tests.study.fakes import FakeTrainer, study, tools
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 
 BARE = Tools(write_report=lambda result, folder: folder)
 

@@ -98,7 +98,7 @@ def images_for(
 ) -> ImageSet | None:
     """The files that were named; else the data that were named; else what the first run was validated on; else none."""
     from attngraft.errors import UsageError
-    from attngraft.export.images import find_images
+    from attngraft.cli.values import find_images
     from attngraft.targets.images import images_from_data, images_from_files, images_from_run
 
     if images:

@@ -86,7 +86,7 @@ class Study:
             StorageError: it cannot be written.
         """
         path = self.out / SPLIT_FILE
-        if not task.keep(path):
+        if not task.save_split(path):
             return
         for run in self.runs:
             folder = RunFolder(run.folder)

@@ -15,9 +15,9 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites
 from attngraft.evaluation.suites.evaluate import FOLDER, checkpoint_digest, evaluate_suites
-from attngraft.evaluation.suites.failing import FAILURES
-from attngraft.evaluation.suites.ground import missing_images
-from attngraft.evaluation.suites.kept import made_from, need_pyarrow, read_columns, read_kept
+from attngraft.evaluation.suites.result import FAILURES
+from attngraft.evaluation.suites.context import missing_images
+from attngraft.evaluation.suites.cache import read_fingerprint, require_pyarrow, read_columns, read_cached
 from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run
 from attngraft.results.study import ConditionResult, ConditionVariant, Difference, SuiteResult
 from attngraft.study.config import StudyConfig
@@ -61,7 +61,7 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
     """
     choices = _choices(config)
     if choices:
-        need_pyarrow()
+        require_pyarrow()
     for choice in choices:
         if choice.data is not None and is_missing(choice.data):
             raise DataError(
@@ -74,7 +74,7 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
             if benchmark is not None:
                 imagenet_order(list(benchmark.data.facts.get("classes", ())), run=config.out)
     if benchmark is not None and config.suites:
-        benchmark.task.probe()
+        benchmark.task.suite_support()
 
 
 def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[str]:
@@ -146,7 +146,7 @@ class _EvaluatedRun:
         if result.digest and result.digest != digest:
             return "it was evaluated on other examples than most runs"
         if result.digest:
-            made = [made_from(folder / FOLDER / file) for group in result.groups for file in group.files]
+            made = [read_fingerprint(folder / FOLDER / file) for group in result.groups for file in group.files]
             expected = (result.checkpoint, result.digest)
             if any(each is None or (each["checkpoint"], each["data"]) != expected for each in made):
                 return "its files of predictions are not those of its results"
@@ -167,7 +167,7 @@ class _EvaluatedRun:
         if group.name not in self._read:
             paths = [self.record.folder / FOLDER / file for file in group.files]
             columns = [read_columns(path, only=("name", "score")) for path in paths]
-            kept = read_kept(paths[0])
+            kept = read_cached(paths[0])
             names = columns[0]["name"]
             before = next((scores.names for scores in self._read.values()), names)
             self._read[group.name] = Scores(
@@ -179,7 +179,7 @@ class _EvaluatedRun:
 
     def calibration(self, name: str, task: Task) -> CalibrationInputs:
         columns = read_columns(self.record.folder / FOLDER / self.groups[name].files[0])
-        stated, true = task.beliefs(columns)
+        stated, true = task.calibration_inputs(columns)
         return CalibrationInputs(names=columns["name"], stated=stated, true=true)
 
 

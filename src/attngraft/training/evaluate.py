@@ -143,9 +143,9 @@ def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tup
     """
     recipe = _with_data(record.recipe, data, split)
     task = build_task(recipe)
-    task.follow(record.facts)
+    task.use_fitted_transform(record.facts)
     if data is None and split is None:
-        task.recall(RunFolder(record.folder).split)
+        task.load_split(RunFolder(record.folder).split)
     found = task.load(model_data_config=model_data_config(recipe))
     if dict(found.model_args) != record.model_args:
         raise DataError(

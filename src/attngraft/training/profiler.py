@@ -17,7 +17,7 @@ from accelerate.utils import send_to_device
 
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Batch, Task, TaskData
-from attngraft.timing.storages import LiveStorages
+from attngraft.timing.memory import LiveStorages
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.freezing import train_mode
 from attngraft.training.inputs import model_inputs
@@ -42,7 +42,7 @@ class BenchmarkBatch:
 
 
 def load_benchmark_batch(recipe: Recipe, *, split: Path | None = None) -> BenchmarkBatch:
-    """Open the data as a run would; `split` is the file with a split that was drawn before (`Task.keep`).
+    """Open the data as a run would; `split` is the file with a split that was drawn before (`Task.save_split`).
 
     Raises:
         DataError, ConfigError: as in a run.
@@ -50,7 +50,7 @@ def load_benchmark_batch(recipe: Recipe, *, split: Path | None = None) -> Benchm
     with _separate_stream(recipe):
         task = build_task(recipe)
         if split is not None:
-            task.recall(split)
+            task.load_split(split)
         data = task.load(model_data_config=model_data_config(recipe))
         teacher = create_teacher(recipe, task, data, device=run_device())
         order = TrainOrder(

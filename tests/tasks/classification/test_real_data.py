@@ -12,7 +12,7 @@ import torch
 from attngraft.cli import main
 from attngraft.errors import DataError
 from attngraft.study import Tools, load_result, runner
-from tests.tasks.images.making import host_config, load, normalized
+from tests.tasks.images.datasets import host_config, load, normalized
 
 #: a comparison that takes seconds
 TINY = ["--host", "vit_tiny_patch16_224", "--graft", "cb_s", "--seeds", "1", "--epochs", "1"]

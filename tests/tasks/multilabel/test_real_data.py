@@ -12,7 +12,7 @@ from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.multilabel import MultiLabel
 from attngraft.tasks.task import TaskData
 from tests.tasks.classification.test_real_data import TINY, run_command
-from tests.tasks.images.making import host_config
+from tests.tasks.images.datasets import host_config
 
 
 @pytest.fixture
