@@ -1,16 +1,18 @@
-"""What a BiSA layer costs: forward and backward of one attention layer over the host's own, and over the naive form.
+"""Cost of a BiSA layer: forward and backward of one attention layer, relative to the host's layer and to the naive form.
 
     python bench/bisa_layer.py --threads 2 --pairs 60 --out benchmarks/bisa_layer.json
 
-Layers are the hosts' own modules, plain and grafted, projections included. The naive form is the equation: a matrix per
-value, every query through every value's matrix, N x N x d numbers. Outputs and gradients of the lean layer must be the
-naive one's before anything is timed. Bars:
+Layers are the hosts' own modules, plain and grafted, with projections. The naive form follows the equation literally: a
+matrix per value, every query through every value's matrix, N x N x d numbers. Before timing, outputs and gradients of the
+lean layer must equal the naive ones. Bars:
 
-- time over the host's layer: 1.2 times what the multiply-adds say, at the sizes of the paper's models. With 1,024 tokens
-  there is none: the host's fused kernel keeps softmax in the cache there, which plain operations for two of them cannot;
-- time over the naive layer's: 1 / 3.5 for Swin's windows, 1 / 5 elsewhere; memory over the naive layer's: a quarter. Memory
-  is the most that torch holds at a time above the inputs, in one forward and backward;
-- 4,096 tokens, widths of ViT-S, one attention layer (no whole model) in a fresh process: all of the process in 2 GB.
+- time relative to the host's layer: 1.2 times the ratio of multiply-adds, at the sizes of the paper's models. There is
+no bar
+  at 1,024 tokens, where the host's fused kernel keeps softmax in the cache and plain operations for two branches cannot;
+- time relative to the naive layer: 1 / 3.5 for Swin's windows, 1 / 5 otherwise; memory relative to the naive layer: a
+quarter.
+  Memory is the peak that torch allocates above the inputs in one forward and backward;
+- 4,096 tokens, widths of ViT-S, one attention layer (no whole model) in a new process: the whole process within 2 GB.
 """
 
 from __future__ import annotations
@@ -28,8 +30,7 @@ from steps import grafted
 from torch import Tensor, nn
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
+from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.mechanisms.bisa import reference
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 from attngraft.timing import count_macs, paired_ratio
@@ -42,17 +43,17 @@ LONG_BYTES = 2e9
 
 @dataclass(frozen=True)
 class Shape:
-    """A layer of a model and what it is called with."""
+    """A layer of a model and the size of its input."""
 
     model: str
     layer: str
     size: tuple[int, int, int]  #: (batch, tokens, C)
     over_naive: float
     options: tuple[tuple[str, int], ...] = ()
-    barred: bool = True  #: whether the time over the host's layer has a bar
+    barred: bool = True  #: whether the time relative to the host's layer has a bar
 
     def layers(self) -> tuple[nn.Module, nn.Module, Tensor]:
-        """The host's layer, the one with BiSA, and tokens."""
+        """Return the host's layer, the one with BiSA, and tokens."""
         torch.manual_seed(0)
         host = timm.create_model(self.model, **dict(self.options))
         model = grafted(host, f"bisa@{self.layer}")
@@ -77,7 +78,7 @@ LONG_SHAPE = Shape("vit_small_patch16_224", "blocks.0.attn", (1, 4096, 384), 1, 
 
 
 class NaiveTransform(nn.Module):
-    """The hypernetwork as the equation says it."""
+    """The hypernetwork, written as in the equation."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class NaiveTransform(nn.Module):
 
 
 def naive(layer: nn.Module) -> nn.Module:
-    """A copy of a grafted layer, its inverse branch the naive one beside the host's own attention."""
+    """Copy a grafted layer, with the naive inverse branch next to the host's attention."""
     layer = copy.deepcopy(layer)
     for module in layer.modules():
         if isinstance(module, BidirectionalMix):
@@ -97,7 +98,7 @@ def naive(layer: nn.Module) -> nn.Module:
 
 
 def forward_and_backward(layer: nn.Module, tokens: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    """Work: the output of `layer`, and the gradients of the tokens and of all parameters for a fixed cotangent."""
+    """Return a function that computes the output of `layer` and all gradients for a fixed cotangent."""
     cotangent = torch.randn(layer(tokens).shape, generator=torch.Generator().manual_seed(0))
     wanted = [tokens, *(p for p in layer.parameters() if p.requires_grad)]
 
@@ -109,7 +110,7 @@ def forward_and_backward(layer: nn.Module, tokens: Tensor) -> Callable[[], tuple
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most that torch holds at a time during `work`, above what it held before."""
+    """Return the peak of torch's allocations during `work`, above those before it."""
     work()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
@@ -122,7 +123,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def lines_of(name: str, shape: Shape, pairs: int) -> list[Measurement]:
-    """The gate, and three lines."""
+    """Check outputs; return three lines."""
     host, lean, tokens = shape.layers()
     plain, ours, theirs = (forward_and_backward(layer, tokens) for layer in (host, lean, naive(lean)))
     check_outputs(ours(), theirs(), what=name, rtol=1e-3, atol=1e-4)
@@ -139,7 +140,7 @@ def lines_of(name: str, shape: Shape, pairs: int) -> list[Measurement]:
 
 
 def long_bytes(threads: int) -> int:
-    """The most memory of a fresh process that runs the layer with 4,096 tokens forward and backward."""
+    """Return the peak memory of a new process that runs the layer with 4,096 tokens forward and backward."""
     command = [sys.executable, __file__, "--long-here", "--threads", str(threads)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -157,8 +158,8 @@ def main() -> int:
         forward_and_backward(lean, tokens)()
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
         return 0
-    setting, lines = here(), []
-    if LONG in arguments.shapes:  # first: a process starts out with the peak of the one that starts it
+    setting, lines = current_setting(), []
+    if LONG in arguments.shapes:  # first: a process inherits the peak of its parent
         memory = long_bytes(torch.get_num_threads()) / LONG_BYTES
         lines.append(
             measured_once(f"{LONG}, one attention layer: memory of the whole process over 2 GB", memory, bar=1)

@@ -1,9 +1,9 @@
-"""What BiSA in the first two attention layers costs in time: a training step over the host's, side by side.
+"""Time of a training step with BiSA in the first two attention layers, relative to the host's.
 
     python bench/bisa_models.py --threads 2 --out benchmarks/bisa_models.json
 
-A step is forward, cross-entropy, backward and AdamW at 224, batch 8. Before timing, the grafted models must give the outputs
-of the equations themselves. The lines say how the multiply-adds compare.
+A step is forward, cross-entropy, backward and AdamW at 224, batch 8. Before timing, the outputs of the grafted models must
+equal those of the equations. Each line contains the ratio of multiply-adds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from steps import check_against_reference, grafted, training_step
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.bench.result import BenchResult, current_setting, measurement
 from attngraft.timing import count_macs, paired_ratio
 
 SPEC = "bisa@first:2"
@@ -30,7 +30,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    setting = here()
+    setting = current_setting()
     lines = []
     for name in arguments.hosts:
         torch.manual_seed(0)

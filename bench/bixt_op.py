@@ -1,15 +1,15 @@
-"""What bi-directional cross-attention costs: the layer, projections included, over the same layer with explicit maps.
+"""Cost of bi-directional cross-attention: the layer with projections, relative to the same layer with explicit maps.
 
     python bench/bixt_op.py --threads 2 --pairs 40 --out benchmarks/bixt_op.json
 
-64 latents, width 192, 3 heads of 64, biases on. The explicit layer is the published one's arithmetic: one similarity of all
-latents and tokens, two softmaxes of it, both maps in memory. Outputs and gradients must be equal before anything is timed.
-Bars:
+64 latents, width 192, 3 heads of 64, biases on. The explicit layer has the arithmetic of the published one: one
+similarity of all latents and tokens, two softmaxes of it, both maps in memory. Outputs and gradients must be equal
+before timing. Bars:
 
-- forward never slower at any size, and in 1 / 1.4 of the time for 8 images of 12,544 tokens; forward and backward there in
-  1 / 1.2. The other sizes' forward and backward is shown without a bar;
-- memory there, at its peak above the inputs, each in a fresh process: 0.55 times forward, 0.75 times forward and backward;
-- 1,048,576 tokens of one image without gradients: the whole process, inputs included, in 3 GB.
+- forward is not slower at any size, and takes 1 / 1.4 of the time for 8 images of 12,544 tokens; forward and backward takes
+  1 / 1.2 there. Forward and backward of the other sizes has no bar;
+- memory there, peak above the inputs, each in a new process: 0.55 times forward, 0.75 times forward and backward;
+- 1,048,576 tokens of one image without gradients: the whole process, with inputs, within 3 GB.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
+from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention
 from attngraft.timing import paired_ratio
 from attngraft.timing.memory import growth, in_fresh_process
@@ -63,13 +62,13 @@ FORMS = {"lean": BidirectionalCrossAttention, "explicit": Explicit}
 
 
 def layer(form: str) -> BidirectionalCrossAttention:
-    """A layer; those of all forms have the same weights."""
+    """Create a layer; all forms have the same weights."""
     torch.manual_seed(0)
     return FORMS[form](WIDTH, WIDTH, dim_attention=WIDTH, heads=HEADS)
 
 
 def inputs(size: str) -> tuple[Tensor, Tensor]:
-    """Latents and tokens of a size, "images x tokens"."""
+    """Return latents and tokens of a size, "images x tokens"."""
     batch, count = map(int, size.split("x"))
     generator = torch.Generator().manual_seed(1)
     latents, tokens = (torch.randn(batch, n, WIDTH, generator=generator) for n in (LATENTS, count))
@@ -77,7 +76,7 @@ def inputs(size: str) -> tuple[Tensor, Tensor]:
 
 
 def forward(module: nn.Module, *operands: Tensor) -> Work:
-    """Outputs, as in use: without gradients, in evaluation mode."""
+    """Return a function that computes outputs without gradients, in evaluation mode."""
     module.eval()
 
     def work() -> tuple[Tensor, ...]:
@@ -89,7 +88,7 @@ def forward(module: nn.Module, *operands: Tensor) -> Work:
 
 
 def training(module: nn.Module, *operands: Tensor) -> Work:
-    """Outputs, and the gradients of inputs and parameters for fixed cotangents."""
+    """Return a function that computes outputs and all gradients for fixed cotangents."""
     operands = tuple(tensor.clone().requires_grad_() for tensor in operands)
     wanted, cotangents = [*operands, *module.parameters()], [torch.randn_like(tensor) for tensor in operands]
     for cotangent in cotangents:
@@ -106,10 +105,10 @@ PASSES = {FORWARD: forward, TRAINING: training}
 
 
 def check(size: str) -> None:
-    """That both forms give the same outputs and gradients.
+    """Check that both forms give the same outputs and gradients.
 
     Raises:
-        GateError: they do not.
+        WrongOutputsError: they do not.
     """
     ours, theirs = (training(layer(form), *inputs(size))() for form in FORMS)
     scaled = [(a / b.abs().max(), b / b.abs().max()) for a, b in zip(ours, theirs, strict=True)]
@@ -117,7 +116,7 @@ def check(size: str) -> None:
 
 
 def time_line(size: str, name: str, pairs: int) -> Measurement:
-    """Our time over the explicit form's."""
+    """Measure our time relative to the explicit form's."""
     ours, theirs = (PASSES[name](layer(form), *inputs(size)) for form in FORMS)
     ratio = paired_ratio(theirs, ours, pairs=pairs, min_seconds=0.02)
     bar = OVER_EXPLICIT[name] if size == LARGE else 1.0 if name == FORWARD else None
@@ -125,7 +124,7 @@ def time_line(size: str, name: str, pairs: int) -> Measurement:
 
 
 def memory_line(size: str, name: str, threads: int) -> Measurement:
-    """Our memory over the explicit form's."""
+    """Measure our memory relative to the explicit form's."""
     ours, theirs = (in_fresh_process(__file__, "memory", form, size, name, threads=threads) for form in FORMS)
     return measured_once(
         f"{size} tokens, {name}: memory over explicit maps'", ours / theirs, bar=MEMORY_OVER_EXPLICIT[name]
@@ -133,22 +132,22 @@ def memory_line(size: str, name: str, threads: int) -> Measurement:
 
 
 def long_line(threads: int) -> Measurement:
-    """The memory of a process with a million tokens."""
+    """Measure the memory of a process with a million tokens."""
     used = in_fresh_process(__file__, "long", threads=threads) / LONG_BYTES
     return measured_once(f"{LONG_TOKENS:,} tokens, {FORWARD}: memory of the whole process over 3 GB", used, bar=1)
 
 
 def bytes_here(what: str, *arguments: str) -> int:
-    """Of "memory FORM SIZE PASS": peak of a call above the inputs. Of "long": peak of this process."""
+    """Return, for "memory FORM SIZE PASS", the peak of a call above the inputs; for "long", the peak of this process."""
     if what == "long":
         forward(layer("lean"), *inputs(f"1x{LONG_TOKENS}"))()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     form, size, name = arguments
     module = layer(form)
-    PASSES[name](module, *inputs("1x1024"))()  # what libraries set up at their first call is not the layer's
+    PASSES[name](module, *inputs("1x1024"))()  # excludes what libraries allocate at their first call
     used, _ = growth(PASSES[name](module, *inputs(size)))
     if used is None:
-        raise SystemExit("this system does not say how much memory a process has")
+        raise SystemExit("this system does not report the memory of a process")
     return used
 
 
@@ -164,8 +163,8 @@ def main() -> int:
     if arguments.bytes_here:
         print(bytes_here(*arguments.bytes_here))
         return 0
-    setting, lines, threads = here(), [], torch.get_num_threads()
-    if "long" in arguments.parts:  # first: a process starts out with the peak of the one that starts it
+    setting, lines, threads = current_setting(), [], torch.get_num_threads()
+    if "long" in arguments.parts:  # first: a process inherits the peak of its parent
         lines.append(long_line(threads))
     if "memory" in arguments.parts:
         lines += [memory_line(LARGE, name, threads) for name in PASSES]

@@ -1,14 +1,14 @@
-"""Our loading of a folder of JPEG images against timm's own loader with the same views.
+"""Loading of a folder of JPEG images, relative to timm's loader with the same views.
 
     python bench/data_loading.py --images /path/to/folder --out benchmarks/data_loading.json
 
 A sample is some epochs of training batches, from the start of the loading processes to the last batch; nothing is trained.
-Both read the same files in as many processes, cut the same kind of views (random resized crop to 224, flip), and give
-normalized float32 batches on the CPU; ours draws its random numbers anew for every image, so that they are a function of
-(seed, epoch, image). timm's loader is measured twice: with its prefetcher (its default), where loading processes send bytes
-and the training process normalizes them, as ours do; and without it, where they send normalized floats. Without `--images`
-photos are invented. Before timing, views of both must be equal, given equal random numbers. Bar: 0.95x of the images per
-second of timm's, as a ratio of times 1 / 0.95.
+Both loaders read the same files in the same number of processes, take the same kind of views (random resized crop to 224,
+flip), and return normalized float32 batches on the CPU; ours reseeds for every image, so that its random numbers are a
+function of (seed, epoch, image). timm's loader is measured twice: with its prefetcher (its default), where loading processes
+send bytes and the training process normalizes them, as ours do; and without it, where they send normalized floats. Without
+`--images`, images are generated. Before timing, views of both must be equal for equal random numbers. Bar: 0.95x of timm's
+images per second, as a ratio of times 1 / 0.95.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from PIL import Image, ImageFilter
 from timm.data import ImageDataset, create_loader, create_transform
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import GateError, check_outputs
-from attngraft.bench.result import BenchResult, here, measurement
-from attngraft.tasks.images.batches import ImageBatches
+from attngraft.bench.result import BenchResult, WrongOutputsError, check_outputs, current_setting, measurement
 from attngraft.tasks.images.config import AugmentConfig, DataConfig
-from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.images.loading import load_images
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.seeding import seeded
@@ -55,7 +53,7 @@ PREFETCHER = {"timm's loader": True, "timm's loader without its prefetcher": Fal
 
 
 def invent(folder: Path, *, images: int, size: int = 256) -> Path:
-    """Two classes of blurred noise, which compresses about as photos do."""
+    """Generate two classes of blurred noise, which compresses about like photos."""
     generator = np.random.default_rng(0)
     for place in range(images):
         coarse = Image.fromarray(generator.integers(0, 256, (size // 8, size // 8, 3), dtype=np.uint8))
@@ -69,7 +67,7 @@ def invent(folder: Path, *, images: int, size: int = 256) -> Path:
 
 @contextmanager
 def photos(given: Path | None, *, invented: int) -> Iterator[Path]:
-    """The folder that is loaded: a folder per class, or the `train` folder of one with parts."""
+    """Return the folder to load: one with a folder per class, or the `train` folder in it."""
     if given is not None:
         yield given / "train" if (given / "train").is_dir() else given
         return
@@ -78,13 +76,13 @@ def photos(given: Path | None, *, invented: int) -> Iterator[Path]:
 
 
 def our_split(folder: Path) -> LabelledSplit:
-    """All of the folder but a few, which must stay for validation."""
+    """Return all of the folder except a few images that must remain for validation."""
     data = DataConfig(source=str(folder), val_fraction=0.01)
     return load_images(data, AUGMENT, host=HOST, seed=0, task="classification", multilabel=False).train
 
 
 def check(folder: Path, split: LabelledSplit) -> None:
-    """Equal random numbers give equal views."""
+    """Check that equal random numbers give equal views."""
     view = create_transform((3, SIZE, SIZE), **VIEWS)
     for place in range(min(5, len(split))):
         with Image.open(folder / split.name(place)) as image, seeded("augment", 0, 0, place):
@@ -93,7 +91,7 @@ def check(folder: Path, split: LabelledSplit) -> None:
 
 
 class Ours:
-    """Epochs of batches as `attngraft train` gets them."""
+    """Return a function that iterates over epochs of batches as `attngraft train` does."""
 
     def __init__(self, split: LabelledSplit, *, batch: int, epochs: int, workers: int) -> None:
         self.order, self.epochs, self.workers = TrainOrder(split=split, seed=0, batch_size=batch), epochs, workers
@@ -104,7 +102,7 @@ class Ours:
 
 
 class Timms:
-    """As many epochs of the same images from timm's loader, whose processes start with the sample and stay, as ours do."""
+    """Return the same for timm's loader, whose processes also start with the sample and persist."""
 
     def __init__(
         self, folder: Path, split: LabelledSplit, *, batch: int, epochs: int, workers: int, prefetcher: bool
@@ -134,14 +132,14 @@ class Timms:
 
 def main() -> int:
     parser = options("attngraft's data loading over timm's.", pairs=30)
-    parser.add_argument("--images", type=Path, default=None, help="folder of JPEG images; invented ones by default")
-    parser.add_argument("--invented", type=int, default=512, help="how many images are invented")
+    parser.add_argument("--images", type=Path, default=None, help="folder of JPEG images; generated ones by default")
+    parser.add_argument("--invented", type=int, default=512, help="number of generated images")
     parser.add_argument("--batch", type=int, default=32, help="images in a batch")
     parser.add_argument("--epochs", type=int, default=4, help="epochs in a sample")
     parser.add_argument("--workers", type=int, default=2, help="loading processes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    setting = here()
+    setting = current_setting()
     with photos(arguments.images, invented=arguments.invented) as folder:
         split = our_split(folder)
         check(folder, split)
@@ -151,7 +149,7 @@ def main() -> int:
         first = list(split.images.open(0).size)
         counts = {ours(), *(loader() for loader in timms.values())}
         if len(counts) > 1:
-            raise GateError(f"the loaders gave different numbers of images: {sorted(counts)}")
+            raise WrongOutputsError(f"the loaders gave different numbers of images: {sorted(counts)}")
         lines = [
             measurement(
                 f"time per image over {name}'s", paired_ratio(loader, ours, pairs=arguments.pairs, warmup=0), bar=BAR

@@ -1,10 +1,10 @@
-"""What ELSA-Swin-T costs in time: a training step over that of timm's Swin-T, and large images over small, side by side.
+"""Time of ELSA-Swin-T: a training step relative to timm's Swin-T, and large images relative to small ones.
 
     python bench/elsa_models.py --threads 2 --out benchmarks/elsa_models.json
 
-A step is forward, cross-entropy, backward and AdamW at 224, batch 8. Of large images one is taken forward, over as many of
-256 pixels as have its pixels together: a cost that is linear in pixels gives 1 (bar 1.2). Before timing, the model must give
-the outputs of the equations themselves.
+A step is forward, cross-entropy, backward and AdamW at 224, batch 8. The forward pass of one large image is compared
+with that of 256-pixel images with the same total number of pixels: a cost that is linear in pixels gives 1 (bar 1.2).
+Before timing, the model's outputs must equal those of the equations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 import attngraft.models  # noqa: F401 - registers the names
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.bench.result import BenchResult, current_setting, measurement
 from attngraft.timing import count_macs, paired_ratio
 
 OURS, THEIRS, BAR = "elsa_swin_tiny", "swin_tiny_patch4_window7_224", 2.0
@@ -43,7 +43,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    setting = here()
+    setting = current_setting()
     torch.manual_seed(0)
     images, labels = torch.randn(arguments.batch, 3, 224, 224), torch.randint(1000, (arguments.batch,))
     theirs, ours = timm.create_model(THEIRS), timm.create_model(OURS)

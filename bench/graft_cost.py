@@ -1,10 +1,10 @@
-"""What a graft costs in time: a training step of the grafted model over the host's, side by side.
+"""Time of a training step of grafted models, relative to the host's.
 
     python bench/graft_cost.py --out benchmarks/graft_cost.json
 
 A step is forward, cross-entropy, backward and AdamW on ViT-Ti at 224, batch 8. Before timing, the patched classes without
-grafts must give the host's output bit for bit, and each grafted model that of its reference backend. Two rows without a
-bar show what horizontal and vertical attention would cost if they were their matrix products alone.
+grafts must give the host's output bit for bit, and each grafted model that of its reference backend. Two rows without a bar
+show the cost of the matrix products of horizontal and vertical attention alone.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from steps import check_against_reference, grafted, training_step
 from torch import nn
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.bench.result import BenchResult, check_outputs, current_setting, measurement
 from attngraft.grafting.apply import patch
 from attngraft.hosts import find_host
 from attngraft.timing import several
@@ -39,7 +38,7 @@ FLOORS = ("horizontal", "vertical")
 
 
 def patched(host: nn.Module) -> nn.Module:
-    """A copy of `host` whose every site has its patched class and no graft."""
+    """Copy `host` with patched classes at all sites and no grafts."""
     model = copy.deepcopy(host)
     found = find_host(model)
     for target in {target for site in found.sites for target in site.targets.values()}:
@@ -48,7 +47,7 @@ def patched(host: nn.Module) -> nn.Module:
 
 
 def check(host: nn.Module, models: dict[str, nn.Module], images: torch.Tensor) -> None:
-    """The gate: nothing with a wrong output is timed."""
+    """Check outputs before timing."""
     with torch.no_grad():
         expected = host.eval()(images)
         for name, model in models.items():
@@ -66,7 +65,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    setting = here()
+    setting = current_setting()
     torch.manual_seed(0)
     host = timm.create_model(arguments.host)
     size = host.pretrained_cfg["input_size"]

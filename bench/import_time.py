@@ -1,10 +1,10 @@
-"""How long a user waits before anything happens: imports, `--help`, and the dry run of a graft, a graft.
+"""Waiting times before any work: imports, `--help`, the dry run of a graft, and grafting.
 
     python bench/import_time.py --out benchmarks/import_time.json
 
-Imports and `--help` run in fresh processes and are timed in CPU seconds, which other processes disturb little.
-Bars: `import attngraft.models` 1.1x `import timm`; `attngraft --help` 0.5 s of CPU; `plan` on ViT-L 0.3 s beyond building
-it; `graft` on the largest ViT and Swin that timm has, on the meta device, 1 s.
+Imports and `--help` run in new processes and are timed in CPU seconds, which other processes affect little.
+Bars: `import attngraft.models` 1.1x `import timm`; `attngraft --help` 0.5 s of CPU; `plan` on an existing ViT-L 0.3 s;
+    `graft` on the largest ViT and Swin of timm, on the meta device, 1 s.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch
 
 import attngraft
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.bench.result import BenchResult, current_setting, measurement
 from attngraft.timing import Duration, duration, paired_ratio
 
 IMPORT_BAR, HELP_BAR, PLAN_BAR, GRAFT_BAR = 1.1, 0.5, 0.3, 1.0
-#: those with the most parameters, and the largest Swin of the first version
+#: the models with the most parameters, and the largest Swin of the first version
 LARGEST = (
     "vit_7b_patch16_dinov3",
     "aimv2_3b_patch14_448",
@@ -35,24 +35,24 @@ SPEC = "cb_s + horizontal + vertical"
 
 
 def children_seconds() -> float:
-    """CPU seconds of all processes that this one has started and waited for."""
+    """Return the CPU seconds of all child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def python(code: str) -> Callable[[], object]:
-    """Work: a fresh interpreter that runs `code`."""
+    """Return a function that runs `code` in a new interpreter."""
     return lambda: subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 def plan_duration(samples: int) -> Duration:
-    """Seconds of the dry run on a ViT-L that is there already."""
+    """Time the dry run on an existing ViT-L."""
     model = timm.create_model("vit_large_patch16_224")
     return duration(lambda: attngraft.plan(model, SPEC), samples=samples, clock=time.perf_counter)
 
 
 def graft_duration(name: str, samples: int) -> Duration:
-    """Seconds of the grafting of a model on the meta device, the undoing included."""
+    """Time grafting and ungrafting of a model on the meta device."""
     with torch.device("meta"):
         model = timm.create_model(name)
 
@@ -65,7 +65,7 @@ def graft_duration(name: str, samples: int) -> Duration:
 
 def main() -> int:
     arguments = options(__doc__ or "", pairs=30).parse_args()
-    setting = here()
+    setting = current_setting()
     imports = paired_ratio(
         python("import timm"),
         python("import attngraft.models"),

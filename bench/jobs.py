@@ -1,11 +1,12 @@
-"""Two runs of a study at a time against one after the other, on a CPU with two cores.
+"""Two runs of a study in parallel, relative to one after the other, on a CPU with two cores.
 
     python bench/jobs.py --out benchmarks/jobs.json
 
-A sample is a study's two runs (a host on the embedded digits, with and without CB_S), from the plan to the last file, the
-start of the processes included. Each run has one thread in both cases, as its recipe says; before timing, both ways must
-leave the same metrics and predictions, bit for bit. Bar: 0.65. The runs should be long against the start of a process, some
-seconds: `--epochs` sets that.
+A sample is a study's two runs (a host on the embedded digits, with and without CB_S), from the plan to the last file,
+with the start of the processes. Each run has one thread in both cases, as its recipe specifies; before timing, both ways
+must write the same metrics and predictions, bit for bit. Bar: 0.65. Runs should take much longer than the start of a
+process, a few
+seconds: see `--epochs`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import WrongOutputsError
-from attngraft.bench.result import BenchResult, current_setting, measurement
+from attngraft.bench.result import BenchResult, WrongOutputsError, current_setting, measurement
 from attngraft.study import StudyConfig, Tools, study_from_dict
 from attngraft.study.executors import Executor, Processes, Serial
 from attngraft.study.plan import resolve
@@ -35,7 +35,7 @@ JOBS = 2
 
 
 def study(out: Path, *, epochs: int, depth: int, size: int) -> StudyConfig:
-    """A baseline and a graft with one seed: two runs, nearly equally long."""
+    """Return a study of a baseline and a graft with one seed: two runs of nearly equal length."""
     host = {"name": "vit_tiny_patch16_224", "args": {"img_size": size, "patch_size": 4, "depth": depth}}
     changes = ["train.threads=1", "train.batch_size=64", "task.augment.crop=center"]
     plain = {"host": host, "grafts": ["cb_s"], "data": "digits", "set": changes, "seeds": 1, "epochs": epochs}
@@ -43,7 +43,7 @@ def study(out: Path, *, epochs: int, depth: int, size: int) -> StudyConfig:
 
 
 def carry_out(config: StudyConfig, executor: Executor) -> list[Any]:
-    """Make the runs; per run its metrics, but for seconds, and its predictions as bytes."""
+    """Make the runs; returns metrics, without seconds, and predictions as bytes of each."""
     config.out.mkdir(parents=True, exist_ok=True)
     notes = train_runs(resolve(config), executor=executor, train=Tools().train, progress=StudyLog())
     if notes:
@@ -59,10 +59,10 @@ def _outcome(folder: Path) -> Any:
 
 
 def works(place: Path, *, epochs: int, depth: int, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """One after the other, and two at a time; each call has a folder of its own.
+    """Return functions for one after the other and two at a time; each call has its own folder.
 
     Raises:
-        WrongOutputsError: the two ways leave something else.
+        WrongOutputsError: the two ways write different results.
     """
     folders: Iterator[Path] = (place / f"study{number}" for number in itertools.count())
 
@@ -71,7 +71,7 @@ def works(place: Path, *, epochs: int, depth: int, size: int) -> tuple[Callable[
 
     alone, together = work(Serial()), work(Processes(jobs=JOBS))
     if alone() != together():
-        raise WrongOutputsError("two runs at a time leave other metrics or predictions than one after the other")
+        raise WrongOutputsError("two runs at a time write other metrics or predictions than one after the other")
     return alone, together
 
 

@@ -1,18 +1,19 @@
-"""What local attention costs: the operation over the plain one, which unfolds values and makes a filter for every channel.
+"""Cost of local attention: the operation, relative to a plain one that unfolds values and expands filters to all channels.
 
     python bench/local_filter.py --threads 2 --pairs 30 --out benchmarks/local_filter.json
 
-4 images of 56 x 56 pixels, 96 channels in 3 heads, neighborhoods of 7 x 7, softmax included: ELSA-Swin-T's first stage. The
-plain form is the published fallback's arithmetic: `unfold`, filters (B, C, 49, 56, 56) from weights that are broadcast to a
-head's channels, a product, a sum. Outputs and gradients must be equal before anything is timed. Bars:
+4 images of 56 x 56 pixels, 96 channels in 3 heads, neighborhoods of 7 x 7, with softmax: ELSA-Swin-T's first stage. The
+    plain
+form has the arithmetic of the published fallback: `unfold`, filters (B, C, 49, 56, 56) from weights that are broadcast
+    to the channels of a head, a product, a sum. Outputs and gradients must be equal before timing. Bars:
 
-- with the additive ghost matrix, as all published models have it: forward in 1/30 of the time and 1/10 of the memory,
-  forward and backward in 1/10 and 1/8;
+- with the additive ghost matrix, as in all published models: forward in 1/30 of the time and 1/10 of the memory, forward and
+  backward in 1/10 and 1/8;
 - with both matrices: 1/20 and 1/8 of the time.
 
-A sample is a second of the plain form and as many calls of ours: most of the plain form's time goes into fresh pages, and a
-single call of ours right after them would pay for what it left behind. `channels last` is the layout in which the layers
-hand over their tensors, `channels first` that of the equation.
+A sample is one second of the plain form and as many calls of ours: the plain form mostly allocates new pages, and a
+    single call of ours directly after it would pay for the cleanup. `channels last` is the layout of the layers'
+    tensors, `channels first` that of the equation.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
+from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.mechanisms.local import local_filter
 from attngraft.timing import paired_ratio
 from attngraft.timing.memory import growth, in_fresh_process
@@ -34,7 +34,7 @@ from attngraft.timing.memory import growth, in_fresh_process
 IMAGES, CHANNELS, HEADS, PIXELS, KERNEL = 4, 96, 3, 56, 7
 FORWARD, TRAINING = "forward", "forward and backward"
 LAYOUTS = {"channels last": torch.channels_last, "channels first": torch.contiguous_format}
-#: ghost matrices -> pass -> time over the plain form's
+#: ghost matrices -> pass -> time relative to the plain form
 TIME = {"add": {FORWARD: 1 / 30, TRAINING: 1 / 10}, "mul and add": {FORWARD: 1 / 20, TRAINING: 1 / 8}}
 MEMORY = {FORWARD: 1 / 10, TRAINING: 1 / 8}  #: with the additive matrix
 
@@ -43,7 +43,7 @@ Form = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
 
 
 def plain(values: Tensor, logits: Tensor, mul: Tensor | None, add: Tensor) -> Tensor:
-    """With k * k times the values, and as many filters, which the ghost head makes: a head's weights are copied nowhere."""
+    """The plain form: k * k times the values, and as many filters from the ghost head, broadcast within a head."""
     batch, channels, height, width = values.shape
     by_head = (HEADS, channels // HEADS, KERNEL**2)
     windows = F.unfold(values, KERNEL, padding=KERNEL // 2).view(batch, *by_head, height, width)
@@ -71,7 +71,7 @@ def operands(ghost: str, layout: str, images: int = IMAGES) -> tuple[Tensor, Ten
 
 
 def forward(form: Form, *given: Tensor | None) -> Work:
-    """The output, without gradients."""
+    """Return a function that computes the output without gradients."""
 
     def work() -> tuple[Tensor, ...]:
         with torch.no_grad():
@@ -81,7 +81,7 @@ def forward(form: Form, *given: Tensor | None) -> Work:
 
 
 def training(form: Form, *given: Tensor | None) -> Work:
-    """The output, and the gradients of all operands for a fixed cotangent."""
+    """Return a function that computes the output and all gradients for a fixed cotangent."""
     leaves = [tensor if tensor is None else tensor.clone().requires_grad_() for tensor in given]
     wanted = [leaf for leaf in leaves if leaf is not None]
     cotangent = torch.empty_like(wanted[0]).normal_(generator=torch.Generator().manual_seed(1))
@@ -97,10 +97,10 @@ PASSES = {FORWARD: forward, TRAINING: training}
 
 
 def check(ghost: str) -> None:
-    """That both forms give the same output and gradients.
+    """Check that both forms give the same output and gradients.
 
     Raises:
-        GateError: they do not.
+        WrongOutputsError: they do not.
     """
     given = operands(ghost, "channels first", images=1)
     ours, theirs = (training(form, *given)() for form in FORMS.values())
@@ -109,7 +109,7 @@ def check(ghost: str) -> None:
 
 
 def time_line(ghost: str, layout: str, name: str, pairs: int) -> Measurement:
-    """Our time over the plain form's, each with tensors of its layout: the plain one is faster with its own."""
+    """Measure our time relative to the plain form's, each in its own layout, in which the plain form is faster."""
     ours = PASSES[name](lean, *operands(ghost, layout))
     theirs = PASSES[name](plain, *operands(ghost, "channels first"))
     ratio = paired_ratio(theirs, ours, pairs=pairs, min_seconds=1.0)
@@ -117,25 +117,27 @@ def time_line(ghost: str, layout: str, name: str, pairs: int) -> Measurement:
 
 
 def memory_line(name: str, threads: int) -> Measurement:
-    """Our memory over the plain form's."""
+    """Measure our memory relative to the plain form's."""
     ours, theirs = (in_fresh_process(__file__, form, name, threads=threads) for form in FORMS)
     return measured_once(f"ghost add, {name}: memory over the plain form's", ours / theirs, bar=MEMORY[name])
 
 
 def bytes_here(form: str, name: str) -> int:
-    """Peak of a call above its operands."""
+    """Return the peak of a call above its operands."""
     layout = "channels last" if form == "lean" else "channels first"
-    PASSES[name](FORMS[form], *operands("add", layout, images=1))()  # what libraries set up at their first call
+    PASSES[name](
+        FORMS[form], *operands("add", layout, images=1)
+    )()  # excludes what libraries allocate at their first call
     used, _ = growth(PASSES[name](FORMS[form], *operands("add", layout)))
     if used is None:
-        raise SystemExit("this system does not say how much memory a process has")
+        raise SystemExit("this system does not report the memory of a process")
     return used
 
 
 def main() -> int:
     parser = options("Local attention over its plain form: time and memory.", pairs=30)
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
-    parser.add_argument("--ghosts", nargs="+", choices=TIME, default=list(TIME), help="which matrices; all by default")
+    parser.add_argument("--ghosts", nargs="+", choices=TIME, default=list(TIME), help="ghost matrices; default: all")
     parser.add_argument("--bytes-here", nargs=2, default=None, help="measure memory in this process and print it")
     arguments = parser.parse_args()
     if arguments.threads:
@@ -143,7 +145,7 @@ def main() -> int:
     if arguments.bytes_here:
         print(bytes_here(*arguments.bytes_here))
         return 0
-    setting = here()
+    setting = current_setting()
     lines = [memory_line(name, torch.get_num_threads()) for name in PASSES]
     for ghost in arguments.ghosts:
         check(ghost)

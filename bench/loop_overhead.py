@@ -1,10 +1,10 @@
-"""What the training loop costs over a bare PyTorch loop with the same model, batches and optimizer.
+"""Overhead of the training loop, relative to a bare PyTorch loop with the same model, batches and optimizer.
 
     python bench/loop_overhead.py --out benchmarks/loop_overhead.json
 
-A sample is an epoch on the embedded digits, timed from the end of its first update to the end of its last: set-up,
-evaluation and files are left out on both sides, since a bare loop has none. Both see the same examples in the same order
-from the same initial weights, so before timing their losses must agree. Bar: 1.03.
+A sample is an epoch on the embedded digits, timed from the end of its first update to the end of its last: without set-up,
+evaluation and files, which a bare loop does not have. Both use the same examples in the same order from the same initial
+weights, so their losses must agree before timing. Bar: 1.03.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, here, measurement
+from attngraft.bench.result import BenchResult, check_outputs, current_setting, measurement
 from attngraft.timing import paired_ratio
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.loading import TrainOrder
@@ -45,7 +44,7 @@ RECIPE = {
 
 
 class Laps:
-    """A clock that only moves inside an epoch, from the end of its first update to the end of its last."""
+    """A clock that only advances inside an epoch, from the end of its first update to the end of its last."""
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -55,7 +54,7 @@ class Laps:
         self.losses = []
 
     def update(self, loss: float) -> None:
-        """An update is made."""
+        """Note the end of an update."""
         now = time.perf_counter()
         if self.losses:
             self.total += now - self._last
@@ -67,7 +66,7 @@ class Laps:
 
 
 class LapProgress:
-    """Tells the laps of a run."""
+    """Callback that notes the updates of a run."""
 
     def __init__(self, laps: Laps) -> None:
         self._laps = laps
@@ -84,13 +83,13 @@ class LapProgress:
 
 
 def attngraft_epoch(recipe: Recipe, laps: Laps) -> None:
-    """An epoch as `attngraft train` does it."""
+    """Run an epoch as `attngraft train` does."""
     with tempfile.TemporaryDirectory() as folder:
         train(recipe, Path(folder) / "run", progress=LapProgress(laps))
 
 
 class BareLoop:
-    """The same epoch as a script would write it."""
+    """Run the same epoch as a plain script."""
 
     def __init__(self, recipe: Recipe, laps: Laps) -> None:
         self.recipe, self.laps = recipe, laps
@@ -122,7 +121,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    setting = here()
+    setting = current_setting()
     RECIPE["host"]["args"]["depth"] = arguments.depth
     recipe = recipe_from_dict(RECIPE)
     laps = Laps()

@@ -1,8 +1,8 @@
-"""The least that horizontal and vertical attention can cost: their matrix products, and nothing else.
+"""Lower bound of the cost of horizontal and vertical attention: their matrix products alone.
 
-Stand-ins that pass the tokens through unchanged and do the products of forward and backward on the real inputs, so that
-a training step has the same products, the same saved tensors and the same parameters to update, and no elementwise work.
-What they cost is the floor under any implementation out of torch's own matrix products.
+The replacements return the tokens unchanged and compute the products of forward and backward on the real inputs, so that a
+training step has the same products, saved tensors and parameters to update, but no elementwise work. Their cost is a lower
+bound of any implementation with torch's matrix products.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attngraft.mechanisms.horizontal_vertical.layer import HorizontalAttention, 
 
 
 def products_only(model: nn.Module) -> nn.Module:
-    """`model`, its horizontal and vertical attention replaced by their products; in place."""
+    """Replace horizontal and vertical attention of `model` by their products, in place."""
     for module in model.modules():
         if isinstance(module, HorizontalAttention):
             module.forward = _horizontal(module)  # type: ignore[method-assign]

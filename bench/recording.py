@@ -1,12 +1,14 @@
-"""What it costs to look: a recorded forward pass over the plain one, side by side, and the memory of reduced maps.
+"""Cost of recording: a recorded forward pass relative to the plain one, and the memory of reduced maps.
 
     python bench/recording.py --threads 2 --pairs 40 --out benchmarks/recording.json
 
-ViT-S at 224, without gradients, fused attention. Bars: the weights of all blocks, kept, batch 8: 1.8; entropy and distance
-of all blocks, batches of 25, so that 40 pairs see 1,000 images: 2.0; a model that was recorded once, over one that never
-was: 1.03. Memory, ViT-B at 384: weights of the model and what a pass adds to them at its peak, with entropy and distance of
-all blocks over without, in a process of its own each: 1.5. Before timing, outputs under recording must be the model's own,
-bit for bit.
+ViT-S at 224, without gradients, fused attention. Bars: the weights of all blocks, stored, batch 8: 1.8; entropy and
+distance of
+all blocks, batches of 25, so that 40 pairs cover 1,000 images: 2.0; a model that was recorded once, relative to one that
+    never
+was: 1.03. Memory, ViT-B at 384: weights of the model plus the peak of a pass, with entropy and distance of all blocks
+    relative
+to without, each in a separate process: 1.5. Before timing, outputs under recording must be unchanged, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,14 +22,13 @@ from torch import Tensor, nn
 
 import attngraft
 from attngraft.bench.command import finish, options
-from attngraft.bench.gate import check_outputs
-from attngraft.bench.result import BenchResult, Measurement, here, measured_once, measurement
+from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.timing import paired_ratio
 from attngraft.timing.memory import growth, in_fresh_process
 
 SMALL, BASE = "vit_small_patch16_224", "vit_base_patch16_384"
 KEPT, REDUCED, AFTERWARDS, MEMORY = 1.8, 2.0, 1.03, 1.5
-LARGE_BATCH, LARGE_PASSES = 8, 2  #: of the measurement of memory
+LARGE_BATCH, LARGE_PASSES = 8, 2  #: for the measurement of memory
 
 Work = Callable[[], Tensor]
 
@@ -42,7 +43,7 @@ def plain(model: nn.Module, images: Tensor) -> Work:
 
 
 def recorded(model: nn.Module, images: Tensor, *reductions: str) -> Work:
-    """A pass under recording of all weights: kept, or reduced."""
+    """Return a function that runs a pass with recording of all weights, stored or reduced."""
 
     def work() -> Tensor:
         with torch.no_grad(), attngraft.record(model, "weights") as recording:
@@ -65,7 +66,7 @@ def memory_line(threads: int, model: str) -> Measurement:
 
 
 def bytes_here(kind: str, name: str) -> int:
-    """The model's weights, and what a pass over several batches adds to them at its peak."""
+    """Return the bytes of the model's weights plus the peak of a pass over several batches."""
     model = timm.create_model(name).eval()
     side = model.patch_embed.img_size[0]
 
@@ -80,18 +81,18 @@ def bytes_here(kind: str, name: str) -> int:
             work()
 
     with torch.no_grad():
-        model(torch.randn(1, 3, side, side))  # what libraries set up at their first call
+        model(torch.randn(1, 3, side, side))  # excludes what libraries allocate at their first call
         used, _ = growth(reduced if kind == "reduced" else work)
     if used is None:
-        raise SystemExit("this system does not say how much memory a process has")
+        raise SystemExit("this system does not report the memory of a process")
     return used + sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def main() -> int:
     parser = options("A recorded forward pass over the plain one: time and memory.", pairs=40)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--large-batch", type=int, default=25, help="images of a pass whose maps are reduced")
-    parser.add_argument("--large", default=BASE, help="the model whose memory is measured")
+    parser.add_argument("--large-batch", type=int, default=25, help="batch size of passes with reduced maps")
+    parser.add_argument("--large", default=BASE, help="model for the measurement of memory")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
     parser.add_argument("--bytes-here", default=None, help="measure memory in this process and print it")
     arguments = parser.parse_args()
@@ -100,7 +101,7 @@ def main() -> int:
     if arguments.bytes_here:
         print(bytes_here(arguments.bytes_here, arguments.large))
         return 0
-    setting = here()
+    setting = current_setting()
     torch.manual_seed(0)
     few, many = (torch.randn(batch, 3, 224, 224) for batch in (arguments.batch, arguments.large_batch))
     lines = [memory_line(torch.get_num_threads(), arguments.large)]

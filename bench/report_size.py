@@ -2,10 +2,11 @@
 
     python bench/report_size.py --out benchmarks/report_size.json
 
-The study is invented but has the files of a real one: 10 variants x 10 seeds, 30 epochs, and the predictions of 5,000
-validation images of 100 classes, logits included. Timed is `attngraft compare --report-only` as a process of its own, from
-the command line to the last file: reading a hundred run folders, statistics, plots, page. Bars: 20 s; 15 MB for the page
-and its plots together, as a ratio.
+The study is generated, with the files of a real one: 10 variants x 10 seeds, 30 epochs, and the predictions of 5,000
+    validation images of 100 classes with logits. `attngraft compare --report-only` is timed as a separate process, from
+    the command line to
+the last file: reading a hundred run folders, statistics, plots, page. Bars: 20 s; 15 MB for the page and its plots together,
+as a ratio.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import WrongOutputsError
-from attngraft.bench.result import BenchResult, Measurement, current_setting, measurement
+from attngraft.bench.result import BenchResult, Measurement, WrongOutputsError, current_setting, measurement
 from attngraft.results.storage import load_result
 from attngraft.results.study import Cost, Interval
 from attngraft.study.config import StudyConfig, study_from_dict
@@ -47,7 +47,7 @@ COMMAND = "from attngraft.cli import main; main()"
 
 
 def invent(out: Path, *, seeds: int, epochs: int, images: int, classes: int) -> StudyConfig:
-    """A finished study in `out`: variants are better and worse by up to two points, seeds by half a point."""
+    """Generate a finished study in `out`: variants differ by up to two points, seeds by half a point."""
     config = study_from_dict(
         {
             "host": {"name": "vit_tiny_patch16_224"},
@@ -62,7 +62,7 @@ def invent(out: Path, *, seeds: int, epochs: int, images: int, classes: int) -> 
     generator = np.random.default_rng(0)
     target = generator.integers(classes, size=images)
     easy = generator.normal(0, 1.2, images)
-    alike = generator.normal(0, 1, (classes, classes))[target]  # which classes are taken for which
+    alike = generator.normal(0, 1, (classes, classes))[target]  # similarity of classes, for confusions
     for place, variant in enumerate(config.variants):
         for seed in config.seeds:
             skill = 3.5 + 0.03 * (place - len(config.variants) / 2) + generator.normal(0, 0.02)
@@ -83,7 +83,7 @@ def invent(out: Path, *, seeds: int, epochs: int, images: int, classes: int) -> 
 
 
 def predictions(logits: np.ndarray, target: np.ndarray) -> Predictions:
-    """As the task keeps them."""
+    """Return predictions as the task saves them."""
     predicted = logits.argmax(axis=1)
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
     confidence = probabilities.max(axis=1) / probabilities.sum(axis=1)
@@ -98,7 +98,7 @@ def predictions(logits: np.ndarray, target: np.ndarray) -> Predictions:
 def rows(
     logits: np.ndarray, target: np.ndarray, *, epochs: int, generator: np.random.Generator
 ) -> list[dict[str, float]]:
-    """A learning curve that ends where the predictions are."""
+    """Return a learning curve that ends at the accuracy of the predictions."""
     top = np.argsort(-logits, axis=1)[:, :5]
     classes = logits.shape[1]
     last = {
@@ -147,7 +147,7 @@ def cost(ratio: float) -> Cost:
 
 
 def report(out: Path) -> None:
-    """The command, as a process."""
+    """Run the command as a process."""
     subprocess.run(
         [sys.executable, "-c", COMMAND, "compare", "--report-only", "--out", str(out)],
         check=True,
@@ -156,12 +156,12 @@ def report(out: Path) -> None:
 
 
 def megabytes(out: Path) -> float:
-    """Of the page and its plots."""
+    """Return the size of the page and its plots."""
     return sum(path.stat().st_size for path in (out / "report.html", *(out / "plots").iterdir())) / 1e6
 
 
 def check(out: Path, config: StudyConfig) -> None:
-    """The report is of all runs, with all that a task says.
+    """Check that the report covers all runs and all sections of the task.
 
     Raises:
         WrongOutputsError: something is missing.

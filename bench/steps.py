@@ -1,4 +1,4 @@
-"""What the benchmarks of grafts share: a grafted copy of a host, and the work that is timed."""
+"""Shared parts of the benchmarks of grafts: a grafted copy of a host, and training steps to time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 import attngraft
-from attngraft.bench.gate import check_outputs
+from attngraft.bench.result import check_outputs
 from attngraft.dispatch import reference_backend
 
 
 def grafted(host: nn.Module, spec: str) -> nn.Module:
-    """A copy of `host` with grafts, their values away from any identity and large enough that outputs feel each of them.
+    """Copy `host` with grafts whose values are random and large enough that outputs depend on each of them.
 
-    Matrices keep the size of what they multiply, biases and scales are of about 0.1, norms stay as they start. But those of
-    weight 0, with which LeViT's branches start, become 1: behind them nothing would be felt.
+    Matrices preserve the scale of their inputs, biases and scales are about 0.1, norms keep their initial values. Norms of
+    weight 0, with which LeViT's branches start, are set to 1, since no output would depend on anything before them.
     """
     model = copy.deepcopy(host)
     attngraft.graft(model, spec)
@@ -36,10 +36,10 @@ def grafted(host: nn.Module, spec: str) -> nn.Module:
 
 
 def check_against_reference(model: nn.Module, images: Tensor, *, what: str) -> None:
-    """The gate: the model must put out what it does with the equations themselves.
+    """Check that the model's output equals that of the reference backend.
 
-    Batch norms of a convolutional stem get the statistics of these images. By those that they start with, a LeViT's tokens
-    come near 0, and of an inverse branch, which multiplies three of them, nothing would be felt.
+    Batch norms of a convolutional stem get the statistics of these images. With their initial statistics, a LeViT's tokens
+    are close to 0, and an inverse branch, which multiplies three of them, would not affect the output.
     """
     if isinstance(stem := getattr(model, "stem", None), nn.Module):
         update_bn([images], stem)
@@ -50,7 +50,7 @@ def check_against_reference(model: nn.Module, images: Tensor, *, what: str) -> N
 
 
 def training_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], object]:
-    """Work: one optimizer step on a fixed batch."""
+    """Return a function that makes one optimizer step on a fixed batch."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.05)
 

@@ -1,7 +1,7 @@
-"""Run the notebooks from top to bottom, each in a folder of its own; what they put out goes to build/notebooks/.
+"""Run the notebooks from top to bottom, each in its own folder, and write copies with outputs to build/notebooks/.
 
-A cell that fails, or hangs, fails the command. The notebooks themselves stay as they are, without outputs. The
-documentation shows outputs where copies that were run are at hand.
+A cell that fails or hangs fails the command. The notebooks in this folder have no outputs; the documentation shows those of
+the copies if they exist.
 
     python notebooks/run.py [NOTEBOOK...]
 """
@@ -21,11 +21,11 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "build" / "notebooks"
-CELL_LIMIT = 600  #: seconds; a cell that hangs, not one on a slow machine
+CELL_LIMIT = 600  #: seconds; long enough for slow machines
 
 
 def run(path: Path, out: Path) -> float:
-    """Run the notebook, write the copy with outputs to `out`; seconds that it took.
+    """Run the notebook, write a copy with outputs to `out`, and return the seconds it took.
 
     Raises:
         CellExecutionError: a cell raised; the message holds the cell and the traceback.
@@ -39,7 +39,7 @@ def run(path: Path, out: Path) -> float:
             timeout=CELL_LIMIT,
             kernel_name="python3",
             resources={"metadata": {"path": folder}},
-            record_timing=False,  # so that the copies differ only where the outputs do
+            record_timing=False,  # so that copies differ only in outputs
         )
         client.execute()
     out.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def run(path: Path, out: Path) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 1 where a notebook failed."""
+    """Run the command; returns 1 if a notebook failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all")
     parser.add_argument("--out", type=Path, default=OUT)

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from attngraft.bench.result import here
+from attngraft.bench.result import current_setting
 from attngraft.files import write_atomically
 from attngraft.results.coverage import Coverage, SeedsCoverage
 from attngraft.results.statistics import RESAMPLES
@@ -130,7 +130,7 @@ def shipped(result: dict[str, Any]) -> Coverage:
 
 def main(arguments: Iterable[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
-    given, console, setting = _arguments(words), Console(highlight=False, soft_wrap=True), here()
+    given, console, setting = _arguments(words), Console(highlight=False, soft_wrap=True), current_setting()
     result = measure(given.work, studies=given.studies, runs=given.runs, jobs=given.jobs, told=console.print)
     for test in (Outcome(**{k: v for k, v in row.items() if k != "passed"}) for row in result["tests"]):
         shares = f"{test.count} of {test.of} ({test.count / test.of:.1%}), p {test.p:.3g}, corrected {test.p_holm:.3g}"

@@ -39,9 +39,9 @@ def test_what_is_written_is_there_and_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "says"),
     [
-        (errno.ENOSPC, r"the disk is full \(.* free on that of .*; make room and repeat the command"),
-        (errno.EFBIG, r"larger than this process may write .*; raise the limit \(ulimit -f\)"),
-        (errno.EDQUOT, r"your quota on this disk is used up"),
+        (errno.ENOSPC, r"the disk is full \(.* free on the disk of .*; free some space and rerun the same command"),
+        (errno.EFBIG, r"would exceed this process's size limit .*; raise the limit \(ulimit -f\)"),
+        (errno.EDQUOT, r"your disk quota is used up"),
         (errno.EIO, r"Input/output error; make .* writable"),
     ],
 )

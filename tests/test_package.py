@@ -1,4 +1,4 @@
-"""The public face: lazy, complete, typed."""
+"""The public interface of the package: lazy and complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_public_name_is_there() -> None:
     assert set(attngraft.__all__) <= set(dir(attngraft))
 
 
-def test_unknown_names_are_said() -> None:
+def test_unknown_names_raise() -> None:
     with pytest.raises(AttributeError, match="no attribute 'grft'"):
         attngraft.grft  # noqa: B018
 

@@ -71,11 +71,11 @@ def test_reads_every_kind_of_field() -> None:
         ({"name": "x", "inner": {"rate": -1}}, r"top\.inner\.rate: must not be negative"),
         ({"name": "x", "inner": {"span": [1]}}, r"top\.inner\.span: expected 2 values, found 1"),
         ({"name": "x", "inner": {"span": [1, "b"]}}, r"top\.inner\.span\[1\]: expected a number"),
-        ({"name": "x", "inner": None}, r"top\.inner: expected a section with fields, found nothing"),
+        ({"name": "x", "inner": None}, r"top\.inner: expected a section of fields, found nothing"),
         ({"name": "x", "either": "s"}, r"top\.either: expected a whole number, found 's'; or expected a list"),
         ({"name": "x", "extra": {1: 2}}, r"top\.extra: expected a mapping with text keys"),
         ({"name": "x", "words": "w"}, r"top\.words: expected a list, found 'w'"),
-        ([], r"top: expected a section with fields, found \[\]"),
+        ([], r"top: expected a section of fields, found \[\]"),
     ],
 )
 def test_refusals_name_the_dotted_field(values: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The command-line reference, read from the command objects themselves."""
+"""Command-line reference, generated from the command objects."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from docs.generate.markdown import table
 
 _OPENING = """# Command line
 
-This page is generated from the commands. Exit codes: 0 done, 1 failed, 2 a command that makes no sense, 130 interrupted.
-Errors are one sentence on standard error; `attngraft -v VERB ...` adds the traceback.
+This page is generated from the commands. Exit codes: 0 success, 1 failure, 2 invalid command, 130 interrupted.
+Errors are one line on standard error; `attngraft -v VERB ...` adds the traceback.
 """
 _VALUES = {int: "N", float: "X", str: "TEXT"}
 _HEADER = ("option", "default", "what")
 
 
 def cli_reference() -> str:
-    """The page."""
+    """Return the page."""
     parts = [_OPENING]
     for path, command in verbs():
         parts += list(_verb(path, command))
@@ -32,7 +32,7 @@ def cli_reference() -> str:
 
 
 def verbs() -> Iterator[tuple[str, Any]]:
-    """(`data check`, its command) for every verb, groups opened."""
+    """Yield (`data check`, its command) for every command, including those in groups."""
     yield from _below(typer.main.get_command(app), "")
 
 
@@ -85,7 +85,7 @@ def _option(param: Any, hint: Any) -> str:
 
 
 def _value(hint: Any) -> str:
-    """What stands behind an option that names it in no other way: its choices, or its type."""
+    """Return the placeholder of an option without a metavar: its choices, or its type."""
     for arm in (hint, *get_args(hint)):
         if get_origin(arm) is Literal:
             return "|".join(map(str, get_args(arm)))
@@ -104,7 +104,7 @@ def _default(param: Any) -> str:
 
 
 def _help(text: str) -> str:
-    """The help text, examples as blocks that can be copied; an example may go on over several lines."""
+    """Return the help text with examples as code blocks; an example may span several lines."""
     before, _, examples = text.partition("Examples:")
     commands = [re.sub(r"\s*\n\s*", " ", block) for block in textwrap.dedent(examples).strip().split("\n\n") if block]
     shown = "".join(f"$ {command}\n" for command in commands)

@@ -1,4 +1,4 @@
-"""Which of timm's models take grafts, from the committed count, as Markdown."""
+"""Coverage of timm's models, from the committed count, as Markdown."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ COUNT = Path(__file__).parents[2] / "benchmarks" / "coverage.json"
 
 _OPENING = """# Which of timm's models
 
-Counted by name: every model of timm {timm} that sends something through torch's scaled dot product attention or through a
-softmax over tokens in one forward pass ({names} names; made on the meta device, nothing is downloaded or computed). A name
-takes a graft if at least one of its sites does. {shares}.
+Counted by name: every model of timm {timm} that computes torch's scaled dot product attention or a softmax over tokens
+    in one forward pass ({names} names; created on the meta device, nothing is downloaded or computed). A model takes a
+    graft if at least one of its sites does. {shares}.
 
-The families are timm's files. The table is what this command prints:
+The families are timm's files. This command prints the table:
 
 ```console
 $ attngraft list hosts --coverage
 ```
 
-What is in one model, site by site, and what is missing for the rest, `attngraft doctor --host NAME` says. A family that is
-not read can be added without a change of attngraft: see [Writing a host](../extend/host.md).
+`attngraft doctor --host NAME` lists the sites of one model, and attention without a site. Unsupported families can be added
+without a change of attngraft: see [Writing a host](../extend/host.md).
 """
 
 
 def coverage_table() -> str:
-    """The page."""
+    """Return the page."""
     count = json.loads(COUNT.read_text(encoding="utf-8"))
     shares = ", ".join(f"`{graft}`: {share:.1%}" for graft, share in count["share"].items())
     grafts = list(count["share"])

@@ -1,4 +1,4 @@
-"""The fields of a dataclass as a reader needs them: name, type in words, default, and the `#:` comment in its source."""
+"""Fields of a dataclass for reference tables: name, type as text, default, and the `#:` comment in its source."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class FieldDoc:
     """One row of a reference table."""
 
     name: str
-    kind: str  #: the type in words
-    default: str  #: as YAML; "required" where there is none
+    kind: str  #: the type as text
+    default: str  #: as YAML; "required" if there is none
     comment: str
-    section: type | None = None  #: the dataclass that the field holds
+    section: type | None = None  #: dataclass of the field
 
 
 def fields_of(cls: type) -> Iterator[FieldDoc]:
-    """All fields that a file may set, in order; comments of base classes are found too."""
+    """Return all fields that a file may set, in order, with comments from base classes too."""
     hints = typing.get_type_hints(cls)
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -51,7 +51,7 @@ def fields_of(cls: type) -> Iterator[FieldDoc]:
         hint = hints[field.name]
         yield FieldDoc(
             name=field.name,
-            kind=in_words(hint),
+            kind=type_text(hint),
             default=_default(field),
             comment=comments.get(field.name, ""),
             section=_section(hint),
@@ -59,14 +59,14 @@ def fields_of(cls: type) -> Iterator[FieldDoc]:
 
 
 def _section(hint: Any) -> type | None:
-    """The dataclass that a field holds, be it always or sometimes."""
+    """Return the dataclass of a field, optional or not."""
     return next(
         (arm for arm in (hint, *get_args(hint)) if isinstance(arm, type) and dataclasses.is_dataclass(arm)), None
     )
 
 
 def comments_of(cls: type) -> dict[str, str]:
-    """The `#:` comments of the fields written in `cls` itself: behind a field, inside its parentheses, or above it."""
+    """Return the `#:` comments of the fields defined in `cls`: after a field, inside its parentheses, or above it."""
     source = textwrap.dedent(inspect.getsource(cls))
     body = typing.cast(ast.ClassDef, ast.parse(source).body[0]).body
     found: dict[int, tuple[str, bool]] = {}  # line -> (comment, alone on its line)
@@ -90,17 +90,17 @@ def comments_of(cls: type) -> dict[str, str]:
     return comments
 
 
-def in_words(hint: Any) -> str:
-    """A type as the author of a YAML file thinks of it."""
+def type_text(hint: Any) -> str:
+    """Return a type as text, in terms of YAML."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
     if origin in (Union, types.UnionType):
-        return " or ".join(in_words(arm) for arm in sorted(arguments, key=lambda arm: arm is type(None)))
+        return " or ".join(type_text(arm) for arm in sorted(arguments, key=lambda arm: arm is type(None)))
     if origin in (list, Sequence) or (origin is tuple and arguments[1:] == (Ellipsis,)):
-        return "list" if arguments[0] is Any else f"list ({in_words(arguments[0])})"
+        return "list" if arguments[0] is Any else f"list ({type_text(arguments[0])})"
     if origin is tuple:
-        return f"list of {len(arguments)} ({in_words(arguments[0])})"
+        return f"list of {len(arguments)} ({type_text(arguments[0])})"
     if origin in (dict, Mapping):
         return "mapping"
     if dataclasses.is_dataclass(hint):
@@ -119,7 +119,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _as_yaml(value: Any) -> str:
-    """A plain value as it would stand behind `field:`."""
+    """Return a plain value as YAML for one line."""
     if isinstance(value, list):
         return f"[{', '.join(_as_yaml(entry) for entry in value)}]"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""For the Python reference: the `#:` comments of fields, which are this package's documentation of attributes."""
+"""Griffe extension: `#:` comments of fields as docstrings of attributes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import griffe
 
 
 class FieldComments(griffe.Extension):
-    """Gives an attribute without a docstring the `#:` comment behind it or above it."""
+    """Use the `#:` comment after or above an attribute as its docstring, if it has none."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **others: Any) -> None:
-        """Called by griffe for every attribute that it has read."""
+        """Called by griffe for every attribute."""
         if attr.docstring is None and attr.lineno is not None and (text := _comment(attr)):
             attr.docstring = griffe.Docstring(text, parent=attr)
 
@@ -25,5 +25,5 @@ def _comment(attr: griffe.Attribute) -> str:
     found: list[str] = []
     while first - len(found) > 0 and (above := re.match(r"\s*#: ?(.*)", lines[first - len(found) - 1])):
         found.insert(0, above[1])
-    found += [behind[1] for line in lines[first:last] if (behind := re.search(r"#: ?(.*)", line))]
+    found += [trailing[1] for line in lines[first:last] if (trailing := re.search(r"#: ?(.*)", line))]
     return " ".join(found)

@@ -1,4 +1,4 @@
-"""What `mkdocs build` calls: adds the generated pages to the site. Nothing is written into docs/."""
+"""Hooks of `mkdocs build`, which add the generated pages to the site. Nothing is written into docs/."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def pages() -> dict[str, Callable[[], str]]:
-    """The generated pages by their path in the site's sources."""
+    """Return the generated pages by their path in the site's sources."""
     from docs.generate.cli_reference import cli_reference
     from docs.generate.coverage_table import coverage_table
     from docs.generate.graft_reference import graft_reference
@@ -36,7 +36,7 @@ def pages() -> dict[str, Callable[[], str]]:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """mkdocs: the files of the site."""
+    """mkdocs hook: add the generated pages."""
     from mkdocs.structure.files import File
 
     if str(ROOT) not in sys.path:
@@ -47,7 +47,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
-    """mkdocs: a finished page, which must load nothing from elsewhere: the site can be read without a network."""
+    """mkdocs hook: check that a finished page loads nothing from other servers, so that the site works offline."""
     from mkdocs.exceptions import PluginError
 
     if found := external(output):
@@ -56,7 +56,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 
 def external(html: str) -> list[str]:
-    """Addresses on other machines that a browser loads by itself when it shows the page; links are none."""
+    """Return external addresses that a browser loads with the page; links do not count."""
     loading = re.findall(r"<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*>", html)
     loading += [
         tag

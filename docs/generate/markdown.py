@@ -1,4 +1,4 @@
-"""Small pieces of Markdown."""
+"""Helpers for Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A pipe table. Bars within backticks are no separators; others, and line breaks, are escaped."""
+    """Return a pipe table. Bars outside backticks, and line breaks, are escaped."""
     lines = [_row(header), _row(["---"] * len(header)), *(_row(row) for row in rows)]
     return "\n".join(lines) + "\n"
 
@@ -23,6 +23,6 @@ def _cell(text: str) -> str:
 
 
 def docstring(thing: object) -> str:
-    """Its docstring without indentation; the one that `dataclass` makes up counts as none."""
+    """Return the docstring without indentation; empty for the one that `dataclass` generates."""
     text = inspect.getdoc(thing) or ""
     return "" if re.match(rf"{getattr(thing, '__name__', '')}\(", text) else text

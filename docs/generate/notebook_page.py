@@ -1,4 +1,4 @@
-"""A notebook as a page: its text, its code, and what it put out where a copy that was run is at hand."""
+"""A notebook as a page: text, code, and outputs if an executed copy is available."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def notebook_page(path: Path, *, executed: Path) -> str:
-    """The page. Outputs are those of `executed`, if `notebooks/run.py` has made it of the same cells."""
+    """Return the page, with outputs of `executed` if `notebooks/run.py` ran the same cells."""
     cells = _cells(path)
     copy = _cells(executed) if executed.is_file() else []
     same = [_source(cell) for cell in copy] == [_source(cell) for cell in cells]
@@ -33,7 +33,7 @@ def _source(cell: Mapping[str, Any]) -> str:
 
 
 def _shown(output: Mapping[str, Any]) -> Iterator[str]:
-    """Pictures and text; what went to standard error (warnings of the notebook's kernel) is left out."""
+    """Return images and text, without standard error (warnings of the notebook's kernel)."""
     data = output.get("data", {})
     if "image/png" in data:
         yield f"![](data:image/png;base64,{''.join(data['image/png']).replace(chr(10), '')})"
@@ -44,6 +44,6 @@ def _shown(output: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _as_block(text: str) -> str:
-    """Indented, so that no text can end the block; the comment ends a paragraph or list before it."""
+    """Return an indented code block, which no text can end; the comment ends a paragraph or list before it."""
     lines = text.rstrip().splitlines()
     return "<!-- -->\n\n" + "".join(f"    {line}\n" if line else "\n" for line in lines)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from attngraft.papers import list_papers, load_paper
-from attngraft.papers.schema import Paper, Table
+from attngraft.papers.schema import Paper, Table, list_papers, load_paper
 from docs.generate.markdown import table
 
 _OPENING = """# The papers' numbers
 
-This page is generated from the tables as printed. They are claims of the papers, not measurements of ours; known
-errors in them are noted. `attngraft paper ID TABLE` puts our own counts beside them, and with `--runs DIR` your own
-accuracies.
+This page is generated from the tables as printed. They are claims of the papers, not our measurements; known errors in them
+are noted. `attngraft paper ID TABLE` shows our own counts next to them, and with `--runs DIR` your own accuracies.
 """
 
 
 def paper_tables() -> str:
-    """The page."""
+    """Return the page."""
     parts = [_OPENING]
     for name in list_papers():
         paper = load_paper(name)

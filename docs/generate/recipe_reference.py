@@ -1,4 +1,4 @@
-"""The recipe reference: every field of a recipe and of a study file, read from the dataclasses themselves."""
+"""Recipe reference: every field of a recipe and of a study file, generated from the dataclasses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _HEADER = ("field", "type", "default", "what")
 
 _OPENING = """# Recipe reference
 
-This page is generated from the source. A recipe is a YAML file; every field has a default, so a recipe holds only what
-differs. `base: deit` puts a file on top of another recipe, `--set optimizer.lr=1e-3` changes one field from the command
-line. An unknown field or a value of the wrong type is refused, with the name of the nearest field.
+This page is generated from the source. A recipe is a YAML file; every field has a default, so a recipe contains only the
+changes. `base: deit` starts from another recipe, `--set optimizer.lr=1e-3` changes one field on the command line. An unknown
+field or a value of the wrong type is an error that names the nearest field.
 """
 
 
 def recipe_reference() -> str:
-    """The page."""
+    """Return the page."""
     parts = [_OPENING, *_section(Recipe, "", depth=2)]
     for name in packaged_tasks():
         parts += [f"## task: {name}\n", f"What stands under `task:` with `name: {name}`.\n"]
@@ -35,19 +35,19 @@ def recipe_reference() -> str:
 
 
 def recipe_fields() -> Iterator[str]:
-    """The dotted name of every field, for tests."""
+    """Return the dotted name of every field, for tests."""
     yield from _dotted(Recipe, "")
     for name in packaged_tasks():
         yield from _dotted(task_config(name), "task")
 
 
 def packaged_tasks() -> list[str]:
-    """The tasks that come with the package; others may have added theirs."""
+    """Return the built-in tasks, without registered ones of other packages."""
     return [name for name, place in TASKS.items() if place.startswith("attngraft.")]
 
 
 def task_config(name: str) -> type:
-    """The dataclass that a task's section is read into: `<Task>Config` in the module `config` beside the task."""
+    """Return the dataclass of a task's section: `<Task>Config` in the task's module `config`."""
     task = load_task(name)
     module = importlib.import_module(f"{task.__module__.rpartition('.')[0]}.config")
     found: type = getattr(module, f"{task.__name__}Config")
@@ -64,7 +64,7 @@ def _dotted(cls: type, prefix: str) -> Iterator[str]:
 
 
 def _section(cls: type, prefix: str, *, depth: int) -> Iterator[str]:
-    """The table of a dataclass's own fields, then one section for each dataclass in it."""
+    """Return the table of a dataclass's fields, then one section for each dataclass in it."""
     docs = list(fields_of(cls))
     plain = [
         doc for doc in docs if doc.section is None or doc.default == "`null`"
@@ -85,7 +85,7 @@ def _row(doc: FieldDoc, prefix: str) -> tuple[str, str, str, str]:
 
 
 def _packaged() -> str:
-    """The recipes that come with the package, as they are."""
+    """Return the built-in recipes as YAML."""
     parts = ["## Packaged recipes\n", "`--recipe NAME` takes one of these, or the path of a file.\n"]
     for name in packaged_recipes():
         parts += [f"### {name}\n", f"```yaml\n{(RECIPES / f'{name}.yaml').read_text(encoding='utf-8').rstrip()}\n```\n"]
@@ -93,18 +93,23 @@ def _packaged() -> str:
 
 
 def _study_file() -> str:
-    """The keys of a study file; their comments stand at the configuration that is made of them."""
-    told = comments_of(study_config.StudyConfig) | {
-        "title": "stands above the report",
-        "grafts": "the variants beside the baseline: specifications, or sections with `name`, `spec`, `host` (another)",
-        "seeds": "how many, counted from 0; or a list of them",
-        "set": "changes of the recipe: `field.of.it=value`",
+    """Return the keys of a study file, with the comments of the resulting configuration."""
+    comments = comments_of(study_config.StudyConfig) | {
+        "title": "title of the report",
+        "grafts": "variants besides the baseline: specifications, or sections with `name`, `spec`, `host` (another host)",
+        "seeds": "number of seeds, counted from 0; or a list of seeds",
+        "set": "changes of the recipe: `section.field=value`",
         "out": "the study's folder",
     }
     rows = []
     for doc in fields_of(study_config._StudyFile):
         rows.append(
-            (f"`{doc.name}`", doc.kind, doc.default, (doc.comment or told.get(doc.name, "")).replace("None:", "null:"))
+            (
+                f"`{doc.name}`",
+                doc.kind,
+                doc.default,
+                (doc.comment or comments.get(doc.name, "")).replace("None:", "null:"),
+            )
         )
         if doc.section is not None:
             of_recipe = comments_of(HostConfig)
@@ -116,7 +121,7 @@ def _study_file() -> str:
 
 
 def _example() -> str:
-    """The module's docstring, its example as a block of YAML."""
+    """Return the module's docstring with its example as a block of YAML."""
     text = inspect.getdoc(study_config) or ""
     return re.sub(
         r"(?m)(?:^    .*\n)+", lambda found: f"```yaml\n{textwrap.dedent(found.group()).rstrip()}\n```\n", f"{text}\n"

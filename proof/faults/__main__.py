@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from attngraft.bench.result import here
+from attngraft.bench.result import current_setting
 from attngraft.files import write_atomically
 from proof.faults.bench import Bench
 from proof.faults.case import NotHere
@@ -33,7 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = _arguments(sys.argv[1:] if words is None else words)
     console = Console(stderr=True)
     cases = [case for group in CASES.values() for case in group if not given.only or case.name in given.only]
-    setting = here()
+    setting = current_setting()
     measured: dict[str, str] = {}
     broken = 0
     with tempfile.TemporaryDirectory(prefix="faults-") as place:

@@ -1,11 +1,11 @@
-"""attngraft: graft better attention into the transformer you have, and find out whether it helps on your data.
+"""attngraft: graft better attention into an existing transformer, and find out whether it helps on your data.
 
     model = timm.create_model("swin_tiny_patch4_window7_224", pretrained=True)
     report = attngraft.graft(model, "cb_s@last:50% + horizontal")  # in place; host weights untouched
-    attngraft.save_grafts(model, "mine.safetensors")               # only what was added, plus a manifest
+    attngraft.save_grafts(model, "mine.safetensors")               # only the grafts, plus a manifest
     attngraft.ungraft(model)                                       # the host, bit for bit
 
-This module is lazy: a name is imported when first used.
+This module is lazy: names are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, commit, device, threads."""
+"""Environment of a run: versions, commit, device, threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _PACKAGES = ("torch", "torchvision", "timm", "accelerate", "numpy", "safetensors
 
 
 def environment(device: torch.device, *, processes: int = 1) -> dict[str, Any]:
-    """The environment of this process as plain values."""
+    """Return the environment of this process as plain values."""
+    names = {"cuda": lambda: torch.cuda.get_device_name(device), "cpu": _cpu_name}
     return {
         "attngraft": __version__,
         "commit": _commit(),
@@ -28,7 +29,7 @@ def environment(device: torch.device, *, processes: int = 1) -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "device": str(device),
-        "device_name": _device_name(device),
+        "device_name": names.get(device.type, lambda: device.type)(),
         "cuda": torch.version.cuda,
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -45,14 +46,6 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if device.type == "cpu":
-        return _cpu_name()
-    return device.type
-
-
 def _cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -64,9 +57,9 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the package's source, where it runs from a git checkout; `+` where that has changes."""
-    here = Path(__file__).resolve()
-    root = next((parent for parent in here.parents if (parent / ".git").exists()), None)
+    """Return the commit of the package's source if it is a git checkout, with `+` if that has changes; else None."""
+    source = Path(__file__).resolve()
+    root = next((parent for parent in source.parents if (parent / ".git").exists()), None)
     if root is None or not (root / "src" / "attngraft").is_dir():
         return None
     commit = _git(root, "rev-parse", "HEAD")

@@ -1,4 +1,4 @@
-"""Every error that a user can cause. Each message says what is wrong, where, and what to do about it."""
+"""Errors that users can cause. Each message contains what is wrong, where, and the remedy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ class AttngraftError(Exception):
 
 
 class UsageError(AttngraftError):
-    """The command or its arguments make no sense together; the command line exits with 2."""
+    """An invalid command or argument; the command line exits with 2."""
 
 
 class GraftSpecError(UsageError, ValueError):
-    """A graft specification cannot be read. `position` is the offending character's index, where there is one."""
+    """An invalid graft specification. `position` is the index of the invalid character, if there is one."""
 
     def __init__(self, message: str, *, text: str | None = None, position: int | None = None) -> None:
         self.text, self.position = text, position
@@ -24,41 +24,41 @@ class HostError(AttngraftError):
 
 
 class RecordError(AttngraftError, KeyError):
-    """A model offers nothing of what a recording asks for; the message says what it offers."""
+    """A requested tensor that the model does not record; the message lists those that it does."""
 
     __str__ = Exception.__str__  # not KeyError's, which quotes the message
 
 
 class GraftFileError(AttngraftError):
-    """A graft file is damaged, of a newer format, or made for another host. The model was left as it was."""
+    """A graft file that is damaged, of a newer format, or for another host. The model was not changed."""
 
 
 class ConfigError(UsageError, ValueError):
-    """A recipe, study or override has an unknown key or a wrong value; the message names the file and the field."""
+    """An unknown key or invalid value in a recipe, study or override; the message names the file and the field."""
 
 
 class DataError(AttngraftError):
-    """The data cannot be read or used; the message names the file or folder and the remedy."""
+    """Data that cannot be read or used; the message names the file or folder and the remedy."""
 
 
 class TrainingError(AttngraftError):
-    """A run had to stop (loss not finite, checkpoint of another recipe, ...); what was saved stays usable."""
+    """A run that had to stop (loss not finite, checkpoint of another recipe, ...); saved files stay usable."""
 
 
 class ExportError(AttngraftError):
-    """A model cannot be exported, or an exported folder cannot be used; the message names the file and the remedy."""
+    """A model that cannot be exported, or an unusable exported folder; the message names the file and the remedy."""
 
 
 class StorageError(AttngraftError, OSError):
-    """A file could not be written (disk full, quota, limit, read-only); what stood there before is whole."""
+    """A file that could not be written (disk full, quota, limit, read-only); its previous version is intact."""
 
 
 class BackendError(AttngraftError):
-    """A backend was asked for by name and cannot be used here; the message says why."""
+    """A backend that was selected by name and cannot be used here; the message has the reason."""
 
 
 def _point_at(message: str, text: str, position: int) -> str:
-    """Append the line of `text` that holds `position` with a caret under that character."""
+    """Append the line of `text` with `position`, and a caret under that character."""
     start = text.rfind("\n", 0, position) + 1
     end = text.find("\n", position)
     line = text[start : len(text) if end < 0 else end]

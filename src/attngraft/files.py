@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a crash, never meets half of one."""
+"""Atomic file writes: readers and crashes never see half a file."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from attngraft.errors import StorageError
+
+T = TypeVar("T")
 
 _OURS = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  #: names of unfinished files
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def write_atomically(path: Path, content: bytes | str) -> Path:
-    """Write `content` under `path`: a temporary file in the same folder, flushed to disk, then renamed.
+    """Write `content` to `path`: to a temporary file in the same folder, flushed to disk, then renamed.
 
     Raises:
-        StorageError: the folder cannot be made or written; what stood at `path` is untouched. Names the file, the room
-            that is left, and the remedy.
+        StorageError: the folder cannot be created or written; an existing file at `path` is unchanged. Names the file, the
+            free space, and the remedy.
     """
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -33,10 +35,10 @@ def write_atomically(path: Path, content: bytes | str) -> Path:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """The same for who writes piece by piece: a file that takes its place at `path` when the block ends without error.
+    """Open a file for writing that replaces `path` when the block ends without an error.
 
     Raises:
-        StorageError: as `write_atomically`. Errors of the block itself come through as they are.
+        StorageError: as `write_atomically`. Errors of the block itself are raised unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     raw, in_block = None, False
@@ -57,13 +59,19 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             failed = error
         if failed is None:
             raise
-        raise StorageError(_in_words(path, failed, size)) from failed
-    _sync_folder(path.parent)
+        raise StorageError(_write_error(path, failed, size)) from failed
+    if hasattr(os, "O_DIRECTORY"):  # make the rename itself durable, if the system can open folders
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def share(path: Path, at: Path) -> None:
-    """Let the file at `path` stand under `at`, too: the same file where the disk can do that, else a copy. Neither is ever
-    written to: who changes one puts a new file in its place.
+    """Make the file at `path` available at `at`, too: by a hard link if the disk supports it, else by a copy.
+
+    Neither is ever changed in place: writers replace files.
 
     Raises:
         StorageError: as `write_atomically`.
@@ -80,17 +88,17 @@ def share(path: Path, at: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """For who writes in another way (appends, makes folders): what the system refuses comes as a StorageError."""
+    """Convert the block's OSError to a StorageError; for other writes (appending, creating folders)."""
     try:
         yield
     except StorageError:
         raise
     except OSError as error:
-        raise StorageError(_in_words(path, error, 0)) from error
+        raise StorageError(_write_error(path, error, 0)) from error
 
 
 class _Recorder(io.FileIO):
-    """A file that remembers why a write failed: `torch.save` puts an error of its own in its place."""
+    """A file that keeps the error of a failed write, because `torch.save` replaces it by one of its own."""
 
     failed: OSError | None = None
 
@@ -103,7 +111,7 @@ class _Recorder(io.FileIO):
 
 
 def _remove(temporary: Path) -> int:
-    """Delete the unfinished file, which gives its room back; how large it was."""
+    """Delete the unfinished file, which frees its space; returns its size."""
     try:
         size = temporary.stat().st_size
         temporary.unlink(missing_ok=True)
@@ -112,38 +120,36 @@ def _remove(temporary: Path) -> int:
     return size
 
 
-def _in_words(path: Path, failed: OSError, size: int) -> str:
-    """What could not be written, why, and what to do."""
-    kept = "what was saved before is whole"
+def _write_error(path: Path, failed: OSError, size: int) -> str:
+    intact = "everything saved before is intact"
     if failed.errno not in _NO_ROOM:
-        return (
-            f"{path}: cannot be written: {failed.strerror}; make {path.parent} writable and repeat the command: {kept}"
-        )
+        remedy = f"make {path.parent} writable and rerun the same command"
+        return f"{path}: cannot be written: {failed.strerror}; {remedy}; {intact}"
     if failed.errno == errno.EFBIG:
-        reason = f"the file would be larger than this process may write ({shown_size(size)} were written)"
+        reason = f"the file would exceed this process's size limit ({shown_size(size)} were written)"
         remedy = "raise the limit (ulimit -f)"
     else:
-        reason = f"the disk is full ({_room(path.parent)}; {shown_size(size)} were written)"
+        reason = f"the disk is full ({_free_space(path.parent)}; {shown_size(size)} were written)"
         if failed.errno == errno.EDQUOT:
-            reason = f"your quota on this disk is used up ({shown_size(size)} were written)"
-        remedy = "make room"
-    return f"{path}: cannot be written: {reason}; {remedy} and repeat the command, which goes on: {kept}"
+            reason = f"your disk quota is used up ({shown_size(size)} were written)"
+        remedy = "free some space"
+    return f"{path}: cannot be written: {reason}; {remedy} and rerun the same command to resume; {intact}"
 
 
-def _room(folder: Path) -> str:
-    """What is left on the disk of `folder`, now that the unfinished file is gone."""
+def _free_space(folder: Path) -> str:
+    """Describe the free space on the disk of `folder`, after the unfinished file was deleted."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
         free = shutil.disk_usage(folder).free
-        names = os.statvfs(folder).f_favail if hasattr(os, "statvfs") else 1
+        inodes = os.statvfs(folder).f_favail if hasattr(os, "statvfs") else 1
     except OSError:
-        return "room unknown"
-    return f"{shown_size(free)} free on that of {folder}" + ("" if names else ", and no room for another file's name")
+        return "free space unknown"
+    return f"{shown_size(free)} free on the disk of {folder}" + ("" if inodes else ", and no inode for another file")
 
 
 def shown_size(size: float) -> str:
-    """`1.3 MB`."""
+    """Format a number of bytes: `1.3 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -151,20 +157,26 @@ def shown_size(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+def printable(value: T) -> T:
+    """Replace bytes that are not UTF-8 in names (`caf\ufffd.png`), for JSON, tables and pages.
+
+    Python represents such bytes of file names as lone surrogates, which encoders refuse. `value` is nested plain data.
+    """
+    result: object = value
+    if isinstance(value, str):
+        result = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    elif isinstance(value, Mapping):
+        result = {printable(key): printable(entry) for key, entry in value.items()}
+    elif isinstance(value, list | tuple):
+        result = type(value)(map(printable, value))
+    return result  # type: ignore[return-value]
+
+
 def remove_leftovers(folder: Path, *, below: bool = True) -> None:
-    """Delete the temporary files of writers that were killed; only where nobody else writes into `folder`, and with
-    `below` into the folders in it. Files that only look similar stay: the folder may hold other things."""
+    """Delete temporary files of killed writers in `folder`, and with `below` in its subfolders.
+
+    Only safe while no other process writes there. Files with merely similar names are not deleted.
+    """
     for path in folder.glob("**/.*.tmp" if below else ".*.tmp"):
         if _OURS.fullmatch(path.name):
             path.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the renaming itself durable, where the system lets a folder be opened."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Dataclasses from plain mappings (YAML, JSON), with strict keys and types and errors that name the dotted field."""
+"""Dataclasses from plain mappings (YAML, JSON), with strict keys and types, and errors that name the dotted field."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from attngraft.suggest import did_you_mean
 
 T = TypeVar("T")
 
-_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")  # YAML 1.1 takes 1e-3 for a string; people mean a number
+_EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")  # YAML 1.1 reads 1e-3 as a string
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 class FieldError(ValueError):
-    """A value that makes no sense; a dataclass raises it in `__post_init__`, `read` adds the dotted name."""
+    """An invalid value; dataclasses raise it in `__post_init__`, `read` adds the dotted name."""
 
     def __init__(self, field: str, message: str) -> None:
         self.field, self.message = field, message
@@ -28,19 +28,19 @@ class FieldError(ValueError):
 
 
 def read(cls: type[T], values: Any, *, where: str) -> T:
-    """An instance of the dataclass `cls` from a mapping; nested dataclasses come from nested mappings.
+    """Build an instance of the dataclass `cls` from a mapping; nested dataclasses from nested mappings.
 
-    Types that are understood: bool, int, float (also from int, and from `1e-3` as YAML reads it), str, Literal, unions,
+    Supported types: bool, int, float (also from int, and from `1e-3`, which YAML reads as text), str, Literal, unions,
     `tuple[T, ...]`, `tuple[A, B]`, `list[T]`, mappings with text keys, Any, and dataclasses. Numbers must be finite.
 
     Args:
-        where: the dotted name of what is read ("task.data"), for messages.
+        where: dotted name of the section ("task.data"), for messages.
 
     Raises:
         ConfigError: not a mapping, an unknown, missing or wrongly typed field, or a value that `cls` refuses.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}: expected a section with fields, found {_show(values)}")
+        raise ConfigError(f"{where}: expected a section of fields, found {_show(values)}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
@@ -49,7 +49,7 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
-            raise ConfigError(f"{where}.{name}: missing; give it a value")
+            raise ConfigError(f"{where}.{name}: missing; set a value")
     hints = typing.get_type_hints(cls)
     given = {name: _convert(value, hints[name], f"{where}.{name}") for name, value in values.items()}
     try:
@@ -102,14 +102,15 @@ def _one_of(value: Any, choices: tuple[Any, ...], where: str) -> Any:
     raise ConfigError(f"{where}: {_show(value)} is not a choice{near}; allowed: {allowed}")
 
 
-def _union(value: Any, arms: tuple[Any, ...], where: str) -> Any:
-    if value is None and type(None) in arms:
+def _union(value: Any, members: tuple[Any, ...], where: str) -> Any:
+    if value is None and type(None) in members:
         return None
-    arms = tuple(arm for arm in arms if arm is not type(None))
     failures = []
-    for arm in arms:
+    for member in members:
+        if member is type(None):
+            continue
         try:
-            return _convert(value, arm, where)
+            return _convert(value, member, where)
         except ConfigError as error:
             failures.append(error)
     if len(failures) == 1:

@@ -1,4 +1,4 @@
-"""Near matches for messages."""
+"""Suggestions of similar words for messages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean cb_s?)` with the nearest of `known`, or nothing where none is near."""
+    """Return ` (did you mean cb_s?)` with the most similar of `known`, or an empty text if none is similar."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]}?)" if near else ""

@@ -43,5 +43,5 @@ def test_small_entries_can_be_left_out_but_not_the_class_tokens() -> None:
 def test_no_maps_and_maps_of_other_sizes_are_refused() -> None:
     with pytest.raises(UsageError, match="no maps"):
         rollout([])
-    with pytest.raises(UsageError, match="do not follow on"):
+    with pytest.raises(UsageError, match="cannot follow"):
         rollout([*maps(1), *maps(1, tokens=4)])

@@ -1,4 +1,4 @@
-"""What is detached: out of the model, and with it all the same."""
+"""Detached modules: not part of the model, but moved, loaded and restored with it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def graft(host: nn.Module, spec: str = "dwconv(kernel=3)@layers.0.blocks.1") -> 
     return attngraft.graft(host, spec)
 
 
-def test_it_is_neither_trained_nor_counted_nor_saved_and_still_there(host: nn.Module) -> None:
+def test_detached_modules_are_neither_trained_nor_counted_nor_saved(host: nn.Module) -> None:
     own = host.get_submodule(OWN)
     names = [name for name in host.state_dict() if name.startswith(OWN)]
     report = graft(host)
@@ -62,7 +62,7 @@ def test_it_is_neither_trained_nor_counted_nor_saved_and_still_there(host: nn.Mo
     assert f"{sum(entry.detached.values()):,} parameters are detached" in str(report)
 
 
-def test_order_and_modes_are_the_hosts_again(host: nn.Module) -> None:
+def test_undo_restores_order_and_modes(host: nn.Module) -> None:
     names, parameters = list(host.state_dict()), [name for name, _ in host.named_parameters()]
     graft(host)
     host.train()
@@ -75,7 +75,7 @@ def test_order_and_modes_are_the_hosts_again(host: nn.Module) -> None:
     assert all(module.training for module in host.modules())
 
 
-def test_it_follows_its_host(host: nn.Module) -> None:
+def test_detached_modules_follow_device_and_precision(host: nn.Module) -> None:
     graft(host)
     host.to(torch.float64)
     assert {value.dtype for value in detached_state(host).values() if value.is_floating_point()} == {torch.float64}
@@ -83,7 +83,7 @@ def test_it_follows_its_host(host: nn.Module) -> None:
     assert {value.device.type for value in detached_state(host).values()} == {"meta"}
 
 
-def test_weights_of_the_host_reach_it(host: nn.Module, images: Tensor) -> None:
+def test_host_weights_load_into_detached_modules(host: nn.Module, images: Tensor) -> None:
     weights = {name: value + 0.01 for name, value in host.state_dict().items() if value.is_floating_point()}
     graft(host)
     found = host.load_state_dict(weights, strict=False)
@@ -95,7 +95,7 @@ def test_weights_of_the_host_reach_it(host: nn.Module, images: Tensor) -> None:
     assert torch.equal(host(images), other(images))
 
 
-def test_weights_of_the_grafted_model_need_none_for_it(host: nn.Module) -> None:
+def test_weights_of_a_grafted_model_contain_no_detached_values(host: nn.Module) -> None:
     graft(host)
     host.load_state_dict(host.state_dict())
     weights = swin().state_dict()
@@ -107,7 +107,7 @@ def test_weights_of_the_grafted_model_need_none_for_it(host: nn.Module) -> None:
         host.load_state_dict({**host.state_dict(), f"{OWN}.unknown": torch.zeros(1)})
 
 
-def test_its_values_can_be_kept_apart(host: nn.Module, images: Tensor) -> None:
+def test_detached_state_can_be_saved_and_loaded(host: nn.Module, images: Tensor) -> None:
     expected = host(images)
     graft(host)
     state = {name: value.clone() for name, value in detached_state(host).items()}
@@ -124,7 +124,7 @@ def test_its_values_can_be_kept_apart(host: nn.Module, images: Tensor) -> None:
 
 @pytest.mark.parametrize("other", ["horizontal", "bisa", "vertical", "cb(at=attention, scope=window)", "involution"])
 @pytest.mark.parametrize("first", [True, False])
-def test_what_it_stands_in_for_takes_no_other_graft(host: nn.Module, other: str, first: bool) -> None:
+def test_a_replaced_branch_takes_no_other_graft(host: nn.Module, other: str, first: bool) -> None:
     terms = [f"{other}@layers.0", "dwconv(kernel=3)@layers.0.blocks.1"]
     with pytest.raises(
         HostError, match=r"layers.0.blocks.1.attn has a graft at hook point \S+ already.*ungraft it first"
@@ -136,7 +136,7 @@ def test_what_it_stands_in_for_takes_no_other_graft(host: nn.Module, other: str,
         attngraft.graft(host, terms[first])
 
 
-def test_grafts_around_it_stay(host: nn.Module, images: Tensor) -> None:
+def test_grafts_around_a_replaced_branch_work(host: nn.Module, images: Tensor) -> None:
     expected = host(images)
     graft(host)
     alone = host(images)
@@ -148,7 +148,7 @@ def test_grafts_around_it_stay(host: nn.Module, images: Tensor) -> None:
     assert torch.equal(host(images), expected)
 
 
-def test_a_file_says_which_graft_is_in_the_way(host: nn.Module, tmp_path: Path) -> None:
+def test_a_graft_file_names_the_conflicting_graft(host: nn.Module, tmp_path: Path) -> None:
     graft(host)
     path = attngraft.save_grafts(host, tmp_path / "grafts.safetensors")
     other = swin()
@@ -159,7 +159,7 @@ def test_a_file_says_which_graft_is_in_the_way(host: nn.Module, tmp_path: Path) 
         attngraft.load_grafts(other, path)
 
 
-def test_recording_sees_what_stands_there(host: nn.Module, images: Tensor) -> None:
+def test_recording_includes_tensors_of_the_replacement(host: nn.Module, images: Tensor) -> None:
     graft(host, "elsa(kernel=3, group_width=4)@layers.0.blocks.1")
     expected = host(images)
     with attngraft.record(host) as recording:

@@ -1,4 +1,4 @@
-"""The commands under `bench/`: their gates catch what is wrong, and (slow) each runs from end to end."""
+"""The scripts in `bench/`: their checks detect wrong outputs, and (slow) each runs end to end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraft.attention import GraftedModule
-from attngraft.bench.gate import GateError, check_outputs
-from attngraft.bench.result import read_result
+from attngraft.bench.result import BenchResult, WrongOutputsError, check_outputs, read_benchmark
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -62,19 +61,18 @@ def test_there_is_a_test_for_every_command():
 
 
 def test_a_results_command_is_the_one_that_is_documented():
-    """But for the number of pairs, which may grow before a result is taken anew; where it is said, it is 30 or more."""
+    """Except for the number of pairs, which may grow before a result is measured again; if given, it is 30 or more."""
     rows = re.findall(r"^\| `(python bench/.+?)` \|", (RESULTS / "README.md").read_text(), re.MULTILINE)
     assert {row.split()[1] for row in rows} == {f"bench/{name}.py" for name in COMMANDS}
     for row in rows:
-        said, taken = (
-            re.sub(r" --pairs \d+", "", text) for text in (row, read_result(BENCH.parent / row.split()[-1]).command)
-        )
-        assert said == taken
+        result = read_benchmark(BENCH.parent / row.split()[-1], BenchResult)
+        documented, measured = (re.sub(r" --pairs \d+", "", text) for text in (row, result.command))
+        assert documented == measured
         pairs = re.search(r"--pairs (\d+)", row)
         assert pairs is None or int(pairs[1]) >= 30 or "jobs.py" in row  # its runs are minutes long
 
 
-def test_the_gate_of_graft_cost_passes_ours_and_catches_a_change():
+def test_the_check_of_graft_cost_detects_a_change():
     graft_cost, host, images = command("graft_cost"), tiny(), torch.randn(2, 3, 32, 32)
     models = {name: graft_cost.grafted(host, name) for name in graft_cost.BARS if name != graft_cost.PLAIN}
     models[graft_cost.PLAIN] = graft_cost.patched(host)
@@ -82,7 +80,7 @@ def test_the_gate_of_graft_cost_passes_ours_and_catches_a_change():
     graft_cost.check(host, models, images)
     with torch.no_grad():
         models[graft_cost.PLAIN].head.bias[0] += 1e-3
-    with pytest.raises(GateError, match="patched"):
+    with pytest.raises(WrongOutputsError, match="patched"):
         graft_cost.check(host, models, images)
 
 
@@ -107,7 +105,7 @@ def test_a_step_of_graft_cost_trains():
 
 
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "levit_128s"])
-def test_the_gate_of_bisa_models_notices_every_layers_inverse_branch(name: str):
+def test_the_check_of_bisa_models_covers_every_inverse_branch(name: str):
     bisa_models, images = command("bisa_models"), torch.randn(1, 3, 224, 224)
     torch.manual_seed(0)
     model = bisa_models.grafted(timm.create_model(name), bisa_models.SPEC).eval()
@@ -118,7 +116,7 @@ def test_the_gate_of_bisa_models_notices_every_layers_inverse_branch(name: str):
         expected = model(images)
         for mix in mixes:
             held, mix.inverse.transform.weight.data = mix.inverse.transform.weight.data, torch.zeros(32, 32, 32)
-            with pytest.raises(GateError):
+            with pytest.raises(WrongOutputsError):
                 check_outputs(expected, model(images), what=name, rtol=10 * 1e-4, atol=10 * 1e-5)
             mix.inverse.transform.weight.data = held
             assert all((map.norm is None) == ("swin" in name) for map in (mix.inverse.query, mix.inverse.value))
@@ -127,7 +125,7 @@ def test_the_gate_of_bisa_models_notices_every_layers_inverse_branch(name: str):
             )
 
 
-def test_the_gate_of_bisa_layer_passes_the_lean_form_and_catches_another_hypernetwork():
+def test_the_check_of_bisa_layer_detects_another_hypernetwork():
     bisa_layer = command("bisa_layer")
     name = "LeViT-128S, stage 1"
     _, lean, _ = bisa_layer.SHAPES[name].layers()
@@ -137,27 +135,27 @@ def test_the_gate_of_bisa_layer_passes_the_lean_form_and_catches_another_hyperne
     check_outputs(ours, theirs, what=name, rtol=1e-3, atol=1e-4)
     with torch.no_grad():
         next(module for module in naive.modules() if isinstance(module, bisa_layer.NaiveTransform)).weight[0] *= 2
-    with pytest.raises(GateError, match=name):
+    with pytest.raises(WrongOutputsError, match=name):
         check_outputs(ours, bisa_layer.forward_and_backward(naive, tokens)(), what=name, rtol=1e-3, atol=1e-4)
 
 
-def test_the_gate_of_bixt_op_passes_ours_and_catches_another_similarity(monkeypatch: pytest.MonkeyPatch):
+def test_the_check_of_bixt_op_detects_another_similarity(monkeypatch: pytest.MonkeyPatch):
     bixt_op = command("bixt_op")
     bixt_op.check("1x600")
     by_head = bixt_op.Explicit.by_head
     monkeypatch.setattr(bixt_op.Explicit, "by_head", lambda self, projected: by_head(self, 1.1 * projected))
-    with pytest.raises(GateError, match="1x600"):
+    with pytest.raises(WrongOutputsError, match="1x600"):
         bixt_op.check("1x600")
 
 
 @pytest.mark.parametrize("ghost", ["add", "mul and add"])
-def test_the_gate_of_local_filter_passes_ours_and_catches_a_shift(monkeypatch: pytest.MonkeyPatch, ghost: str):
+def test_the_check_of_local_filter_detects_a_shift(monkeypatch: pytest.MonkeyPatch, ghost: str):
     local_filter = command("local_filter")
     monkeypatch.setattr(local_filter, "PIXELS", 12)
     local_filter.check(ghost)
     plain = local_filter.plain
     monkeypatch.setitem(local_filter.FORMS, "plain", lambda values, *rest: plain(values.roll(1, 2), *rest))
-    with pytest.raises(GateError, match=ghost):
+    with pytest.raises(WrongOutputsError, match=ghost):
         local_filter.check(ghost)
 
 
@@ -210,17 +208,17 @@ def test_laps_count_from_the_first_update_to_the_last(monkeypatch: pytest.Monkey
     assert laps.losses == [3.0, 2.0]
 
 
-def test_the_gate_of_data_loading_passes_ours_and_catches_another_view(tmp_path: Path):
+def test_the_check_of_data_loading_detects_another_view(tmp_path: Path):
     loading = command("data_loading")
     folder = loading.invent(tmp_path, images=6, size=64)
     split = loading.our_split(folder)
     loading.check(folder, split)
-    split.view.transforms.pop(1)
-    with pytest.raises(GateError, match="view of"):
+    split.transform.transforms.pop(1)
+    with pytest.raises(WrongOutputsError, match="view of"):
         loading.check(folder, split)
 
 
-def test_the_gate_of_report_size_catches_a_run_that_is_missing(tmp_path: Path):
+def test_the_check_of_report_size_detects_a_missing_run(tmp_path: Path):
     from attngraft.study import Tools, report_only
 
     size = command("report_size")
@@ -231,7 +229,7 @@ def test_the_gate_of_report_size_catches_a_run_that_is_missing(tmp_path: Path):
     (tmp_path / "runs" / "cb" / "seed1" / "finished.json").unlink()
     report_only(config, tools=Tools(write_report=lambda result, folder: folder))
     (tmp_path / "report.html").write_text("")
-    with pytest.raises(GateError, match="lacks runs"):
+    with pytest.raises(WrongOutputsError, match="lacks runs"):
         size.check(tmp_path, config)
 
 
@@ -251,7 +249,7 @@ def test_every_command_runs(name: str, tmp_path: Path):
     ]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr  # with one pair a bar may be missed by chance
-    result = read_result(out)
+    result = read_benchmark(out, BenchResult)
     assert json.loads(done.stdout)["title"] == result.title
     assert result.measurements
     assert all(line.bar is not None for line in result.measurements if "products" not in line.name)

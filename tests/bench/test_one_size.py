@@ -1,4 +1,4 @@
-"""The process that measures one size: what it runs, its memory, its limits, and how its end is read."""
+"""The process that measures one size: its work, memory, limits, and outcome."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 
 from attngraft.bench import one_size
 from attngraft.bench.layers import LATENTS, LAYERS, WIDTH
-from attngraft.bench.one_size import Job, MeasuringError, Reading, measure_size
-from attngraft.mechanisms.bixt import eager, folded, folding
+from attngraft.bench.one_size import MeasuringError, SizeResult, SizeTask, measure_size
+from attngraft.mechanisms.bixt import folded
 from attngraft.timing.macs import count_macs
 from attngraft.timing.memory import address_space_limited, free_memory, growth
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits and forgets")
 
 
-def a_job(**changes: Any) -> Job:
+def a_task(**changes: Any) -> SizeTask:
     given = {"layer": "bixt", "tokens": 196, "depth": 1, "backward": False, "threads": 1}
-    return Job(**{**given, "cpu_time": False, "repeats": 2, "seconds": 60.0, "memory": None, **changes})
+    return SizeTask(**{**given, "cpu_time": False, "repeats": 2, "seconds": 60.0, "memory": None, **changes})
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -91,30 +91,30 @@ def ends(monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: str = "", std
     monkeypatch.setattr(subprocess, "run", lambda command, **options: done)
 
 
-def test_how_a_process_ended_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_process_is_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"outcome": "measured", "seconds": [1.0, 2.0], "memory": 5, "message": ""}
     ends(monkeypatch, 0, stdout=f"something else\n{json.dumps(said)}\n")
-    assert measure_size(a_job()) == Reading(outcome="measured", seconds=(1.0, 2.0), memory=5)
+    assert measure_size(a_task()) == SizeResult(outcome="measured", seconds=(1.0, 2.0), memory=5)
     ends(monkeypatch, -9)
-    assert measure_size(a_job()).outcome == "out of memory"
+    assert measure_size(a_task()).outcome == "out of memory"
     ends(monkeypatch, 1, stderr="Traceback ...\nZeroDivisionError: by zero\n")
     with pytest.raises(
         MeasuringError, match=r"BiXT layer with 196 tokens: its process failed: ZeroDivisionError: by zero"
     ):
-        measure_size(a_job())
+        measure_size(a_task())
     ends(monkeypatch, 3)
     with pytest.raises(MeasuringError, match="exit code 3"):
-        measure_size(a_job())
+        measure_size(a_task())
     ends(monkeypatch, 0, stdout=json.dumps({**said, "outcome": "failed", "message": "outputs are not"}))
     with pytest.raises(MeasuringError, match="outputs are not"):
-        measure_size(a_job())
+        measure_size(a_task())
 
 
 class Left(Exception):
     """The process's end."""
 
 
-def in_this_process(job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Reading:
+def in_this_process(task: SizeTask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> SizeResult:
     """As the process would, but that it returns at its end."""
 
     def leave(code: int) -> None:
@@ -122,15 +122,15 @@ def in_this_process(job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
     monkeypatch.setattr(one_size.os, "_exit", leave)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr(one_size._Answer, "when_late", lambda answer, seconds: None)
+    monkeypatch.setattr(one_size._Answer, "send_after", lambda answer, seconds: None)
     with pytest.raises(Left):
-        one_size.main(json.dumps(vars(job)))
-    return Reading(**json.loads(capsys.readouterr().out.splitlines()[0]))
+        one_size.main(json.dumps(vars(task)))
+    return SizeResult(**json.loads(capsys.readouterr().out.splitlines()[0]))
 
 
 def test_a_size_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(one_size, "MIN_SECONDS", 0.0)
-    found = in_this_process(a_job(backward=True, repeats=3), monkeypatch, capsys)
+    found = in_this_process(a_task(backward=True, repeats=3), monkeypatch, capsys)
     assert found.outcome == "measured"
     assert len(found.seconds) == 3
     assert found.memory is not None and found.memory > 196 * WIDTH * 4
@@ -147,7 +147,7 @@ def test_calls_are_repeated_often_and_long_enough() -> None:
 def test_memory_that_runs_out_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = a_job(layer="vit-explicit", tokens=6000, memory=300_000_000)
+    job = a_task(layer="vit-explicit", tokens=6000, memory=300_000_000)
     found = in_this_process(job, monkeypatch, capsys)
     assert (found.outcome, found.seconds) == ("out of memory", [])
 
@@ -161,25 +161,23 @@ def test_outputs_that_are_wrong_are_not_measured(
 
     wrong = replace(LAYERS["vit"], title="noise", stack=lambda depth: Noisy())
     monkeypatch.setattr(one_size, "LAYERS", {"noise": wrong})
-    found = in_this_process(a_job(layer="noise"), monkeypatch, capsys)
+    found = in_this_process(a_task(layer="noise"), monkeypatch, capsys)
     assert found.outcome == "failed"
     assert "noise: not timed" in found.message
 
 
-@pytest.mark.parametrize(("tokens", "way"), [(196, None), (12544, "folding"), (50176, "folded")])
+@pytest.mark.parametrize(("tokens", "way"), [(196, None), (12544, "attend"), (50176, "attend_in_pieces")])
 def test_what_is_timed_is_what_was_checked(tokens: int, way: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens and many take different ways through the operation."""
     ways: list[str] = []
 
-    def seen(name: str, module: Any) -> SimpleNamespace:
-        return SimpleNamespace(
-            **vars(module) | {"attend": lambda *o, **kw: ways.append(name) or module.attend(*o, **kw)}
+    for name in ("attend", "attend_in_pieces"):
+        function = getattr(folded, name)
+        monkeypatch.setattr(
+            folded, name, lambda *o, name=name, function=function, **kw: ways.append(name) or function(*o, **kw)
         )
-
-    monkeypatch.setattr(eager, "folding", seen("folding", folding))
-    monkeypatch.setattr(eager, "folded", seen("folded", folded))
     layer = LAYERS["bixt"].stack(1).eval()
-    one_size._check(a_job(tokens=tokens), layer)
+    one_size._check(a_task(tokens=tokens), layer)
     checked = ways.copy()
     ways.clear()
     with torch.no_grad():
@@ -194,13 +192,13 @@ def test_memory_that_runs_out_later_leaves_the_first_call(
         raise MemoryError
 
     monkeypatch.setattr(one_size, "_repeat", repeat)
-    found = in_this_process(a_job(), monkeypatch, capsys)
+    found = in_this_process(a_task(), monkeypatch, capsys)
     assert found.outcome == "measured"
     assert len(found.seconds) == 1
     assert found.memory is not None
 
 
-def test_a_process_that_cannot_answer_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_ends_even_if_it_cannot_print(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(found: object) -> str:
         raise MemoryError
 
@@ -210,10 +208,10 @@ def test_a_process_that_cannot_answer_ends_all_the_same(monkeypatch: pytest.Monk
     monkeypatch.setattr(one_size.json, "dumps", no_room)
     monkeypatch.setattr(one_size.os, "_exit", leave)
     with pytest.raises(Left):
-        one_size._Answer().give("too slow")
+        one_size._Answer().send("too slow")
 
 
-def test_when_time_is_over_what_is_there_counts(
+def test_at_the_time_limit_existing_samples_count(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(one_size.os, "_exit", lambda code: None)
@@ -224,7 +222,7 @@ def test_when_time_is_over_what_is_there_counts(
     ):
         answer = one_size._Answer()
         answer.first, answer.seconds = first, seconds
-        answer.when_late(0)
+        answer.send_after(0)
         found = json.loads(capsys.readouterr().out)
         assert (found["outcome"], found["seconds"]) == (outcome, told)
 
@@ -239,6 +237,6 @@ def test_when_time_is_over_what_is_there_counts(
     ],
 )
 def test_a_process_of_its_own(changes: dict[str, Any], outcome: str) -> None:
-    found = measure_size(a_job(**changes))
+    found = measure_size(a_task(**changes))
     assert found.outcome == outcome
     assert bool(found.seconds) == (outcome == "measured")

@@ -1,4 +1,4 @@
-"""The committed record of a benchmark."""
+"""Results of benchmarks, and the check of outputs before timing."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from attngraft.bench.command import finish, options, render
-from attngraft.bench.result import BenchResult, here, measurement, read_result, write_result
-from attngraft.errors import ConfigError
+from attngraft.bench.result import (
+    BenchResult,
+    WrongOutputsError,
+    check_outputs,
+    current_setting,
+    measurement,
+    read_benchmark,
+    write_result,
+)
+from attngraft.errors import AttngraftError, ConfigError
 from attngraft.timing.paired import Duration, PairedRatio
 
 
 def a_result(*, high: float = 1.05, low: float = 1.01) -> BenchResult:
     ratio = PairedRatio(ratio=1.02, low=low, high=high, baseline_seconds=0.5, candidate_seconds=0.51, pairs=30)
-    setting = here()
+    setting = current_setting()
     return BenchResult(
         title="Training step",
         command=setting.command,
@@ -33,11 +42,11 @@ def a_result(*, high: float = 1.05, low: float = 1.01) -> BenchResult:
 def test_what_is_written_is_read_back(tmp_path: Path):
     result = a_result()
     write_result(result, tmp_path / "deep" / "result.json")
-    assert read_result(tmp_path / "deep" / "result.json") == result
+    assert read_benchmark(tmp_path / "deep" / "result.json", BenchResult) == result
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["result.json"]
 
 
-def test_it_says_where_it_was_measured():
+def test_the_result_contains_the_environment():
     result = a_result()
     assert result.environment["packages"]["torch"]
     assert result.environment["threads"] >= 1
@@ -65,11 +74,11 @@ def test_damaged_and_newer_files_are_refused(tmp_path: Path):
     path = tmp_path / "result.json"
     path.write_text("{")
     with pytest.raises(ConfigError, match=r"result\.json"):
-        read_result(path)
+        read_benchmark(path, BenchResult)
     write_result(a_result(), path)
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(ConfigError, match="format 2"):
-        read_result(path)
+        read_benchmark(path, BenchResult)
 
 
 def test_the_table_names_machine_and_bar():
@@ -90,8 +99,27 @@ def test_common_options():
         (["/home/me/.venv/bin/attngraft", "bench", "bixt"], "attngraft bench bixt"),
     ],
 )
-def test_commands_are_said_as_somebody_else_would_type_them(
+def test_commands_do_not_depend_on_the_machine(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", arguments)
-    assert here().command == said
+    assert current_setting().command == said
+
+
+def test_equal_outputs_pass_and_wrong_ones_are_named():
+    reference = {"logits": torch.ones(2, 3), "rest": [torch.zeros(1)]}
+    check_outputs({"logits": torch.ones(2, 3) + 1e-7, "rest": [torch.zeros(1)]}, reference, what="cb")
+    with pytest.raises(WrongOutputsError, match="cb: not timed") as caught:
+        check_outputs({"logits": torch.ones(2, 3) + 1e-2, "rest": [torch.zeros(1)]}, reference, what="cb")
+    assert isinstance(caught.value, AttngraftError)
+
+
+def test_zero_tolerance_means_bit_for_bit():
+    with pytest.raises(WrongOutputsError):
+        check_outputs(torch.tensor([1.0 + 1e-7]), torch.tensor([1.0]), what="patched", rtol=0, atol=0)
+
+
+def test_shape_and_type_matter():
+    for wrong in (torch.ones(3), torch.ones(2, dtype=torch.float64)):
+        with pytest.raises(WrongOutputsError):
+            check_outputs(wrong, torch.ones(2), what="x")

@@ -1,4 +1,4 @@
-"""Sweeps over sizes: fits on synthetic data, ends of curves, going on with what is there."""
+"""Sweeps over sizes: fits on synthetic data, ends of curves, resuming."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraft.bench import scaling
-from attngraft.bench.one_size import Job, Reading
-from attngraft.bench.result import here
+from attngraft.bench.one_size import SizeResult, SizeTask
+from attngraft.bench.result import current_setting, write_result
 from attngraft.bench.scaling import (
     FIT_FROM,
     SIZES,
@@ -24,16 +24,15 @@ from attngraft.bench.scaling import (
     ScalingResult,
     begin,
     exponent,
-    going_on,
     read_scaling,
+    resumed,
     sweep,
-    write_scaling,
 )
 from attngraft.errors import ConfigError, UsageError
 
 LAYERS = ["bixt", "vit-explicit"]
 CALL = Call(depth=1, backward=False, cpu_time=False, threads=2, repeats=3)
-SETTING = here()
+SETTING = current_setting()
 LIMITS = Limits(seconds=10.0, memory=None)
 
 
@@ -42,26 +41,28 @@ def a_start(**changes: Any) -> ScalingResult:
     return replace(result, **changes)
 
 
-def linear_and_quadratic(job: Job) -> Reading:
+def linear_and_quadratic(job: SizeTask) -> SizeResult:
     """BiXT takes 5 us and 1 kB for each token; the other takes their square, more than the limits at last."""
     power = 1 if job.layer == "bixt" else 2
     seconds, memory = 5e-6 * job.tokens**power, 1000 * job.tokens**power
     if seconds > job.seconds:
-        return Reading(outcome="too slow")
+        return SizeResult(outcome="too slow")
     if job.memory is not None and memory > job.memory:
-        return Reading(outcome="out of memory")
-    return Reading(outcome="measured", seconds=(seconds, 1.01 * seconds, 0.99 * seconds), memory=memory)
+        return SizeResult(outcome="out of memory")
+    return SizeResult(outcome="measured", seconds=(seconds, 1.01 * seconds, 0.99 * seconds), memory=memory)
 
 
-def run(result: ScalingResult, sizes: tuple[int, ...] = SIZES, by: Callable[[Job], Reading] = linear_and_quadratic):
+def run(
+    result: ScalingResult, sizes: tuple[int, ...] = SIZES, by: Callable[[SizeTask], SizeResult] = linear_and_quadratic
+):
     """The result, and what was measured to get there."""
     jobs: list[tuple[str, int]] = []
 
-    def measured(job: Job) -> Reading:
+    def measured(job: SizeTask) -> SizeResult:
         jobs.append((job.layer, job.tokens))
         return by(job)
 
-    found = sweep(result, LAYERS, sizes, starting=lambda *told: None, measured=lambda latest: None, run=measured)
+    found = sweep(result, LAYERS, sizes, starting=lambda *told: None, done=lambda latest: None, run=measured)
     return found, jobs
 
 
@@ -117,7 +118,7 @@ def test_a_sweep_ends_curves_and_fits_them() -> None:
     assert (point.samples, point.memory) == (3, 196_000)
 
 
-def test_where_memory_runs_out_the_limit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_by_memory_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = run(a_start(limits=Limits(seconds=1e9, memory=5_000_000_000)))
     assert found.curves[1].end == scaling.End(tokens=3136, reason="out of memory (5 GB)")
     monkeypatch.setattr(scaling, "free_memory", lambda: 10_000_000_000)
@@ -129,21 +130,21 @@ def test_where_memory_runs_out_the_limit_is_said(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_steeper_curve_than_its_bar_fails() -> None:
-    def steep(job: Job) -> Reading:
-        return Reading(outcome="measured", seconds=(1e-9 * job.tokens**1.3,), memory=1000 * job.tokens)
+    def steep(job: SizeTask) -> SizeResult:
+        return SizeResult(outcome="measured", seconds=(1e-9 * job.tokens**1.3,), memory=1000 * job.tokens)
 
     found, _ = run(a_start(), by=steep)
     assert found.curves[0].time is not None and not found.curves[0].time.passed
     assert not found.passed
 
 
-def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
+def test_existing_measurements_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "bixt.json"
     first, jobs = run(a_start(), sizes=(196, 3136))
     assert len(jobs) == 4
-    write_scaling(first, path)
+    write_result(first, path)
     assert read_scaling(path) == first
-    again, jobs = run(going_on(a_start(), read_scaling(path), path=path), sizes=(196, 784, 3136, 12544))
+    again, jobs = run(resumed(a_start(), read_scaling(path), path=path), sizes=(196, 784, 3136, 12544))
     assert jobs == [("bixt", 784), ("vit-explicit", 784), ("bixt", 12544)]
     assert [point.tokens for point in again.curves[0].points] == [196, 784, 3136, 12544]
     assert again.curves[1].end == first.curves[1].end
@@ -152,15 +153,15 @@ def test_what_is_there_is_not_measured_again(tmp_path: Path) -> None:
 def test_an_end_holds_for_its_limits(tmp_path: Path) -> None:
     known, _ = run(a_start())
     more = a_start(limits=Limits(seconds=100.0, memory=None))
-    again, jobs = run(going_on(more, known, path=tmp_path / "x.json"))
+    again, jobs = run(resumed(more, known, path=tmp_path / "x.json"))
     assert jobs == [("vit-explicit", 3136), ("vit-explicit", 12544)]
     assert again.curves[1].end == scaling.End(tokens=12544, reason="over 100 s")
 
 
-def test_curves_that_are_not_asked_for_stay(tmp_path: Path) -> None:
+def test_curves_of_other_layers_are_kept(tmp_path: Path) -> None:
     known, _ = run(a_start())
     alone = begin("BiXT", ["bixt"], setting=SETTING, call=CALL, limits=LIMITS, bars={"bixt": 1.0})
-    assert [curve.layer for curve in going_on(alone, known, path=tmp_path / "x.json").curves] == LAYERS
+    assert [curve.layer for curve in resumed(alone, known, path=tmp_path / "x.json").curves] == LAYERS
 
 
 @pytest.mark.parametrize(
@@ -175,38 +176,38 @@ def test_curves_that_are_not_asked_for_stay(tmp_path: Path) -> None:
     ],
 )
 def test_other_measurements_are_not_joined(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"x.json holds measurements with .*{message}: give another --out"):
-        going_on(a_start(**changes), a_start(), path=tmp_path / "x.json")
+    with pytest.raises(UsageError, match=f"x.json holds measurements with .*{message}: pass another --out"):
+        resumed(a_start(**changes), a_start(), path=tmp_path / "x.json")
 
 
-def test_changes_of_a_checkout_do_not_hinder_going_on(tmp_path: Path) -> None:
+def test_uncommitted_changes_do_not_prevent_resuming(tmp_path: Path) -> None:
     """The file itself, tracked, makes one."""
     clean, changed = (a_start(environment={**SETTING.environment, "commit": f"0123{sign}"}) for sign in ("", "+"))
-    assert going_on(changed, clean, path=tmp_path / "x.json").environment["commit"] == "0123+"
+    assert resumed(changed, clean, path=tmp_path / "x.json").environment["commit"] == "0123+"
 
 
-def test_who_interrupts_keeps_what_was_measured() -> None:
+def test_an_interrupted_sweep_keeps_its_measurements() -> None:
     kept: list[ScalingResult] = []
 
-    def interrupted(job: Job) -> Reading:
+    def interrupted(job: SizeTask) -> SizeResult:
         if job.tokens == 784:
             raise KeyboardInterrupt
         return linear_and_quadratic(job)
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(a_start(), LAYERS, SIZES, starting=lambda *told: None, measured=kept.append, run=interrupted)
+        sweep(a_start(), LAYERS, SIZES, starting=lambda *told: None, done=kept.append, run=interrupted)
     assert [[point.tokens for point in curve.points] for curve in kept[-1].curves] == [[196], [196]]
 
 
 def test_unknown_layers_and_damaged_files_are_refused(tmp_path: Path) -> None:
     for layers in (["bixt", "mamba"], []):
-        with pytest.raises(UsageError, match="layers are some of bixt, vit, vit-explicit"):
+        with pytest.raises(UsageError, match="layers must be some of bixt, vit, vit-explicit"):
             begin("BiXT", layers, setting=SETTING, call=CALL, limits=LIMITS, bars={})
     path = tmp_path / "bixt.json"
     path.write_text("{")
-    with pytest.raises(ConfigError, match=r"bixt\.json: not a scaling result"):
+    with pytest.raises(ConfigError, match=r"bixt\.json: not a benchmark result"):
         read_scaling(path)
-    write_scaling(a_start(), path)
+    write_result(a_start(), path)
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "format": 2}))
     with pytest.raises(ConfigError, match="format 2 is not 1"):

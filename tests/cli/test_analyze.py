@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attngraft.analysis.storage import load_findings
+from attngraft.analysis.catalog import load_analyses
 from attngraft.cli import main
 from attngraft.errors import ConfigError
 from attngraft.export.run import export_run
@@ -50,14 +50,14 @@ def study(flowers: Path, tmp_path: Path) -> Path:
 def test_a_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("analyze", "entropy", "scaling", "--study", study, "--limit", 5) == 0
     told = capsys.readouterr()
-    assert "How spread attention is (entropy)" in told.out
+    assert "Attention entropy (entropy)" in told.out
     assert "baseline: mean over layers, part of the ceiling: " in told.out
     assert "left out: baseline: it has no cb_s" in told.out
     folder = study / "analysis"
     assert str(folder / "analysis.html") in told.out
     names = {path.name for path in folder.iterdir()}
     assert {"entropy.json", "entropy.csv", "entropy.png", "entropy.svg", "scaling-dark.svg", "analysis.html"} <= names
-    entropy, scaling = load_findings(folder)
+    entropy, scaling = load_analyses(folder)
     assert entropy.subjects == ["baseline", "cb_s"]
     assert entropy.baseline == 0
     assert entropy.made["images"] == f"5 of {study.parent / 'flowers'}"
@@ -71,7 +71,7 @@ def test_all_that_fit(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr()
     found = [each["name"] for each in json.loads(told.out)]
     assert {"entropy", "distance", "scaling", "class-token", "curves", "gates", "cka", "rollout"} <= set(found)
-    assert "confusion left out: baseline: does not know daisy, tulip of " in told.err
+    assert "confusion left out: baseline: has no class daisy, tulip of " in told.err
 
 
 def test_models_of_timm_and_files(flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,9 +80,9 @@ def test_models_of_timm_and_files(flowers: Path, tmp_path: Path, capsys: pytest.
     out = tmp_path / "out"
     assert run("analyze", "class-token", *model, *image, "--out", out, "--title", "<i>mine</i>", "--name", "ViT") == 0
     assert "<i>mine" not in (out / "analysis.html").read_text(encoding="utf-8")
-    assert load_findings(out)[0].subjects == ["ViT"]
+    assert load_analyses(out)[0].subjects == ["ViT"]
     assert run("analyze", "distance", *model, "--data", flowers, "--split", "train", "--out", out) == 0
-    assert [each.name for each in load_findings(out)] == ["distance", "class-token"]
+    assert [each.name for each in load_analyses(out)] == ["distance", "class-token"]
     assert (out / "analysis.html").read_text(encoding="utf-8").count("<section") == 2, "what was found before stays"
     capsys.readouterr()
 
@@ -91,22 +91,22 @@ def test_mistakes(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.Cap
     one, other = study / "runs" / "cb_s" / "seed0", study / "runs" / "baseline" / "seed0"
     for arguments, code, message in [
         (["entropi", "--study", study], 2, "did you mean entropy?"),
-        (["entropy"], 2, "say which models"),
-        (["entropy", "--study", study, "--model", one], 2, "say which models"),
-        (["entropy", "--study", tmp_path], 2, "no study is there"),
+        (["entropy"], 2, "give the models with either --study"),
+        (["entropy", "--study", study, "--model", one], 2, "give the models with either --study"),
+        (["entropy", "--study", tmp_path], 2, "no study (study.yaml is missing)"),
         (["entropy", "--study", study, "--seed", 7], 2, "no run with seed 7"),
         (["entropy", "--study", study, "--variant", "cb"], 2, "did you mean cb_s?"),
         (["entropy", "--run", one, "--run", one], 2, "two models are called"),
-        (["entropy", "--run", one, "--name", "a", "--name", "b"], 2, "--name is given 2 times"),
+        (["entropy", "--run", one, "--name", "a", "--name", "b"], 2, "2 --name for 1 --model"),
         (["entropy", "--model", "vit_tiny_patch16_224", *TINY], 2, "needs images"),
-        (["entropy", "--run", one, "--image", "x.png", "--data", flowers], 2, "give one of them"),
+        (["entropy", "--run", one, "--image", "x.png", "--data", flowers], 2, "pass either --image, or --data"),
         (["class-token", "--run", one, "--image", tmp_path / "x.png"], 1, "x.png"),
         (["gates", "--run", study / "runs" / "baseline" / "seed0"], 1, "gates"),
         (["cka", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
         (["class-token", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
         (["filters", "--run", one, "--at", "3"], 2, "--at 3: give a row and a column"),
-        (["entropy", "--run", one, "--at", "3,1"], 2, "--at is for filters, which was not asked for"),
-        (["entropy", "--run", one, "--latent", 0], 2, "--latent is for latents"),
+        (["entropy", "--run", one, "--at", "3,1"], 2, "--at is an option of filters; add filters"),
+        (["entropy", "--run", one, "--latent", 0], 2, "--latent is an option of latents"),
         (["structure", "--run", one, "--run", other, "--label-maps", tmp_path / "no"], 2, "there is no such folder"),
     ]:
         assert run("analyze", *arguments) == code, arguments
@@ -140,7 +140,7 @@ def test_answers_of_models_about_data(flowers: Path, tmp_path: Path, capsys: pyt
     two = make_run(tmp_path / "two", "cb_s", classes=("daisy", "tulip"))
     models = ["--model", taken, "--model", two, "--data", flowers]
     assert run("analyze", "confusion", "sides", *models, "--out", out, "--limit", 8) == 0
-    confusion, sides = load_findings(out)
+    confusion, sides = load_analyses(out)
     assert sides.numbers["of images"] == 8
     assert confusion.made["images"] == f"8 of {flowers}"
     capsys.readouterr()
@@ -156,7 +156,7 @@ def test_what_is_shown_can_be_chosen(flowers: Path, tmp_path: Path) -> None:
     small = ["num_latents=8", "img_size=16", "patch_size=8", "embed_dim=24", "depth=2", "num_heads=2"]
     bixt = ["--model", "bixt_ti_l64_p16", *(f"--host-arg={each}" for each in small)]
     assert run("analyze", "latents", *bixt, *image, "--latent", 5, "--heads", "--out", out) == 0
-    latents, filters = load_findings(out)
+    latents, filters = load_analyses(out)
     rows = [
         dict(zip([column.name for column in filters.table.columns], row, strict=True)) for row in filters.table.rows
     ]
@@ -172,7 +172,7 @@ def test_a_damaged_finding_is_named(study: Path, capsys: pytest.CaptureFixture[s
     assert "old.json" in capsys.readouterr().err
     (study / "analysis" / "old.json").write_text('{"format": 99}')
     with pytest.raises(ConfigError, match="update attngraft"):
-        load_findings(study / "analysis")
+        load_analyses(study / "analysis")
 
 
 def test_explore(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

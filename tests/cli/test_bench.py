@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from attngraft.bench import scaling
-from attngraft.bench.one_size import Job, Reading
+from attngraft.bench.one_size import SizeResult, SizeTask
 from attngraft.cli import main
 from tests.cli.test_verbs import run
 
 SIZES = "--sizes=196,3136,12544,50176"
 
 
-def linear(job: Job) -> Reading:
+def linear(job: SizeTask) -> SizeResult:
     """A microsecond and 100 bytes for each token; but the N x N maps never fit."""
     if job.layer == "vit-explicit":
-        return Reading(outcome="out of memory")
-    return Reading(outcome="measured", seconds=(1e-6 * job.tokens,), memory=100 * job.tokens)
+        return SizeResult(outcome="out of memory")
+    return SizeResult(outcome="measured", seconds=(1e-6 * job.tokens,), memory=100 * job.tokens)
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +34,11 @@ def _one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[SizeTask]:
     """What is measured, without processes."""
-    done: list[Job] = []
+    done: list[SizeTask] = []
 
-    def measured(job: Job) -> Reading:
+    def measured(job: SizeTask) -> SizeResult:
         done.append(job)
         return linear(job)
 
@@ -46,7 +46,9 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return done
 
 
-def test_it_measures_writes_and_goes_on(jobs: list[Job], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_measures_writes_and_goes_on(
+    jobs: list[SizeTask], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "bixt.json"
     arguments = ["bench", "bixt", "--out", str(out), "--threads", "1", "--memory-limit", "2"]
     assert run([*arguments, SIZES]) == 0
@@ -68,24 +70,26 @@ def test_it_measures_writes_and_goes_on(jobs: list[Job], tmp_path: Path, capsys:
     assert result["call"] == {"depth": 1, "backward": False, "cpu_time": False, "threads": 1, "repeats": 5}
     assert result["environment"]["threads"] == 1
     assert run([*arguments, "--backward"]) == 2
-    assert "backward False, not True: give another --out" in capsys.readouterr().err
+    assert "backward False, not True: pass another --out" in capsys.readouterr().err
 
 
-def test_without_sizes_it_goes_from_196_tokens_to_a_million(jobs: list[Job], tmp_path: Path) -> None:
+def test_without_sizes_it_goes_from_196_tokens_to_a_million(jobs: list[SizeTask], tmp_path: Path) -> None:
     assert run(["bench", "bixt", "--out", str(tmp_path / "x.json")]) == 0
     bixt = [job.tokens for job in jobs if job.layer == "bixt"]
     assert (bixt[0], bixt[-1]) == (196, 1_048_576)
     assert {job.layer for job in jobs} == {"bixt", "vit", "vit-explicit"}
 
 
-def test_too_few_sizes_for_an_exponent(jobs: list[Job], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_sizes_for_an_exponent(
+    jobs: list[SizeTask], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["bench", "bixt", "--out", str(tmp_path / "x.json"), "--sizes=784,3136,12544"]) == 0
     shown = capsys.readouterr().out
-    assert "BiXT layer: no exponent; that takes three sizes of 3,136 tokens and more" in shown
+    assert "BiXT layer: no exponent; it needs three sizes of at least 3,136 tokens" in shown
     assert "ViT block, fused attention: no exponent" not in shown
 
 
-def test_alone_and_deeper(jobs: list[Job], tmp_path: Path) -> None:
+def test_alone_and_deeper(jobs: list[SizeTask], tmp_path: Path) -> None:
     assert (
         run(["bench", "bixt", "--out", str(tmp_path / "x.json"), SIZES, "--against=none", "--depth=3", "--cpu-time"])
         == 0
@@ -96,8 +100,8 @@ def test_alone_and_deeper(jobs: list[Job], tmp_path: Path) -> None:
 def test_an_exponent_beyond_its_bar_is_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def steep(job: Job) -> Reading:
-        return Reading(outcome="measured", seconds=(1e-9 * job.tokens**1.5,), memory=100 * job.tokens)
+    def steep(job: SizeTask) -> SizeResult:
+        return SizeResult(outcome="measured", seconds=(1e-9 * job.tokens**1.5,), memory=100 * job.tokens)
 
     monkeypatch.setattr(scaling, "sweep", functools.partial(scaling.sweep, run=steep))
     assert run(["bench", "bixt", "--out", str(tmp_path / "x.json"), SIZES, "--against", "none"]) == 1
@@ -107,7 +111,7 @@ def test_an_exponent_beyond_its_bar_is_exit_code_1(
 def test_interrupted_it_keeps_and_shows_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(job: Job) -> Reading:
+    def interrupted(job: SizeTask) -> SizeResult:
         if job.tokens > 196:
             raise KeyboardInterrupt
         return linear(job)
@@ -116,7 +120,7 @@ def test_interrupted_it_keeps_and_shows_what_was_measured(
     out = tmp_path / "x.json"
     assert run(["bench", "bixt", "--out", str(out), SIZES]) == 130
     shown = capsys.readouterr()
-    assert "repeat the command to go on" in shown.err
+    assert "rerun the same command to resume" in shown.err
     assert "196 µs" in shown.out
     assert len(scaling.read_scaling(out).curves[0].points) == 1
     assert out.with_suffix(".png").is_file()
@@ -125,11 +129,11 @@ def test_interrupted_it_keeps_and_shows_what_was_measured(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sizes", "196;784"], "positive whole numbers with commas"),
-        (["--sizes", "0"], "positive whole numbers"),
-        (["--against", "mamba"], "layers are some of bixt, vit, vit-explicit, not mamba"),
+        (["--sizes", "196;784"], "positive integers, separated by commas"),
+        (["--sizes", "0"], "positive integers"),
+        (["--against", "mamba"], "layers must be some of bixt, vit, vit-explicit, not mamba"),
         (["--repeats", "0"], "--repeats"),
-        (["--out", "bixt.png"], "--out takes a name that ends in .json"),
+        (["--out", "bixt.png"], "--out must end in .json"),
     ],
 )
 def test_errors(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +172,7 @@ def test_interrupted_for_real(tmp_path: Path) -> None:
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert f"what was measured is in {out}; repeat the command to go on" in said
+    assert f"measurements are in {out}; rerun the same command to resume" in said
     assert [point.tokens for point in scaling.read_scaling(out).curves[0].points] == [196]
     assert out.with_suffix(".png").is_file()
 

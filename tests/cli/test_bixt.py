@@ -7,7 +7,7 @@ import json
 import pytest
 
 from attngraft.cli import main
-from attngraft.papers import load_paper
+from attngraft.papers.schema import load_paper
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

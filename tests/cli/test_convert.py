@@ -50,12 +50,12 @@ def test_a_checkpoint_becomes_safetensors(tmp_path: Path, capsys: pytest.Capture
     shown = capsys.readouterr().out
     for line in (
         str(path),
-        "weights from    state_dict, epoch 3",
-        f"model           {NAME}",
+        "weights from      state_dict, epoch 3",
+        f"model             {NAME}",
         f"{len(model.state_dict())}, ",
-        "taken off names module.",
-        "left out        epoch, args, optimizer",
-        "checked         names and shapes are the model's",
+        "removed prefixes  module.",
+        "ignored           epoch, args, optimizer",
+        "checked           names and shapes are the model's",
         f"use it: attngraft train --host {NAME} --weights {out}",
     ):
         assert line in shown
@@ -102,7 +102,7 @@ def test_a_model_that_nobody_names_is_not_checked(tmp_path: Path, capsys: pytest
     torch.save({"weight": torch.ones(2)}, tmp_path / "a.pth")
     assert run(["convert", tmp_path / "a.pth", tmp_path / "o.safetensors"]) == 0
     shown = capsys.readouterr().out
-    assert "not known, so names and shapes were not checked (--host MODEL)" in shown
+    assert "unknown, so names and shapes were not checked (--host MODEL)" in shown
     assert "use it" not in shown
     assert torch.equal(load_file(tmp_path / "o.safetensors")["weight"], torch.ones(2))
 
@@ -112,7 +112,7 @@ def test_any_model_of_timm_is_converted(tmp_path: Path, capsys: pytest.CaptureFi
     path = checkpoint(tmp_path / "a.pth", timm.create_model("vit_tiny_patch16_224", num_classes=7, **arguments))
     options = [f"--host-arg={name}={value}" for name, value in arguments.items()]
     assert run(["convert", path, tmp_path / "o.safetensors", "--host", "vit_tiny_patch16_224", *options]) == 0
-    assert "but for the head, which is for other classes" in capsys.readouterr().out
+    assert "except the head, which is for other classes" in capsys.readouterr().out
 
 
 def test_refusals_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,21 +123,21 @@ def test_refusals_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for arguments, code, message in (
         ([path, out, "--host", NAME], 1, "does not fit this BiXT: it lacks"),
         ([path, out, "--host", "bixt_ti_l64_p61"], 2, "did you mean bixt_ti_l64_p16"),
-        ([path, out, "--host-arg", "depth=2"], 2, "--host-arg is for the model of --host"),
-        ([path, out, *HOST, "--ema"], 2, "holds no moving average"),
+        ([path, out, "--host-arg", "depth=2"], 2, "--host-arg needs --host"),
+        ([path, out, *HOST, "--ema"], 2, "has no moving average"),
         ([path, tmp_path / "o.pth"], 2, "ends in .safetensors"),
-        ([path, tmp_path / "folder.safetensors", *HOST, "--overwrite"], 2, "is a folder; give the name of a file"),
+        ([path, tmp_path / "folder.safetensors", *HOST, "--overwrite"], 2, "is a folder; pass a file name"),
         ([path, path / "o.safetensors", *HOST], 1, "a.pth.tar"),
         ([tmp_path / "none.pth", out], 2, "no such file of weights"),
-        ([tmp_path / "empty.pth", out], 1, "empty.pth holds no tensors under names"),
-        ([trap, out], 1, "trap.pth holds Python objects besides tensors (pathlib."),
+        ([tmp_path / "empty.pth", out], 1, "empty.pth holds no named tensors"),
+        ([trap, out], 1, "trap.pth contains Python objects besides tensors (pathlib."),
     ):
         assert run(["convert", *arguments]) == code, message
         assert message in capsys.readouterr().err
         assert not out.exists()
     out.write_bytes(b"precious")
     assert run(["convert", path, out, *HOST]) == 2
-    assert "is there already; give another name, or --overwrite to replace it" in capsys.readouterr().err
+    assert "exists already; pass another name, or --overwrite to replace it" in capsys.readouterr().err
     assert out.read_bytes() == b"precious"
     assert run(["convert", path, out, *HOST, "--overwrite"]) == 0
     assert load_file(out)["latents"].shape == (1, 4, 24)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from attngraft import cache
 from attngraft.cli import main
-from tests.tasks.images.making import load, make_folder, picture
+from tests.tasks.images.datasets import load, make_folder, picture
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +38,11 @@ def test_what_is_found_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]
     assert check(folder) == 0
     shown = capsys.readouterr().out
     assert f"{folder}: folder, 2 classes, for classification" in shown
-    assert "0.2 of each class of the class folders drawn for validation with split_seed 0" in shown
+    assert "0.2 of each class of the class folders for validation, at random with split_seed 0" in shown
     assert "40x30, 40x30, 40x30" in shown
     assert "RGB 13" in shown
     assert "owl [red]" in shown, "no markup"
-    assert "Note: 1 image within a part repeats another one" in shown or "Note: Leak: 1 validation image" in shown
+    assert "Note: 1 image is a duplicate within a split" in shown or "Note: Leak: 1 validation image" in shown
     assert f"Ready: attngraft compare --data {folder}" in shown
     assert "\x1b" not in shown
 
@@ -85,7 +85,7 @@ def test_one_image_of_a_class_is_told_with_all_the_rest(tmp_path: Path, capsys: 
     make_folder(tmp_path / "data", {"a": 4, "b": 1, "c": 1})
     assert check(tmp_path / "data") == 1
     shown = capsys.readouterr().out
-    assert "2 classes ('b', 'c') have a single image, which cannot be divided" in shown
+    assert "2 classes ('b', 'c') have a single image, which cannot be split" in shown
     assert "12x12" in shown
 
 
@@ -104,7 +104,7 @@ def test_a_saved_split_is_used(folder: Path, tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
     make_folder(tmp_path / "own", {"train": {"a": 3, "b": 3}, "val": {"a": 1, "b": 1}})
     assert check(tmp_path / "own", "--save-split", tmp_path / "other.csv") == 2
-    assert "have a validation part of their own" in capsys.readouterr().err
+    assert "have a validation split of their own" in capsys.readouterr().err
     assert not (tmp_path / "other.csv").exists()
 
 
@@ -127,7 +127,7 @@ def test_a_contact_sheet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nowhere"], 1, "there is no such file or folder"),
+        (["nowhere"], 1, "no such file or folder"),
         (["digits", "--set", "colour=1"], 2, "task.data.colour: unknown field"),
         (["digits", "--val-fraction", "2"], 2, "task.data.val_fraction: must lie between 0 and 1"),
         (["digits", "--set", "classes=[cat, dog]"], 2, "digits has no class 'cat'"),

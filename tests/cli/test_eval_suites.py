@@ -54,7 +54,7 @@ def test_real_images(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     )
     assert call("eval", run, "--suite", "robustness,clean", "--data", data / "val", "--limit", 20) == 0
     shown = capsys.readouterr().out
-    assert "Note: 20 of 150 examples, spread evenly over all (--limit)." in shown
+    assert "Note: 20 of 150 examples, evenly spaced (--limit)." in shown
     (folder,) = (run / "evaluation" / "last").glob("clean--flowers5-val-*-limit20")
     kept = read_columns(folder / "clean.parquet")
     assert sorted({name.split("/")[0] for name in kept["name"]}) == classes
@@ -99,7 +99,7 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "attngraft: interrupted: Corruptions:" in told and "the same command goes on" in told
+    assert "attngraft: interrupted: Corruptions:" in told and "rerun the same command to resume" in told
     assert "Traceback" not in told
     kept = {path: path.read_bytes() for path in run.rglob("*.parquet")}
     assert 3 <= len(kept) < 125
@@ -114,10 +114,10 @@ def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     for arguments, code, message in (
         (["--suite", "noyse"], 2, "did you mean noise"),
         (["--suite", "a"], 1, "of ImageNet's 1000"),
-        (["--limit", 3], 2, "--limit goes with --suite"),
+        (["--limit", 3], 2, "--limit needs --suite"),
         (["--suite", "noise", "--weights", "ema"], 1, "keeps no moving average"),
         (["--suite", "noise", "--data", tmp_path / "nowhere"], 1, "nowhere"),
-        (["--suite", "noise="], 2, "name the folder behind the ="),
+        (["--suite", "noise="], 2, "give a folder after the ="),
     ):
         assert call("eval", run, *arguments) == code
         shown = capsys.readouterr()

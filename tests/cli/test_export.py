@@ -32,8 +32,8 @@ def test_what_was_made_and_checked_is_told(tmp_path: Path, capsys: pytest.Captur
     assert "model.safetensors" in told
     assert "folding" in told
     assert "cb (blocks.0.mlp, blocks.1.mlp): folded: the half of cb" in told
-    assert "horizontal (blocks.0.attn, blocks.1.attn): stays as it is" in told
-    assert "timm alone loads the host without its grafts" in told
+    assert "horizontal (blocks.0.attn, blocks.1.attn): not folded" in told
+    assert "plain timm loads the host without its grafts" in told
     assert attngraft.load(tmp_path / "out") is not None
 
 
@@ -80,7 +80,7 @@ def test_a_folded_host_that_timm_cannot_make_is_no_folder_for_timm(
 ) -> None:
     levit = make_run(tmp_path / "run", "cb", host=LEVIT)
     assert run("export", levit, "--out", tmp_path / "out", "--to", "torch", "--to", "hf", "--fold") == 2
-    assert "leave --fold out for timm, or --to hf out for a folded model" in " ".join(capsys.readouterr().err.split())
+    assert "remove --fold for timm, or --to hf for a folded model" in " ".join(capsys.readouterr().err.split())
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -137,9 +137,9 @@ def test_every_target_of_a_run_that_was_trained(
         rows = [line.split() for line in lines if f" {name} " in line and " ┃ " not in line and str(out) not in line]
         assert [row[-2] for row in rows] == ([allowed] if name in checked else []), (name, told)
     said = " ".join(told.split())
-    assert ("cb (blocks.0.mlp): folded: the half of cb stands in the weights of the linear layer" in said) == fold
-    assert ("horizontal (blocks.0.attn): stays as it is: it holds nothing" in said) == fold
-    assert ("timm alone loads the host without its grafts" in said) == (target == "hf")
+    assert ("cb (blocks.0.mlp): folded: the half of cb is folded into the weights of the linear layer" in said) == fold
+    assert ("horizontal (blocks.0.attn): not folded: it holds nothing" in said) == fold
+    assert ("plain timm loads the host without its grafts" in said) == (target == "hf")
     assert f"use it: attngraft predict {out} IMAGES..." in said
 
     images = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -67,7 +67,7 @@ def test_list_grafts_shows_options_and_presets(capsys: pytest.CaptureFixture[str
     assert run(["list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert "mean | max | class" in rows["cb"]["options"]["context"]
-    assert rows["cb_deeper_half"]["what"] == "stands for cb@last:50%"
+    assert rows["cb_deeper_half"]["what"] == "short for cb@last:50%"
 
 
 def test_which_of_timms_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_which_of_timms_models(capsys: pytest.CaptureFixture[str], monkeypatch: 
 def test_doctor_looks_into_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--host", "vit_tiny_patch16_224", *TINY]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "VisionTransformer: read by timm.vit" in shown
+    assert "VisionTransformer: supported by timm.vit" in shown
     assert "blocks.0.attn to blocks.1.attn (2)" in shown
     assert "4 tokens" not in shown  # the class token counts
     assert "5 tokens of 24, 3 heads" in shown
@@ -109,11 +109,11 @@ def test_doctor_looks_into_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert "stages.0.blocks.0.attn to stages.2.blocks.3.attn (9)" in row
     assert run(["doctor", "--host", "bixt_ti_l64_p16", "--host-arg", "depth=3"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "BiXT: read by bixt" in shown
-    assert "to be recorded:" in shown
+    assert "BiXT: supported by bixt" in shown
+    assert "recordable:" in shown
     assert "tokens_to_latents" in shown
     assert "one similarity serves both directions" in shown
-    assert "what attends and is no site" not in shown
+    assert "attention without a site" not in shown
     assert run(["doctor", "--host", "shvit_s1"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "SHSA: its single head" in shown

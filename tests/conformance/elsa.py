@@ -11,8 +11,8 @@ from timm.models.volo import VOLO, ClassAttention, ClassBlock, OutlookAttention,
 from torch import Tensor, nn
 
 from attngraft.mechanisms.local import local_filter
+from attngraft.mechanisms.local.geometry import Neighborhood
 from attngraft.mechanisms.local.hadamard import HadamardAttention, StrictFilters
-from attngraft.mechanisms.local.offsets import Neighborhood
 from attngraft.models.elsa.blocks import PatchMerging, Residual, WindowAttention, elsa_block
 from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, Stage
 from attngraft.models.elsa.volo import ElsaVolo

@@ -1,4 +1,4 @@
-"""timm blocks in the sizes that a vector asks for, inside the smallest host that holds them, grafted by the package."""
+"""timm blocks of a vector's sizes inside the smallest host that contains them, grafted by the package."""
 
 from __future__ import annotations
 

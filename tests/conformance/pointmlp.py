@@ -1,4 +1,4 @@
-"""Vectors of PointMLP's layers; they belong to the family of BiXT, whose point-cloud models are built of them."""
+"""Vectors of PointMLP's layers, of which BiXT's point-cloud models consist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every vector on disk of the families that we build, with every backend, and the command itself."""
+"""Every vector on disk of the implemented families, with every backend, and the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conformance vector as read from its file, and what a family's builder makes of it."""
+"""A conformance vector, as read from its file, and its inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values that stand for weights and inputs in a vector: pure functions of a name and a shape."""
+"""Values of weights and inputs in a vector: pure functions of a name and a shape."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class HostContract:
 
     @pytest.mark.oldest
     def test_refusals(self, host) -> None:
-        maps = {} if self.space else {"elsa": "stands at hook point space, which .* does not offer"}
+        maps = {} if self.space else {"elsa": "needs the hook point space, which .* does not have"}
         for spec, reason in {**self.refused, **maps}.items():
             before = [type(module) for module in host.modules()]
             with pytest.raises(attngraft.HostError, match=reason):
@@ -290,7 +290,7 @@ class HostContract:
         generator = torch.get_rng_state()
         planned = attngraft.plan(host, spec)
         if not self.measurable:
-            with pytest.raises(attngraft.HostError, match="does not know what inputs that takes"):
+            with pytest.raises(attngraft.HostError, match="whose inputs are unknown"):
                 attngraft.plan(host, spec, measure=True)
         else:
             change = attngraft.plan(host, spec, measure=True).change

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import os
 import pickle
+import re
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from attngraft.dispatch import BACKENDS, ENVIRONMENT, Backend, Op, op, registered_ops, triton_obstacle
-from attngraft.errors import BackendError
+from attngraft.dispatch import (
+    BACKENDS,
+    ENVIRONMENT,
+    Backend,
+    Op,
+    Shapes,
+    op,
+    reference_backend,
+    registered_ops,
+    triton_obstacle,
+)
+from attngraft.errors import BackendError, UsageError
 from attngraft.mechanisms.registry import graft_types
 
 
@@ -23,14 +36,12 @@ def doubling(monkeypatch: pytest.MonkeyPatch) -> Op:
     """An op whose backends can be told apart, forgotten afterwards."""
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     monkeypatch.setattr(op, "_registered", dict(op._registered))
-    return Op(
-        "doubling",
-        "2 x",
-        backends={
-            "reference": Backend(lambda x: ("reference", 2 * x)),
-            "eager": Backend(lambda x: ("eager", x + x), only_short),
-        },
-    )
+
+    def doubling(x: Tensor) -> tuple[str, Tensor]:
+        """Double x."""
+        return "reference", 2 * x
+
+    return Op(doubling, "2 x", shapes=Shapes(x="N"), eager=Backend(lambda x: ("eager", x + x), only_short))
 
 
 def test_auto_takes_the_first_that_can(doubling: Op) -> None:
@@ -56,7 +67,7 @@ def test_the_environment_stands_for_the_argument(doubling: Op, monkeypatch: pyte
     monkeypatch.setenv(ENVIRONMENT, "triton")  # this op has none: it chooses as under auto
     assert doubling(torch.ones(9))[0] == "reference"
     monkeypatch.setenv(ENVIRONMENT, "fast")
-    with pytest.raises(BackendError, match="ATTNGRAFT_BACKEND=fast names no backend; it is one of auto, triton"):
+    with pytest.raises(BackendError, match="ATTNGRAFT_BACKEND=fast is not a backend; use auto, triton"):
         doubling(torch.ones(2))
 
 
@@ -70,18 +81,42 @@ def test_explain_lists_every_backend(doubling: Op) -> None:
         doubling.explain(torch.ones(9), backend="eager")
 
 
-def test_what_cannot_be_an_op(doubling: Op) -> None:
-    with pytest.raises(ValueError, match="reference among them"):
-        Op("halving", "x / 2", backends={"eager": Backend(lambda x: x / 2)})
-    with pytest.raises(ValueError, match="are some of triton, eager, reference"):
-        Op("halving", "x / 2", backends={"reference": Backend(lambda x: x / 2), "cuda": Backend(lambda x: x / 2)})
-    with pytest.raises(ValueError, match="registered already"):
-        Op("doubling", "2 x", backends={"reference": Backend(lambda x: 2 * x)})
+def test_a_name_is_registered_once(doubling: Op) -> None:
+    def another(x: Tensor) -> Tensor:
+        return 2 * x
+
+    another.__name__ = "doubling"
+    with pytest.raises(ValueError, match="already registered"):
+        Op(another, "2 x")
 
 
 def test_copies_are_the_op_itself(doubling: Op) -> None:
     assert copy.deepcopy(doubling) is doubling
     assert pickle.loads(pickle.dumps(doubling)) is doubling
+
+
+def test_it_has_the_signature_and_docstring_of_the_reference(doubling: Op) -> None:
+    assert str(inspect.signature(doubling)) == "(x: 'Tensor', *, backend: str = 'auto') -> 'tuple[str, Tensor]'"
+    assert doubling.__doc__ == "Double x."
+
+
+def test_operands_are_checked_before_a_call_unless_they_are_known_to_fit(doubling: Op) -> None:
+    with pytest.raises(UsageError, match=re.escape("x is (N), not of shape (1, 2)")):
+        doubling(x=torch.ones(1, 2))
+    assert doubling.unchecked(torch.ones(1, 2))[0] == "eager"
+
+
+def test_shapes() -> None:
+    shapes = Shapes(x="B, N, c", y="b, N", weight="2 c, N")
+    x, weight = torch.ones(2, 3, 4), torch.ones(8, 3)
+    shapes.check({"x": x, "y": torch.ones(1, 3), "weight": weight})
+    shapes.check({"x": x, "y": None, "weight": weight})
+    for name, tensor, expected in (
+        ("y", torch.ones(3, 3), "y is (b, N) with B=2, N=3 by the operands before it, not of shape (3, 3)"),
+        ("weight", torch.ones(7, 3), "weight is (2 c, N) with c=4, N=3 by the operands before it, not of shape (7, 3)"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(expected)):
+            shapes.check({"x": x, name: tensor})
 
 
 class Doubled(nn.Module):
@@ -132,3 +167,14 @@ def test_reasons_against_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a function transform" in str(reasons)
     monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", False)
     assert "not installed" in str(triton_obstacle(torch.ones(1)))
+
+
+@pytest.mark.parametrize("before", [None, "eager"])
+def test_reference_backend_restores_the_environment(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    if before is None:
+        monkeypatch.delenv(ENVIRONMENT, raising=False)
+    else:
+        monkeypatch.setenv(ENVIRONMENT, before)
+    with reference_backend():
+        assert os.environ[ENVIRONMENT] == "reference"
+    assert os.environ.get(ENVIRONMENT) == before

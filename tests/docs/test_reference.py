@@ -14,10 +14,10 @@ import pytest
 
 from attngraft.grafting.catalog import list_grafts, list_hosts, list_presets
 from attngraft.mechanisms.registry import graft_types
-from attngraft.papers import list_papers, load_paper
+from attngraft.papers.schema import list_papers, load_paper
 from attngraft.training.recipe import Recipe, packaged_recipes
 from docs.generate.cli_reference import cli_reference, verbs
-from docs.generate.fields import comments_of, fields_of, in_words
+from docs.generate.fields import comments_of, fields_of, type_text
 from docs.generate.graft_reference import graft_reference
 from docs.generate.hooks import external, pages
 from docs.generate.markdown import table
@@ -200,8 +200,8 @@ def test_fields_of_a_dataclass() -> None:
         (Literal["a", 1], "`a`, `1`"),
     ],
 )
-def test_types_in_words(hint: Any, words: str) -> None:
-    assert in_words(hint) == words
+def test_type_text(hint: Any, words: str) -> None:
+    assert type_text(hint) == words
 
 
 def test_notebook_page(tmp_path: Any) -> None:

@@ -13,7 +13,18 @@ from PIL import Image
 from attngraft.drawing.panels import analysis_plots, color_limits, panel_drawing, pixels
 from attngraft.drawing.sheet import inline_svg
 from attngraft.drawing.theme import DARK, LIGHT
-from attngraft.results.analysis import Box, Boxes, Curves, Finding, Grid, Line, Panel, Picture, PictureRow, Pictures
+from attngraft.results.analysis import (
+    AnalysisResult,
+    Box,
+    Boxes,
+    Curves,
+    Grid,
+    Line,
+    Panel,
+    Picture,
+    PictureRow,
+    Pictures,
+)
 from attngraft.results.sections import Column, Table
 from tests.report.studies import HOSTILE
 
@@ -61,10 +72,10 @@ PICTURES = Pictures(
 )
 
 
-def result(*panels: Panel, name: str = "made-up", **changes: object) -> Finding:
+def result(*panels: Panel, name: str = "made-up", **changes: object) -> AnalysisResult:
     table = Table(columns=[Column(name="model", kind="text"), Column(name="n")], rows=[["first", 1.5], [HOSTILE, None]])
     made = {"title": "A title", "note": "A note", "source": "CB", "subjects": ["first", "second"], **changes}
-    return Finding(name=name, panels=list(panels), table=table, **made)  # type: ignore[arg-type]
+    return AnalysisResult(name=name, panels=list(panels), table=table, **made)  # type: ignore[arg-type]
 
 
 ALL = result(CURVES, BOXES, PICTURES, GRID)

@@ -118,7 +118,7 @@ def test_half_precision_stays_half() -> None:
 
 @pytest.mark.parametrize("image", [torch.randn(3, 8, 8), torch.full((3, 8, 8), torch.nan)])
 def test_normalized_images_are_refused(image: Tensor) -> None:
-    with pytest.raises(UsageError, match="not yet normalized"):
+    with pytest.raises(UsageError, match="unnormalized"):
         corrupted("contrast", image, 1)
 
 

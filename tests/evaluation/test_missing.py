@@ -48,7 +48,7 @@ def test_patches_that_score_highest_go() -> None:
     ("patch", "scores", "share", "message"),
     [
         (5, (1, 4), 0.5, "do not divide images of 8 x 8"),
-        (4, (1, 5), 0.5, "not one for each of 2 x 2 patches of 1 images"),
+        (4, (1, 5), 0.5, "do not match 2 x 2 patches of 1 images"),
         (4, (1, 4), 1.5, "between 0 and 1"),
     ],
 )

@@ -46,7 +46,9 @@ def test_a_teacher_is_named_without_its_place(tmp_path: Path) -> None:
     card = card_of(run, tmp_path / "out")
     assert "/secret" not in card
     told = card.split("## Training")[1].split("<details>")[0]
-    assert "a teacher besides the labels: `local-dir:strong` (`top1` 0.93 on the same validation data), whose" in told
+    assert (
+        "by distillation from the teacher `local-dir:strong` (`top1` 0.93 on the same validation data), whose" in told
+    )
     assert "`0123abcd`" in told
     assert "Licence of the teacher's weights: **unknown**" in card
 
@@ -56,17 +58,17 @@ def test_a_host_that_timm_does_not_have(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", host=host)
     export_run(run, tmp_path / "out", to=("torch", "hf"))
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "The model `t2t_vit_14` of attngraft as it is" in card
-    assert "It knows the host's name once `attngraft.models` is imported." in card
+    assert "The model `t2t_vit_14` of attngraft, without grafts" in card
+    assert "The host's name is registered by `import attngraft.models`." in card
     export_run(make_run(tmp_path / "other"), tmp_path / "plain", to=("torch", "hf"))
     card = (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
-    assert "The model `vit_tiny_patch16_224` of timm as it is" in card
+    assert "The model `vit_tiny_patch16_224` of timm, without grafts" in card
     assert "attngraft.models" not in card
 
 
 def test_the_best_epochs_numbers_come_with_a_warning(tmp_path: Path) -> None:
     export_run(make_run(tmp_path / "run"), tmp_path / "out", checkpoint="best")
-    assert "chosen by these very data" in (tmp_path / "out" / "README.md").read_text()
+    assert "chosen on the same data" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_the_studys_numbers(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import attngraft
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.export.fold import fold, summary
 from attngraft.export.run import export_run
-from attngraft.hosts.registry import host_adapters
+from attngraft.hosts.registry import host_adapters, missing_hosts
 from tests.export.runs import ELSA_SWIN, LEVIT, LEVIT_CONV, SWIN, VIT, make_run, move_batch_norms
 
 
@@ -78,20 +78,21 @@ def test_the_half_really_moves() -> None:
 def test_of_two_only_the_one_beside_the_layer_moves_and_the_other_says_why() -> None:
     found = fold(grafted_model("cb + cb", SWIN)).entries
     assert [bool(entry.folded) for entry in found[:2]] == [True, False]
-    assert "another graft of the same stage stands between" in str(found[1].stayed)
+    assert "another graft of the same hook point is between" in str(found[1].stayed)
 
 
 def test_a_host_that_no_adapter_reads_stays_as_it_is_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    missing_hosts()  # registers the adapters for our own models, too
     monkeypatch.setattr(host_adapters()["elsa.swin"], "recognizes", lambda model: False)
     host = {**ELSA_SWIN, "args": {**ELSA_SWIN["args"], "lam": 2}}
     (entry,) = export_run(make_run(tmp_path / "run", host=host), tmp_path / "out", fold=True).manifest.folds
     assert (entry.module, entry.graft, entry.folded) == ("", None, None)
     (line,) = summary([entry])
-    assert line.what == "the host"
-    assert line.happened.startswith("stays as it is: no adapter reads it")
-    assert line.happened in (tmp_path / "out" / "README.md").read_text()
+    assert line.graft == "the host"
+    assert line.outcome.startswith("not folded: no adapter supports this host")
+    assert line.outcome in (tmp_path / "out" / "README.md").read_text()
     assert not attngraft.load(tmp_path / "out").training
 
 
@@ -135,7 +136,7 @@ def test_layer_scale_stays_behind_a_graft_and_nothing_changes() -> None:
     model = grafted_model("se(reduction=2)", init_values=0.5)
     before = copy.deepcopy(model.state_dict())
     found = fold(model)
-    assert "a graft stands between" in str(found.entries[-1].stayed)
+    assert "a graft lies between" in str(found.entries[-1].stayed)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -169,7 +170,7 @@ def test_behind_an_output_of_its_own_nothing_moves_and_elsewhere_it_does(
     assert len(behind) == len(separate) > 0
     for entry in halves:
         if entry in behind:
-            assert entry.stayed == f"no linear layer stands next to it (bisa {SEPARATE})"
+            assert entry.stayed == f"there is no linear layer next to it (bisa {SEPARATE})"
         else:
             assert entry.folded
 
@@ -210,5 +211,5 @@ def test_a_folded_layer_scale_loads_and_is_plain_timms(tmp_path: Path) -> None:
 
 def test_the_summary_says_the_same_thing_once() -> None:
     lines = summary(fold(grafted_model("cb + horizontal")).entries)
-    assert [(line.what, len(line.modules)) for line in lines] == [("horizontal", 2), ("cb", 2)]
-    assert lines[1].happened.startswith("folded: ")
+    assert [(line.graft, len(line.modules)) for line in lines] == [("horizontal", 2), ("cb", 2)]
+    assert lines[1].outcome.startswith("folded: ")

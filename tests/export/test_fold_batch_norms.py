@@ -63,7 +63,7 @@ def test_no_batch_norm_is_left_and_outputs_stay(spec: str | None, host: dict[str
     torch.testing.assert_close(model(images), expected, rtol=1e-5, atol=1e-5)
     assert not batch_norms(model)
     assert found.fused
-    assert "batch norms stand in the linear layers" in str(found.entries[0].folded)
+    assert "batch norms are fused into the linear layers" in str(found.entries[0].folded)
     halves = [entry for entry in found.entries if entry.graft == "cb"]
     if spec != "vertical + cb(at=attention)":
         assert all(entry.folded for entry in halves)
@@ -132,10 +132,10 @@ def test_the_folder_says_what_was_done_and_refuses_undo(exported: tuple[Path, nn
     folder, _ = exported
     manifest = read_manifest(folder)
     assert manifest.host.fused
-    lines = {line.what: line.happened for line in summary(manifest.folds)}
-    assert "batch norms stand in" in lines["the host"]
+    lines = {line.graft: line.outcome for line in summary(manifest.folds)}
+    assert "batch norms are fused into" in lines["the host"]
     assert lines["cb"].startswith("folded")
-    assert "batch norms stand in" in (folder / "README.md").read_text()
+    assert "batch norms are fused into" in (folder / "README.md").read_text()
     with pytest.raises(HostError, match="folded for inference"):
         attngraft.ungraft(attngraft.load(folder))
 
@@ -150,7 +150,7 @@ def test_folded_weights_are_no_start_for_training(exported: tuple[Path, nn.Modul
 
 def test_plain_timm_makes_no_such_model(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", host=LEVIT)
-    with pytest.raises(UsageError, match=r"--to hf with --fold.*batch norms.*leave --fold out"):
+    with pytest.raises(UsageError, match=r"--to hf with --fold.*batch norms.*remove --fold"):
         export_run(run, tmp_path / "out", to=["hf"], fold=True)
     assert not (tmp_path / "out").exists()
     assert export_run(run, tmp_path / "out", to=["hf"]).plain_difference == 0

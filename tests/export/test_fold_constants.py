@@ -112,7 +112,7 @@ def test_a_constant_with_another_graft_between_stays_and_says_so(spec: str) -> N
     expected = model(images)
     found = fold(model)
     assert torch.equal(model(images), expected)
-    said = "no linear layer with a bias stands next to it (another graft of the same stage stands between)"
+    said = "no linear layer with a bias stands next to it (another graft of the same hook point is between)"
     assert {entry.stayed for entry in found.entries if entry.graft == "toy_ghost"} == {said}
 
 

@@ -131,7 +131,7 @@ def test_a_host_without_grafts_is_plain_timms(tmp_path: Path) -> None:
 def test_what_stands_in_for_the_hosts_attention_is_refused_for_plain_timm(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "elsa(kernel=3)", host=ONE_BLOCK["swin"])
     with pytest.raises(
-        UsageError, match=r"--to hf: .* at 2 places \(layers\.0\.blocks\.0 is the first\).*leave --to hf"
+        UsageError, match=r"--to hf: .* at 2 sites \(layers\.0\.blocks\.0 is the first\).*remove --to hf"
     ):
         export_run(run, tmp_path / "out", to=["hf"])
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -207,6 +207,6 @@ def test_nothing_is_left_where_writing_fails(tmp_path: Path, monkeypatch: pytest
 
     run = make_run(tmp_path / "run", host=ONE_BLOCK["vit"])
     monkeypatch.setattr(torch.export, "save", full)
-    with pytest.raises(ExportError, match=r"model\.pt2: cannot be written .* make room"):
+    with pytest.raises(ExportError, match=r"model\.pt2: cannot be written .* free some space"):
         export_run(run, tmp_path / "out", to=["pt2"])
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

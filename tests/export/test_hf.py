@@ -67,12 +67,12 @@ def test_a_plain_model_leaves_no_grafts_of_another_behind(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(attngraft.GraftFileError, match="nowhere: is no folder"):
+    with pytest.raises(attngraft.GraftFileError, match="nowhere: not a folder"):
         attngraft.from_pretrained(tmp_path / "nowhere")
 
 
 def test_what_is_no_model_of_transformers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(attngraft.AttngraftError, match="Linear is no model of transformers.*save_grafts"):
+    with pytest.raises(attngraft.AttngraftError, match="Linear is not a model of transformers.*save_grafts"):
         attngraft.save_pretrained(nn.Linear(2, 2), tmp_path)
 
 

@@ -137,7 +137,7 @@ def test_what_a_graft_leaves_unused_is_not_decayed(tmp_path: Path) -> None:
 def test_a_checkpoint_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     trainer(classifier(), tmp_path, callbacks=(StopAfter(),)).train()
     (tmp_path / "checkpoint-3" / "grafts.safetensors").unlink()
-    with pytest.raises(attngraft.AttngraftError, match=r"checkpoint-3: there is no grafts.safetensors.*earlier one"):
+    with pytest.raises(attngraft.AttngraftError, match=r"checkpoint-3: no grafts.safetensors.*earlier one"):
         trainer(classifier(), tmp_path).train(resume_from_checkpoint=True)
 
 

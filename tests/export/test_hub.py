@@ -77,7 +77,7 @@ def test_names_are_checked_before_anything_happens(exported: Path, name: str) ->
 
 
 def test_only_exported_models_go_up(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="no exported model is here"):
+    with pytest.raises(ExportError, match="not an exported model"):
         attngraft.push_to_hub(tmp_path, "jane/flowers", api=FakeApi())
 
 
@@ -99,7 +99,7 @@ def refused(status: int) -> Exception:
 def test_failures_say_what_to_do_and_that_the_model_stays(exported: Path, error: Exception, remedy: str) -> None:
     with pytest.raises(ExportError, match=remedy) as told:
         attngraft.push_to_hub(exported, "jane/flowers", api=FakeApi(error))
-    assert f"the model stays in {exported}" in str(told.value)
+    assert f"the model is still in {exported}" in str(told.value)
 
 
 def test_mistakes_of_ours_are_not_dressed_up(exported: Path) -> None:

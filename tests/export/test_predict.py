@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from attngraft.cli.values import find_images
 from attngraft.errors import ExportError, UsageError
-from attngraft.export.answers import FORMATS
-from attngraft.export.images import find_images
 from attngraft.export.predict import Prediction, open_model
 from attngraft.export.run import Target, export_run
+from attngraft.export.writers import WRITERS
 from attngraft.tasks.task import Serving
 from attngraft.training.loop import train
 from attngraft.training.recipe import recipe_from_dict
@@ -77,7 +77,7 @@ def test_several_labels(tmp_path: Path, photos: Path) -> None:
     made = export_run(tmp_path / "run", tmp_path / "out")
     assert_as_evaluated(tmp_path / "run", tmp_path / "out", photos, several=True)
     assert made.manifest.serving.threshold == 0.3
-    assert "whose probability reaches 0.3" in (tmp_path / "out" / "README.md").read_text()
+    assert "with a probability of at least 0.3" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_unreadable_images_say_why_and_do_not_stop_the_others(tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ def test_unreadable_images_say_why_and_do_not_stop_the_others(tmp_path: Path) ->
 
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "weights.pth").touch()
-    for name, message in [("nothing", "no such model"), ("weights.pth", "is no model")]:
+    for name, message in [("nothing", "no such model"), ("weights.pth", "not a model")]:
         with pytest.raises(UsageError, match=message):
             open_model(tmp_path / name)
-    with pytest.raises(ExportError, match="no exported model is here"):
+    with pytest.raises(ExportError, match="not an exported model"):
         open_model(tmp_path)
 
 
@@ -133,7 +133,7 @@ def test_finding_images(tmp_path: Path) -> None:
 def written(form: str, *, threshold: float | None = None, top: int | None = None) -> str:
     serving = Serving(kind="images", input={}, activation="softmax", classes=tuple(CLASSES[:3]), threshold=threshold)
     file = io.BytesIO()
-    answers = FORMATS[form](file, serving, top=top)  # type: ignore[index]
+    answers = WRITERS[form](file, serving, top=top)  # type: ignore[index]
     answers.begin()
     answers.add(Prediction(image='a, "b".jpg', probabilities=np.array([0.2, 0.7, 0.5], dtype=np.float32)))
     answers.add(Prediction(image="\udcff.jpg", error="no such file"))

@@ -1,4 +1,4 @@
-"""Surgery: names, several of a kind, wrapped models, features_only, all or nothing."""
+"""Grafting and ungrafting: names, repeated grafts, wrapped models, features_only, all or nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tiny_swin(**kwargs: object) -> nn.Module:
     return timm.create_model("swin_tiny_patch4_window7_224", **sizes, **kwargs).eval()
 
 
-def test_two_of_a_name_at_one_site_get_numbers() -> None:
+def test_repeated_grafts_at_one_site_are_numbered() -> None:
     model = tiny_vit()
     report = attngraft.graft(model, "toy_scale + toy_scale@blocks.0")
     assert report.names == ("toy_scale", "toy_scale_2")
@@ -39,7 +39,7 @@ def test_two_of_a_name_at_one_site_get_numbers() -> None:
     assert attngraft.graft(model, "toy_scale@blocks.0").names == ("toy_scale_2",)
 
 
-def test_options_apart_from_the_specification() -> None:
+def test_options_separate_from_the_specification() -> None:
     model = tiny_vit()
     report = attngraft.graft(model, "toy_scale@blocks.1", start=0.5)
     assert report.entries[0].options["start"] == 0.5
@@ -65,7 +65,7 @@ def test_no_graft_is_a_graft() -> None:
     assert_same_host(model, before)
 
 
-def test_ungraft_by_an_unknown_name_says_which_there_are() -> None:
+def test_ungraft_by_an_unknown_name_lists_the_known_ones() -> None:
     model = tiny_vit()
     attngraft.graft(model, "toy_scale")
     with pytest.raises(attngraft.GraftSpecError, match="no graft called 'cb'; its grafts: toy_scale"):
@@ -95,7 +95,7 @@ def test_parametrized_models_are_refused() -> None:
         attngraft.graft(model, "cb")
 
 
-def test_a_host_inside_a_model_of_ones_own() -> None:
+def test_a_host_inside_a_custom_model() -> None:
     class Detector(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -132,7 +132,7 @@ def test_features_only_uses_the_hosts_own_paths(make, tmp_path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(features(x), before, strict=True))
 
 
-def test_a_model_that_nobody_knows_is_refused_with_a_remedy() -> None:
+def test_an_unknown_model_is_refused_with_a_remedy() -> None:
     with pytest.raises(attngraft.HostError, match=r"register_host\(adapter\)\. Supported: torch\.nn \(see"):
         attngraft.graft(nn.Linear(2, 2), "cb")
 
@@ -146,11 +146,11 @@ def test_unknown_subclasses_are_refused() -> None:
 
 
 def test_two_hosts_in_one_model_are_refused() -> None:
-    with pytest.raises(attngraft.HostError, match=r"holds 2 hosts \(0, 1\)"):
+    with pytest.raises(attngraft.HostError, match=r"contains 2 hosts \(0, 1\)"):
         attngraft.graft(nn.Sequential(tiny_vit(), tiny_vit()), "cb")
 
 
-def test_a_parameter_frozen_by_two_grafts_comes_back_with_the_last() -> None:
+def test_a_parameter_frozen_by_two_grafts_is_unfrozen_with_the_last() -> None:
     model = tiny_vit(qk_norm=True)
     attngraft.graft(model, "toy_values_only + toy_values_only")
     weight = model.blocks[0].attn.q_norm.weight

@@ -1,4 +1,4 @@
-"""What takes a graft, and what errors and reports say about the sites that do not."""
+"""Sites that take a graft, and errors and reports about those that refuse it."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_a_decoder_points_at_its_encoder() -> None:
 @pytest.mark.parametrize(
     ("host", "reason"), [("cait_xxs24_224", "talking heads"), ("xcit_nano_12_p16_224", "between channels")]
 )
-def test_where_no_site_takes_it_the_reason_is_that_of_most(host: str, reason: str) -> None:
+def test_if_no_site_takes_a_graft_the_most_frequent_reason_is_given(host: str, reason: str) -> None:
     with pytest.raises(attngraft.HostError, match=rf"at blocks\.0\.attn .*{reason}.*; no site of this model takes it$"):
         attngraft.graft(on_meta(host), "bisa")
 
 
-def test_a_site_that_was_named_keeps_its_own_reason() -> None:
+def test_a_named_site_gives_its_own_reason() -> None:
     where = "blocks_token_only.1"
     with pytest.raises(
         attngraft.HostError, match=rf"at {where}\.attn .*fewer tokens.*; no site of this model takes it$"
@@ -66,7 +66,7 @@ def test_a_site_that_was_named_keeps_its_own_reason() -> None:
         attngraft.graft(on_meta("cait_xxs24_224"), f"bisa@{where}")
 
 
-def test_sites_without_the_stage_point_at_those_that_have_it() -> None:
+def test_sites_without_the_hook_point_list_those_that_have_it() -> None:
     with pytest.raises(attngraft.GraftSpecError, match=r"the sites there lack it: .*; 2 of 14 .* @cls_attn_blocks\n"):
         attngraft.graft(on_meta("xcit_nano_12_p16_224"), "horizontal@blocks")
 
@@ -77,7 +77,7 @@ def test_many_patterns_are_cut() -> None:
     assert Fit(tuple(taken), refused).remedy() == text
 
 
-def test_nothing_is_searched_where_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fitting_sites_are_only_computed_after_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     searched = []
     monkeypatch.setattr(placement, "fit", lambda host, term: (searched.append(term.name), fit(host, term))[1])
     report = attngraft.graft(on_meta("levit_128s"), "bisa@stages.0 + horizontal")
@@ -93,10 +93,10 @@ def test_nothing_is_searched_where_nothing_is_refused(monkeypatch: pytest.Monkey
     [
         ("xcit_nano_12_p16_224", "12 of 14", "it attends between channels"),
         ("davit_tiny", "6 of 12", "it attends between channels"),
-        ("csatv2", "14 of 18", "it attends between the places of a single channel"),
+        ("csatv2", "14 of 18", "it attends between the pixels of a single channel"),
     ],
 )
-def test_sites_that_are_passed_over_are_counted(host: str, left: str, reason: str) -> None:
+def test_skipped_sites_are_counted(host: str, left: str, reason: str) -> None:
     if host == "csatv2" and Version(timm.__version__) <= Version("1.0.26"):
         pytest.skip("timm 1.0.26 cannot make this host on the meta device")
     report = attngraft.plan(on_meta(host), "horizontal + cb_s")
@@ -108,7 +108,7 @@ def test_sites_that_are_passed_over_are_counted(host: str, left: str, reason: st
     assert report.to_dict()["warnings"] == (note,)
 
 
-def test_only_what_was_asked_for_is_passed_over() -> None:
+def test_only_covered_sites_count_as_skipped() -> None:
     model = on_meta("davit_tiny")
     (note,) = attngraft.plan(model, "horizontal@stages.0-1").warnings
     assert note.startswith("horizontal skips 2 of 4 attention sites: ")

@@ -1,4 +1,4 @@
-"""Graft files: what fits loads, what does not is refused with a sentence and changes nothing."""
+"""Graft files: matching files load, others are refused with a message and change nothing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def refused(file: Path, message: str, model=None) -> None:
     assert_same_host(model, before)
 
 
-def test_the_manifest_says_what_is_inside(file: Path) -> None:
+def test_the_manifest_lists_the_contents(file: Path) -> None:
     manifest, tensors = read_graft_file(file)
     assert manifest.format == FORMAT
     assert manifest.version == attngraft.__version__
@@ -208,7 +208,7 @@ def test_two_grafts_of_a_file_do_not_get_in_each_others_way(tmp_path: Path) -> N
     refused(path, "blocks.1.attn has a graft at hook point mix already")
 
 
-def test_of_any_manifest_only_a_refusal_escapes(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_manifest_loads_or_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
     """One whose parts were taken out, doubled or replaced by anything that JSON can say."""
     file = tmp_path_factory.mktemp("any") / "g.safetensors"
     model = tiny_vit()
@@ -255,7 +255,7 @@ def test_loading_twice_is_refused(file: Path) -> None:
         attngraft.load_grafts(model, file)
 
 
-def test_a_fingerprint_ties_the_file_to_weights(tmp_path: Path) -> None:
+def test_a_fingerprint_restricts_the_file_to_weights(tmp_path: Path) -> None:
     model = tiny_vit()
     attngraft.graft(model, "cb_s")
     path = attngraft.save_grafts(model, tmp_path / "g.safetensors", fingerprint=True)
@@ -279,7 +279,7 @@ def test_head_and_norms_travel_along(tmp_path: Path) -> None:
     refused(path, r"includes head\.(weight|bias) of shape \(5.*, but this model's is \(7", _vit(num_classes=7))
 
 
-def test_saving_says_what_is_missing(tmp_path: Path) -> None:
+def test_saving_names_what_is_missing(tmp_path: Path) -> None:
     model = tiny_vit()
     with pytest.raises(attngraft.GraftSpecError, match="has no grafts"):
         attngraft.save_grafts(model, tmp_path / "g.safetensors")

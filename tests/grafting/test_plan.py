@@ -1,4 +1,4 @@
-"""The dry run: counts, tables, JSON, messages."""
+"""Dry runs: counts, tables, JSON, messages."""
 
 from __future__ import annotations
 
@@ -68,19 +68,19 @@ def test_dictionary_json_and_table_agree() -> None:
     assert any("Measured at initialization" in line for line in report.summary())
 
 
-def test_what_is_left_without_use_is_named() -> None:
+def test_unused_parameters_are_listed() -> None:
     report = attngraft.plan(tiny_vit(), "uniform_heads@blocks.0")
     (entry,) = report.entries
     assert set(entry.unused.rows) == {(f"qkv.{p}", s, s + 8) for p in ("weight", "bias") for s in (16, 40)}
     assert entry.carried == 24 * 72 + 72 + 24 * 24 + 24 - 2 * 8 * 25
 
 
-def test_no_site_with_the_stage() -> None:
+def test_no_site_with_the_hook_point() -> None:
     with pytest.raises(attngraft.HostError, match="no windows"):
         attngraft.plan(tiny_vit(), "cb(at=attention, scope=window)")
 
 
-def test_a_place_without_sites_points_at_the_character() -> None:
+def test_a_where_clause_without_sites_points_at_the_character() -> None:
     with pytest.raises(attngraft.GraftSpecError, match=r"'blocks\.7-9' matches no site") as caught:
         attngraft.plan(tiny_vit(), "cb@blocks.7-9")
     assert caught.value.position == 3
@@ -101,7 +101,7 @@ def test_planning_a_large_model_is_quick() -> None:
 
 
 @pytest.mark.parametrize("spec", ["horizontal + vertical + cb(at=both)", "bisa@stages.0.blocks + se + uniform_heads"])
-def test_measuring_a_host_in_training_touches_nothing(spec: str) -> None:
+def test_measuring_a_host_in_training_mode_changes_nothing(spec: str) -> None:
     """With dropout, stochastic depth, batch norms and a host that itself draws from every generator."""
     model = timm.create_model("levit_256d", **(TINY_LEVIT | {"drop_rate": 0.3, "drop_path_rate": 0.3})).train()
     model.stem.eval()  # modes may differ

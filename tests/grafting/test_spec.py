@@ -1,4 +1,4 @@
-"""The little language: for any text a specification or a GraftSpecError, and canonical texts that read back the same."""
+"""Specifications: any text is parsed or raises GraftSpecError, and canonical texts are parsed back unchanged."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_errors_point_at_the_character(text: str, message: str, column: int) -> 
         assert str(caught.value).splitlines()[-1] == "  " + " " * column + "^"
 
 
-def test_an_unknown_name_lists_what_there_is() -> None:
+def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(GraftSpecError) as caught:
         parse("attention")
     assert all(name in str(caught.value) for name in ("cb_s", "horizontal", "vertical", "se"))

@@ -1,4 +1,4 @@
-"""Where-clauses: by segment, ancestors too, ranges inclusive, counts over the sites that have the stage."""
+"""Where-clauses: segments, ancestors, inclusive ranges, counts of sites with the hook point."""
 
 from __future__ import annotations
 

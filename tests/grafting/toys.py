@@ -1,4 +1,4 @@
-"""Grafts as a third party would write them, one for each kind of stage: tests register them beside the built-in ones."""
+"""Third-party grafts for tests, one for each kind of hook point."""
 
 from __future__ import annotations
 

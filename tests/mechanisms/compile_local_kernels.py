@@ -11,7 +11,7 @@ import torch
 from compile_kernels import compile_only  # beside this script
 
 from attngraft.mechanisms.local import triton
-from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local.geometry import Neighborhood
 
 #: dtype, width of a head, size of the neighborhood, multiplier and addend, softmax
 CASES = {

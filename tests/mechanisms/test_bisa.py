@@ -15,8 +15,8 @@ from attngraft.attention import AttentionGeometry
 from attngraft.attention.geometry import Projection
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, reference
+from attngraft.mechanisms.bisa.branch import mlp_hidden
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
-from attngraft.mechanisms.bisa.transform import mlp_hidden
 from attngraft.mechanisms.registry import graft_types
 
 LEVIT = Projection(bias=False, norm="batch", activation="hard_swish")
@@ -119,7 +119,7 @@ def test_separate_has_scores_and_a_projection_of_its_own() -> None:
     module, x, bias = layer(separate=True, weight=0.25)
     own = module.both.own
     attended = merged(module, spelled_out(module, x, bias)["self"])
-    q, k = own.scored(x, x)
+    q, k = own.queries_and_keys(x, x)
     q_hat, v_hat = module.both.inverse.queries(x), module.both.inverse.values(x)
     inverse = reference.inverse_attention(q, k, q_hat, v_hat, module.both.inverse.transform.weight, bias=bias)
     expected = 0.25 * attended + 0.75 * own.proj(inverse.transpose(1, 2).flatten(2))
@@ -133,9 +133,14 @@ def test_batch_norms_behind_the_maps_fold_into_them() -> None:
     made = kind.build(geometry, "mix", kind.Options(separate=True)).double()
     x = torch.randn(4, 9, 16, dtype=torch.float64)
     for _ in range(3):  # statistics of its own
-        made.inverse.queries(x), made.inverse.values(3 * x + 1), made.own.scored(x, 2 - x), made.own.merge(x)
+        made.inverse.queries(x), made.inverse.values(3 * x + 1), made.own.queries_and_keys(x, 2 - x), made.own.merge(x)
     made.eval()
-    calls = (made.inverse.queries, made.inverse.values, made.own.merge, lambda x: torch.cat(made.own.scored(x, x)))
+    calls = (
+        made.inverse.queries,
+        made.inverse.values,
+        made.own.merge,
+        lambda x: torch.cat(made.own.queries_and_keys(x, x)),
+    )
     expected = [call(x) for call in calls]
     assert made.fold(before=None, after=None) is made
     for call, value in zip(calls, expected, strict=True):
@@ -277,13 +282,13 @@ def test_initial_values() -> None:
     ("variant", "reason"),
     [
         ({"weight": 1.5}, "weight is lambda"),
-        ({"weight": 0.0, "learned": True}, "never is 0"),
+        ({"weight": 0.0, "learned": True}, "never 0"),
         ({"identity": True, "norm": True}, "exclude each other"),
         ({"identity": True, "weight": 0.0}, "weight=0 has none"),
-        ({"separate": True, "weight": 0.0}, "leave nothing of the host's attention"),
-        ({"order": "inverse_then_self", "identity": True}, "identity .* nothing is mixed"),
-        ({"order": "self_then_inverse", "weight": 0.3}, "weight .* nothing is mixed"),
-        ({"order": "self_then_inverse", "norm": True}, "norm .* nothing is mixed"),
+        ({"separate": True, "weight": 0.0}, "leaves nothing of the host's attention"),
+        ({"order": "inverse_then_self", "identity": True}, "identity .* does not mix them"),
+        ({"order": "self_then_inverse", "weight": 0.3}, "weight .* does not mix them"),
+        ({"order": "self_then_inverse", "norm": True}, "norm .* does not mix them"),
         (
             {"order": "inverse-then-self"},
             "order must be one of parallel, inverse_then_self, .* not 'inverse-then-self'",

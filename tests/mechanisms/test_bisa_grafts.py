@@ -58,7 +58,7 @@ def test_a_folded_levit_is_one_that_was_folded_before_it_was_grafted() -> None:
         models[0].train()(images)
     expected = models[0].eval()(images)
     what = {entry.graft: entry.folded for entry in fold(models[0]).entries}
-    assert what["bisa"] == "its batch norms stand in its linear maps"
+    assert what["bisa"] == "its batch norms are folded into its linear maps"
     fold(models[1].eval())
     attngraft.graft(models[1], spec)
     models[1].load_state_dict(models[0].state_dict())
@@ -78,7 +78,7 @@ def test_the_identity_form_starts_as_the_host_and_learns(spec: str) -> None:
     report = attngraft.graft(model, spec)
     found = model(IMAGES)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert "unchanged to rounding" in " ".join(report.summary())
+    assert "unchanged up to rounding" in " ".join(report.summary())
     found.square().sum().backward()
     last = "contract.weight" if "mlp" in spec else "transform.weight"
     moved = [p.grad for name, p in model.named_parameters() if name.endswith(last)]
@@ -202,7 +202,7 @@ def test_specifications() -> None:
         attngraft.graft(tiny_vit(), "bisa + misa")
     report = attngraft.plan(tiny_vit(), "misa@first:1")
     assert report.entries[0].unused.rows == (("qkv.weight", 48, 72), ("qkv.bias", 48, 72))
-    assert any("whole set of tokens" in line for line in report.summary())
+    assert any("depends on all tokens" in line for line in report.summary())
 
 
 def test_a_causal_call_is_refused() -> None:

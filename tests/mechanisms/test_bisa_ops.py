@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, eager, groups, hyper, mlp, ops
+from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, eager, hyper, mlp, ops, scores
 from tests.mechanisms.op_tester import Call, OpTester, as_good_as_plain
 
 INFINITE = float("inf")
@@ -40,9 +40,9 @@ def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "NUMBERS", 1)
-    monkeypatch.setattr(groups, "TILE", 0)
-    monkeypatch.setattr(groups, "FEWEST_KEYS", 2)
+    monkeypatch.setattr(scores, "NUMBERS", 1)
+    monkeypatch.setattr(scores, "TILE", 0)
+    monkeypatch.setattr(scores, "FEWEST_KEYS", 2)
 
 
 class PairTester(OpTester):
@@ -102,7 +102,7 @@ class PairTester(OpTester):
 
 
 class TestTwoWay(PairTester):
-    op = ops.TWO_WAY_ATTENTION
+    op = ops.two_way_attention
     macs = 2 * 3 * 4 * (2 + 3 + 2)
 
     def build(self, **s: Any) -> Call:
@@ -139,7 +139,7 @@ class TestTwoWayByHeadMasked(TestTwoWayMasked):
 
 
 class TestInverse(PairTester):
-    op = ops.INVERSE_ATTENTION
+    op = ops.inverse_attention
     macs = 2 * (3 * 4 * (2 + 2) + 3 * (2 * 2 * 3 + 2 * 3))
 
     def build(self, **s: Any) -> Call:
@@ -153,7 +153,7 @@ class TestInverseMasked(TestInverse):
 
 
 class TestInverseMlp(PairTester):
-    op = ops.INVERSE_ATTENTION_MLP
+    op = ops.inverse_attention_mlp
     macs = 2 * (3 * 4 * 2 + 3 * 2 * 5 + 4 * 2 * 5 + 3 * 4 * 5 + 3 * 5 * 3)
 
     def build(self, **s: Any) -> Call:
@@ -180,7 +180,7 @@ class TestInverseMlpMasked(TestInverseMlp):
 
 
 class TestHyper(OpTester):
-    op = ops.HYPER_TRANSFORM
+    op = ops.hyper_transform
     sizes = {
         "batch": st.integers(1, 3),
         "heads": st.integers(1, 3),
@@ -360,7 +360,7 @@ def test_the_backward_takes_the_tiles_of_the_forward(small_tiles: None, monkeypa
     """Whatever has changed in between."""
     call = two_way().map(Tensor.requires_grad_)
     outputs, expected = run(call), run(call, backend="reference")
-    monkeypatch.setattr(groups, "TILE", 2**18)
+    monkeypatch.setattr(scores, "TILE", 2**18)
     for ours, theirs in zip(
         *(torch.autograd.grad([out.square().sum() for out in outs], call.tensors()) for outs in (outputs, expected)),
         strict=True,
@@ -438,7 +438,7 @@ def test_no_tensor_of_tokens_times_tokens_times_width_is_made(
     form: dict[str, Any], dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlp, "NUMBERS", 2**10)
-    monkeypatch.setattr(hyper, "counted", lambda: False)  # what looks on here is no counter
+    monkeypatch.setattr(hyper, "in_dispatch_mode", lambda: False)  # the mode here is not a counter
     torch.manual_seed(0)
     layer = BidirectionalAttention(16, 2, hyper_dim=4, mlp_hidden=8, variant=Variant(**form), attn_drop=dropout)
     x = torch.randn(1, 128, 16, requires_grad=True)
@@ -467,7 +467,7 @@ def test_the_mlp_takes_several_pairs_at_a_time_or_some_keys_of_one(
 def test_groups_cover_every_head_once_and_keep_to_the_period_of_the_bias(
     batch: int, heads: int, fitting: int, period: int
 ) -> None:
-    found = list(groups._groups(batch, heads, fitting, period))
+    found = list(scores._groups(batch, heads, fitting, period))
     seen = torch.zeros(batch, heads)
     for group in found:
         seen[group.images, group.heads] += 1
@@ -526,7 +526,7 @@ def test_a_mask_that_is_not_one_of_these_scores_is_refused(visible: Tensor, said
 
 
 def test_a_boolean_bias_is_not_added_as_ones() -> None:
-    with pytest.raises(UsageError, match="this one is boolean; give it as visible"):
+    with pytest.raises(UsageError, match="this one is boolean; pass it as visible"):
         run(two_way(bias="none"), bias=torch.ones(1, 1, 40, 30, dtype=torch.bool))
 
 
@@ -540,7 +540,12 @@ def test_a_boolean_bias_is_not_added_as_ones() -> None:
         (TestInverse, 2, (4, 2, 30, 8), "q_hat is (B, H, Nq, s) with B=4, H=2, Nq=40, s=8"),
         (TestInverse, 4, (8, 7, 12), "hyper is (s, s, dv) with s=8"),
         (TestInverseMlp, 2, (4, 2, 40, 7), "q_hat is (B, H, Nq, s)"),
-        (TestInverseMlp, "expand", (5, 15), "expand is (m, 2 s) with s = 8, not of shape (5, 15)"),
+        (
+            TestInverseMlp,
+            "expand",
+            (5, 15),
+            "expand is (m, 2 s) with s=8 by the operands before it, not of shape (5, 15)",
+        ),
         (TestInverseMlp, "expand_bias", (4,), "expand_bias is (m) with m=5"),
         (TestInverseMlp, "contract", (12, 4), "contract is (dv, m) with m=5"),
         (TestInverseMlp, "contract_bias", (11,), "contract_bias is (dv) with dv=12"),
@@ -555,7 +560,7 @@ def test_operands_that_do_not_fit_each_other_are_named(
     arguments, options = list(call.arguments), dict(call.options)
     (arguments if isinstance(place, int) else options)[place] = double(*shape)  # type: ignore[index, call-overload]
     with pytest.raises(UsageError, match=re.escape(said)):
-        getattr(ops, tester.op.name)(*arguments, **options)
+        tester.op(*arguments, **options)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bixt import folding
+from attngraft.mechanisms.bixt import folded
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention
 from tests.listening import Heard
 
@@ -88,7 +88,7 @@ def test_any_numbers_of_latents_and_tokens(latents: int, tokens: int) -> None:
 def test_a_listener_hears_the_maps(shared: bool, latents: int, tokens: int) -> None:
     """And changes nothing, bit for bit; few latents and many tokens are those whose projections are folded."""
     given = inputs(shared=shared, latents=latents, tokens=tokens)
-    assert folding.pays(torch.ones(1, 3, latents, 4), given[1], torch.ones(14, 12)) == (tokens == 200)
+    assert folded.pays(torch.ones(1, 3, latents, 4), given[1], torch.ones(14, 12)) == (tokens == 200)
     for layer, names in ((two_way(), ["latents_to_tokens", "tokens_to_latents"]), (one_sided(), ["latents_to_tokens"])):
         before = layer(*given)
         heard = Heard()

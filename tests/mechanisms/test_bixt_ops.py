@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from attngraft.errors import BackendError, UsageError
-from attngraft.mechanisms.bixt import eager, folded, folding, ops, pieces
+from attngraft.mechanisms.bixt import eager, folded, ops, pieces, reference
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, are_plain
 from tests.mechanisms.op_tester import Call, OpTester, as_good_as_plain
 
@@ -34,7 +34,7 @@ def double(*shape: int) -> Tensor:
 def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tested here is small, and must go the way of what is not, in several pieces."""
     monkeypatch.setattr(eager, "SMALL", 0)
-    monkeypatch.setattr(folding, "WORTH", math.inf)
+    monkeypatch.setattr(folded, "WORTH", math.inf)
     monkeypatch.setattr(pieces, "NUMBERS", 1)
     monkeypatch.setattr(pieces, "FEWEST_TOKENS", 3)
 
@@ -42,7 +42,7 @@ def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestBidirectional(OpTester):
     """`shared` says which of the latents' operands, references and values, have a batch of 1."""
 
-    op = ops.BIDIRECTIONAL_ATTENTION
+    op = ops.bidirectional_attention
     sizes = {
         "batch": st.integers(1, 3),
         "shared": st.tuples(st.booleans(), st.booleans()),
@@ -104,7 +104,7 @@ class TestBidirectionalSmall(TestBidirectional):
 
 
 class TestProjected(OpTester):
-    op = ops.PROJECTED_ATTENTION
+    op = ops.projected_attention
     sizes = {
         "batch": st.integers(1, 3),
         "shared": st.tuples(st.booleans(), st.booleans()),
@@ -296,13 +296,13 @@ def test_dropout_falls_on_either_direction_by_itself_and_keeps_the_mean() -> Non
 def test_kernels_refuse_dropout_and_too_many_latents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "operands_obstacle", lambda *operands, **limits: None)  # as on a GPU
     call = attention()
-    with pytest.raises(BackendError, match="drop nothing"):
+    with pytest.raises(BackendError, match="the kernels have no dropout"):
         run(call, dropout=0.5, backend="triton")
-    with pytest.raises(BackendError, match="up to 128 latents, and these are 129"):
+    with pytest.raises(BackendError, match="up to 128 latents, not 129"):
         run(attention(latents=129), backend="triton")
 
 
-OURS = {op._name: op for op in (eager.attend, eager.attend_backward, folded.attend, folded.attend_backward)}
+OURS = {op._name: op for each in (eager, folded) for op in (each.attend_in_pieces, each.attend_in_pieces.backward)}
 
 
 class Largest(TorchDispatchMode):
@@ -385,7 +385,7 @@ def test_a_projection_that_is_more_than_a_linear_layer_is_called() -> None:
 
 @pytest.mark.parametrize("name", ["rv_latents", "rv_patches", "proj_lat", "proj_pat"])
 def test_a_hook_on_any_projection_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folding, "WORTH", 0)
+    monkeypatch.setattr(folded, "WORTH", 0)
     layer, called = BidirectionalCrossAttention(12, 10, dim_attention=16, heads=2), []
     layer.get_submodule(name).register_forward_hook(lambda *_: called.append(name))
     layer(torch.randn(1, 5, 12), torch.randn(1, 20, 10))
@@ -398,9 +398,9 @@ def test_a_hook_on_any_projection_is_called(name: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("place", "shape", "said"),
     [
-        (0, (3, 2, 12, 16), "r_latents is (B, H, M, d) with B=2, H=2, d=16 by the operands before it"),
-        (0, (2, 12, 16), "r_latents is (B, H, M, d), not of shape (2, 12, 16)"),
-        (2, (1, 2, 11, 8), "v_latents is (1, H, M, dl)"),
+        (0, (3, 2, 12, 16), "r_latents is (b, H, M, d) with B=2, H=2, d=16 by the operands before it"),
+        (0, (2, 12, 16), "r_latents is (b, H, M, d), not of shape (2, 12, 16)"),
+        (2, (1, 2, 11, 8), "v_latents is (b, H, M, dl)"),
         (3, (2, 2, 49, 24), "v_tokens is (B, H, N, dt) with B=2, H=2, N=50"),
     ],
 )
@@ -415,10 +415,10 @@ def test_operands_that_do_not_fit_each_other_are_named(place: int, shape: tuple[
     ("place", "shape", "said"),
     [
         (2, (2, 50), "tokens is (B, N, c)"),
-        (1, (2, 2, 12, 15), "v_latents is (B, H, M, d)"),
-        (3, (64, 23), "in_weight is (2Hd, c) with c=24"),
-        (3, (60, 24), "in_bias is (2Hd) with 2Hd=60"),
-        (5, (20, 30), "with H d = 32 by the latents, not of shapes (64, 24) and (20, 30)"),
+        (1, (2, 2, 12, 15), "v_latents is (b, H, M, d)"),
+        (3, (64, 23), "in_weight is (2 H d, c) with H=2, d=16, c=24"),
+        (3, (60, 24), "in_weight is (2 H d, c) with H=2, d=16"),
+        (5, (20, 30), "out_weight is (c', H d) with H=2, d=16 by the operands before it, not of shape (20, 30)"),
         (6, (19,), "out_bias is (c') with c'=20"),
     ],
 )
@@ -451,7 +451,7 @@ def test_exports_as_operations_that_everybody_knows(tester: type[OpTester]) -> N
 
 @pytest.mark.slow
 def test_exports_with_the_number_of_tokens_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folding, "WORTH", 0.9)  # more tokens than the example's are folded
+    monkeypatch.setattr(folded, "WORTH", 0.9)  # more tokens than the example's are folded
     layer = BidirectionalCrossAttention(12, 12, dim_attention=12, heads=3)
     few, many = ((torch.randn(2, 4, 12), torch.randn(2, count, 12)) for count in (30, 90))
     count = torch.export.Dim("N", min=2, max=5000)
@@ -463,9 +463,9 @@ def test_exports_with_the_number_of_tokens_left_open(monkeypatch: pytest.MonkeyP
 def way_of(operands: Sequence[Tensor | None], monkeypatch: pytest.MonkeyPatch) -> str:
     """Which of its ways the operation with the projections goes."""
     seen: list[str] = []
-    ways = [(eager, "_of_one_image"), (folding, "attend_by_groups"), (folding, "attend"), (folded, "attend")]
+    ways = [(eager, "_of_one_image"), *((folded, name) for name in ("attend_in_groups", "attend", "attend_in_pieces"))]
     with monkeypatch.context() as patched:
-        for module, name in [*ways, (eager, "projected")]:
+        for module, name in [*ways, (reference, "projected_attention")]:
             label, way = f"{module.__name__.rpartition('.')[2]}.{name}", getattr(module, name)
             patched.setattr(module, name, lambda *o, label=label, way=way, **kw: seen.append(label) or way(*o, **kw))
         ops.projected_attention(*operands, scale=0.7, backend="eager")  # type: ignore[arg-type]
@@ -485,31 +485,31 @@ def bixt_projected(
     ("images", "tokens", "heads", "training", "way"),
     [
         (1, 196, 3, False, "eager._of_one_image"),
-        (1, 196, 3, True, "eager.projected"),
-        (2, 196, 3, False, "eager.projected"),  # to fold takes what it saves
-        (2, 400, 3, False, "folding.attend"),
-        (2, 400, 3, True, "folding.attend"),
-        (2, 784, 6, False, "eager.projected"),  # narrow heads: folded products are the larger ones
-        (60, 400, 3, False, "folding.attend_by_groups"),
-        (60, 400, 3, True, "folded.attend"),
-        (8, 3136, 3, False, "folded.attend"),
-        (8, 3136, 6, False, "eager.projected"),
+        (1, 196, 3, True, "reference.projected_attention"),
+        (2, 196, 3, False, "reference.projected_attention"),  # to fold takes what it saves
+        (2, 400, 3, False, "folded.attend"),
+        (2, 400, 3, True, "folded.attend"),
+        (2, 784, 6, False, "reference.projected_attention"),  # narrow heads: folded products are the larger ones
+        (60, 400, 3, False, "folded.attend_in_groups"),
+        (60, 400, 3, True, "folded.attend_in_pieces"),
+        (8, 3136, 3, False, "folded.attend_in_pieces"),
+        (8, 3136, 6, False, "reference.projected_attention"),
     ],
 )
 def test_the_way_follows_from_the_sizes(
     images: int, tokens: int, heads: int, training: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager, "SMALL", 2**22)
-    monkeypatch.setattr(folding, "WORTH", 0.9)
+    monkeypatch.setattr(folded, "WORTH", 0.9)
     with torch.set_grad_enabled(training):
         assert way_of(bixt_projected(images, tokens, heads=heads), monkeypatch) == way
 
 
 def test_projections_of_very_many_tokens_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where to fold them is more work."""
-    monkeypatch.setattr(folding, "WORTH", 0.9)
+    monkeypatch.setattr(folded, "WORTH", 0.9)
     operands = bixt_projected(1, 1000, heads=6)
-    for most, way in ((1001, "eager.projected"), (1000, "folded.attend")):
+    for most, way in ((1001, "reference.projected_attention"), (1000, "folded.attend_in_pieces")):
         monkeypatch.setattr(eager, "MANY_TOKENS", most)
         assert way_of(operands, monkeypatch) == way
 
@@ -528,7 +528,7 @@ def test_who_looks_on_meets_no_way_that_is_not_for_him(
     looking_on = {"counted": FlopCounterMode(display=False), "autocast": torch.autocast("cpu", torch.bfloat16)}
     with torch.no_grad(), looking_on.get(watched, nullcontext()):
         way = way_of(operands, monkeypatch)
-    assert way == ("folded.attend" if watched == "counted" else "eager.projected")
+    assert way == ("folded.attend_in_pieces" if watched == "counted" else "reference.projected_attention")
 
 
 @settings(max_examples=40)
@@ -537,13 +537,13 @@ def test_one_image_without_gradients_goes_a_way_of_few_calls(data: st.DataObject
     call = TestProjected().build(**data.draw(st.fixed_dictionaries(TestProjected.sizes)) | {"batch": 1})
     expected, count = TestProjected().outputs(call, "reference"), call.arguments[2].shape[1]  # type: ignore[union-attr]
     with pytest.MonkeyPatch.context() as patched, torch.no_grad():
-        patched.setattr(folding, "WORTH", 0)
+        patched.setattr(folded, "WORTH", 0)
         patched.setattr(eager, "FEW_TOKENS", count)
         assert way_of(call.arguments, patched) == "eager._of_one_image"
         for ours, theirs in zip(TestProjected().outputs(call, "eager"), expected, strict=True):
             torch.testing.assert_close(ours, theirs)
         patched.setattr(eager, "FEW_TOKENS", count - 1)
-        assert way_of(call.arguments, patched) == "eager.projected"
+        assert way_of(call.arguments, patched) == "reference.projected_attention"
 
 
 @settings(max_examples=30)
@@ -553,7 +553,7 @@ def test_images_in_groups_are_the_images_together(data: st.DataObject) -> None:
     call = TestProjected().build(**drawn)
     images = data.draw(st.integers(1, drawn["batch"] - 1))
     with torch.no_grad():
-        found = folding.attend_by_groups(*call.arguments, scale=0.7, images=images)  # type: ignore[arg-type]
+        found = folded.attend_in_groups(*call.arguments, scale=0.7, images=images)  # type: ignore[arg-type]
     for ours, theirs in zip(found, TestProjected().outputs(call, "reference"), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -564,7 +564,7 @@ def test_a_counter_sees_what_the_equation_costs_whichever_way_is_gone(
     images: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager, "SMALL", 2**22)
-    monkeypatch.setattr(folding, "WORTH", 0.9)
+    monkeypatch.setattr(folded, "WORTH", 0.9)
     layer = BidirectionalCrossAttention(48, 48, dim_attention=48, heads=3)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         layer(torch.randn(images, 4, 48), torch.randn(images, tokens, 48))

@@ -181,13 +181,13 @@ def test_the_custom_ops_are_registered_properly() -> None:
     with torch.no_grad():
         latents, tokens, lse = triton.attend(*given, 0.5)
     back = (latents, tokens, *(tensor.detach() for tensor in given), latents, lse, 0.5)
-    assert set(torch.library.opcheck(triton.attend_backward, back).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(triton.attend.backward, back).values()) == {"SUCCESS"}
 
 
 @inside
 def test_the_kernels_serve_every_way_in() -> None:
     given = [tensor.float() for tensor in Case(tokens=5, widths=(3, 3, 3), shared=(True, True)).operands()]
-    assert ops.BIDIRECTIONAL_ATTENTION.explain(*given, scale=0.5).chosen == "triton"
+    assert ops.bidirectional_attention.explain(*given, scale=0.5).chosen == "triton"
     both = ops.bidirectional_attention(*given, scale=0.5)
     assert all(one.transpose(1, 2).is_contiguous() for one in both)  # heads join without a copy
     apart = [tensor.transpose(0, -1).contiguous().transpose(0, -1) for tensor in given]  # channels apart in memory
@@ -262,7 +262,7 @@ def test_the_kernels_keep_what_every_op_promises() -> None:
 @outside
 def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict(*operands: Tensor, dropout: float = 0.0) -> str:
-        explained = ops.BIDIRECTIONAL_ATTENTION.explain(*operands, scale=1.0, dropout=dropout)
+        explained = ops.bidirectional_attention.explain(*operands, scale=1.0, dropout=dropout)
         return explained.verdicts["triton"]
 
     x, wide, many = torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 129), torch.ones(1, 1, 129, 4)
@@ -274,8 +274,8 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "float64" in verdict(*[x.double()] * 4)
     assert "of one dtype" in verdict(x, x.half(), x, x)
     assert "up to 128 channels, and these have 129" in verdict(x, x, wide, x)
-    assert "up to 128 latents, and these are 129" in verdict(many, x, many, x)
-    assert "drop nothing" in verdict(x, x, x, x, dropout=0.1)
+    assert "up to 128 latents, not 129" in verdict(many, x, many, x)
+    assert "have no dropout" in verdict(x, x, x, x, dropout=0.1)
 
 
 @outside

@@ -35,16 +35,16 @@ def parameters(module: nn.Module) -> int:
 
 def test_where_the_forms_stand() -> None:
     cb = graft_types()["cb"]
-    assert cb.stages(cb.Options()) == ("mlp.end",)
-    assert cb.stages(cb.Options(position="mid")) == ("mlp.mid",)
-    assert cb.stages(cb.Options(at="attention")) == ("attn.end",)
-    assert cb.stages(cb.Options(at="both", position="front", scope="window")) == ("attn.window", "mlp.front")
+    assert cb.hook_points(cb.Options()) == ("mlp.end",)
+    assert cb.hook_points(cb.Options(position="mid")) == ("mlp.mid",)
+    assert cb.hook_points(cb.Options(at="attention")) == ("attn.end",)
+    assert cb.hook_points(cb.Options(at="both", position="front", scope="window")) == ("attn.window", "mlp.front")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"at": "attention", "position": "mid"}, "position=mid is a place in the MLP"),
+        ({"at": "attention", "position": "mid"}, "position=mid is in the MLP"),
         ({"scope": "window"}, "scope=window"),
     ],
 )

@@ -35,7 +35,7 @@ class Tokens(OpTester):
 
 
 class TestContextBroadcast(Tokens):
-    op = ops.CONTEXT_BROADCAST
+    op = ops.context_broadcast
 
     def build(self, *, batch: int, axes: tuple[int, ...], channels: int) -> Call:
         return Call((double(batch, *axes, channels),))
@@ -52,7 +52,7 @@ class TestContextBroadcastOfMaxima(TestContextBroadcast):
 
 
 class TestScaledContextBroadcast(Tokens):
-    op = ops.SCALED_CONTEXT_BROADCAST
+    op = ops.scaled_context_broadcast
 
     def build(self, *, batch: int, axes: tuple[int, ...], channels: int) -> Call:
         return Call((double(batch, *axes, channels), double(channels)))
@@ -76,24 +76,24 @@ class Prefixed(OpTester):
 
 
 class TestPatchesOnly(Prefixed):
-    op = ops.CONTEXT_BROADCAST
+    op = ops.context_broadcast
 
 
 class TestClassToken(Prefixed):
-    op = ops.CONTEXT_BROADCAST
+    op = ops.context_broadcast
     options = {"context": "class"}
 
 
 class TestGate(Prefixed):
-    op = ops.CONTEXT_GATE
+    op = ops.context_gate
 
 
 class TestHybrid(Prefixed):
-    op = ops.CONTEXT_HYBRID
+    op = ops.context_hybrid
 
 
 class TestScaledPrefixed(Prefixed):
-    op = ops.SCALED_CONTEXT_BROADCAST
+    op = ops.scaled_context_broadcast
 
     def build(self, *, batch: int, tokens: int, channels: int, prefix: int) -> Call:
         return Call((double(batch, tokens, channels), double(channels)), {"prefix": prefix})
@@ -106,7 +106,7 @@ class TestScaledClassToken(TestScaledPrefixed):
 
 
 class TestSqueezeExcitation(OpTester):
-    op = ops.SQUEEZE_EXCITATION
+    op = ops.squeeze_excitation
     sizes = {
         "batch": st.integers(1, 3),
         "axes": token_axes,
@@ -124,7 +124,7 @@ class TestSqueezeExcitation(OpTester):
 
 
 class TestUniformWeights(OpTester):
-    op = ops.UNIFORM_WEIGHTS
+    op = ops.uniform_weights
     sizes = {
         "batch": st.integers(1, 3),
         "heads": st.integers(2, 4),
@@ -243,7 +243,7 @@ def test_long_half_precision_sequences_do_not_overflow() -> None:
 
 def test_a_map_has_neither_prefix_nor_class_token() -> None:
     x = double(2, 3, 4, 5)
-    with pytest.raises(UsageError, match="a prefix stands in front of a sequence"):
+    with pytest.raises(UsageError, match="a prefix is in front of a sequence"):
         ops.context_broadcast(x, prefix=1)
     with pytest.raises(UsageError, match="a class token"):
         ops.context_gate(x)

@@ -63,7 +63,7 @@ def test_its_identity_gives_every_map_again() -> None:
 
 
 def test_maps_of_another_size_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"made for 7 tokens \(2 x 3 on the grid\), and these maps are 6 x 6"):
+    with pytest.raises(UsageError, match=r"for 7 tokens \(2 x 3 on the grid\), and these maps are 6 x 6"):
         GhostHead(3, (2, 3), prefix=1)(torch.rand(1, 3, 6, 6))
 
 
@@ -121,7 +121,7 @@ def test_what_windows_hide_stays_hidden() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "reason"),
-    [("ghost(parts=0)", "parts is 1 or more"), ("ghost(mul=0, add=0)", "nothing is left of the ghost head")],
+    [("ghost(parts=0)", "parts is 1 or more"), ("ghost(mul=0, add=0)", "leaves nothing of the ghost head")],
 )
 def test_options_that_make_no_sense_are_refused(spec: str, reason: str) -> None:
     with pytest.raises(GraftSpecError, match=reason):
@@ -132,7 +132,7 @@ def test_sites_that_cannot_take_it_say_why() -> None:
     with pytest.raises(HostError, match="3 ghost heads cannot share the 8 channels of a head"):
         attngraft.graft(vit(), "ghost(parts=3)")
     size = {"img_size": 24, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3}
-    with pytest.raises(HostError, match="its heads are mixed behind the softmax"):
+    with pytest.raises(HostError, match="its heads are mixed after the softmax"):
         attngraft.graft(timm.create_model("cait_xxs24_224", **size), "ghost@blocks")
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import UsageError
+from attngraft.mechanisms.local.geometry import Neighborhood
 from attngraft.mechanisms.local.hadamard import HadamardAttention, StrictFilters
-from attngraft.mechanisms.local.offsets import Neighborhood
 from tests.listening import Heard
 
 
@@ -133,7 +133,7 @@ def test_the_strict_form_is_the_sum_that_the_paper_writes() -> None:
     [
         ({"dim_v": 9}, "2 heads do not divide the 9 channels"),
         ({"kernel_size": 4}, "an odd number"),
-        ({"lam": 0.5}, "lam is a whole number, as the multiplier starts out of either sign"),
+        ({"lam": 0.5}, "lam is a whole number, as the multiplier starts with either sign"),
     ],
 )
 def test_what_cannot_be(changes: dict[str, Any], said: str) -> None:

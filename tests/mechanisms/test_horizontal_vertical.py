@@ -57,7 +57,7 @@ def test_a_width_that_four_does_not_divide_is_rounded_down() -> None:
     assert built("vertical", site(30, 3)).context.out_features == 7
     assert built("vertical", site(2, 1)).context.out_features == 1
     assert built("vertical", site(32, 4), reduction=8).context.out_features == 4
-    with pytest.raises(ValueError, match="reduction is at least 1"):
+    with pytest.raises(ValueError, match="reduction is 1 or more"):
         graft_types()["vertical"].Options(reduction=0)
 
 
@@ -85,7 +85,7 @@ def test_what_plan_is_told() -> None:
     paper, identity = horizontal.Options(), horizontal.Options(identity=True)
     assert horizontal.inert_parameters(site(32, 4), "heads", paper) == {"score.bias"}
     assert len(horizontal.inert_parameters(site(32, 1), "heads", paper)) == 4
-    assert "nothing here can be learned" in horizontal.notes(site(32, 1), "heads", paper)[0]
+    assert "there is nothing to learn" in horizontal.notes(site(32, 1), "heads", paper)[0]
     assert "about 4" in horizontal.notes(site(32, 4), "heads", paper)[0]
     assert horizontal.notes(site(32, 4), "heads", identity) == ()
     assert (horizontal.starts_as_identity(paper), horizontal.starts_as_identity(identity)) == (False, True)

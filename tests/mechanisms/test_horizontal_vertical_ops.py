@@ -18,7 +18,7 @@ def double(*shape: int) -> Tensor:
 
 
 class TestHorizontal(OpTester):
-    op = ops.HORIZONTAL_ATTENTION
+    op = ops.horizontal_attention
     sizes = {
         "batch": st.integers(1, 3),
         "heads": st.integers(1, 5),
@@ -50,7 +50,7 @@ class TestHorizontalIdentity(TestHorizontal):
 
 
 class TestVertical(OpTester):
-    op = ops.VERTICAL_ATTENTION
+    op = ops.vertical_attention
     sizes = {
         "batch": st.integers(1, 3),
         "tokens": st.integers(1, 7),

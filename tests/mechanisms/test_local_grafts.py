@@ -132,7 +132,7 @@ def test_windows_without_shift_are_the_hosts_own() -> None:
         ("lsa(network=net8)", "network must be one of swin, net1"),
         ("involution(kernel=2)", "kernel is an odd number"),
         ("dwconv(heads=-1)", "heads is 1 or more"),
-        ("dynamic_dwconv(reduction=0)", "reduction is at least 1"),
+        ("dynamic_dwconv(reduction=0)", "reduction is 1 or more"),
         ("ddf(squeeze=0)", "squeeze is more than 0"),
         ("outlooker(stride=4)", "stride is from 1 to kernel"),
     ],
@@ -153,7 +153,7 @@ def test_heads_divide_the_channels(name: str) -> None:
 def test_hosts_without_maps_say_so() -> None:
     host = timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=12, depth=1, num_heads=2)
     with pytest.raises(
-        HostError, match=r"elsa stands at hook point space, which timm.vit does not offer: its blocks keep no map"
+        HostError, match=r"elsa needs the hook point space, which timm.vit does not have: its blocks keep no map"
     ):
         attngraft.graft(host, "elsa")
 

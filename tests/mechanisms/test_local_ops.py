@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.local import lean, local_filter, local_scores, ops, shifted
-from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local import banded, eager, local_filter, local_scores, ops, shifted
+from attngraft.mechanisms.local.geometry import Neighborhood
 from tests.conformance.weights import input_value
 from tests.mechanisms.op_tester import Call, OpTester
 
@@ -32,8 +32,8 @@ def double(*shape: int) -> Tensor:
 @pytest.fixture(autouse=True)
 def _several_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is tested here is small, and must go through strips and blocks as what is not."""
-    monkeypatch.setattr(lean, "NUMBERS", 1)
-    monkeypatch.setattr(lean, "BLOCK", 3)
+    monkeypatch.setattr(banded, "NUMBERS", 1)
+    monkeypatch.setattr(banded, "BLOCK", 3)
     monkeypatch.setattr(shifted, "CHANNELS", 2)
 
 
@@ -233,9 +233,10 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "attngraft":
             with self:
-                return {"local_filter_lean": lean.weigh, "local_filter_lean_backward": lean.weigh_backward}[
-                    func._opname
-                ]._init_fn(*args)
+                return {
+                    "local_filter_lean": eager.apply_filters,
+                    "local_filter_lean_backward": eager.apply_filters.backward,
+                }[func._opname]._init_fn(*args)
         found = func(*args, **(kwargs or {}))
         self.numbers = max([self.numbers, *(t.numel() for t in tree_leaves(found) if isinstance(t, Tensor))])
         return found
@@ -244,7 +245,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("ghost", [False, True])
 def test_images_of_a_batch_know_nothing_of_each_other(monkeypatch: pytest.MonkeyPatch, ghost: bool) -> None:
     """Small ones are computed as one tall image: not even infinities go from one to the next."""
-    monkeypatch.setattr(lean, "BLOCK", 16)
+    monkeypatch.setattr(banded, "BLOCK", 16)
     values, filters = torch.randn(5, 4, 3, 2), torch.randn(5, 2 * 9, 3, 2)
     values[2] = torch.inf
     mul, add = torch.randn(2, 4, 3, 3)
@@ -281,8 +282,8 @@ def test_nothing_is_k_times_k_times_as_large_as_the_values(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"kernel_size": 4}, "an odd number, so that every pixel stands in the middle, not 4"),
-        ({"kernel_size": 5}, "have 25 maps for each head of a 5 x 5 neighborhood"),
+        ({"kernel_size": 4}, "an odd number, so that every pixel is in the middle, not 4"),
+        ({"kernel_size": 5}, "have 25 maps per head for a 5 x 5 neighborhood"),
         ({"dilation": 0}, "1 or more, not 0 and 1"),
         ({"stride": 2}, "Y is 6 in the values and, with stride 2, cannot be 6"),
         ({"values": double(2, 5, 6, 5)}, "divide the 5 channels"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attngraft.dispatch.triton import INTERPRETING
 from attngraft.mechanisms.local import ops
-from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local.geometry import Neighborhood
 from tests.mechanisms.op_tester import as_good_as_plain
 from tests.mechanisms.triton_runs import compiled_kernels, compiler, gpu, inside, installed, outside, run_inside
 
@@ -151,7 +151,7 @@ def test_the_custom_op_is_registered_properly() -> None:
     case = Case(heads=1, width=2, rows=3, columns=2, ghosts=(True, True))
     values, filters, mul, add = (each.float() for each in case.operands() if each is not None)
     given = [each.contiguous().requires_grad_() for each in (values, filters, mul.flatten(1), add.flatten(1))]
-    assert set(torch.library.opcheck(triton.weigh, (*given, 3, 1, 1, True)).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(triton.apply_filters, (*given, 3, 1, 1, True)).values()) == {"SUCCESS"}
 
 
 @inside

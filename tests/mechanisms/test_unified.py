@@ -12,8 +12,8 @@ from timm.models.swin_transformer import SwinTransformerBlock
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
+from attngraft.mechanisms.local.geometry import join_windows, relative_positions, shifted_window_mask, split_windows
 from attngraft.mechanisms.local.unified import NETWORKS, NORMS, TERMS, LocalAttention, normalized
-from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows
 
 AREAS: dict[str, dict[str, Any]] = {
     "neighborhood": {"area": "neighborhood", "size": 3},
@@ -196,7 +196,7 @@ def test_windows_go_and_come_back() -> None:
 
 
 def test_only_neighbors_see_each_other_in_shifted_windows() -> None:
-    visible = neighbors_before((4, 4), 2, 1)
+    visible = shifted_window_mask((4, 4), 2, 1)
     assert visible.shape == (4, 4, 4)
     assert visible[0].all(), "pixels of the first window were neighbors before the shift"
     assert visible[3].sum() == 4, "those of the last come from the four corners"
@@ -204,7 +204,7 @@ def test_only_neighbors_see_each_other_in_shifted_windows() -> None:
 
 
 def test_biases_go_by_key_minus_query() -> None:
-    places = relative_places(2, 2)
+    places = relative_positions(2, 2)
     assert places.diagonal().eq(4).all()
     assert places[0, 3] == 8, "key below and to the right of the query"
     assert places[3, 0] == 0

@@ -1,4 +1,4 @@
-"""A Hugging Face cache as a download leaves it, made by hand: what someone copies to a machine without a network."""
+"""A Hugging Face cache as a download writes it, for machines without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model sends through a softmax."""
+"""Detection of softmaxes in a model."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def test_both_ways_of_an_attention(fused: bool, how: str) -> None:
     assert seen(model, 16) == [(f"blocks.{i}.attn", "Attention", how, "tokens") for i in (0, 1)]
 
 
-def test_a_module_that_only_holds_the_softmax_is_told_as_the_one_around_it() -> None:
+def test_a_softmax_module_counts_as_its_parent() -> None:
     model = made("swin_tiny_patch4_window7_224", img_size=16, window_size=2, depths=(1,), embed_dim=8, num_heads=(2,))
     model.layers[0].blocks[0].attn.fused_attn = False
     assert seen(model, 16) == [("layers.0.blocks.0.attn", "WindowAttention", "softmax", "tokens")]
 
 
-def test_a_softmax_over_channels_is_none_over_tokens() -> None:
+def test_a_softmax_over_channels_does_not_count() -> None:
     found = seen(made("xcit_nano_12_p16_224", img_size=32, depth=1, cls_attn_layers=1, embed_dim=32, num_heads=2), 32)
     assert [(module, over) for _, module, _, over in found] == [("XCA", "channels"), ("ClassAttn", "tokens")]
 
 
-def test_no_further_than_to_the_first_one_over_tokens() -> None:
+def test_the_pass_can_end_at_the_first_softmax_over_tokens() -> None:
     model = made("xcit_nano_12_p16_224", img_size=32, depth=2, cls_attn_layers=2, embed_dim=32, num_heads=2)
     found = attends(model, (torch.empty(1, 3, 32, 32, device="meta"),), first=True)
     assert [(each.module, each.over_tokens) for each in found] == [("XCA", False), ("XCA", False), ("ClassAttn", True)]
@@ -75,7 +75,7 @@ def test_torchs_own_modules(attention: Callable[[], nn.Module]) -> None:
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
 
 
-def test_the_classes_that_are_named_are_there() -> None:
+def test_the_listed_classes_exist() -> None:
     for name in NOT_OVER_TOKENS:
         module, _, kind = name.rpartition(".")
         files = pytest.importorskip(module, reason="this timm has no such file")

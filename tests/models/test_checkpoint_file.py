@@ -1,4 +1,4 @@
-"""Checkpoints as training scripts leave them: every layout, what is said of it, and what is refused unread."""
+"""Checkpoints of training scripts: every layout, their descriptions, and refused files."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def test_the_zip_around_a_checkpoint(tmp_path: Path, name: str) -> None:
         assert found.architecture == "bixt_ti_l64_p16"
 
 
-def test_of_several_files_in_a_zip_the_best_is_meant(tmp_path: Path) -> None:
+def test_the_best_of_several_files_in_a_zip_is_read(tmp_path: Path) -> None:
     inner = saved(whole(state_dict=STATE), tmp_path / "inner.pth.tar")
     assert_is(read_checkpoint(zipped(inner, tmp_path / "a.zip", beside={"last.pth.tar": b"other"})))
     with pytest.raises(
-        UsageError, match=r"b\.zip: a zip holds one file of weights, and here is last\.pth, b/other\.pt; unpack"
+        UsageError, match=r"b\.zip: a zip must contain one file of weights, this one has last\.pth, b/other\.pt; unpack"
     ):
         read_checkpoint(zipped(inner, tmp_path / "b.zip", name="last.pth", beside={"b/other.pt": b""}))
-    with pytest.raises(UsageError, match=r"here is none"):
+    with pytest.raises(UsageError, match=r"this one has none"):
         read_checkpoint(zipped(inner, tmp_path / "c.zip", name="readme.txt"))
 
 
@@ -113,7 +113,7 @@ def test_of_several_files_in_a_zip_the_best_is_meant(tmp_path: Path) -> None:
         ("_orig_mod.module._orig_mod.module.module.", ("_orig_mod.", "module.")),
     ],
 )
-def test_wrappers_are_taken_off_in_any_order(tmp_path: Path, prefix: str, stripped: tuple[str, ...]) -> None:
+def test_wrappers_are_removed_in_any_order(tmp_path: Path, prefix: str, stripped: tuple[str, ...]) -> None:
     found = read_checkpoint(saved(whole(state_dict=prefixed(prefix)), tmp_path / "a.pth"))
     assert_is(found)
     assert found.stripped == stripped
@@ -121,11 +121,11 @@ def test_wrappers_are_taken_off_in_any_order(tmp_path: Path, prefix: str, stripp
     assert_is(read_checkpoint(tmp_path / "a.safetensors"))
 
 
-def test_only_the_beginning_of_a_name_is_a_wrapper(tmp_path: Path) -> None:
+def test_only_prefixes_are_wrappers(tmp_path: Path) -> None:
     state = {"blocks.module.weight": torch.ones(1), "modules": torch.ones(1)}
     assert_is(read_checkpoint(saved(state, tmp_path / "a.pth")), state)
     twice = {"module.a": torch.ones(1), "a": torch.zeros(1)}
-    with pytest.raises(HostError, match=r"a\.pth holds two tensors for a, with and without module\."):
+    with pytest.raises(HostError, match=r"a\.pth has two tensors for a, with and without module\."):
         read_checkpoint(saved(twice, tmp_path / "a.pth"))
 
 
@@ -136,12 +136,12 @@ def test_the_average_or_not(tmp_path: Path) -> None:
     assert "state_dict" in read_checkpoint(path).left
     plain = saved(whole(state_dict=STATE), tmp_path / "b.pth")
     with pytest.raises(
-        UsageError, match=r"b\.pth holds no moving average \(state_dict_ema or model_ema\); there is state_dict"
+        UsageError, match=r"b\.pth has no moving average \(state_dict_ema or model_ema\), only state_dict"
     ):
         read_checkpoint(plain, average=True)
-    with pytest.raises(UsageError, match="holds no moving average .* there is a state dict alone"):
+    with pytest.raises(UsageError, match="has no moving average .* only a state dict"):
         read_checkpoint(saved(STATE, tmp_path / "c.pth"), average=True)
-    with pytest.raises(UsageError, match="holds no weights but their moving average"):
+    with pytest.raises(UsageError, match="has no weights other than their moving average"):
         read_checkpoint(saved(whole(model_ema=STATE), tmp_path / "d.pth"), average=False)
     safetensors.torch.save_file(STATE, tmp_path / "e.safetensors")
     assert_is(read_checkpoint(tmp_path / "e.safetensors", average=False))
@@ -149,7 +149,7 @@ def test_the_average_or_not(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "e.safetensors", average=True)
 
 
-def test_what_a_converted_file_says_of_itself(tmp_path: Path) -> None:
+def test_metadata_of_a_converted_file(tmp_path: Path) -> None:
     facts = {"architecture": "bixt_ti_l64_p16", "arguments": {"num_classes": 4}, "epoch": 799}
     safetensors.torch.save_file(STATE, tmp_path / "a.safetensors", metadata={"attngraft": json.dumps(facts)})
     found = read_checkpoint(tmp_path / "a.safetensors")
@@ -198,7 +198,7 @@ def test_a_pickle_that_names_anything_else_is_refused_and_nothing_runs(tmp_path:
     if how == "zip":
         path = zipped(path, tmp_path / "a.zip")
     with pytest.raises(
-        HostError, match=rf"{path.name} holds Python objects besides tensors {named}, .*it is not read.*Where"
+        HostError, match=rf"{path.name} contains Python objects besides tensors {named}.*it is refused.*If you trust"
     ):
         read_checkpoint(path)
     assert not (tmp_path / MARK).exists()
@@ -213,14 +213,18 @@ def test_namespaces_are_allowed_for_one_file_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.zip", b"PK\x05\x06" + bytes(18), "here is none"),
-        ("a.zip", b"no zip", r"a\.zip is damaged, or no torch file|besides tensors"),
+        ("a.zip", b"PK\x05\x06" + bytes(18), "this one has none"),
+        ("a.zip", b"no zip", r"a\.zip is damaged, or not a torch file|besides tensors"),
         ("a.tar", b"", r"a\.tar is damaged"),
-        ("a.npz", b"", r"read from \.safetensors, \.pth, \.pt, \.bin, \.tar, \.zip files, not from \.npz"),
-        ("a.pth", None, r"no such file of weights; give the path of a \.safetensors"),
+        (
+            "a.npz",
+            b"",
+            r"cannot read weights from \.npz files, only from \.safetensors, \.pth, \.pt, \.bin, \.tar, \.zip",
+        ),
+        ("a.pth", None, r"no such file of weights; pass the path of a \.safetensors"),
     ],
 )
-def test_what_is_no_checkpoint(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_files_that_are_not_checkpoints(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(AttngraftError, match=message):
@@ -236,7 +240,7 @@ def test_only_plain_tensors_under_names_are_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [10, 200, -30])
-def test_a_file_that_broke_off(tmp_path: Path, cut: int) -> None:
+def test_a_truncated_file(tmp_path: Path, cut: int) -> None:
     path = zipped(saved(whole(state_dict=STATE), tmp_path / "a.pth"), tmp_path / "a.zip")
     for whole_file in (path, tmp_path / "a.pth"):
         whole_file.write_bytes(whole_file.read_bytes()[:cut])
@@ -245,7 +249,7 @@ def test_a_file_that_broke_off(tmp_path: Path, cut: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zip", "torch", "old format", "safetensors"])
-def test_bytes_that_changed(tmp_path: Path, kind: str) -> None:
+def test_changed_bytes(tmp_path: Path, kind: str) -> None:
     """Whatever a byte does to a file, either its tensors are read or an error names it."""
     path = tmp_path / ("a.safetensors" if kind == "safetensors" else "a.pth")
     if kind == "safetensors":

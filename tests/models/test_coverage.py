@@ -1,4 +1,4 @@
-"""Counting timm's models."""
+"""Coverage of timm's models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 
-from attngraft.models.coverage import Covered, by_family, cover, coverage, shares, timm_names
+from attngraft.models.coverage import Covered, by_family, cover, shares, timm_names
 
 COUNT = Path(__file__).parents[2] / "benchmarks" / "coverage.json"
 
@@ -27,7 +27,7 @@ def test_names_that_do_not_attend_are_not_counted() -> None:
     assert cover("mixer_s32_224").attention is None
 
 
-def test_a_model_that_no_adapter_reads() -> None:
+def test_a_model_without_an_adapter() -> None:
     found = cover("shvit_s1")
     assert found.attention == "SHSA"
     assert (found.host, found.takes) == (None, ())
@@ -62,7 +62,7 @@ def test_rows_and_shares() -> None:
 
 
 @pytest.mark.slow
-def test_the_count_that_was_written_down_still_holds() -> None:
+def test_the_committed_count_is_current() -> None:
     """85.3 % of the names took `horizontal` when it was written, 79.6 % `bisa`; the bars are a little below.
 
     The file is what the documentation shows. Of the timm that was counted every third name is looked at again, and must be
@@ -77,9 +77,9 @@ def test_the_count_that_was_written_down_still_holds() -> None:
         assert written["share"][graft] == pytest.approx(len(takes[graft]) / len(counted))
         assert written["share"][graft] >= bar
     if timm.__version__ != written["timm"]:
-        found = shares(by_family(coverage()))
+        found = shares(by_family(map(cover, timm_names())))
         assert all(found[graft] >= bar for graft, bar in bars.items())
         return
-    for each in coverage(counted[::3]):
+    for each in map(cover, counted[::3]):
         assert each.attention, each.name
         assert set(each.takes) == {graft for graft in takes if each.name in takes[graft]}, each.name

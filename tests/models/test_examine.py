@@ -1,4 +1,4 @@
-"""What is found in a model."""
+"""Examination of models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def made(name: str, **arguments: object) -> nn.Module:
         return timm.create_model(name, **arguments).eval()
 
 
-def test_sites_stages_and_grafts() -> None:
+def test_sites_hook_points_and_grafts() -> None:
     found = examine(made("levit_128s", **LEVIT))
     assert (found.model, found.adapter, found.refusal) == ("LevitDistilled", "timm.levit", None)
     sites = {site.path: site for site in found.sites}
     attention = sites["stages.0.blocks.0.attn"]
     assert (attention.kind, attention.module, attention.shape) == ("attention", "Attention", "9 tokens of 16, 2 heads")
-    assert set(attention.stages) >= {"mix", "heads", "tokens", "attn.end"}
+    assert set(attention.hook_points) >= {"mix", "heads", "tokens", "attn.end"}
     assert "windows" in attention.missing["attn.window"]
     assert found.grafts is not None
     assert found.grafts["bisa"].taken == ("stages.0.blocks.0.attn", "stages.1.blocks.0.attn")
@@ -35,7 +35,7 @@ def test_sites_stages_and_grafts() -> None:
     assert not found.unread
 
 
-def test_a_graft_for_which_there_is_no_site_has_a_reason_too() -> None:
+def test_a_graft_without_a_site_has_a_reason() -> None:
     model = made("mixer_s32_224")
     grafts = examine(model).grafts
     assert grafts is not None
@@ -46,7 +46,7 @@ def test_a_graft_for_which_there_is_no_site_has_a_reason_too() -> None:
         attngraft.plan(model, "horizontal")
 
 
-def test_each_graft_stands_where_it_is_said_to_fit() -> None:
+def test_each_graft_fits_the_listed_sites() -> None:
     model = timm.create_model("vit_tiny_patch16_224", **TINY)
     grafts = examine(model).grafts
     assert grafts is not None
@@ -59,7 +59,7 @@ def test_each_graft_stands_where_it_is_said_to_fit() -> None:
                 attngraft.plan(model, name)
 
 
-def test_what_attends_and_is_no_site() -> None:
+def test_attention_without_a_site() -> None:
     """The pooling of a SigLIP tower attends, too; no graft stands there."""
     found = examine(made("vit_base_patch16_siglip_224", **TINY))
     assert len(found.sites) == 4
@@ -68,7 +68,7 @@ def test_what_attends_and_is_no_site() -> None:
     assert found.unread[0].arguments[0] == "x"
 
 
-def test_a_model_that_no_adapter_reads() -> None:
+def test_a_model_without_an_adapter() -> None:
     found = examine(made("shvit_s1"))
     assert found.adapter is None
     assert not found.sites
@@ -104,7 +104,7 @@ class Words(nn.Module):
         return x
 
 
-def test_a_model_of_which_nobody_knows_what_it_takes() -> None:
+def test_a_model_with_unknown_inputs() -> None:
     model = Words()
     found = examine(model)
     assert found.adapter is None
@@ -142,7 +142,7 @@ def test_models_of_transformers() -> None:
     assert not found.unread
 
 
-def test_what_a_batch_norm_has_seen_stays_as_it_is() -> None:
+def test_running_statistics_are_not_changed() -> None:
     model = timm.create_model("levit_128s", **LEVIT).train()
     values = {name: value.clone() for name, value in model.state_dict().items()}
     assert examine(model).not_run is None
@@ -150,12 +150,12 @@ def test_what_a_batch_norm_has_seen_stays_as_it_is() -> None:
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
 
 
-def test_an_attention_that_is_a_site_is_not_told_twice() -> None:
+def test_attention_of_a_site_is_not_listed_twice() -> None:
     model = made("xcit_nano_12_p16_224", img_size=32, depth=1, cls_attn_layers=1, embed_dim=32, num_heads=2)
     found = examine(model)
     assert not found.unread
     sites = {site.path: site for site in found.sites}
-    assert sites["blocks.0.attn"].stages == ()
+    assert sites["blocks.0.attn"].hook_points == ()
     assert "heads" not in sites["blocks.0.attn"].shape
     assert "2 heads" in sites["cls_attn_blocks.0.attn"].shape
 
@@ -171,7 +171,7 @@ def test_a_host_within_a_model() -> None:
     assert found.unread[0].path == "tower.attn_pool"
 
 
-def test_the_model_stays_as_it_is() -> None:
+def test_the_model_is_not_changed() -> None:
     model = timm.create_model("vit_tiny_patch16_224", **TINY)
     classes = [type(module) for module in model.modules()]
     values = {name: value.clone() for name, value in model.state_dict().items()}

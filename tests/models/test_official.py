@@ -1,4 +1,4 @@
-"""The authors' checkpoints in BiXT: every layout, other grids and heads, what is refused; all from a model of ours."""
+"""The authors' checkpoints in BiXT: every layout, other grids and heads, refusals; generated from our own model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import attngraft
 import attngraft.models  # registers the models
 from attngraft.errors import AttngraftError, HostError, UsageError
-from attngraft.models.bixt.refusal import checkpoint_refusal_fn
-from attngraft.models.official import load_official
+from attngraft.models.bixt.model import checkpoint_refusal_fn
+from attngraft.models.weights import load_official
 
 NAME = "bixt_ti_l64_p16"
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "stride": 8, "embed_dim": 24, "num_heads": 6, "num_latents": 4}
@@ -139,11 +139,11 @@ def test_layers_for_dense_tasks_take_the_whole_models_weights(tmp_path: Path) ->
     assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
 
 
-def test_a_head_for_other_classes_stays_new_where_that_is_said(tmp_path: Path) -> None:
+def test_a_head_for_other_classes_stays_new_on_request(tmp_path: Path) -> None:
     path = official(tmp_path / "a.pth.tar")
     model = make(num_classes=3)
     head = model.head.weight.clone()
-    with pytest.raises(HostError, match=r"head\.weight \(5, 24\) where \(3, 24\) fits.*new_head=True lets a head"):
+    with pytest.raises(HostError, match=r"head\.weight \(5, 24\) where \(3, 24\) fits.*new_head=True keeps a new head"):
         load_official(model, path)
     fitted = load_official(model, path, new_head=True)
     assert fitted.new == ("head.bias", "head.weight")
@@ -151,7 +151,7 @@ def test_a_head_for_other_classes_stays_new_where_that_is_said(tmp_path: Path) -
     assert torch.equal(model.latents, make(seed=1).latents)
 
 
-def test_what_does_not_fit_is_said_at_once_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_all_misfits_are_listed_and_nothing_is_changed(tmp_path: Path) -> None:
     state = make(seed=1, num_latents=3).state_dict()
     lacking = "blocks.1.self_attention_latents.norm1.weight"
     del state[lacking]
@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_said_at_once_and_nothing_is_changed(tmp_path: Path
     message = str(caught.value)
     assert "a.pth.tar does not fit this BiXT" in message
     assert f"it lacks {lacking}" in message
-    assert re.search(r"nothing takes its extra\.0, extra\.1, extra\.10, .* and 4 more", message)
+    assert re.search(r"unexpected: extra\.0, extra\.1, extra\.10, .* and 4 more", message)
     assert "other shapes: latents (1, 3, 24) where (1, 4, 24) fits" in message
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -183,7 +183,7 @@ def test_weights_of_other_heads_are_refused_though_their_shapes_fit(tmp_path: Pa
         load_official(make(ca_heads=3), path)
 
 
-def test_whose_heads_a_name_says() -> None:
+def test_heads_follow_from_the_name() -> None:
     model = make()
     assert checkpoint_refusal_fn("bixt_ti_l32_p16s8", {}, model) is None
     assert checkpoint_refusal_fn("bixt_ti_h3_l64_p16", {}, model) is not None
@@ -209,7 +209,7 @@ def test_weights_come_before_grafts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"without grafts; load first, then call attngraft\.graft"):
         load_official(grafted, path)
     safetensors.torch.save_file(grafted.state_dict(), tmp_path / "grafted.safetensors")
-    with pytest.raises(HostError, match="trained with grafts"):
+    with pytest.raises(HostError, match="trained with other grafts"):
         load_official(make(), tmp_path / "grafted.safetensors")
 
 
@@ -225,7 +225,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     model = make()
     before = model.latents.clone()
     with pytest.raises(
-        AttngraftError, match=r"a\.pth\.tar holds Python objects besides tensors \(eval\).*Where you trust it"
+        AttngraftError, match=r"a\.pth\.tar contains Python objects besides tensors \(eval\).*If you trust it"
     ):
         load_official(model, path)
     assert torch.equal(model.latents, before)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import attngraft.models  # noqa: F401 - registers the models
 from attngraft.cli import main
-from attngraft.models.official import load_official
+from attngraft.models.weights import load_official
 from tests.conformance.vector import load
 from tests.conformance.weights import input_value, weight
 from tests.slow import slow_but

@@ -1,4 +1,4 @@
-"""PointMLP's layers against brute force, and what they refuse."""
+"""PointMLP's layers against brute force, and their refusals."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_low_precision_chooses_as_float32_does(dtype: torch.dtype) -> None:
     [
         (lambda: Grouper(4, anchors=4, neighbors=9), 8, "neighbors=9 is more than the cloud's 8 points"),
         (lambda: Grouper(4, anchors=9, neighbors=4), 8, "anchors=9 is more than the cloud's 8 points"),
-        (lambda: Stage(5, 8, anchors=4, neighbors=4), 8, r"features at \(2, 8, 3\) points are \(2, 8, 5\)"),
+        (lambda: Stage(5, 8, anchors=4, neighbors=4), 8, r"features at \(2, 8, 3\) points must be \(2, 8, 5\)"),
     ],
 )
 def test_clouds_that_do_not_fit_are_refused(make, points: int, message: str) -> None:
@@ -224,10 +224,10 @@ def test_wrong_arguments_are_refused() -> None:
             Grouper(4, **sizes)
     with pytest.raises(ValueError, match="'anchor' or 'center', not 'centre'"):
         Grouper(4, anchors=2, neighbors=2, normalize="centre")
-    with pytest.raises(ValueError, match=r"points are \(B, N, 3\)"):
+    with pytest.raises(ValueError, match=r"points must be \(B, N, 3\)"):
         Grouper(4, anchors=2, neighbors=2)(torch.randn(8, 3), torch.randn(1, 8, 4))
     module, points = FeaturePropagation(8, 6), torch.randn(2, 12, 3)
-    with pytest.raises(ValueError, match=r"coarse features at \(2, 4, 3\) points are \(2, 4, 5\)"):
+    with pytest.raises(ValueError, match=r"coarse features at \(2, 4, 3\) points must be \(2, 4, 5\)"):
         module(points, points[:, :4], torch.randn(2, 12, 3), torch.randn(2, 4, 6))
     with pytest.raises(ValueError, match="fine features"):
         module(points, points[:, :4], torch.randn(2, 11, 3), torch.randn(2, 4, 5))

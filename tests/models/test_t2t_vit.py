@@ -1,4 +1,4 @@
-"""T2T-ViT: its shapes, its equations, and the authors' names of tensors."""
+"""T2T-ViT: shapes, equations, and the authors' names of tensors."""
 
 from __future__ import annotations
 
@@ -103,17 +103,17 @@ def test_a_file_with_the_authors_names_fills_the_model(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t2t.pth"
     torch.save(tiny(token_attention="transformer").state_dict(), path)
-    with pytest.raises(attngraft.HostError, match=r"nothing takes its tokens_to_token\.attention1\.attn"):
+    with pytest.raises(attngraft.HostError, match=r"unexpected: tokens_to_token\.attention1\.attn"):
         attngraft.create_model("t2t_vit_14", weights=path, **TINY)
 
 
-def test_it_has_no_weights_to_fetch() -> None:
+def test_there_are_no_weights_to_download() -> None:
     with pytest.raises(attngraft.HostError, match="no weights for t2t_vit_14"):
         attngraft.create_model("t2t_vit_14", pretrained=True)
 
 
 @pytest.mark.slow
-def test_every_user_of_the_name_finds_it() -> None:
+def test_the_name_is_registered() -> None:
     """In a process that has not imported the models."""
     code = (
         "from attngraft.cli import main\n"
@@ -250,7 +250,7 @@ def test_intermediates() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"splits": [[3, 2, 1]]}, "three of"),
+        ({"splits": [[3, 2, 1]]}, "three times"),
         ({"token_attention": "performers"}, "'performer' or 'transformer'"),
         ({"token_width": 5}, "even number"),
         ({"img_size": 1, "splits": ((3, 2, 0),) * 3}, "too small"),

@@ -1,4 +1,4 @@
-"""VOLO that mixes tokens in training, grafted or not."""
+"""VOLO with token mixing in training, grafted or not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def volo(**more: object) -> nn.Module:
 
 
 @pytest.mark.parametrize("graft", [None, "elsa(kernel=3, group_width=4)@network.0 + cb + horizontal@network.2"])
-def test_training_says_what_every_patch_is(graft: str | None) -> None:
+def test_training_returns_logits_of_every_patch(graft: str | None) -> None:
     model = volo()
     if graft is not None:
         attngraft.graft(model, graft)

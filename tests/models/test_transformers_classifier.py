@@ -1,4 +1,4 @@
-"""Image classifiers of transformers behind timm's interface."""
+"""Image classifiers of transformers with timm's interface."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_gradient_checkpointing_changes_nothing() -> None:
         ({"depth": 2}, "no field 'depth'"),
     ],
 )
-def test_what_cannot_be_made_says_why(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_explained(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(attngraft.HostError, match=message):
         make(**arguments)
 

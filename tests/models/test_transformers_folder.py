@@ -1,4 +1,4 @@
-"""Folders that transformers' `save_pretrained` wrote, as what a host starts from."""
+"""Folders of transformers' `save_pretrained` as initial weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_before_training_it_answers_as_transformers_own(tmp_path: Path, kind: str) -> None:
+def test_outputs_before_training_equal_transformers_own(tmp_path: Path, kind: str) -> None:
     """With all that the configuration says (here another epsilon), through a recipe and through create_model."""
     saved(tmp_path, kind)
     own = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()(IMAGES).logits
@@ -72,7 +72,7 @@ def test_before_training_it_answers_as_transformers_own(tmp_path: Path, kind: st
     assert model.num_classes == 5 and torch.equal(model.eval()(IMAGES), own)
 
 
-def test_the_recipe_then_says_all_but_the_weights(tmp_path: Path) -> None:
+def test_the_recipe_contains_all_arguments(tmp_path: Path) -> None:
     saved(tmp_path)
     first = recipe(tmp_path)
     assert first.host.args["hidden_size"] == 24 and first.host.args["layer_norm_eps"] == 1e-3
@@ -132,7 +132,7 @@ def test_the_new_head_is_that_of_the_seed_alone(tmp_path: Path) -> None:
         ({"rescale_factor": 1 / 127.5}, {"mean": (0.05, 0.1, 0.15), "std": (0.2, 0.25, 0.3)}),
     ],
 )
-def test_images_are_shown_as_its_processor_says(
+def test_preprocessing_follows_the_image_processor(
     tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     kind = "BitImageProcessor" if "crop_size" in changes else "ViTImageProcessor"
@@ -142,23 +142,23 @@ def test_images_are_shown_as_its_processor_says(
         assert found[name] == (value if isinstance(value, str) else pytest.approx(value)), name
 
 
-def test_images_reach_it_as_the_processor_would_make_them(tmp_path: Path) -> None:
+def test_preprocessed_images_equal_the_processors(tmp_path: Path) -> None:
     """Of the size that the model takes, where no resizing differs between the packages."""
     from PIL import Image
 
     from attngraft.tasks.images.inputs import HostInput
-    from attngraft.tasks.images.views import fixed_view
+    from attngraft.tasks.images.transforms import eval_transform
 
     saved(tmp_path)
     pixels = torch.randint(0, 256, (16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     image = Image.fromarray(pixels.numpy())
     own = transformers.AutoImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"][0]
     host = HostInput.from_model(model_data_config(recipe(tmp_path)))
-    shown = host.normalize(fixed_view(host, crop_pct=host.crop_pct)(image))
+    shown = host.normalize(eval_transform(host, crop_pct=host.crop_pct)(image))
     torch.testing.assert_close(shown, own, rtol=1e-6, atol=1e-6)
 
 
-def test_what_is_said_beside_the_folder_counts(tmp_path: Path) -> None:
+def test_explicit_arguments_override_the_folder(tmp_path: Path) -> None:
     saved(tmp_path)
     said = {"img_size": 8, "hidden_dropout_prob": 0.25, "pretrained_cfg_overlay": {"mean": [0, 0, 0]}}
     wanted = recipe(tmp_path, args=said)
@@ -171,11 +171,9 @@ def test_what_is_said_beside_the_folder_counts(tmp_path: Path) -> None:
     assert model.eval()(IMAGES[..., :8, :8]).shape == (2, 5)
 
 
-def test_without_a_processor_one_says_how_images_are_shown(tmp_path: Path) -> None:
+def test_without_a_processor_preprocessing_must_be_passed(tmp_path: Path) -> None:
     saved(tmp_path, processor=None)
-    with pytest.raises(
-        attngraft.AttngraftError, match=r"preprocessor_config.json: there is no such file.*save_pretrained"
-    ):
+    with pytest.raises(attngraft.AttngraftError, match=r"preprocessor_config.json: no such file.*save_pretrained"):
         recipe(tmp_path)
     told = recipe(tmp_path, args={"pretrained_cfg_overlay": {"mean": [0.5] * 3, "std": [0.25] * 3}})
     assert model_data_config(told)["std"] == pytest.approx((0.25, 0.25, 0.25))
@@ -204,7 +202,7 @@ def test_a_pickle_that_could_run_anything_is_not_read(tmp_path: Path, capsys: py
     model = saved(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save({**model.state_dict(), "trap": Trap()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(attngraft.HostError, match=r"pytorch_model.bin holds Python objects.*safetensors"):
+    with pytest.raises(attngraft.HostError, match=r"pytorch_model.bin contains Python objects.*safetensors"):
         check_start(recipe(tmp_path))
     assert "ran" not in capsys.readouterr().out
 
@@ -217,15 +215,15 @@ def test_what_is_missing_is_named_with_a_remedy(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(attngraft.HostError, match=r"whole/model.safetensors: transformers .* cannot read it"):
         check_start(recipe(whole))
     (whole / "model.safetensors").unlink()
-    with pytest.raises(attngraft.AttngraftError, match=r"whole/model.safetensors: there is no such file.*copy it"):
+    with pytest.raises(attngraft.AttngraftError, match=r"whole/model.safetensors: no such file.*copy it"):
         check_start(recipe(whole))
     (whole / "config.json").write_text('{"model_type": "vitt"}')
     with pytest.raises(attngraft.AttngraftError, match=r"config.json: transformers .* cannot read it"):
         recipe(whole)
     (whole / "config.json").unlink()
-    with pytest.raises(attngraft.AttngraftError, match=r"whole/config.json: there is no such file.*copy it"):
+    with pytest.raises(attngraft.AttngraftError, match=r"whole/config.json: no such file.*copy it"):
         check_start(recipe(whole))
-    with pytest.raises(attngraft.AttngraftError, match=r"google/vit: there is no such folder, and nothing is fetched"):
+    with pytest.raises(attngraft.AttngraftError, match=r"google/vit: no such folder, and attngraft downloads nothing"):
         check_start(recipe(Path("google/vit")))
 
 
@@ -235,7 +233,7 @@ def test_a_grafted_folder_fills_the_grafts(tmp_path: Path) -> None:
     attngraft.save_pretrained(model, tmp_path)
     made = attngraft.create_model("transformers_classifier", "cb_s@layers.1", weights=tmp_path)
     assert torch.equal(made.eval()(IMAGES), model(IMAGES).logits)
-    with pytest.raises(attngraft.HostError, match="trained with grafts, and the grafts here are others"):
+    with pytest.raises(attngraft.HostError, match="trained with other grafts than this model's"):
         attngraft.create_model("transformers_classifier", "horizontal", weights=tmp_path)
     model.save_pretrained(tmp_path)  # which puts them among the host's weights
     (tmp_path / "grafts.safetensors").unlink()
@@ -251,13 +249,13 @@ def test_its_state_dict_in_a_file_fits_too(tmp_path: Path) -> None:
     assert torch.equal(made.eval()(IMAGES), model(IMAGES).logits)
 
 
-def test_other_hosts_do_not_ask_a_folder() -> None:
+def test_other_hosts_ignore_a_folder() -> None:
     assert HostConfig(name="vit_tiny_patch16_224", weights="anywhere").args == {}
     assert timm.is_model("transformers_classifier")
 
 
 @pytest.mark.slow
-def test_a_run_starts_from_a_folder_and_then_does_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_needs_the_folder_only_at_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, out = tmp_path / "hf", tmp_path / "run"
     saved(folder, image_size=8, num_labels=10, processor={**PROCESSOR, "size": {"height": 8, "width": 8}})
     host = ["--host", "transformers_classifier", "--weights", str(folder)]
@@ -273,7 +271,7 @@ def test_a_run_starts_from_a_folder_and_then_does_without(tmp_path: Path, capsys
     assert attngraft.load(tmp_path / "out")(IMAGES[..., :8, :8]).shape == (2, 10)
 
 
-def test_a_study_asks_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_reads_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved(tmp_path / "hf", image_size=8, num_labels=10, processor={**PROCESSOR, "size": {"height": 8, "width": 8}})
     host = [
         "--host",

@@ -1,4 +1,4 @@
-"""Weights of VOLO at one size of images, in a model for another."""
+"""Weights of VOLO in a model for another image size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from attngraft.errors import HostError
 from attngraft.models.elsa.volo import ElsaVolo
-from attngraft.models.official import load_official
+from attngraft.models.weights import load_official
 
 SMALL = {"stem_hidden_dim": 8, "embed_dims": [32, 32, 32, 32], "num_heads": [2, 2, 2, 2], "num_classes": 5}
 

@@ -13,9 +13,8 @@ from torch import nn
 
 import attngraft
 from attngraft.dispatch import ENVIRONMENT
-from attngraft.papers import load_paper
-from attngraft.papers.counters import count_bixt
-from attngraft.papers.fvcore import FvcoreCounts, count_as_fvcore
+from attngraft.papers.counters import FvcoreCounts, count_as_fvcore, count_bixt
+from attngraft.papers.schema import load_paper
 from attngraft.timing.macs import count_macs, count_parameters
 
 #: rows of the reference counts by the names of ours; the others have the names of the official models

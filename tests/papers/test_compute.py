@@ -1,4 +1,4 @@
-"""Every cell of the papers: it agrees to the printed digit, or it is one of those known not to."""
+"""Every cell of the papers agrees to the printed digit, or is a known difference."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 
 from attngraft.errors import ConfigError
-from attngraft.papers import Column, Paper, Row, Table, load_paper
 from attngraft.papers.compute import TableResult, compute_table, rounds_to
 from attngraft.papers.runs import Run
+from attngraft.papers.schema import Column, Paper, Row, Table, load_paper
 
 #: paper, table -> (cells that agree, that differ, that are not computed)
 EXPECTED = {
@@ -168,7 +168,7 @@ def computed(paper: str, table: str) -> TableResult:
 
 
 @pytest.mark.parametrize(("paper", "table"), TABLES)
-def test_how_many_cells_agree(paper: str, table: str):
+def test_number_of_agreeing_cells(paper: str, table: str):
     result = computed(paper, table)
     counts = tuple(result.count(verdict) for verdict in ("agrees", "differs", "not computed"))
     assert counts == EXPECTED.get((paper, table), (0, 0, 0)), result.summary
@@ -176,7 +176,7 @@ def test_how_many_cells_agree(paper: str, table: str):
 
 
 @pytest.mark.parametrize(("paper", "table"), TABLES)
-def test_what_differs_is_known_and_says_why(paper: str, table: str):
+def test_differences_are_known_and_have_a_reason(paper: str, table: str):
     found = set()
     for row in computed(paper, table).rows:
         for column, cell in row.cells.items():
@@ -189,7 +189,7 @@ def test_what_differs_is_known_and_says_why(paper: str, table: str):
 
 
 @pytest.mark.slow
-def test_how_far_levits_sizes_are_is_said_truly():
+def test_the_stated_difference_of_levits_sizes_is_right():
     """By the equations and, where two more maps are added, to the printed digit."""
     maps = {row.label: row for row in computed("bisa", "table4_maps").rows}
     for row in computed("bisa", "table4").rows[1:]:
@@ -201,7 +201,7 @@ def test_how_far_levits_sizes_are_is_said_truly():
 
 
 @pytest.mark.slow
-def test_by_how_much_timms_coatnet_is_smaller_is_said_truly():
+def test_the_stated_difference_of_timms_coatnet_is_right():
     (cell,) = (row.cells["params"] for row in computed("elsa", "table6").rows if row.label == "CoAtNet-3")
     assert cell.ours is not None
     short = float(cell.printed) - cell.ours
@@ -209,7 +209,7 @@ def test_by_how_much_timms_coatnet_is_smaller_is_said_truly():
 
 
 @pytest.mark.parametrize(("paper", "table"), TABLES)
-def test_what_is_not_computed_says_what_is_missing(paper: str, table: str):
+def test_cells_that_are_not_computed_name_what_is_missing(paper: str, table: str):
     for row in computed(paper, table).rows:
         for cell in row.cells.values():
             if cell.verdict == "not computed":
@@ -247,7 +247,7 @@ def a_paper(**row: object) -> tuple[Paper, Table]:
     return paper, table
 
 
-def test_a_model_that_cannot_be_built_is_said_and_does_not_stop_the_table():
+def test_a_model_that_cannot_be_built_does_not_stop_the_table():
     result = compute_table(*a_paper(model="vit_tiny_patch16_224", args={"no_such_argument": 1}))
     cell = result.rows[0].cells["params"]
     assert cell.verdict == "not computed"
@@ -255,7 +255,7 @@ def test_a_model_that_cannot_be_built_is_said_and_does_not_stop_the_table():
     assert compute_table(*a_paper(model="no_such_model")).rows[0].cells["params"].why == "not built yet: no_such_model"
 
 
-def test_a_difference_without_a_known_reason_says_so():
+def test_a_difference_without_a_known_reason():
     result = compute_table(*a_paper(model="vit_small_patch16_224"))
     assert result.rows[0].cells["params"].why == "no reason is known"
     assert result.summary == "0 cells agree, 1 differ, 0 not computed"
@@ -263,7 +263,7 @@ def test_a_difference_without_a_known_reason_says_so():
 
 def test_a_wrong_counter_or_number_is_a_mistake_in_the_file():
     paper, table = a_paper(model="vit_tiny_patch16_224")
-    with pytest.raises(ConfigError, match="there is no counter 'cbb'"):
+    with pytest.raises(ConfigError, match="unknown counter 'cbb'"):
         compute_table(Paper(**{**vars(paper), "counter": "cbb"}), table)
     wrong = Table(**{**vars(table), "columns": (Column(id="params", title="p", count="parms"), table.columns[1])})
     with pytest.raises(ConfigError, match=r"did you mean params\?"):

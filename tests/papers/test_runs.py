@@ -1,4 +1,4 @@
-"""Run folders as a paper's table reads them."""
+"""Finished runs for a paper's table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from attngraft.errors import UsageError
-from attngraft.papers import load_paper
 from attngraft.papers.compute import compute_table
 from attngraft.papers.runs import find_runs
+from attngraft.papers.schema import load_paper
 from attngraft.training.recipe import recipe_from_dict, recipe_to_yaml
 
 

@@ -1,4 +1,4 @@
-"""A paper's file is read strictly."""
+"""Strict parsing of papers' files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 from attngraft.errors import ConfigError, UsageError
 from attngraft.grafting.spec import parse
-from attngraft.papers import list_papers, load_paper, read_paper
+from attngraft.papers.schema import list_papers, load_paper, read_paper
 
 MINIMAL = {
     "id": "x",
@@ -64,20 +64,20 @@ def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, message: str
         read_paper(written(tmp_path, changed(old, new)))
 
 
-def test_what_is_added_stands_behind_its_host():
+def test_labels_of_added_grafts_start_with_their_host():
     labels = load_paper("hv").table("table3").labels()
     assert labels[:2] == ["Swin-T", "Swin-T + Hor."]
     assert labels[4:6] == ["T2T-ViT-14", "T2T-ViT-14 + Hor."]
 
 
-def test_an_id_stands_once(tmp_path: Path):
+def test_ids_are_unique(tmp_path: Path):
     twice = {**MINIMAL, "tables": MINIMAL["tables"] * 2}
-    with pytest.raises(ConfigError, match="'table1' stands twice"):
+    with pytest.raises(ConfigError, match="'table1' occurs twice"):
         read_paper(written(tmp_path, yaml.safe_dump(twice)))
 
 
 def test_unknown_papers_and_tables_are_refused_with_near_ones():
-    with pytest.raises(UsageError, match=r"did you mean cb\?.*there are"):
+    with pytest.raises(UsageError, match=r"did you mean cb\?.*papers: "):
         load_paper("cbb")
     with pytest.raises(UsageError, match=r"did you mean table6\?"):
         load_paper("cb").table("tabel6")
@@ -89,7 +89,7 @@ def test_a_tables_letter_may_be_large_or_small(name: str):
 
 
 def test_a_file_in_the_folder_is_a_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("attngraft.papers._FOLDER", tmp_path)
+    monkeypatch.setattr("attngraft.papers.schema._FOLDER", tmp_path)
     written(tmp_path, yaml.safe_dump(MINIMAL))
     assert list_papers() == ["x"]
     assert load_paper("X").title == "A paper"

@@ -1,4 +1,4 @@
-"""How a computed table looks, and the command that prints it."""
+"""Rendering of computed tables, and the command that prints them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from attngraft.cli.paper import paper as verb
 from attngraft.errors import UsageError
-from attngraft.papers import load_paper
 from attngraft.papers.compute import compute_table
+from attngraft.papers.schema import load_paper
 from attngraft.papers.table import list_tables, render_table
 
 app = typer.Typer()
@@ -82,7 +82,7 @@ def test_the_command_prints_json():
 
 
 def test_runs_need_a_table_and_a_folder(tmp_path: Path):
-    with pytest.raises(UsageError, match="name it"):
+    with pytest.raises(UsageError, match="needs a table"):
         printed("cb", "--runs", str(tmp_path))
     with pytest.raises(UsageError, match="no finished run"):
         printed("cb", "table3", "--runs", str(tmp_path))

@@ -290,17 +290,21 @@ def test_grafting_while_recording_survives_the_recording() -> None:
     assert_same_host(model, before)
 
 
-def test_old_method_names_still_work() -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "arguments"),
+    [
+        ("looks", "attention_map_for_query", ((0, 1),)),
+        ("whole", "full_attention_map", ()),
+        ("places", "token_indices", ()),
+        ("offered", "available", ()),
+        ("without_filling", "without_padding", ("weights",)),
+    ],
+)
+def test_old_method_names_still_work(old: str, new: str, arguments: tuple[Any, ...]) -> None:
     model = tiny_vit()
     with torch.no_grad(), attngraft.record(model, "weights") as recording:
         model(IMAGES)
-    site = "blocks.0.attn"
-    with pytest.warns(DeprecationWarning, match=r"looks\(\) is deprecated; call attention_map_for_query\(\)"):
-        old = recording.attention_map_for_query(site, (0, 1))
-    assert torch.equal(old, recording.attention_map_for_query(site, (0, 1)))
-    with pytest.warns(DeprecationWarning, match="full_attention_map"):
-        assert torch.equal(recording.full_attention_map(site), recording.full_attention_map(site))
-    with pytest.warns(DeprecationWarning, match="token_indices"):
-        assert torch.equal(recording.token_indices(site), recording.token_indices(site))
-    with pytest.warns(DeprecationWarning, match="available"):
-        assert recording.available(site) == recording.available(site)
+    with pytest.warns(DeprecationWarning, match=rf"Recording.{old}\(\) is deprecated; call {new}\(\)"):
+        found = getattr(recording, old)("blocks.0.attn", *arguments)
+    expected = getattr(recording, new)("blocks.0.attn", *arguments)
+    assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import attngraft
 import attngraft.models  # registers BiXT
 from attngraft.hosts import find_host
-from tests.analysis.test_exploring import swin, vit
+from tests.analysis.test_explorer import swin, vit
 
 
 def models(kind: str) -> nn.Module:

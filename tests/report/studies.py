@@ -219,7 +219,7 @@ def sections(variant: int, names: list[str], *, matrix: int | None = None) -> li
     )
     return [
         Section(name="classes", title="Class by class", note="Means over seeds.", table=by_class),
-        Section(name="confusion", title="What is taken for what", matrix=confused),
+        Section(name="confusion", title="Confusion matrix", matrix=confused),
         Section(name="reliability", title="Reliability", numbers={"ECE": 0.03 + variant / 100}, reliability=reliable),
         Section(name="pairs", title="Pairs", table=longest),
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attngraft.analysis.storage import load_finding, load_findings, save_finding
+from attngraft.analysis.catalog import load_analyses, load_analysis, save_analysis
 from attngraft.drawing.panels import analysis_plots
 from attngraft.report import analyses, write_report
 from attngraft.report.analyses import analyses_html, analysis_csv, write_analyses
@@ -52,7 +52,7 @@ def test_a_folder_of_results(tmp_path: Path) -> None:
     left = {path.name for path in tmp_path.iterdir()}
     assert "made-up-too.png" in left
     assert "made-up-3.png" not in left, "sheets of the earlier result are removed"
-    assert [each.name for each in load_findings(tmp_path)] == ["made-up", "made-up-too"]
+    assert [each.name for each in load_analyses(tmp_path)] == ["made-up", "made-up-too"]
 
 
 def test_a_studys_report_includes_its_analyses(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_studys_report_includes_its_analyses(tmp_path: Path) -> None:
     without = report_html(study)
     assert "img-src" not in without
     assert 'class="analysis"' not in without
-    save_finding(result(PICTURES), tmp_path / "analysis")
+    save_analysis(result(PICTURES), tmp_path / "analysis")
     page = write_report(study, tmp_path).read_text(encoding="utf-8")
     assert 'href="#analysis-made-up"' in page
     assert page.count('class="analysis"') == 1
@@ -76,5 +76,5 @@ def test_an_error_while_drawing_does_not_lose_numbers(tmp_path: Path, monkeypatc
     monkeypatch.setattr(analyses, "analysis_plots", fails)
     with pytest.raises(RuntimeError, match="no font"):
         write_analyses([ALL], tmp_path, title="x")
-    assert load_finding(tmp_path / "made-up.json").table == ALL.table
+    assert load_analysis(tmp_path / "made-up.json").table == ALL.table
     assert (tmp_path / "made-up.csv").is_file()

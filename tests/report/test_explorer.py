@@ -21,7 +21,7 @@ import attngraft.models  # registers BiXT
 from attngraft.errors import DataError, UsageError
 from attngraft.report import explorer
 from attngraft.report.explorer import explore
-from tests.analysis.test_exploring import vit
+from tests.analysis.test_explorer import vit
 from tests.report.explored import close, models, page_attention, place, seen
 
 #: as an attacker would call a model

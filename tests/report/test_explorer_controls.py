@@ -11,7 +11,7 @@ import pytest
 
 import attngraft
 from attngraft.report.explorer import explore
-from tests.analysis.test_exploring import vit
+from tests.analysis.test_explorer import vit
 from tests.report.explored import pixels
 
 #: of the charts' drawing: its ground line and the height of its largest number

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from attngraft.bench.result import here
+from attngraft.bench.result import current_setting
 from attngraft.bench.scaling import Call, Curve, End, Exponent, Limits, Point, ScalingResult
 from attngraft.drawing.sheet import settings, sheet
 from attngraft.drawing.theme import LIGHT
@@ -33,7 +33,7 @@ def a_result(*curves: Curve) -> ScalingResult:
     return ScalingResult(
         title="[BiXT] forward",
         command="attngraft bench bixt",
-        environment=here().environment,
+        environment=current_setting().environment,
         load=[0.5],
         call=Call(depth=1, backward=False, cpu_time=True, threads=1, repeats=3),
         limits=Limits(seconds=10.0, memory=2_000_000_000),

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from attngraft.evaluation.suites.catalog import parse_suites
-from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run, measured, save_suite_run
+from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run, group_metric, save_suite_run
 from attngraft.report.suites import suite_heading, suite_table
 
 
@@ -19,7 +19,7 @@ def found(metric: str = "top1", **more: object) -> SuiteRun:
             name="a",
             label="[red]noise",
             noise_seeds=[0, 1],
-            metrics={metric: measured([0.5, 0.52]), "loss": measured([1.25, 1.3])},
+            metrics={metric: group_metric([0.5, 0.52]), "loss": group_metric([1.25, 1.3])},
             files=["last/x/a.parquet"],
         ),
         GroupResult(name="b", label="salient", noise_seeds=[], metrics={}, files=[], reason="no maps"),

@@ -154,7 +154,7 @@ def test_weights_of_another_host_are_fitted_before_anything_trains(tmp_path: Pat
             "deit_tony_patch16_224",
             "the variant other: there is no model 'deit_tony_patch16_224'.*deit_tiny_patch16_224",
         ),
-        ({**DEIT, "args": {"depth": -1, "dept": 3}}, "the variant other: timm cannot make deit_tiny.*dept"),
+        ({**DEIT, "args": {"depth": -1, "dept": 3}}, "the variant other: timm cannot create deit_tiny.*dept"),
         ("deit_tiny_patch16_224", r"other takes inputs of 3x224x224.* of 3x16x16.*\{img_size: 16\}.*\[3, 16, 16\]"),
         ({**DEIT, "args": {**DEIT["args"], "in_chans": 1}}, r"of 1x16x16, .* of 3x16x16.*\{in_chans: 3\}"),  # type: ignore[dict-item]
         (HOST, "baseline and other are the same model"),

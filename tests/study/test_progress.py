@@ -47,7 +47,8 @@ def test_the_plan_in_words(tmp_path: Path) -> None:
     assert [run.epochs_left for run in runs[:3]] == [0, 2, 3]
     words = describe_plan(runs, seconds=100.0)
     assert (
-        words == "6 runs of 3 epochs (3 variants, 2 seeds); 1 finished before, 1 started before; about 2 min for the rest"
+        words
+        == "6 runs of 3 epochs (3 variants, 2 seeds); 1 finished before, 1 started before; about 2 min for the rest"
     )
     assert describe_plan([], seconds=None) == "no runs"
 

@@ -12,16 +12,16 @@ from timm.data.real_labels import RealLabelsImagenet
 
 from attngraft.errors import DataError
 from attngraft.evaluation.suites import evaluate_suites, parse_suites
-from attngraft.evaluation.suites.kept import read_columns
-from attngraft.evaluation.suites.progress import NobodyToldOfSuites
+from attngraft.evaluation.suites.cache import read_columns
+from attngraft.evaluation.suites.progress import SuiteProgress
 from attngraft.targets.test_sets import TEST_SETS, imagenet_order, open_test_set, synsets
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import run_with_images
 from tests.export.runs import make_run
-from tests.tasks.images.making import make_folder, picture
+from tests.tasks.images.datasets import make_folder, picture
 
-SILENT = NobodyToldOfSuites()
+SILENT = SuiteProgress()
 
 
 def timms_indices(name: str) -> list[int]:
@@ -95,7 +95,7 @@ def test_without_data_it_says_what_to_download_and_how_it_lies(imagenet_run: Pat
     with pytest.raises(DataError) as told:
         evaluate_suites(imagenet_run, parse_suites([name]), progress=SILENT)
     said = str(told.value)
-    assert "https://" in said and "lies as FOLDER/" in said and f"--suite {name}=FOLDER" in said
+    assert "https://" in said and "unpack it as FOLDER/" in said and f"--suite {name}=FOLDER" in said
     assert f"{TEST_SETS[name].images:,} images" in said
 
 
@@ -107,7 +107,7 @@ def test_layouts_are_checked(imagenet_run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError) as told:
         evaluate_suites(imagenet_run, parse_suites(["a"]), data=str(tmp_path / "some"), progress=SILENT)
     assert "197 of 200 class folders are missing or empty" in str(told.value)
-    assert "1 folders are none of its classes (kittens" in str(told.value)
+    assert "1 folders are not among its classes (kittens" in str(told.value)
     assert "natural-adv-examples" in str(told.value)
     whole = make_folder(tmp_path / "whole", {synsets()[index]: 1 for index in timms_indices("imagenet_a")}, size=(2, 2))
     assert len(open_test_set("a", whole).images) == 200

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from attngraft.errors import ConfigError
 from attngraft.results.sections import Column, Metric, Section, Table
-from attngraft.tasks.collecting import CollectingEvaluator
 from attngraft.tasks.seeding import generator
-from attngraft.tasks.task import Batch, Evaluation, Evaluator, Predictions, Split, Task, TaskData
+from attngraft.tasks.task import Batch, CollectingEvaluator, Evaluation, Evaluator, Predictions, Split, Task, TaskData
 
 SIDE, CLASSES = 8, ("ground", "bar", "square")
 

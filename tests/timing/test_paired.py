@@ -1,4 +1,4 @@
-"""The timing harness, with a clock that the test turns itself."""
+"""Interleaved timing, with a clock controlled by the test."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_intervals_cover_the_truth_under_noise():
     assert covered >= 0.85 * trials  # 0.95 are expected; fewer than 0.85 come by chance once in a thousand
 
 
-def test_short_work_is_repeated_until_the_clock_sees_it():
+def test_short_work_is_repeated():
     machine = FakeMachine()
     measured = paired_ratio(
         machine.work("a", 1e-4), machine.work("b", 2e-4), pairs=2, warmup=0, min_seconds=0.01, clock=machine.clock
@@ -84,7 +84,7 @@ def test_short_work_is_repeated_until_the_clock_sees_it():
     assert counted["b"] >= 200  # two samples of at least 100 repeats
 
 
-def test_work_that_the_clock_cannot_see_is_refused():
+def test_work_too_short_for_the_clock_is_refused():
     machine = FakeMachine()
     with pytest.raises(ValueError, match="min_seconds"):
         paired_ratio(machine.work("a", 0.0), machine.work("b", 0.0), pairs=2, clock=machine.clock)
@@ -117,7 +117,7 @@ def test_several_share_one_baseline():
 
 
 @given(works=st.integers(1, 6), cycles=st.integers(1, 3))
-def test_every_place_is_taken_equally_often(works: int, cycles: int):
+def test_every_position_is_equally_frequent(works: int, cycles: int):
     orders = list(rounds(works, 2 * works * cycles))
     assert all(sorted(order) == list(range(works)) for order in orders)
     places = Counter(itertools.chain.from_iterable(enumerate(order) for order in orders))
@@ -162,7 +162,7 @@ def test_the_garbage_collector_is_put_back_after_an_error():
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_what_was_there_is_set_aside_while_it_is_measured(frozen: bool):
+def test_existing_objects_are_frozen_during_measurements(frozen: bool):
     """Else every round looks through all that is in memory; what somebody has set aside is theirs."""
     before = gc.get_freeze_count()
     gc.unfreeze()

@@ -12,12 +12,11 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from timm.layers import DropPath
 
-from attngraft.tasks.images.batches import ImageBatches
-from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.task import TaskData
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 
 #: hosts whose pretrained configurations differ in mean, std, crop, interpolation and size
 HOSTS = [

@@ -115,7 +115,7 @@ def test_what_a_run_starts_from_and_what_it_trains(
     ("arguments", "code", "message"),
     [
         (("--set", "optimizer.lrr=1"), 2, "did you mean lr?"),
-        (("--weights", "nowhere.pth"), 2, "nowhere.pth: there is no such file of weights"),
+        (("--weights", "nowhere.pth"), 2, "nowhere.pth: no such file of weights"),
         (("--weights", "a.pth", "--pretrained"), 2, "host.weights: excludes pretrained: true"),
         (("--train", "grafts"), 2, "train.parameters: is grafts, and there is no graft to train"),
         (("--recipe", "digitz"), 2, "did you mean digits?"),

@@ -27,7 +27,7 @@ from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import read_run
 from attngraft.training.teacher import check_teacher, create_teacher, step_losses, weights_hash
-from tests.tasks.images.making import picture
+from tests.tasks.images.datasets import picture
 from tests.training.processes import finish, start_together
 from tests.training.toys import assert_same_outcome, final_state, metric_rows
 
@@ -318,7 +318,7 @@ def test_a_two_headed_host_may_follow_with_the_mean_of_its_heads(teacher: Path, 
     recipe = digits(
         taught_by(teacher), host={"name": "levit_128s", "args": args}, schedule={"epochs": 1}, train={"batch_size": 128}
     )
-    with pytest.raises(ConfigError, match="a gray teacher cannot be shown color images"):
+    with pytest.raises(ConfigError, match="a grayscale teacher cannot read color images"):
         open_teacher(recipe)
     train(digits(host={"args": COLOR}, schedule={"epochs": 1}), tmp_path / "color", progress=Silent())
     record = train(

@@ -42,7 +42,7 @@ def _scan(bench: Bench) -> str:
     arguments = [re.sub("num_heads: 2", "num_heads: 2", word) for word in RUN]
     arguments += ["--data", str(bench.images()), "--set", "train.batch_size=16"]
     out = bench.folder()
-    ended = bench.run(arguments, out, OnCall(target="attngraft.tasks.images.scan:_look", call=100, action=kill))
+    ended = bench.run(arguments, out, OnCall(target="attngraft.tasks.images.scan:_scan_image", call=100, action=kill))
     expect(ended, code=KILLED)
     assert not (out / "recipe.yaml").exists()
     again = bench.run(arguments, out)

@@ -36,7 +36,7 @@ def _full(name: str, *, time: int, saved: int) -> Callable[[Bench], str]:
             out = disk / "run"
             harm = OnWrite(name=name, moment="before", time=time, action=FillDisk(disk))
             ended = bench.run(RUN, out, harm)
-            expect(ended, code=1, says=rf"/{name}: cannot be written: the disk is full .*; make room and repeat")
+            expect(ended, code=1, says=rf"/{name}: cannot be written: the disk is full .*; free some space and rerun")
             assert updates(out) == saved, updates(out)
             (disk / "filler").unlink()
             return f"{ended}; {bench.goes_on(RUN, out)}"
@@ -62,7 +62,7 @@ def _study(name: str) -> Callable[[Bench], str]:
             out.mkdir()
             (out / "cost.json").write_bytes((made.with_name("seed") / "cost.json").read_bytes())
             ended = bench.run(STUDY, out, OnWrite(name=name, moment="before", action=FillDisk(disk)))
-            expect(ended, code=1, says=rf"/{name}: cannot be written: the disk is full .*; make room and repeat")
+            expect(ended, code=1, says=rf"/{name}: cannot be written: the disk is full .*; free some space and rerun")
             (disk / "filler").unlink()
             return f"{ended}; {bench.study_goes_on(STUDY, out)}"
 

@@ -1,16 +1,23 @@
-"""The analyses that can be asked for by name."""
+"""Analyses by name, and their results as files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import json
 from importlib import import_module
+from pathlib import Path
 
-from attngraft.analysis.ask import Analysis
-from attngraft.errors import UsageError
+from attngraft.analysis.request import Analysis
+from attngraft.errors import ConfigError, UsageError
+from attngraft.files import write_atomically
+from attngraft.results.analysis import FORMAT, AnalysisResult
+from attngraft.strict import read
 from attngraft.suggest import did_you_mean
 
-#: name -> module of `analysis.asked` that holds it as ANALYSIS, in the order in which they are listed
-ANALYSES: Mapping[str, str] = {
+FOLDER = "analysis"  #: of results, in a study's or a run's folder
+
+#: name -> module that defines it as ANALYSIS, in the order in which they are listed
+ANALYSES = {
     "entropy": "entropy",
     "entropy-maps": "entropy_maps",
     "distance": "distance",
@@ -19,7 +26,7 @@ ANALYSES: Mapping[str, str] = {
     "curves": "curves",
     "confusion": "confusion",
     "gates": "gates",
-    "cka": "cka",
+    "cka": "similarity",
     "rollout": "rollout",
     "sides": "sides",
     "importance": "importance",
@@ -33,16 +40,51 @@ ANALYSES: Mapping[str, str] = {
 
 
 def analysis(name: str) -> Analysis:
-    """
+    """Return the analysis of this name.
+
     Raises:
-        UsageError: there is none of this name.
+        UsageError: unknown name.
     """
     if name not in ANALYSES:
-        raise UsageError(f"{name!r} is no analysis{did_you_mean(name, ANALYSES)}; there are {', '.join(ANALYSES)}")
-    found: Analysis = import_module(f"attngraft.analysis.asked.{ANALYSES[name]}").ANALYSIS
+        raise UsageError(f"unknown analysis {name!r}{did_you_mean(name, ANALYSES)}; available: {', '.join(ANALYSES)}")
+    found: Analysis = import_module(f"attngraft.analysis.{ANALYSES[name]}").ANALYSIS
     return found
 
 
 def analyses() -> list[Analysis]:
-    """All of them."""
+    """All analyses."""
     return [analysis(name) for name in ANALYSES]
+
+
+def save_analysis(result: AnalysisResult, folder: Path) -> Path:
+    """Write `<name>.json`, from which the other files are drawn.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    text = json.dumps(dataclasses.asdict(result), ensure_ascii=False, allow_nan=False)
+    return write_atomically(folder / f"{result.name}.json", text + "\n")
+
+
+def load_analysis(path: Path) -> AnalysisResult:
+    """Read a result written by `save_analysis`.
+
+    Raises:
+        ConfigError: the file is damaged, or of a newer format.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as an analysis ({error}); repeat the analysis") from None
+    if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
+        raise ConfigError(
+            f"{path}: has format {content['format']}, this version reads up to {FORMAT}; update attngraft"
+        )
+    return read(AnalysisResult, content, where=str(path))
+
+
+def load_analyses(folder: Path) -> list[AnalysisResult]:
+    """All results in a folder, in the order of the catalog; empty if there is no such folder."""
+    order = {name: index for index, name in enumerate(ANALYSES)}
+    results = [load_analysis(path) for path in sorted(folder.glob("*.json")) if not path.name.startswith(".")]
+    return sorted(results, key=lambda each: (order.get(each.name, len(order)), each.name))

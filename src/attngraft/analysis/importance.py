@@ -1,47 +1,184 @@
-"""What the inverse branch of BiSA attends to, as a picture of the image (BiSA, Fig. 2)."""
+"""Importance maps of BiSA's inverse branch on the image, and the magnitude of both branches (BiSA, Fig. 2)."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from attngraft.analysis.layers import LayerAxis, captions
+from attngraft.analysis.panels import Values, cells, head_maps, map_values, mean, png, table
+from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, measure_models, recorded
+from attngraft.errors import RecordError, UsageError
 from attngraft.recording.attention_maps import tokens_to_map
 from attngraft.recording.recording import Recording
+from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, PictureRow, Pictures
+from attngraft.results.sections import Cell
+from attngraft.targets.handle import ModelHandle
+
+_BRANCHES = ("self", "inverse")
 
 
 def importance(inverse_weights: Tensor) -> Tensor:
-    """How well each query agrees with the key that it agrees with best, max_j L_ij: (..., Nq, Nk) to (..., Nq).
+    """Largest inverse attention of each query over the keys, max_j L_ij: (..., Nq, Nk) to (..., Nq).
 
-    L sums to 1 over the queries of each key, so that a query which many keys choose stands out.
+    L sums to 1 over the queries of each key, so queries that many keys attend to stand out.
     """
     return inverse_weights.amax(-1)
 
 
 def importance_map(recording: Recording, site: str, name: str = "bisa.inverse_weights") -> Tensor:
-    """The picture of Fig. 2: importance from 0 to 1 within each window, windows in their places, (B, H, rows, columns).
+    """Importance on the image as in Fig. 2, scaled to 0 to 1 within each window, (B, H, rows, columns).
 
         with torch.no_grad(), attngraft.record(model, "bisa") as recording:
             model(images)
         importance_map(recording, "layers.0.blocks.1.attn")
 
-    Prefix tokens and zeros that fill up windows stand nowhere on the map and set no scale. A window whose tokens are all
-    equally important is 0.
+    Prefix and padding tokens are not on the map and do not affect the scale. A window whose tokens are all equally important
+    is 0.
 
     Args:
         name: of the recorded weights; `misa.inverse_weights` for `misa`.
 
     Raises:
-        RecordError: nothing of this name was recorded there, or its tokens have no places on the map.
+        RecordError: nothing of this name was recorded there, or the positions of its tokens are unknown.
     """
-    recording.attention_map_for_query(site, (0, 0), name)  # says what is wrong if these are not the tokens of the map
-    places, found = recording.token_indices(site), importance(recording[site][name]).movedim(1, 2)  # (B * W, N, H)
+    recording.attention_map_for_query(site, (0, 0), name)  # raises if these are not the tokens of the map
+    indices, found = recording.token_indices(site), importance(recording[site][name]).movedim(1, 2)  # (B * W, N, H)
     tokens = found.shape[1]
-    windows = int(places.max()) // tokens + 1
-    stands = torch.zeros(windows * tokens, dtype=torch.bool, device=found.device)
-    stands[places.flatten()] = True
-    stands = stands.view(windows, tokens).repeat(len(found) // windows, 1).unsqueeze(2)
-    low = found.masked_fill(~stands, torch.inf).amin(1, keepdim=True)
-    high = found.masked_fill(~stands, -torch.inf).amax(1, keepdim=True)
+    windows = int(indices.max()) // tokens + 1
+    on_map = torch.zeros(windows * tokens, dtype=torch.bool, device=found.device)
+    on_map[indices.flatten()] = True
+    on_map = on_map.view(windows, tokens).repeat(len(found) // windows, 1).unsqueeze(2)
+    low = found.masked_fill(~on_map, torch.inf).amin(1, keepdim=True)
+    high = found.masked_fill(~on_map, -torch.inf).amax(1, keepdim=True)
     width = high - low
     scaled = torch.where(width > 0, (found - low) / torch.where(width > 0, width, 1), 0)
-    return tokens_to_map(scaled, places).movedim(3, 1)
+    return tokens_to_map(scaled, indices).movedim(3, 1)
+
+
+@dataclass(kw_only=True)
+class _Model:
+    images: dict[str, str] = field(default_factory=dict)  #: name to PNG
+    maps: dict[str, dict[str, dict[str, Values]]] = field(default_factory=dict)  #: by site, image and head
+    sizes: dict[tuple[str, str], list[float]] = field(default_factory=dict)  #: by site and branch, one per image
+
+    def size(self, site: str, branch: str) -> float | None:
+        return mean(self.sizes.get((site, branch), []))
+
+
+def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> _Model:
+    found = _Model()
+    grafts: dict[str, str] = {}  # site to the name of its graft
+    for image, view, inputs in request.pictures(model):
+        if not grafts:
+            tensors = find_tensors(model, inputs, ("inverse_weights",), sites=request.sites)
+            if not tensors:
+                raise RecordError("no chosen layer has an inverse branch; the grafts bisa and misa add one")
+            grafts = {site: names[0].rpartition(".")[0] for site, names in tensors.items()}
+        found.images[image] = png(view)
+        recording = recorded(model, inputs, sorted(set(grafts.values())), sites=request.sites)
+        for site, graft in grafts.items():
+            try:
+                maps = importance_map(recording, site, f"{graft}.inverse_weights")[0].float()
+            except (RecordError, UsageError) as error:
+                left_out[site] = str(error)
+                continue
+            by_head = head_maps(maps, heads=request.heads)
+            found.maps.setdefault(site, {})[image] = {head: map_values(each) for head, each in by_head}
+            for branch in _BRANCHES:
+                if f"{graft}.{branch}" in recording[site]:
+                    size = recording.on_map(site, f"{graft}.{branch}").float().abs().mean()
+                    found.sizes.setdefault((site, branch), []).append(float(size))
+    if not found.maps:
+        raise RecordError(next(iter(left_out.values())))
+    return found
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    models, left_out = measure_models(request, _measure)
+    panels = _by_head if request.heads else _by_layer
+    ratios = {}
+    for _, name, model in models:
+        for site in model.maps:
+            own, inverse = (model.size(site, branch) for branch in _BRANCHES)
+            if own and inverse is not None:
+                ratios[f"{name}, {site}: mean |inverse| / mean |self|"] = inverse / own
+    return ANALYSIS.result(
+        request,
+        note="The largest inverse attention of each position as a query (the largest weight of its row after the softmax "
+        "over queries), scaled to 0 to 1 within each window (without windows: within the image), windows mapped back to "
+        "the image: light is important. Shifted windows at the map's border hold parts that do not attend to each other; "
+        "weights sum to 1 over the queries of a part and are therefore larger in small parts. "
+        + ("By head. " if request.heads else "Mean over heads; --heads shows them separately. ")
+        + "Magnitude of the branches: mean absolute value of their heads before both are weighted and added, over the "
+        "tokens of the map and the shown images.",
+        panels=[*(panel for _, name, model in models for panel in panels(name, model)), *_sizes(models)],
+        table=table(["model", "layer", "what", "image", "head", "row", "column", "value"], 5, _rows(models)),
+        numbers=ratios,
+        left_out=left_out,
+    )
+
+
+def _by_layer(name: str, model: _Model) -> Iterator[Pictures]:
+    """An image per row, a layer per column."""
+    layers = list(zip(model.maps, captions(list(model.maps)), strict=True))
+    rows = []
+    for image, pixels in model.images.items():
+        maps = [
+            Picture(values=model.maps[site][image]["mean"], caption=caption)
+            for site, caption in layers
+            if image in model.maps[site]
+        ]
+        rows.append(PictureRow(name=image, pictures=[Picture(image=pixels, caption="image"), *maps]))
+    yield Pictures(title=f"{name}: importance by layer", rows=rows, low=0.0, high=1.0)
+
+
+def _by_head(name: str, model: _Model) -> Iterator[Pictures]:
+    """A panel for each layer: an image per row, a head per column."""
+    for site, images in model.maps.items():
+        rows = []
+        for image, by_head in images.items():
+            maps = [Picture(values=values, caption=f"head {head}") for head, values in by_head.items()]
+            rows.append(PictureRow(name=image, pictures=[Picture(image=model.images[image], caption="image"), *maps]))
+        yield Pictures(title=f"{name}: importance in {site}", rows=rows, low=0.0, high=1.0)
+
+
+def _sizes(models: Sequence[tuple[int, str, _Model]]) -> list[Curves]:
+    """Over the layers that the models share."""
+    axis = LayerAxis.of(list(model.maps) for _, _, model in models)
+    lines: list[Line] = []
+    for index, name, model in models:
+        for branch in _BRANCHES:
+            sizes = {site: model.size(site, branch) for site in model.maps}
+            if any(size is not None for size in sizes.values()):
+                lines.append(axis.line(f"{name}: {branch}", index, sizes, dashed=branch == "inverse"))
+    if not lines:
+        return []
+    return [
+        Curves(title="magnitude of both branches", lines=lines, x_axis="layer", y_axis="mean |x|", ticks=axis.ticks)
+    ]
+
+
+def _rows(models: Sequence[tuple[int, str, _Model]]) -> Iterator[list[Cell]]:
+    for _, name, model in models:
+        for site, branch in model.sizes:
+            yield [name, site, f"mean |{branch}|", None, None, None, None, model.size(site, branch)]
+    for _, name, model in models:
+        for image in model.images:
+            for site, images in model.maps.items():
+                for head, values in images.get(image, {}).items():
+                    for row, column, value in cells(values):
+                        yield [name, site, "importance", image, head, row, column, value]
+
+
+ANALYSIS = Analysis(
+    name="importance",
+    title="Importance maps of the inverse branch",
+    summary="importance maps of the inverse branch (bisa, misa), and the magnitude of both branches",
+    source="BiSA, Fig. 2",
+    run=run,
+    images="shown",
+)

@@ -1,23 +1,44 @@
-"""Effective receptive fields: which pixels move what a model says of one place (Luo et al. 2016)."""
+"""Effective receptive fields: gradient of features at one map position by the pixels (Luo et al. 2016)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attngraft.errors import UsageError
+from attngraft.analysis.panels import map_values, table
+from attngraft.analysis.request import (
+    Analysis,
+    AnalysisRequest,
+    feature_map,
+    find_tensors,
+    measure_models,
+    recorded,
+)
+from attngraft.errors import RecordError, UsageError
+from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, PictureRow, Pictures
+from attngraft.targets.handle import ModelHandle
+
+_HOOK_POINTS = ("attn.end", "mlp.end")
+_SHARES = (0.2, 0.3, 0.5, 0.99)  #: as in Ding et al.
+_CURVE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+_LEAST = -4.0  #: lower limit of the colors, log10
+_BATCH = 8  #: largest batch for gradients
 
 
 def receptive_field(
-    features: Callable[[Tensor], Tensor], images: Tensor, *, place: tuple[int, int] | None = None
+    features: Callable[[Tensor], Tensor],
+    images: Tensor,
+    *,
+    place: tuple[int, int] | None = None,
 ) -> Tensor:
-    """How much each pixel moves the features at one place of the map: (H, W), largest 1.
+    """Effect of each pixel on the features at one position of the map: (H, W), largest 1.
 
-    Per image, the sum over channels of the rectified features at `place`, differentiated by the pixels; its negative part
-    counts as 0, it is summed over color channels and averaged over images (Ding et al. 2022, "Scaling up your kernels to
-    31x31", Appendix; with ReLU where features are signed, so that channels do not cancel).
+    Per image, the sum over channels of the rectified features at `place`, differentiated by the pixels; negative values
+    count as 0; summed over color channels and averaged over images (Ding et al. 2022, "Scaling up your kernels to 31x31",
+    Appendix; with ReLU where features are signed, so that channels do not cancel).
 
         def features(images):
             with attngraft.record(model, "mlp.end", detach=False) as recording:
@@ -27,19 +48,22 @@ def receptive_field(
     Args:
         features: from images (B, channels, H, W) to a map (B, rows, columns, C), with gradients.
         images: (B, channels, H, W).
-        place: (row, column) on that map; its middle by default.
+        place: (row, column) on that map; default: its middle.
 
     Raises:
-        UsageError: the features are no map, have no gradient, or no such place.
+        UsageError: the features are not a map, have no gradient, or `place` is outside of it.
     """
     field = pixel_gradient(features, images, place=place)
     return field / field.max().clamp_min(torch.finfo(field.dtype).tiny)
 
 
 def pixel_gradient(
-    features: Callable[[Tensor], Tensor], images: Tensor, *, place: tuple[int, int] | None = None
+    features: Callable[[Tensor], Tensor],
+    images: Tensor,
+    *,
+    place: tuple[int, int] | None = None,
 ) -> Tensor:
-    """What `receptive_field` is before it is scaled, (H, W): means over several batches are taken of this.
+    """`receptive_field` before scaling, (H, W), for means over several batches.
 
     Raises:
         UsageError: as `receptive_field`.
@@ -49,22 +73,23 @@ def pixel_gradient(
         found = features(pixels)
         if found.ndim != 4 or len(found) != len(images):
             raise UsageError(
-                f"features of {tuple(found.shape)} are no map (B, rows, columns, C) of {len(images)} images"
+                f"features of {tuple(found.shape)} are not a map (B, rows, columns, C) of {len(images)} images"
             )
-        row, column = place or (found.shape[1] // 2, found.shape[2] // 2)
-        if not (0 <= row < found.shape[1] and 0 <= column < found.shape[2]):
-            raise UsageError(f"the map is {found.shape[1]} x {found.shape[2]}; it has no place ({row}, {column})")
+        rows, columns = found.shape[1:3]
+        row, column = place or (rows // 2, columns // 2)
+        if not (0 <= row < rows and 0 <= column < columns):
+            raise UsageError(f"position ({row}, {column}) is outside the map of {rows} x {columns}")
         if not found.requires_grad:
             raise UsageError("the features have no gradient: record with detach=False, and not under torch.no_grad()")
-        (moved,) = torch.autograd.grad(found[:, row, column].relu().sum(), pixels)
-    return moved.clamp_min(0).sum(1).mean(0)
+        (gradient,) = torch.autograd.grad(found[:, row, column].relu().sum(), pixels)
+    return gradient.clamp_min(0).sum(1).mean(0)
 
 
 def area_holding(field: Tensor, share: float) -> float:
-    """Part of the field's area that the smallest centred rectangle has which holds `share` of it.
+    """Area of the smallest centered rectangle that holds `share` of the field, as a fraction of the field's area.
 
     Its sides grow by a pixel at both ends, the shorter one in proportion. Ding et al. (2022) report it for shares of 20%,
-    30%, 50% and 99%: large where far pixels count as much as near ones.
+    30%, 50% and 99%: it is large where far pixels count as much as near ones.
 
     Raises:
         UsageError: the field is 0 everywhere, or the share is not between 0 and 1.
@@ -72,18 +97,112 @@ def area_holding(field: Tensor, share: float) -> float:
     if not 0 < share <= 1:
         raise UsageError(f"share={share}: give a number between 0 and 1")
     field = field.double()
-    height, width = field.shape
     total = float(field.sum())
     if total <= 0:
-        raise UsageError("the field is 0 everywhere: no pixel moves these features")
-    longer = max(height, width)
-    for reach in range(longer):
-        rows, columns = (_around_middle(size, reach * size // longer) for size in (height, width))
+        raise UsageError("the field is 0 everywhere: no pixel affects these features")
+    longer = max(field.shape)
+    for radius in range(longer):
+        rows, columns = (
+            slice(max(0, size // 2 - reach), size // 2 + reach + 1)
+            for size, reach in ((size, radius * size // longer) for size in field.shape)
+        )
         inside = field[rows, columns]
-        if float(inside.sum()) >= share * total * (1 - 1e-12):  # sums of the same numbers may round otherwise
+        if float(inside.sum()) >= share * total * (1 - 1e-12):  # sums of the same numbers may round differently
             return inside.numel() / field.numel()
     return 1.0
 
 
-def _around_middle(size: int, reach: int) -> slice:
-    return slice(max(0, size // 2 - reach), size // 2 + reach + 1)
+@dataclass(frozen=True, kw_only=True)
+class _Field:
+    """Receptive field of one model."""
+
+    site: str
+    hook_point: str
+    values: Tensor  #: (H, W), largest 1
+    areas: dict[float, float]  #: share to the fraction of the image that holds it
+
+
+def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> _Field:
+    site, hook_point = _last_map(request, model)
+
+    def features(images: Tensor) -> Tensor:
+        return feature_map(recorded(model, images, hook_point, sites=site, detach=False), site, hook_point)
+
+    total, count = torch.zeros(()), 0
+    for images in replace(request, batch=min(request.batch, _BATCH)).batches(model):
+        total = total + len(images) * pixel_gradient(features, images).double().cpu()
+        count += len(images)
+    if not bool(total.isfinite().all()) or not bool((total > 0).any()):
+        raise RecordError(f"{site}: the gradient of its features is 0 or not finite")
+    values = total / total.max()
+    shares = dict.fromkeys((*_SHARES, *_CURVE))
+    areas = {share: area_holding(values, share) for share in shares}
+    return _Field(site=site, hook_point=hook_point, values=values, areas=areas)
+
+
+def _last_map(request: AnalysisRequest, model: ModelHandle) -> tuple[str, str]:
+    """Site and hook point of the last layer whose output is a map."""
+    _, _, inputs = next(request.pictures(model))
+    hook_points = find_tensors(model, inputs, _HOOK_POINTS, sites=request.sites)
+    recording = recorded(model, inputs, {name for names in hook_points.values() for name in names}, sites=request.sites)
+    reasons = []
+    for site, names in reversed(hook_points.items()):
+        for hook_point in reversed([name for name in _HOOK_POINTS if name in names]):
+            try:
+                feature_map(recording, site, hook_point)
+            except RecordError as error:
+                reasons.append(str(error))
+            else:
+                return site, hook_point
+    raise RecordError("; ".join(("no chosen layer has a map of the image", *reasons[:1])))
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    models, left_out = measure_models(request, _measure)
+    pictures = [
+        Picture(values=map_values(field.values.log10().clamp_min(_LEAST)), caption=name) for _, name, field in models
+    ]
+    curves = [
+        Line(name=name, subject=index, x=list(_CURVE), y=[field.areas[share] for share in _CURVE])
+        for index, name, field in models
+    ]
+    return ANALYSIS.result(
+        request,
+        note="Effect of each pixel on the features in the middle of the last layer's map (inside its residual branch): the "
+        "gradient of the sum of the rectified channels, negative values set to 0, summed over colors, mean over images, as "
+        "in Ding et al. except for the rectification. In maps with an even number of rows or columns the middle is the "
+        f"position below and right of it. Colors: its decimal logarithm from {_LEAST:g} to 0, the largest. Area: the "
+        "smallest centered rectangle that holds a share of the field, as a fraction of the image; large where far pixels "
+        "count as much as near ones. Dotted: a uniform field.",
+        panels=[
+            Pictures(title="log10 of the field", rows=[PictureRow(name="", pictures=pictures)], low=_LEAST, high=0.0),
+            Curves(
+                title="area that holds a share of the field",
+                x_axis="share of the field",
+                y_axis="fraction of the image",
+                lines=[*curves, Line(name="uniform", x=list(_CURVE), y=list(_CURVE))],
+            ),
+        ],
+        table=table(
+            ["model", "layer", "stage", "share", "area"],
+            3,
+            [
+                (name, field.site, field.hook_point, share, field.areas[share])
+                for _, name, field in models
+                for share in sorted(field.areas)
+            ],
+        ),
+        numbers={
+            f"{name}: area that holds {share:.0%}": field.areas[share] for _, name, field in models for share in _SHARES
+        },
+        left_out=left_out,
+    )
+
+
+ANALYSIS = Analysis(
+    name="receptive-field",
+    title="Effective receptive field",
+    summary="effective receptive field of the last layer with a map, and the area that holds shares of it",
+    source="Luo et al. 2016; Ding et al. 2022",
+    run=run,
+)

@@ -1,14 +1,19 @@
-"""Attention through all layers: which input tokens reach which output token (rollout)."""
+"""Attention rollout: attention of output tokens to input tokens through all layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attngraft.errors import UsageError
+from attngraft.analysis.panels import Values, cells, image_row, map_values, png, table
+from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, recorded, sites_without_maps
+from attngraft.errors import RecordError, UsageError
+from attngraft.recording.recording import Recording
+from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
+from attngraft.targets.handle import ModelHandle
 
 Fuse = Literal["mean", "max", "min"]
 
@@ -16,30 +21,30 @@ Fuse = Literal["mean", "max", "min"]
 def rollout(maps: Iterable[Tensor], *, fuse: Fuse = "mean", residual: float = 0.5, discard: float = 0.0) -> Tensor:
     """Product of the layers' maps, each with its skip connection (Abnar and Zuidema 2020): (B, N, N), rows sum to 1.
 
-        A = rows of ((1 - residual) fuse_h(A_h) + residual I) that sum to 1 again; rollout = A_L ... A_2 A_1
+        A = (1 - residual) fuse_h(A_h) + residual I, rows normalized to sum to 1; rollout = A_L ... A_2 A_1
 
     Args:
         maps: (B, H, N, N) of each layer, first layer first.
-        fuse: what becomes of the heads.
-        residual: the share of the skip connection.
-        discard: the share of each image's smallest entries of the fused map that count as 0; the class token's stay.
+        fuse: how to combine the heads.
+        residual: weight of the skip connection.
+        discard: fraction of each image's smallest entries of the fused map that are set to 0, except the class token's.
 
     Raises:
-        UsageError: there are no maps, or they are of unlike sizes.
+        UsageError: there are no maps, or their sizes differ.
     """
-    found: Tensor | None = None
+    product: Tensor | None = None
     for weights in maps:
         fused = weights.mean(1) if fuse == "mean" else getattr(weights, f"a{fuse}")(1)
         if discard:
             fused = _without_smallest(fused, discard)
-        if found is not None and fused.shape != found.shape:
-            raise UsageError(f"maps of {tuple(fused.shape)} do not follow on maps of {tuple(found.shape)}")
+        if product is not None and fused.shape != product.shape:
+            raise UsageError(f"maps of {tuple(fused.shape)} cannot follow maps of {tuple(product.shape)}")
         mixed = (1 - residual) * fused + residual * torch.eye(fused.shape[-1], dtype=fused.dtype, device=fused.device)
         mixed = mixed / mixed.sum(-1, keepdim=True)
-        found = mixed if found is None else mixed @ found
-    if found is None:
-        raise UsageError("there are no maps to go through")
-    return found
+        product = mixed if product is None else mixed @ product
+    if product is None:
+        raise UsageError("there are no maps to multiply")
+    return product
 
 
 def _without_smallest(fused: Tensor, share: float) -> Tensor:
@@ -49,3 +54,71 @@ def _without_smallest(fused: Tensor, share: float) -> Tensor:
     kept = torch.ones_like(flat).scatter_(1, smallest, 0).view_as(fused)
     kept[:, :, 0] = 1
     return fused * kept
+
+
+class _Image(NamedTuple):
+    name: str
+    pixels: str
+    values: Values
+
+
+def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:
+    images = []
+    for name, view, inputs in request.pictures(model):
+        recording = recorded(model, inputs, "weights", sites=request.sites)
+        images.append(_Image(name, png(view), map_values(_rollout_on_map(recording, model))))
+    return images
+
+
+def _rollout_on_map(recording: Recording, model: ModelHandle) -> Tensor:
+    """(rows, columns): share of each patch in the class token, or, without one, in the mean of all tokens."""
+    if missing := sites_without_maps(recording, model):
+        raise RecordError(
+            f"{', '.join(missing)}: no attention map, so rollout cannot pass through all layers; choose layers with maps "
+            "with --sites"
+        )
+    sites = [site for site in recording if "weights" in recording.available(site)]
+    maps = [recording[site]["weights"] for site in sites]
+    for site, weights in zip(sites, maps, strict=True):
+        if len(weights) != 1 or weights.shape[-1] != weights.shape[-2]:
+            raise RecordError(
+                f"{site}: rollout needs one sequence of all tokens in each layer, not windows or other keys"
+            )
+        if weights.shape[-1] != maps[0].shape[-1]:
+            raise RecordError(
+                f"{site}: rollout needs the same tokens in all layers; choose layers with the same tokens with --sites"
+            )
+    product, last = rollout(maps)[0], sites[-1]
+    prefix = recording.prefix(last)
+    row = product[prefix.index("class")] if "class" in prefix else product.mean(0)
+    return row[recording.token_indices(last).to(row.device)].float()
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    models, left_out = measure_models(request, _measure)
+    rows = [image_row((image.name, image.pixels) for image in models[0][2])]
+    for _, name, images in models:
+        rows.append(PictureRow(name=name, pictures=[Picture(image=each.pixels, values=each.values) for each in images]))
+    return ANALYSIS.result(
+        request,
+        note="Share of each patch in the class token (without one: in the mean of all tokens) when the layers' mean maps, "
+        "half of each the skip connection, are multiplied. Each picture has its own color scale. Rollout follows attention "
+        "only: it ignores MLPs and values.",
+        panels=[Pictures(title="rollout through all layers", rows=rows)],
+        table=table(
+            ["model", "image", "row", "column", "share"],
+            2,
+            [(name, each.name, *cell) for _, name, images in models for each in images for cell in cells(each.values)],
+        ),
+        left_out=left_out,
+    )
+
+
+ANALYSIS = Analysis(
+    name="rollout",
+    title="Attention rollout",
+    summary="attention through all layers, for single images",
+    source="Abnar and Zuidema 2020",
+    run=run,
+    images="shown",
+)

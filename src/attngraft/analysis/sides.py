@@ -1,4 +1,4 @@
-"""Two models on the same images: which images changed sides, and in which classes."""
+"""Differences between two models on the same images: images that only one of them gets right, and accuracy by class."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from attngraft.analysis.panels import png, table
+from attngraft.analysis.predictions import LabelPredictions, predictions_of_all
+from attngraft.analysis.request import Analysis, AnalysisRequest
 from attngraft.errors import UsageError
+from attngraft.results.analysis import AnalysisResult, Grid, Picture, PictureRow, Pictures
+from attngraft.results.sections import Cell
+
+_MOST = 8  #: images shown of each side
 
 
 class ClassDifference(NamedTuple):
-    """Of one class."""
+    """Accuracy of two models on one class."""
 
     name: str
     images: int
-    first: float  #: share of them that the first model gets right
+    first: float  #: accuracy of the first model
     second: float
 
     @property
@@ -25,36 +32,114 @@ class ClassDifference(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Places among the images, in their order."""
+    """Indices of images, in their order, and differences by class."""
 
     gained: NDArray[np.intp]  #: wrong with the first model, right with the second
     lost: NDArray[np.intp]  #: right with the first, wrong with the second
-    classes: list[ClassDifference]  #: in the order of their names' places
+    classes: list[ClassDifference]  #: in the order of the class names
 
 
 def changed_sides(
     first: NDArray[np.bool_], second: NDArray[np.bool_], *, labels: NDArray[np.integer], names: Sequence[str]
 ) -> Sides:
-    """Compare what two models get right.
+    """Compare which images two models get right.
 
     Args:
-        first: whether the first model is right about each image, (N,).
-        second: the same of the second, about the same images in the same order.
-        labels: the class of each image, (N,).
+        first: correctness of the first model's prediction for each image, (N,).
+        second: the same for the second model, for the same images in the same order.
+        labels: class of each image, (N,).
         names: of the classes.
 
     Raises:
-        UsageError: not as many answers as images, or a label without a name.
+        UsageError: different numbers of predictions and images, or a label without a name.
     """
     first, second, labels = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool), np.asarray(labels)
     if not len(first) == len(second) == len(labels):
-        raise UsageError(f"{len(first)} and {len(second)} answers about {len(labels)} images: compare the same images")
+        raise UsageError(
+            f"{len(first)} and {len(second)} predictions for {len(labels)} images: compare the same images"
+        )
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(names)):
         raise UsageError(f"labels go up to {labels.max()}, and {len(names)} classes have names")
     classes = []
-    for place, name in enumerate(names):
-        here = labels == place
-        if here.any():
-            shares = float(first[here].mean()), float(second[here].mean())
-            classes.append(ClassDifference(name, int(here.sum()), *shares))
+    for index, name in enumerate(names):
+        of_class = labels == index
+        if of_class.any():
+            accuracies = float(first[of_class].mean()), float(second[of_class].mean())
+            classes.append(ClassDifference(name, int(of_class.sum()), *accuracies))
     return Sides(np.flatnonzero(~first & second), np.flatnonzero(first & ~second), classes)
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    names = request.names
+    (first, second), images = predictions_of_all(request)
+    sides = changed_sides(
+        first.predicted == first.target, second.predicted == second.target, labels=first.target, names=first.classes
+    )
+    rows: list[list[Cell]] = [
+        [
+            side,
+            first.names[index],
+            *(first.classes[each[index]] for each in (first.target, first.predicted, second.predicted)),
+        ]
+        for side, indices in (("gained", sides.gained), ("lost", sides.lost))
+        for index in indices
+    ]
+    rows += [["class", each.name, None, each.first, each.second] for each in sides.classes]
+    return ANALYSIS.result(
+        request,
+        note=f"On {images}. Gained: {names[0]} is wrong and {names[1]} right; lost: the reverse. Below each image the "
+        f"predictions of {names[0]} and {names[1]}. At most {_MOST} of each are shown, evenly spaced; the table has them "
+        "all, then the accuracy of both by class. With one model of each, some images change with the seed alone.",
+        panels=[
+            *_pictures(request, first, second, sides),
+            Grid(
+                title="accuracy by class",
+                rows=[each.name for each in sides.classes],
+                columns=names,
+                row_axis="true class",
+                column_axis="model",
+                cells=[[each.first, each.second] for each in sides.classes],
+                low=0.0,
+                high=1.0,
+            ),
+        ],
+        table=table(["side", "image", "true class", names[0], names[1]], 5, rows),
+        numbers={
+            "gained": float(len(sides.gained)),
+            "lost": float(len(sides.lost)),
+            "of images": float(len(first.names)),
+        },
+    )
+
+
+def _pictures(
+    request: AnalysisRequest, first: LabelPredictions, second: LabelPredictions, sides: Sides
+) -> list[Pictures]:
+    """Some images of each side, by name; none if saved predictions are of images that are not in the image set."""
+    by_name = {} if request.image_set is None else {name: i for i, name in enumerate(request.image_set.names)}
+    if any(name not in by_name for name in first.names):
+        return []
+    rows = []
+    for side, indices in (("gained", sides.gained), ("lost", sides.lost)):
+        if not len(indices):
+            continue
+        pictures = []
+        for index in indices[np.linspace(0, len(indices) - 1, min(_MOST, len(indices))).round().astype(int)]:
+            if request.use_saved_predictions:
+                request.progress(1)  # otherwise counted when the models saw it
+            image = request.images.open(by_name[first.names[index]])
+            predicted = (first.classes[each.predicted[index]] for each in (first, second))
+            pictures.append(Picture(caption=" / ".join(predicted), image=png(request.models[0].view(image))))
+        rows.append(PictureRow(name=side, pictures=pictures))
+    return [Pictures(title="images gained and lost", rows=rows)] if rows else []
+
+
+ANALYSIS = Analysis(
+    name="sides",
+    title="Images gained and lost",
+    summary="images that only one of two models gets right, and accuracy by class",
+    source="",
+    run=run,
+    models=(2, 2),
+    predictions="shown",
+)

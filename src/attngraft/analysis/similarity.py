@@ -1,16 +1,25 @@
-"""How alike the layers of two models represent the same images: linear CKA, over any number of batches."""
+"""Similarity of the layers of two models on the same images: linear CKA, over any number of batches."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from attngraft.analysis.layers import ticks
+from attngraft.analysis.panels import mean, table
+from attngraft.analysis.request import Analysis, AnalysisRequest, recorded
 from attngraft.errors import UsageError
+from attngraft.results.analysis import AnalysisResult, Grid
 
-#: the share of its kernel's size below which a layer's own HSIC is rounding, in float64 of float32 features
+#: HSIC of a layer with itself below this fraction of its kernel's size is rounding, in float64 of float32 features
 _ROUNDING = 1e-13
+
+_LEAST = 4  #: images that the unbiased estimate needs
+
+_UNEQUAL = "CKA compares layers on the same images, four or more in a batch"
 
 
 class CentredKernelAlignment:
@@ -20,9 +29,9 @@ class CentredKernelAlignment:
 
         CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)),
 
-    between 0 and 1 but for the estimate's error; 1 for features that differ by a rotation, a shift and a scale. HSIC is the
-    unbiased estimate of Song et al. (2012), whose mean over batches does not depend on how large they are (Nguyen, Raghu
-    and Kornblith 2021, equations 3 to 5):
+    between 0 and 1 up to estimation error; 1 for features that differ by a rotation, a shift and a scale. HSIC is the
+    unbiased estimate of Song et al. (2012), whose mean over batches does not depend on their size (Nguyen, Raghu and
+    Kornblith 2021, equations 3 to 5):
 
         HSIC(K, L) = (tr(K' L') + sum(K') sum(L') / ((n - 1)(n - 2)) - 2 sum(K' L') / (n - 2)) / (n (n - 3)),
 
@@ -39,67 +48,122 @@ class CentredKernelAlignment:
     def __init__(self) -> None:
         self.first: tuple[str, ...] = ()
         self.second: tuple[str, ...] = ()
-        self._both: Tensor | None = None
-        self._alone: tuple[Tensor, Tensor] | None = None
-        self._sizes: tuple[Tensor, Tensor] | None = None  # what a layer's own HSIC would be, were it not centred
+        #: sums over batches: HSIC of both, of each model with itself, and the latter if it were not centered
+        self._sums: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None
 
     def add(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
-        """Features (n, ...) by layer of one batch; all axes but the first are taken together.
+        """Add the features (n, ...) of one batch by layer; all axes but the first are flattened.
 
         Raises:
-            UsageError: fewer than four images, other layers than before, or models that saw unlike numbers of images.
+            UsageError: fewer than four images, other layers than before, or different numbers of images.
         """
-        ours, theirs = (_kernels(features) for features in (first, second))
-        if len(ours) == 0 or len(theirs) == 0 or ours.shape[1:] != theirs.shape[1:] or ours.shape[1] < 4:
-            raise UsageError("CKA compares layers that saw the same images, four or more in a batch")
+        a, b = _kernels(first), _kernels(second)
+        if len(a) == 0 or len(b) == 0 or a.shape[1:] != b.shape[1:] or a.shape[1] < _LEAST:
+            raise UsageError(_UNEQUAL)
         names = tuple(first), tuple(second)
-        if self._both is not None and names != (self.first, self.second):
-            raise UsageError("the layers are others than in the batch before")
+        if self._sums is not None and names != (self.first, self.second):
+            raise UsageError("the layers differ from those of the previous batch")
         self.first, self.second = names
-        both = torch.stack([_hsic(kernel, theirs) for kernel in ours])
-        alone = _hsic(ours, ours), _hsic(theirs, theirs)
-        sizes = _size(ours), _size(theirs)
-        if self._both is None or self._alone is None or self._sizes is None:
-            self._both, self._alone, self._sizes = both, alone, sizes
+        both = torch.stack([_hsic(kernel, b) for kernel in a])
+        batch = both, _hsic(a, a), _hsic(b, b), _uncentered(a), _uncentered(b)
+        if self._sums is None:
+            self._sums = batch
         else:
-            self._sizes = self._sizes[0] + sizes[0], self._sizes[1] + sizes[1]
-            self._both = self._both + both
-            self._alone = self._alone[0] + alone[0], self._alone[1] + alone[1]
+            s = self._sums
+            self._sums = s[0] + batch[0], s[1] + batch[1], s[2] + batch[2], s[3] + batch[3], s[4] + batch[4]
 
     def matrix(self) -> Tensor:
         """CKA (layers of the first model, layers of the second), in float64.
 
-        NaN for a layer that is the same for all images, whose own HSIC is 0 but for rounding.
+        NaN for a layer with the same features for all images: its HSIC with itself is 0 up to rounding.
 
         Raises:
             UsageError: nothing was added.
         """
-        if self._both is None or self._alone is None or self._sizes is None:
+        if self._sums is None:
             raise UsageError("no batch was added")
-        ours, theirs = (
-            torch.where(alone > _ROUNDING * size, alone, torch.nan)
-            for alone, size in zip(self._alone, self._sizes, strict=True)
-        )
-        return self._both / (ours[:, None] * theirs[None, :]).sqrt()
+        both, a, b, size_a, size_b = self._sums
+        a = torch.where(a > _ROUNDING * size_a, a, torch.nan)
+        b = torch.where(b > _ROUNDING * size_b, b, torch.nan)
+        return both / (a[:, None] * b[None, :]).sqrt()
 
 
 def _kernels(features: Mapping[str, Tensor]) -> Tensor:
     """K' of each layer, (layers, n, n)."""
     flat = [each.flatten(1).double() for each in features.values()]
     if len({len(each) for each in flat}) > 1:
-        raise UsageError("CKA compares layers that saw the same images, four or more in a batch")
+        raise UsageError(_UNEQUAL)
     return torch.stack([(each @ each.T).fill_diagonal_(0) for each in flat]) if flat else torch.empty(0, 0, 0)
 
 
-def _size(kernels: Tensor) -> Tensor:
+def _uncentered(kernels: Tensor) -> Tensor:
     n = kernels.shape[-1]
     return kernels.square().sum((-2, -1)) / (n * (n - 3))
 
 
 def _hsic(first: Tensor, second: Tensor) -> Tensor:
-    """Of kernels (..., n, n), their diagonals zero."""
+    """HSIC of kernels (..., n, n) with zero diagonals."""
     n = first.shape[-1]
     trace = (first * second).sum((-2, -1))
     sums = first.sum((-2, -1)) * second.sum((-2, -1)) / ((n - 1) * (n - 2))
     crossed = (first.sum(-1) * second.sum(-1)).sum(-1) * 2 / (n - 2)
     return (trace + sums - crossed) / (n * (n - 3))
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    first, second = request.models[0], request.models[-1]
+    alignment, batches = CentredKernelAlignment(), 0
+    with torch.no_grad():
+        for x, y in zip(request.batches(first, least=_LEAST), request.batches(second, least=_LEAST), strict=True):
+            a, b = (
+                recorded(model, inputs, "mlp.end", sites=request.sites) for model, inputs in ((first, x), (second, y))
+            )
+            alignment.add({site: a[site]["mlp.end"] for site in a}, {site: b[site]["mlp.end"] for site in b})
+            batches += 1
+    if not batches:
+        raise UsageError(
+            f"cka: needs {_LEAST} images in a batch, got {min(len(request.images), request.limit)} images with --batch "
+            f"{request.batch}"
+        )
+    matrix = alignment.matrix().clamp(0, 1)
+    values = [[None if math.isnan(each) else each for each in row] for row in matrix.tolist()]
+    diagonal = mean(row[index] for index, row in enumerate(values)) if matrix.shape[0] == matrix.shape[1] else None
+    return ANALYSIS.result(
+        request,
+        note="Between the MLP outputs of each layer (inside its residual branch) of both models, on the same images; 1 for "
+        "features that differ by a rotation and a scale. The unbiased estimate over batches can leave the range 0 to 1 "
+        "slightly and is clipped. Two runs that differ only in their seed show the effect of initialization. Cells of "
+        "layers with the same features for all images are empty.",
+        panels=[
+            Grid(
+                title="CKA",
+                rows=ticks(alignment.first),
+                columns=ticks(alignment.second),
+                row_axis=first.name,
+                column_axis=second.name,
+                cells=values,
+                low=0.0,
+                high=1.0,
+            )
+        ],
+        table=table(
+            [f"layer of {first.name}", f"layer of {second.name}", "CKA"],
+            2,
+            [
+                (a, b, values[row][column])
+                for row, a in enumerate(alignment.first)
+                for column, b in enumerate(alignment.second)
+            ],
+        ),
+        numbers={} if diagonal is None else {"mean over layers of one depth": diagonal},
+    )
+
+
+ANALYSIS = Analysis(
+    name="cka",
+    title="Similarity of layers (CKA)",
+    summary="CKA between the layers of two models, or of one with itself",
+    source="Nguyen, Raghu and Kornblith 2021",
+    run=run,
+    models=(1, 2),
+)

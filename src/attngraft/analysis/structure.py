@@ -1,48 +1,60 @@
-"""How alike two feature maps look: their first principal component as a picture, structural similarity, sharpness.
+"""Structural similarity and sharpness of two models' feature maps, shown as their first principal component.
 
-BiSA, Figs. 4 to 7. How the paper makes one picture of 96 channels it does not say; ours is the first principal component of
-both maps together.
+BiSA, Figs. 4 to 7. The paper does not say how 96 channels become one picture; ours is the first principal component of both
+maps together.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.errors import UsageError
+from attngraft.analysis.label_maps import RADIUS, LabelMaps
+from attngraft.analysis.panels import map_values, png, table
+from attngraft.analysis.request import Analysis, AnalysisRequest, feature_map, find_tensors, recorded
+from attngraft.errors import RecordError, UsageError
+from attngraft.results.analysis import AnalysisResult, Panel, Picture, PictureRow, Pictures
+from attngraft.targets.handle import ModelHandle
+
+_HOOK_POINT = "attn.end"
+_COMPONENTS = {"common": "of both maps together", "own": "of each map by itself"}
 
 
-class Pictures(NamedTuple):
+class PicturePair(NamedTuple):
     """Two feature maps as pictures (B, rows, columns), on one scale from 0 to 1 per image."""
 
     first: Tensor
     second: Tensor
 
 
-def pictures(first: Tensor, second: Tensor) -> Pictures:
-    """Feature maps (B, rows, columns, C) of two models to pictures that can be compared.
+def pictures(first: Tensor, second: Tensor) -> PicturePair:
+    """Feature maps (B, rows, columns, C) of two models as comparable pictures.
 
-    Per image: the first principal component of the pixels of both maps together, its sign such that it goes with the mean
-    of the channels, then (x - min) / (max - min) over both.
+    Per image: the first principal component of the pixels of both maps together, with the sign that correlates with the
+    mean of the channels, then (x - min) / (max - min) over both.
 
     Raises:
-        UsageError: the maps are of unlike shapes.
+        UsageError: the maps have different shapes.
     """
     if first.shape != second.shape or first.ndim != 4:
         raise UsageError(f"maps of {tuple(first.shape)} and {tuple(second.shape)} cannot be compared pixel by pixel")
     both = torch.stack([first, second], 1).double()  # (B, 2, rows, columns, C)
     pixels = both.flatten(1, 3)
-    centred = pixels - pixels.mean(1, keepdim=True)
-    direction = torch.linalg.eigh(centred.mT @ centred).eigenvectors[..., -1:]  # eigenvalues ascend
-    component = (centred @ direction).squeeze(2)
-    goes_with = (component * centred.mean(2)).sum(1, keepdim=True)
-    component = torch.where(goes_with < 0, -component, component)
+    centered = pixels - pixels.mean(1, keepdim=True)
+    direction = torch.linalg.eigh(centered.mT @ centered).eigenvectors[..., -1:]  # eigenvalues ascend
+    component = (centered @ direction).squeeze(2)
+    correlation = (component * centered.mean(2)).sum(1, keepdim=True)
+    component = torch.where(correlation < 0, -component, component)
     low, high = component.amin(1, keepdim=True), component.amax(1, keepdim=True)
     scaled = torch.where(high > low, (component - low) / torch.where(high > low, high - low, 1), 0)
-    return Pictures(*scaled.view(both.shape[:-1]).to(first.dtype).unbind(1))
+    return PicturePair(*scaled.view(both.shape[:-1]).to(first.dtype).unbind(1))
 
 
 def structural_similarity(
@@ -52,36 +64,38 @@ def structural_similarity(
 
         SSIM = (2 m_x m_y + c1) (2 s_xy + c2) / ((m_x^2 + m_y^2 + c1) (s_x^2 + s_y^2 + c2))
 
-    with means m and (co)variances s under a Gaussian window, c1 = (0.01 R)^2 and c2 = (0.03 R)^2. At the border pictures
-    are mirrored. The dissimilarity that BiSA shows is (1 - SSIM) / 2.
+    with means m and (co)variances s under a Gaussian window, c1 = (0.01 R)^2 and c2 = (0.03 R)^2. Pictures are mirrored at
+    the border. The dissimilarity shown in BiSA is (1 - SSIM) / 2.
 
     Args:
-        sigma: of the window, in pixels. window: its side, odd.
-        value_range: R, the largest difference that two values can have.
+        sigma: of the window, in pixels.
+        window: side of the window, odd.
+        value_range: R, the largest possible difference of two values.
 
     Raises:
-        UsageError: unlike shapes, or an even window.
+        UsageError: different shapes, or an even window.
     """
     if first.shape != second.shape or first.ndim != 3:
         raise UsageError(
             f"pictures of {tuple(first.shape)} and {tuple(second.shape)} cannot be compared pixel by pixel"
         )
     if window % 2 == 0:
-        raise UsageError(f"window={window}: give an odd number of pixels, so that it has a middle")
+        raise UsageError(f"window={window}: give an odd number of pixels")
     x, y = first.double(), second.double()
     c1, c2 = (0.01 * value_range) ** 2, (0.03 * value_range) ** 2
-    m_x, m_y, xx, yy, xy = (
-        _blurred(each, _gaussian(window, sigma, x)) for each in (x, y, x.square(), y.square(), x * y)
-    )
+    distance = torch.arange(window, dtype=x.dtype, device=x.device) - window // 2
+    weights = torch.exp(-distance.square() / (2 * sigma**2))
+    weights = weights / weights.sum()
+    m_x, m_y, xx, yy, xy = (_blurred(each, weights) for each in (x, y, x.square(), y.square(), x * y))
     s_x, s_y, s_xy = xx - m_x.square(), yy - m_y.square(), xy - m_x * m_y
-    found = (2 * m_x * m_y + c1) * (2 * s_xy + c2) / ((m_x.square() + m_y.square() + c1) * (s_x + s_y + c2))
-    return found.to(first.dtype)
+    similarity = (2 * m_x * m_y + c1) * (2 * s_xy + c2) / ((m_x.square() + m_y.square() + c1) * (s_x + s_y + c2))
+    return similarity.to(first.dtype)
 
 
 def gradient(picture: Tensor) -> Tensor:
-    """Length of the gradient at every pixel of (B, rows, columns), by Sobel's filters; a ramp of 1 per pixel has 1.
+    """Gradient magnitude at every pixel of (B, rows, columns), by Sobel filters; a ramp of 1 per pixel has 1.
 
-    At the border pictures are continued by their last pixel.
+    The border is padded with its last pixel.
     """
     across = picture.new_tensor([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
     padded = F.pad(picture.unsqueeze(1), (1, 1, 1, 1), mode="replicate")
@@ -89,21 +103,21 @@ def gradient(picture: Tensor) -> Tensor:
 
 
 class Sharpness(NamedTuple):
-    """Of pictures, per image (B,)."""
+    """Sharpness of pictures, per image (B,)."""
 
-    mean: Tensor  #: mean length of the gradient
-    at_boundaries: Tensor  #: the same, at boundaries over elsewhere: above 1, edges of the picture lie on boundaries
-    correlation: Tensor  #: of the gradient's length with being a boundary, over all pixels
+    mean: Tensor  #: mean gradient magnitude
+    at_boundaries: Tensor  #: the same at boundaries over elsewhere: above 1, edges of the picture lie on boundaries
+    correlation: Tensor  #: of the gradient magnitude with the boundary, over all pixels
 
 
 def sharpness(picture: Tensor, boundary: Tensor) -> Sharpness:
-    """How sharp pictures (B, rows, columns) are, and whether where boundaries are.
+    """Sharpness of pictures (B, rows, columns), and its relation to boundaries.
 
     Args:
         picture: for example one of `pictures`.
-        boundary: how much of a boundary each pixel is, (B, rows, columns), 0 to 1: from labels
-            (`evaluation.boundaries.boundary`), or an image's own edges (`gradient`, scaled to 1). Where there is none, or
-            nothing else, there is nothing to compare: NaN.
+        boundary: degree to which each pixel is a boundary, (B, rows, columns), 0 to 1: from labels
+            (`tasks.images.boundaries.boundary`), or the image's own edges (`gradient`, scaled to 1). Where all pixels or
+            none are boundary, the comparison is NaN.
 
     Raises:
         UsageError: the shapes differ; resize the boundaries to the picture first.
@@ -113,28 +127,203 @@ def sharpness(picture: Tensor, boundary: Tensor) -> Sharpness:
             f"pictures of {tuple(picture.shape)} and boundaries of {tuple(boundary.shape)}: resize one to the other first"
         )
     steep, weight = gradient(picture.double()).flatten(1), boundary.double().flatten(1)
-    there = (steep * weight).sum(1) / weight.sum(1)
+    at_boundary = (steep * weight).sum(1) / weight.sum(1)
     elsewhere = (steep * (1 - weight)).sum(1) / (1 - weight).sum(1)
     a, b = (each - each.mean(1, keepdim=True) for each in (steep, weight))
     correlation = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
-    return Sharpness(steep.mean(1), there / elsewhere, correlation)
-
-
-def _gaussian(window: int, sigma: float, like: Tensor) -> Tensor:
-    far = torch.arange(window, dtype=like.dtype, device=like.device) - window // 2
-    weights = torch.exp(-far.square() / (2 * sigma**2))
-    return weights / weights.sum()
+    return Sharpness(steep.mean(1), at_boundary / elsewhere, correlation)
 
 
 def _blurred(picture: Tensor, weights: Tensor) -> Tensor:
-    """Along both axes; the border mirrored with its last pixel doubled, so that pictures may be as small as one pixel."""
-    reach = len(weights) // 2
-    rows, columns = (_mirrored(size, reach, picture.device) for size in picture.shape[1:])
+    """Blurred along both axes, the border mirrored with its last pixel doubled: pictures may be as small as one pixel."""
+    radius = len(weights) // 2
+    rows, columns = (_mirrored(size, radius, picture.device) for size in picture.shape[1:])
     padded = picture[:, rows][:, :, columns].unsqueeze(1)
     return F.conv2d(F.conv2d(padded, weights.view(1, 1, -1, 1)), weights.view(1, 1, 1, -1)).squeeze(1)
 
 
-def _mirrored(size: int, reach: int, device: torch.device) -> Tensor:
-    """Which pixel stands at each place from `-reach` to `size + reach`: d c b a | a b c d | d c b a."""
-    place = torch.arange(-reach, size + reach, device=device) % (2 * size)
-    return torch.where(place < size, place, 2 * size - 1 - place)
+def _mirrored(size: int, radius: int, device: torch.device) -> Tensor:
+    """Pixel index at each position from `-radius` to `size + radius`: d c b a | a b c d | d c b a."""
+    index = torch.arange(-radius, size + radius, device=device) % (2 * size)
+    return torch.where(index < size, index, 2 * size - 1 - index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Comparison:
+    """Pictures of some images (B, rows, columns) from 0 to 1, with their dissimilarity and sharpness."""
+
+    first: Tensor
+    second: Tensor
+    dissimilarity: Tensor
+    sharpness: tuple[list[list[float | None]], list[list[float | None]]]  #: of both models
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    labels = None if request.label_maps is None else LabelMaps(request.label_maps, request.images)
+    with torch.no_grad():
+        sites = _common_sites(request)
+        panels = _panels(request, sites, labels)
+        by_image = _compare_all(request, sites, labels)
+    edges = "edges" if labels is None else "boundaries"
+    columns = ("sharpness", f"at {edges} over elsewhere", f"correlation with {edges}")
+    numbers = {}
+    for component, description in _COMPONENTS.items():
+        values = [row[component][0] for row in by_image]
+        numbers[f"{description}: dissimilarity"] = sum(values) / len(values)
+        for index, name in enumerate(request.names):
+            for column, title in enumerate(columns):
+                known = [value for row in by_image if (value := row[component][1][index][column]) is not None]
+                if known:
+                    numbers[f"{description}: {title}, {name}"] = sum(known) / len(known)
+    images = [request.images.names[index] for index in request.images.sample(request.limit)]
+    return ANALYSIS.result(
+        request,
+        note="Outputs of the first attention layer, inside its residual branch, each as its first principal component. The "
+        "paper does not say how all channels become one picture. Ours is the component of both maps together, from 0 to 1 "
+        "per image over both; models trained separately have different channels, and the map with the smaller numbers may "
+        "look flat. Therefore the component of each map by itself, from 0 to 1 by itself, is shown too. Signs are those of "
+        "the channels' mean. Dissimilarity is (1 - SSIM) / 2 with a Gaussian window (sigma 1.5, 11 x 11 positions): 0 "
+        "alike, 0.5 unrelated, 1 opposite. Sharpness is the mean gradient magnitude of a picture. "
+        + (
+            "Edges are the image's own, at the size of the map, the strongest 1: not object boundaries, for which "
+            "--label-maps gives labels."
+            if labels is None
+            else f"Boundaries are those of {request.label_maps}: pixels of the model's input with another label at most "
+            f"{RADIUS} pixels away, as a share of each position of the map. The paper does not define its boundaries."
+        ),
+        panels=panels,
+        table=table(
+            ["model", "layer", "image", "component", "dissimilarity", *columns],
+            4,
+            [
+                [name, sites[index], image, component, row[component][0], *row[component][1][index]]
+                for component in _COMPONENTS
+                for index, name in enumerate(request.names)
+                for image, row in zip(images, by_image, strict=True)
+            ],
+        ),
+        numbers=numbers,
+    )
+
+
+def _common_sites(request: AnalysisRequest) -> tuple[str, str]:
+    """The first attention layer with a map that both models have by one name; without a common name, the first of each."""
+    first, second = (_maps_by_site(request, model) for model in request.models)
+    common = next((site for site in first if site in second), None)
+    pair = (common, common) if common is not None else (next(iter(first)), next(iter(second)))
+    shapes = first[pair[0]], second[pair[1]]
+    if shapes[0] != shapes[1]:
+        a, b = (
+            f"{name} has a map of {' x '.join(map(str, shape))} at {site}"
+            for name, shape, site in zip(request.names, shapes, pair, strict=True)
+        )
+        raise RecordError(f"{a}, {b}: choose a layer where both have maps of the same shape with --sites")
+    return pair
+
+
+def _maps_by_site(request: AnalysisRequest, model: ModelHandle) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of the maps that attention layers output, in order of execution."""
+    _, _, inputs = next(request.pictures(model))
+    reason = "none has an output"
+    shapes: dict[str, tuple[int, ...]] = {}
+    if find_tensors(model, inputs, (_HOOK_POINT,), sites=request.sites):
+        recording = recorded(model, inputs, _HOOK_POINT, sites=request.sites)
+        reasons = []
+        for site in recording:
+            try:
+                shapes[site] = tuple(feature_map(recording, site, _HOOK_POINT).shape[1:])
+            except RecordError as error:
+                reasons.append(str(error))
+        reason = next(iter(reasons), reason)
+    if not shapes:
+        raise RecordError(f"{model.name}: no chosen attention layer has a map of the image: {reason}")
+    return shapes
+
+
+def _compare(
+    request: AnalysisRequest,
+    sites: tuple[str, str],
+    labels: LabelMaps | None,
+    indices: Sequence[int],
+    inputs: tuple[Tensor, Tensor],
+) -> tuple[dict[str, _Comparison], Tensor]:
+    """Comparison of both models on some images by component, and the edges or boundaries."""
+    first, second = (
+        feature_map(recorded(model, batch, _HOOK_POINT, sites=site), site, _HOOK_POINT).float().cpu()
+        for model, site, batch in zip(request.models, sites, inputs, strict=True)
+    )
+    if not bool(first.isfinite().all() and second.isfinite().all()):
+        raise RecordError("some numbers of a map are NaN or infinite: the model diverged in training, or overflows")
+    size = (first.shape[1], first.shape[2])
+    if labels is None:
+        edges = gradient(F.adaptive_avg_pool2d(inputs[0].float().cpu().mean(1), size))
+        edges = edges / edges.amax((1, 2), keepdim=True).clamp_min(torch.finfo(edges.dtype).tiny)
+    else:
+        edges = labels.boundaries(indices, request.models[0], size)
+    pairs = {"common": pictures(first, second), "own": (pictures(first, first).first, pictures(second, second).first)}
+    return {
+        component: _Comparison(
+            first=a,
+            second=b,
+            dissimilarity=(1 - structural_similarity(a, b)) / 2,
+            sharpness=(_sharpness(a, edges), _sharpness(b, edges)),
+        )
+        for component, (a, b) in pairs.items()
+    }, edges
+
+
+def _sharpness(picture: Tensor, edges: Tensor) -> list[list[float | None]]:
+    """The numbers of `sharpness` by image, None where they are not finite."""
+    rows = torch.stack(sharpness(picture, edges), 1).tolist()
+    return [[value if math.isfinite(value) else None for value in row] for row in rows]
+
+
+def _compare_all(
+    request: AnalysisRequest, sites: tuple[str, str], labels: LabelMaps | None
+) -> list[dict[str, tuple[float, tuple[list[float | None], list[float | None]]]]]:
+    """By image and component: mean dissimilarity, and the numbers of `sharpness` of both models."""
+    rows = []
+    indices = iter(request.images.sample(request.limit))
+    for first, second in zip(*(request.batches(model) for model in request.models), strict=True):
+        comparisons, _ = _compare(request, sites, labels, list(islice(indices, len(first))), (first, second))
+        means = {component: each.dissimilarity.mean((1, 2)).tolist() for component, each in comparisons.items()}
+        rows += [
+            {
+                component: (means[component][image], (each.sharpness[0][image], each.sharpness[1][image]))
+                for component, each in comparisons.items()
+            }
+            for image in range(len(first))
+        ]
+    return rows
+
+
+def _panels(request: AnalysisRequest, sites: tuple[str, str], labels: LabelMaps | None) -> list[Panel]:
+    rows: dict[str, list[PictureRow]] = {component: [] for component in _COMPONENTS}
+    a, b = request.models
+    shown = zip(request.images.sample(request.shown), request.pictures(a), request.pictures(b), strict=True)
+    for index, (name, view, first), (_, _, second) in shown:
+        comparisons, edges = _compare(request, sites, labels, [index], (first, second))
+        for component, each in comparisons.items():
+            captioned = (
+                ("its edges" if labels is None else "boundaries of its labels", edges),
+                (a.name, each.first),
+                (b.name, each.second),
+                ("dissimilarity", each.dissimilarity),
+            )
+            maps = [Picture(values=map_values(values[0]), caption=caption) for caption, values in captioned]
+            rows[component].append(PictureRow(name=name, pictures=[Picture(image=png(view), caption="image"), *maps]))
+    where = sites[0] if sites[0] == sites[1] else f"{sites[0]} and {sites[1]}"
+    return [
+        Pictures(title=f"first component {description}, {where}", rows=rows[component], low=0.0, high=1.0)
+        for component, description in _COMPONENTS.items()
+    ]
+
+
+ANALYSIS = Analysis(
+    name="structure",
+    title="Structural similarity of feature maps",
+    summary="first principal component, structural dissimilarity and sharpness of two models' maps",
+    source="BiSA, Figs. 4 to 7",
+    run=run,
+    models=(2, 2),
+)

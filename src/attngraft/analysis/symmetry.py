@@ -1,21 +1,38 @@
-"""Whether latents and tokens look at each other (BiXT, Sec. 3.1 and Appendix A): two maps of one layer compared."""
+"""Symmetry of the attention between latents and tokens: both directions of a layer compared (BiXT, Sec. 3.1 and App. A)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from attngraft.errors import UsageError
+from attngraft.analysis.layers import LayerAxis
+from attngraft.analysis.panels import table
+from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, measure_models, recorded
+from attngraft.errors import RecordError, UsageError
+from attngraft.recording.recording import Recording
+from attngraft.results.analysis import AnalysisResult, Curves
+from attngraft.results.sections import Cell
+from attngraft.results.statistics import t_interval
+from attngraft.targets.handle import ModelHandle
+
+_DIRECTIONS = ("latents_to_tokens", "tokens_to_latents")
+_NONE = "no chosen layer has latents and tokens that attend to each other; BiXT's layers have, except the last"
+_TITLES = {
+    "correlation": "correlation of both directions",
+    "agreement": "agreement of the most attended tokens",
+}
 
 
 class Symmetry(NamedTuple):
-    """Of one layer, by head (H,): mean over images and latents; and of each image (B, H), over latents."""
+    """Symmetry of one layer by head (H,), mean over images and latents; and of each image (B, H), mean over latents."""
 
-    correlation: Tensor  #: between where a latent looks and which tokens look at it
-    agreement: Tensor  #: the share of its k most looked at tokens that are among the k that look at it most
-    chance: float  #: the agreement of unrelated maps, k / N
+    correlation: Tensor  #: between attention of a latent to tokens and attention of tokens to it
+    agreement: Tensor  #: share of its k most attended tokens that are among the k that attend to it most
+    chance: float  #: agreement of unrelated maps, k / N
     correlation_by_image: Tensor
     agreement_by_image: Tensor
 
@@ -23,20 +40,19 @@ class Symmetry(NamedTuple):
 def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | None = None) -> Symmetry:
     """Pearson correlation and top-k agreement of the two directions of a layer.
 
-    Both directions of bi-directional attention come from one matrix of scores; those of the sequential model from two. What
-    its maps have in common beyond `chance` they have learned. Agreement is what it is on average when ties are broken at
-    random.
+    Both directions of bi-directional attention are computed from one score matrix, those of the sequential model from two:
+    what its maps have in common beyond `chance` is learned. Agreement is the expected value when ties are broken at random.
 
     Args:
         latents_to_tokens: (B, H, M, N), rows sum to 1.
         tokens_to_latents: (B, H, N, M), rows sum to 1.
-        k: how many tokens; a tenth of them by default.
+        k: number of tokens; default: a tenth of them.
 
     Raises:
-        UsageError: the shapes do not belong together.
+        UsageError: the shapes do not match.
     """
-    theirs = tokens_to_latents.transpose(-2, -1)
-    if theirs.shape != latents_to_tokens.shape:
+    second = tokens_to_latents.transpose(-2, -1)
+    if second.shape != latents_to_tokens.shape:
         raise UsageError(
             f"maps of {tuple(latents_to_tokens.shape)} and {tuple(tokens_to_latents.shape)} are not both directions of one "
             "layer: (B, H, M, N) and (B, H, N, M)"
@@ -45,18 +61,141 @@ def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | N
     k = max(1, tokens // 10) if k is None else k
     if not 1 <= k <= tokens:
         raise UsageError(f"k = {k} is not between 1 and the {tokens} tokens")
-    ours, theirs = latents_to_tokens.double(), theirs.double()
-    ours_centred, theirs_centred = (each - each.mean(-1, keepdim=True) for each in (ours, theirs))
-    lengths = ours_centred.norm(dim=-1) * theirs_centred.norm(dim=-1)
-    correlation = (ours_centred * theirs_centred).sum(-1) / lengths.clamp_min(torch.finfo(torch.float64).tiny)
-    agreement = (_among_top(ours, k) * _among_top(theirs, k)).sum(-1) / k
+    first, second = latents_to_tokens.double(), second.double()
+    a, b = (each - each.mean(-1, keepdim=True) for each in (first, second))
+    lengths = a.norm(dim=-1) * b.norm(dim=-1)
+    correlation = (a * b).sum(-1) / lengths.clamp_min(torch.finfo(torch.float64).tiny)
+    agreement = (_top_probability(first, k) * _top_probability(second, k)).sum(-1) / k
     by_image = correlation.mean(2), agreement.mean(2)
     return Symmetry(by_image[0].mean(0), by_image[1].mean(0), k / tokens, *by_image)
 
 
-def _among_top(values: Tensor, k: int) -> Tensor:
-    """How likely each value (..., N) is among its row's k largest when ties are broken at random."""
+def _top_probability(values: Tensor, k: int) -> Tensor:
+    """Probability that each value (..., N) is among its row's k largest when ties are broken at random."""
     least = values.topk(k).values[..., -1:]
     above, equal = values > least, values == least
     left = k - above.sum(-1, keepdim=True)
     return above + equal * (left.double() / equal.sum(-1, keepdim=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measure:
+    """Means over images; the 95% interval of the mean over heads, or None (one image)."""
+
+    heads: list[float]
+    mean: float
+    interval: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, batches: list[Tensor]) -> _Measure:
+        """From values by image and head, (B, H) per batch."""
+        values = torch.cat(batches)
+        if not bool(values.isfinite().all()):
+            raise RecordError("some of its maps are NaN or infinite: the model diverged in training, or overflows")
+        over_heads = t_interval(values.mean(1).numpy())
+        return cls(
+            heads=values.mean(0).tolist(),
+            mean=float(values.mean()),
+            interval=None if over_heads is None else (over_heads.low, over_heads.high),
+        )
+
+
+def _measure(
+    request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]
+) -> dict[str, tuple[float, dict[str, _Measure]]]:
+    """Chance and measures by site."""
+    batches: dict[str, list[Symmetry]] = {}
+    for images in request.batches(model):
+        if not batches:
+            names = find_tensors(model, images[:1], _DIRECTIONS, sites=request.sites)
+            if {name for each in names.values() for name in each} != set(_DIRECTIONS):
+                raise RecordError(_NONE)
+        recording = recorded(model, images, _DIRECTIONS, sites=request.sites)
+        for site, latents_to_tokens, tokens_to_latents in _pairs(recording):
+            batches.setdefault(site, []).append(symmetry(latents_to_tokens, tokens_to_latents))
+    if not batches:
+        raise RecordError(_NONE)
+    found = {}
+    for site, each in batches.items():
+        by_image = {
+            "correlation": [batch.correlation_by_image.cpu() for batch in each],
+            "agreement": [batch.agreement_by_image.cpu() for batch in each],
+        }
+        found[site] = each[-1].chance, {what: _Measure.of(values) for what, values in by_image.items()}
+    return found
+
+
+def _pairs(recording: Recording) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Layers with both directions: of one site, or, where latents and tokens attend one after the other, of two sites of
+    one block, named by the first."""
+    for site in recording:
+        if _DIRECTIONS[0] not in recording[site]:
+            continue
+        block = site.rpartition(".")[0]
+        for other in (site, *(other for other in recording if other != site and other.rpartition(".")[0] == block)):
+            if _DIRECTIONS[1] in recording[other]:
+                yield site, recording[site][_DIRECTIONS[0]], recording[other][_DIRECTIONS[1]]
+                break
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    models, left_out = measure_models(request, _measure)
+    axis = LayerAxis.of(list(layers) for _, _, layers in models)
+    panels = []
+    for what, title in _TITLES.items():
+        lines = []
+        for index, name, layers in models:
+            each = {site: measures[what] for site, (_, measures) in layers.items()}
+            intervals = {site: one.interval for site, one in each.items() if one.interval is not None}
+            lines.append(axis.line(name, index, {site: one.mean for site, one in each.items()}, band=intervals))
+        bounds = [
+            {site: chance if what == "agreement" else 0.0 for site, (chance, _) in layers.items()}
+            for _, _, layers in models
+        ]
+        lines += axis.bounds("chance", bounds)
+        panels.append(Curves(title=title, x_axis="layer", ticks=axis.ticks, lines=lines))
+    return ANALYSIS.result(
+        request,
+        note="Attention of a latent to the tokens, against the attention of the tokens to it. Correlation over the tokens, "
+        "and the share of the tenth of the tokens that a latent attends to most that is among the tenth that attends to it "
+        "most; mean over images, latents and heads, the band its 95% interval (Student's t) over images. Dotted: unrelated "
+        "maps. BiXT's two directions are softmaxes of one score matrix and therefore similar by construction; those of a "
+        "model whose latents and tokens attend one after the other are computed from two. The last layer has one "
+        "direction only.",
+        panels=panels,
+        table=table(
+            [
+                "model",
+                "layer",
+                "head",
+                *(f"{what}{end}" for what in _TITLES for end in ("", " low", " high")),
+                "chance",
+            ],
+            3,
+            [row for _, name, layers in models for site, layer in layers.items() for row in _rows(name, site, *layer)],
+        ),
+        numbers={
+            f"{name}: mean {what} over layers": sum(measures[what].mean for _, measures in layers.values())
+            / len(layers)
+            for _, name, layers in models
+            for what in _TITLES
+        },
+        left_out=left_out,
+    )
+
+
+def _rows(name: str, site: str, chance: float, measures: Mapping[str, _Measure]) -> Iterator[list[Cell]]:
+    both = measures["correlation"], measures["agreement"]
+    means = [number for each in both for number in (each.mean, *(each.interval or (None, None)))]
+    yield [name, site, "mean", *means, chance]
+    for head, (correlation, agreement) in enumerate(zip(both[0].heads, both[1].heads, strict=True)):
+        yield [name, site, str(head), correlation, None, None, agreement, None, None, chance]
+
+
+ANALYSIS = Analysis(
+    name="symmetry",
+    title="Symmetry of latents and tokens",
+    summary="correlation and agreement of both directions of BiXT's layers, against chance",
+    source="BiXT, Sec. 3.1, App. A",
+    run=run,
+)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from torch import Tensor, nn
 
@@ -106,10 +106,10 @@ class GraftType(ABC, Generic[OptionsT]):
     `__post_init__` raises ValueError for invalid values), and register an instance.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]  #: one line for `attngraft list grafts`
-    source: ClassVar[str]  #: paper and equation or table
-    Options: ClassVar[type] = NoOptions
+    name: str
+    summary: str  #: one line for `attngraft list grafts`
+    source: str  #: paper and equation or table
+    Options: type = NoOptions
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

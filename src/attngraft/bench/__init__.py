@@ -1,1 +1,1 @@
-"""Benchmarks of attention operations: sizes, a correctness check before anything is timed, result files."""
+"""Benchmarks of attention operations: a check of outputs before timing, result files, scaling over the number of tokens."""

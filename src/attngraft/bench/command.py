@@ -1,37 +1,32 @@
-"""What the commands under `bench/` share: options, the table, the file, the exit status."""
+"""Shared parts of the scripts in `bench/`: options, table, result file, exit status."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attngraft.bench.result import BenchResult, Measurement, write_result
+from attngraft.bench.result import BenchResult, Measurement, to_json, write_result
 
 
 def options(description: str, *, pairs: int) -> argparse.ArgumentParser:
-    """The options of every benchmark; a command may add its own."""
+    """Return a parser with the options of every benchmark; scripts may add others."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument(
-        "--pairs", type=int, default=pairs, help="interleaved pairs (30 or more for a result to publish)"
-    )
+    parser.add_argument("--pairs", type=int, default=pairs, help="interleaved pairs (30 or more for published results)")
     parser.add_argument("--out", type=Path, default=None, help="write the result as JSON (benchmarks/NAME.json)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 
 
 def finish(result: BenchResult, *, out: Path | None, as_json: bool) -> int:
-    """Show `result`, write it where asked, and return the exit status: 1 if a bar was missed."""
+    """Print `result`, write it to `out`, and return the exit status: 1 if a bar was missed."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     if as_json:
-        console.out(json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False), highlight=False)
+        console.out(to_json(result), highlight=False)
     else:
         console.print(render(result))
     if out is not None:
@@ -40,11 +35,16 @@ def finish(result: BenchResult, *, out: Path | None, as_json: bool) -> int:
 
 
 def render(result: BenchResult) -> Table:
-    """A small table: value, interval, bar, pass or fail."""
-    drawn = Table(
-        title=Text(result.title), caption=Text(_caption(result)), title_justify="left", caption_justify="left"
+    """Render a table of value, interval, bar, pass or fail."""
+    environment = result.environment
+    facts = (
+        f"{environment.get('device_name')}, {environment.get('threads')} threads",
+        f"load {result.load[0]}" if result.load else "",
+        f"torch {environment.get('packages', {}).get('torch')}",
     )
-    drawn.add_column("what")
+    caption = Text(", ".join(filter(None, facts)))
+    drawn = Table(title=Text(result.title), caption=caption, title_justify="left", caption_justify="left")
+    drawn.add_column("measurement")
     for heading in ("median", "95% interval", "bar"):
         drawn.add_column(heading, justify="right")
     drawn.add_column("")
@@ -58,13 +58,3 @@ def render(result: BenchResult) -> Table:
 
 def _number(line: Measurement, value: float) -> str:
     return f"{value:.3f}x" if line.unit == "ratio" else f"{value:.3f} s"
-
-
-def _caption(result: BenchResult) -> str:
-    environment = result.environment
-    facts: Sequence[str] = (
-        f"{environment.get('device_name')}, {environment.get('threads')} threads",
-        f"load {result.load[0]}" if result.load else "",
-        f"torch {environment.get('packages', {}).get('torch')}",
-    )
-    return ", ".join(fact for fact in facts if fact)

@@ -1,6 +1,6 @@
-"""Layers whose cost over the number of tokens can be measured: each a stack of equal layers, and what it is called with.
+"""Layers for scaling benchmarks: stacks of equal layers, and their inputs.
 
-All are `WIDTH` wide with `HEADS` heads and feed-forward networks four times as wide, so that their curves compare.
+All are `WIDTH` wide with `HEADS` heads and feed-forward networks four times as wide, so that curves are comparable.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
+
+from attngraft.models.bixt.layers import Layer
 
 WIDTH, HEADS, LATENTS = 192, 3, 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class BenchLayer:
     """A kind of layer."""
 
     title: str
-    stack: Callable[[int], nn.Module]  #: so many layers
-    inputs: Callable[[int], tuple[Tensor, ...]]  #: so many tokens, and what else the stack takes; a batch of one
-    checked: int = 1024  #: tokens that outputs are checked with, or fewer where fewer are measured
+    stack: Callable[[int], nn.Module]  #: number of layers -> stack
+    inputs: Callable[[int], tuple[Tensor, ...]]  #: number of tokens -> inputs of the stack, a batch of one
+    checked: int = 1024  #: maximum number of tokens for the check of outputs
 
 
 class BiXTStack(nn.Module):
-    """Whole layers of BiXT: bi-directional cross-attention with its projections and both feed-forward networks, then a
-    block over the latents."""
+    """Complete layers of BiXT: cross-attention with projections and both feed-forward networks, then a latent block."""
 
     def __init__(self, depth: int) -> None:
-        from attngraft.models.bixt.layers import Layer
-
         super().__init__()
         self.layers = nn.ModuleList(
             Layer(WIDTH, WIDTH, dim_attention=WIDTH, sa_heads=HEADS, ca_heads=HEADS) for _ in range(depth)
@@ -43,13 +43,11 @@ class BiXTStack(nn.Module):
 
 
 def vit(depth: int, *, explicit: bool = False) -> nn.Module:
-    """timm's blocks of a ViT: attention of all tokens to all tokens.
+    """Create timm's ViT blocks.
 
-    Its attention is PyTorch's fused one, which needs time that grows with the square of the tokens and memory that does
-    not: such a curve ends by time. `explicit` writes the N x N maps down, as ViT was published: that ends by memory.
+    PyTorch's fused attention takes time quadratic in the number of tokens, but not memory, so its curve ends by time. With
+    `explicit`, attention stores N x N maps, as in the original ViT, and the curve ends by memory.
     """
-    from timm.models.vision_transformer import Block
-
     blocks = [Block(WIDTH, HEADS, qkv_bias=True) for _ in range(depth)]
     for block in blocks:
         block.attn.fused_attn = not explicit
@@ -64,13 +62,13 @@ def latents_and_tokens(count: int) -> tuple[Tensor, ...]:
     return torch.randn(1, LATENTS, WIDTH), torch.randn(1, count, WIDTH)
 
 
-#: name -> kind of layer; a mechanism's own bench adds a line here and a verb in `cli/bench.py`
-LAYERS: Mapping[str, Measured] = {
-    "bixt": Measured(  # checked with so many that they take the way of a million
+#: name -> kind of layer; a mechanism's benchmark adds a line here and a command in `cli/bench.py`
+LAYERS: Mapping[str, BenchLayer] = {
+    "bixt": BenchLayer(  # enough to take the same code path as a million
         title="BiXT layer", stack=BiXTStack, inputs=latents_and_tokens, checked=2**15
     ),
-    "vit": Measured(title="ViT block, fused attention", stack=vit, inputs=tokens_alone),
-    "vit-explicit": Measured(
+    "vit": BenchLayer(title="ViT block, fused attention", stack=vit, inputs=tokens_alone),
+    "vit-explicit": BenchLayer(
         title="ViT block, N x N maps", stack=lambda depth: vit(depth, explicit=True), inputs=tokens_alone
     ),
 }

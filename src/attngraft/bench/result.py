@@ -1,4 +1,4 @@
-"""What a benchmark found, with everything needed to judge it: machine, versions, load, command. Committed as JSON."""
+"""Results of benchmarks, with machine, versions, load and command, as JSON; and the check of outputs before timing."""
 
 from __future__ import annotations
 
@@ -7,22 +7,44 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from attngraft.errors import ConfigError
+import torch
+
+from attngraft.environment import environment
+from attngraft.errors import AttngraftError, ConfigError
 from attngraft.files import write_atomically
 from attngraft.strict import read
 from attngraft.timing.paired import Bar, Duration, PairedRatio
 
 FORMAT = 1
+ResultT = TypeVar("ResultT")
+
+
+class WrongOutputsError(AttngraftError):
+    """A candidate's outputs differ from the reference's, so it was not timed."""
+
+
+def check_outputs(candidate: Any, reference: Any, *, what: str, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Compare two (nested) outputs before timing; with both tolerances 0 they must be equal bit for bit.
+
+    Raises:
+        WrongOutputsError: they differ in structure, shape, type or value; reports where and how much.
+    """
+    try:
+        torch.testing.assert_close(candidate, reference, rtol=rtol, atol=atol)
+    except AssertionError as error:
+        raise WrongOutputsError(
+            f"{what}: not timed, because its outputs differ from the reference's. {error}"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One line: a ratio or a duration with its 95% interval, and the bar that it must keep."""
+    """One line: a ratio or a duration with its 95% interval, and its bar (upper limit)."""
 
     name: str
     unit: Literal["ratio", "seconds"]
@@ -30,7 +52,7 @@ class Measurement:
     low: float
     high: float
     bar: float | None
-    passed: bool  #: fails only if the whole interval lies beyond the bar
+    passed: bool  #: false only if the whole interval lies above the bar
     samples: int
     baseline_seconds: float | None = None
     candidate_seconds: float | None = None
@@ -44,7 +66,7 @@ class BenchResult:
     command: str
     environment: Mapping[str, Any]  #: versions, commit, device, threads, start
     load: list[float]  #: load averages over 1, 5 and 15 minutes at the start; near 0 on a quiet machine
-    settings: Mapping[str, Any]  #: what the command was told
+    settings: Mapping[str, Any]  #: options of the command
     measurements: tuple[Measurement, ...]
     format: int = field(default=FORMAT)
 
@@ -54,36 +76,25 @@ class BenchResult:
 
 
 def measurement(name: str, measured: PairedRatio | Duration, *, bar: float | None) -> Measurement:
-    """A line of the result from what the harness measured."""
+    """Return a line of the result for a measured ratio or duration."""
     passed = bar is None or Bar(bar).passes(measured)
+    shared: dict[str, Any] = {"low": measured.low, "high": measured.high, "bar": bar, "passed": passed}
     if isinstance(measured, Duration):
-        return Measurement(
-            name=name,
-            unit="seconds",
-            value=measured.seconds,
-            low=measured.low,
-            high=measured.high,
-            bar=bar,
-            passed=passed,
-            samples=measured.samples,
-        )
+        return Measurement(name=name, unit="seconds", value=measured.seconds, samples=measured.samples, **shared)
     return Measurement(
         name=name,
         unit="ratio",
         value=measured.ratio,
-        low=measured.low,
-        high=measured.high,
-        bar=bar,
-        passed=passed,
         samples=measured.pairs,
         baseline_seconds=measured.baseline_seconds,
         candidate_seconds=measured.candidate_seconds,
+        **shared,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where and how a benchmark runs; made before the first sample, since measuring makes load."""
+    """Machine and command of a benchmark; created before the first sample, since measuring causes load."""
 
     environment: Mapping[str, Any]
     load: list[float]
@@ -91,46 +102,43 @@ class Setting:
 
 
 def measured_once(name: str, value: float, *, bar: float) -> Measurement:
-    """A line for a ratio that is the same every time."""
+    """Return a line for a deterministic ratio."""
     return Measurement(
         name=name, unit="ratio", value=value, low=value, high=value, bar=bar, passed=value <= bar, samples=1
     )
 
 
-def here(device: str = "cpu") -> Setting:
-    """This machine, now."""
-    import torch
-
-    from attngraft.environment import environment
-
-    found = environment(torch.device(device))
-    command = _said(found.pop("command", sys.argv))
+def current_setting(device: str = "cpu") -> Setting:
+    """Return the setting of this process."""
+    facts = environment(torch.device(device))
+    arguments: list[str] = facts.pop("command", sys.argv)
+    program = Path(arguments[0])  # a script by its path, an installed program by its name
+    command = ["python", *arguments] if program.suffix == ".py" else [program.name, *arguments[1:]]
     load = [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else []
-    return Setting(environment=found, load=load, command=command)
+    return Setting(environment=facts, load=load, command=shlex.join(command))
 
 
-def _said(arguments: Sequence[str]) -> str:
-    """The command as somebody else would type it: a script by its path, an installed program by its name."""
-    program = Path(arguments[0])
-    return shlex.join(["python", *arguments] if program.suffix == ".py" else [program.name, *arguments[1:]])
+def to_json(result: Any) -> str:
+    """Return a result dataclass as JSON."""
+    return json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False)
 
 
-def write_result(result: BenchResult, path: Path) -> None:
-    """Write `result` as JSON, atomically."""
-    write_atomically(path, json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False) + "\n")
+def write_result(result: Any, path: Path) -> None:
+    """Write a result dataclass as JSON, atomically."""
+    write_atomically(path, to_json(result) + "\n")
 
 
-def read_result(path: Path) -> BenchResult:
-    """Read what `write_result` wrote.
+def read_benchmark(path: Path, kind: type[ResultT], *, remedy: str = "measure again with this version") -> ResultT:
+    """Read a result of the dataclass `kind`, as `write_result` writes it.
 
     Raises:
-        ConfigError: not JSON, unknown or missing fields, or a format that this version does not know.
+        ConfigError: not JSON, unknown or missing fields, or an unknown format.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{path}: not a benchmark's result: {error}") from None
-    result = read(BenchResult, content, where=path.name)
-    if result.format != FORMAT:
-        raise ConfigError(f"{path}: format {result.format} is not {FORMAT}; measure again with this version")
+        raise ConfigError(f"{path}: not a benchmark result: {error}; {remedy}") from None
+    result = read(kind, content, where=path.name)
+    if (found := getattr(result, "format", None)) != FORMAT:
+        raise ConfigError(f"{path}: format {found} is not {FORMAT}; {remedy}")
     return result

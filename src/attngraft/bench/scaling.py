@@ -1,36 +1,33 @@
-"""How time and memory grow with the number of tokens: a curve per kind of layer, each size in a process of its own.
+"""Scaling of time and memory with the number of tokens: one curve per kind of layer, each size in a separate process.
 
     time ~ N^a,  memory ~ N^b         fitted over sizes of `FIT_FROM` tokens and more, on logarithms
 
-A curve ends where memory runs out or one size takes too long; larger sizes of it are not tried. What was measured before is
-kept, so that an interrupted sweep goes on where it was.
+A curve ends where memory runs out or a size takes too long; larger sizes are not tried. Earlier measurements are kept, so
+that an interrupted sweep can be resumed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scipy import stats
+
 from attngraft.bench.layers import LAYERS
-from attngraft.bench.one_size import Job, Reading, measure_size
-from attngraft.bench.result import Setting
-from attngraft.errors import ConfigError, UsageError
-from attngraft.files import write_atomically
-from attngraft.strict import read
+from attngraft.bench.one_size import SizeResult, SizeTask, measure_size
+from attngraft.bench.result import FORMAT, Setting, read_benchmark
+from attngraft.errors import UsageError
 from attngraft.timing.memory import free_memory
 from attngraft.timing.paired import median_interval
 
-FORMAT = 1
 #: grids of 14, 28, 56, 112, 224, 448 and 1,024 tokens a side
 SIZES = (196, 784, 3136, 12544, 50176, 200704, 1048576)
-FIT_FROM = 3136  #: below, what a call costs whatever its size is too much of it
-FREE_SHARE = 0.8  #: of free memory is the limit where none is given
-TOLERANCE = 0.1  #: how far an exponent may be from its bar
+FIT_FROM = 3136  #: below, the constant cost of a call dominates
+FREE_SHARE = 0.8  #: share of free memory that is the default limit
+TOLERANCE = 0.1  #: maximum difference of an exponent from its bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,25 +44,25 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Where a curve ends, and why."""
+    """End of a curve, with the reason."""
 
-    tokens: int  #: the size that did not work
+    tokens: int  #: the size that could not be measured
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exponent:
-    """The power of the number of tokens, by least squares on logarithms, with its 95% t-interval."""
+    """Exponent of the number of tokens, by least squares on logarithms, with its 95% t-interval."""
 
     value: float
     low: float
     high: float
     points: int
-    bar: float | None  #: what it should be
+    bar: float | None  #: expected value
 
     @property
     def passed(self) -> bool:
-        """Whether the exponent itself, not only its interval, is within `TOLERANCE` of its bar."""
+        """Whether the exponent, not only its interval, is within `TOLERANCE` of its bar."""
         return self.bar is None or abs(self.value - self.bar) <= TOLERANCE
 
 
@@ -83,15 +80,15 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When a size is given up."""
+    """Limits of one size."""
 
     seconds: float
-    memory: int | None  #: bytes; None: `FREE_SHARE` of what is free when a size begins
+    memory: int | None  #: bytes; None: `FREE_SHARE` of the memory that is free at the start of a size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What is measured: two results can be joined only if this is the same."""
+    """The measured call; results can be joined only if it is equal."""
 
     depth: int
     backward: bool
@@ -102,7 +99,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingResult:
-    """One sweep, or as much of it as is measured."""
+    """One sweep, complete or partial."""
 
     title: str
     command: str
@@ -111,7 +108,7 @@ class ScalingResult:
     call: Call
     limits: Limits
     curves: tuple[Curve, ...]
-    bars: Mapping[str, float]  #: layer -> the exponent that both of its curves should have
+    bars: Mapping[str, float]  #: layer -> expected exponent of both of its curves
     format: int = FORMAT
 
     @property
@@ -122,14 +119,14 @@ class ScalingResult:
 def begin(
     title: str, layers: Sequence[str], *, setting: Setting, call: Call, limits: Limits, bars: Mapping[str, float]
 ) -> ScalingResult:
-    """A sweep of which nothing is measured yet.
+    """Create a sweep without measurements.
 
     Raises:
-        UsageError: a layer that is not known, or none.
+        UsageError: an unknown layer, or none.
     """
     unknown = [name for name in layers if name not in LAYERS]
     if unknown or not layers:
-        raise UsageError(f"layers are some of {', '.join(LAYERS)}, not {', '.join(unknown) or 'none'}")
+        raise UsageError(f"layers must be some of {', '.join(LAYERS)}, not {', '.join(unknown) or 'none'}")
     return ScalingResult(
         title=title,
         command=setting.command,
@@ -142,31 +139,33 @@ def begin(
     )
 
 
-def going_on(result: ScalingResult, known: ScalingResult, *, path: Path) -> ScalingResult:
-    """`result`, not yet measured, with what `known` has from `path`. Where a limit differs, curves that it ended go on.
+def resumed(result: ScalingResult, known: ScalingResult, *, path: Path) -> ScalingResult:
+    """Return `result`, without measurements, with those of `known` from `path`; ended curves continue if limits differ.
 
     Raises:
-        UsageError: `known` measured something else, or elsewhere; names what.
+        UsageError: `known` is of another call, machine or version; names the difference.
     """
     pairs = {
         **{name: (value, getattr(known.call, name)) for name, value in vars(result.call).items()},
         "title": (result.title, known.title),
-        **{name: (wanted, _place(known)[name]) for name, wanted in _place(result).items()},
+        **{name: (wanted, _machine(known)[name]) for name, wanted in _machine(result).items()},
     }
     for name, (wanted, found) in pairs.items():
         if wanted != found:
             raise UsageError(
-                f"{path} holds measurements with {name} {found}, not {wanted}: give another --out, or delete that file"
+                f"{path} holds measurements with {name} {found}, not {wanted}: pass another --out, or delete that file"
             )
     ends_hold = result.limits == known.limits
     before = {curve.layer: curve if ends_hold else replace(curve, end=None) for curve in known.curves}
-    asked = tuple(before.pop(curve.layer, curve) for curve in result.curves)
-    return replace(result, curves=(*asked, *before.values()))
+    curves = tuple(before.pop(curve.layer, curve) for curve in result.curves)
+    return replace(result, curves=(*curves, *before.values()))
 
 
-def _place(result: ScalingResult) -> dict[str, str]:
-    """Of the environment, where another value makes other times. Whether a checkout had changes (`+`) is not among it: the
-    result's own file, where it is tracked, is a change."""
+def _machine(result: ScalingResult) -> dict[str, str]:
+    """Return the entries of the environment that affect times.
+
+    Uncommitted changes (`+` at the commit) are ignored: a tracked result file is such a change itself.
+    """
     environment = result.environment
     named = {name: str(environment.get(name)) for name in ("device_name", "attngraft", "commit")}
     torch = str(environment.get("packages", {}).get("torch"))
@@ -179,17 +178,17 @@ def sweep(
     sizes: Iterable[int],
     *,
     starting: Callable[[str, int], None],
-    measured: Callable[[ScalingResult], None],
-    run: Callable[[Job], Reading] = measure_size,
+    done: Callable[[ScalingResult], None],
+    run: Callable[[SizeTask], SizeResult] = measure_size,
 ) -> ScalingResult:
     """Measure what `result` lacks of `layers` and `sizes`, the smallest size of all layers first.
 
     Args:
-        starting: told the layer's title and the size before each of them, whether it has to be measured or not.
-        measured: given the result with each new point or end.
+        starting: called with the layer's title and the size before each size, measured already or not.
+        done: called with the result after each new point or end.
 
     Raises:
-        MeasuringError: a size failed otherwise than by time or memory.
+        MeasuringError: a size failed for another reason than time or memory.
     """
     wanted = list(layers)
     for tokens in sorted(set(sizes)):
@@ -198,29 +197,29 @@ def sweep(
             starting(curve.title, tokens)
             if any(point.tokens == tokens for point in curve.points) or (curve.end and curve.end.tokens <= tokens):
                 continue
-            job = _job(name, tokens, result)
-            curve = _with(curve, job, run(job), bar=result.bars.get(name))
+            task = _task(name, tokens, result)
+            curve = _extended(curve, task, run(task), bar=result.bars.get(name))
             result = replace(result, curves=tuple(curve if each.layer == name else each for each in result.curves))
-            measured(result)
+            done(result)
     return result
 
 
-def _job(layer: str, tokens: int, result: ScalingResult) -> Job:
+def _task(layer: str, tokens: int, result: ScalingResult) -> SizeTask:
     limits, free = result.limits, free_memory()
     memory = int(FREE_SHARE * free) if limits.memory is None and free is not None else limits.memory
-    return Job(layer=layer, tokens=tokens, **vars(result.call), seconds=limits.seconds, memory=memory)
+    return SizeTask(layer=layer, tokens=tokens, **vars(result.call), seconds=limits.seconds, memory=memory)
 
 
-def _with(curve: Curve, job: Job, reading: Reading, *, bar: float | None) -> Curve:
-    """The curve with one more size."""
-    if reading.outcome == "too slow":
-        return replace(curve, end=End(tokens=job.tokens, reason=f"over {job.seconds:g} s"))
-    if reading.outcome == "out of memory":
-        limit = "" if job.memory is None else f" ({job.memory / 1e9:.3g} GB)"
-        return replace(curve, end=End(tokens=job.tokens, reason=f"out of memory{limit}"))
-    median, low, high = median_interval(reading.seconds)
-    count = len(reading.seconds)
-    point = Point(tokens=job.tokens, seconds=median, low=low, high=high, samples=count, memory=reading.memory)
+def _extended(curve: Curve, task: SizeTask, result: SizeResult, *, bar: float | None) -> Curve:
+    """Return the curve with one more size."""
+    if result.outcome == "too slow":
+        return replace(curve, end=End(tokens=task.tokens, reason=f"over {task.seconds:g} s"))
+    if result.outcome == "out of memory":
+        limit = "" if task.memory is None else f" ({task.memory / 1e9:.3g} GB)"
+        return replace(curve, end=End(tokens=task.tokens, reason=f"out of memory{limit}"))
+    median, low, high = median_interval(result.seconds)
+    count = len(result.seconds)
+    point = Point(tokens=task.tokens, seconds=median, low=low, high=high, samples=count, memory=result.memory)
     points = tuple(sorted((*curve.points, point), key=lambda each: each.tokens))
     return replace(
         curve,
@@ -231,9 +230,7 @@ def _with(curve: Curve, job: Job, reading: Reading, *, bar: float | None) -> Cur
 
 
 def exponent(points: Sequence[tuple[int, float]], *, bar: float | None = None) -> Exponent | None:
-    """The power by which a quantity grows with the tokens, over sizes of `FIT_FROM` and more; None for less than three."""
-    from scipy import stats
-
+    """Fit the exponent of a quantity over sizes of `FIT_FROM` tokens and more; None for fewer than three."""
     fitted = [(math.log(tokens), math.log(value)) for tokens, value in points if tokens >= FIT_FROM]
     if len(fitted) < 3:
         return None
@@ -242,22 +239,10 @@ def exponent(points: Sequence[tuple[int, float]], *, bar: float | None = None) -
     return Exponent(value=slope, low=slope - reach, high=slope + reach, points=len(fitted), bar=bar)
 
 
-def write_scaling(result: ScalingResult, path: Path) -> None:
-    """Write `result` as JSON, atomically."""
-    write_atomically(path, json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False) + "\n")
-
-
 def read_scaling(path: Path) -> ScalingResult:
-    """Read what `write_scaling` wrote.
+    """Read a sweep, as `write_result` writes it.
 
     Raises:
-        ConfigError: not such a file, or of a format that this version does not know; says so.
+        ConfigError: it is not a sweep, or of an unknown format.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path}: not a scaling result: {error}; give another --out, or delete that file") from None
-    result = read(ScalingResult, content, where=path.name)
-    if result.format != FORMAT:
-        raise ConfigError(f"{path}: format {result.format} is not {FORMAT}; give another --out, or delete that file")
-    return result
+    return read_benchmark(path, ScalingResult, remedy="pass another --out, or delete that file")

@@ -1,4 +1,4 @@
-"""The command line. A verb is a plain function in a file of its own that imports what it needs when it runs."""
+"""The command line. A verb is a plain function in its own file, with imports inside so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ app = typer.Typer(
 
 
 def _with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
-    """`verb`, its errors said on one line and turned into exit codes: 1 failed, 2 usage, 130 interrupted."""
+    """Wrap `verb`: print errors on one line and exit with 1 (failed), 2 (usage) or 130 (interrupted)."""
 
     @functools.wraps(verb)
-    def told(*args: Any, **kwargs: Any) -> None:
+    def run(*args: Any, **kwargs: Any) -> None:
         try:
             verb(*args, **kwargs)
         except AttngraftError as error:
@@ -59,7 +59,7 @@ def _with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
             typer.echo(f"attngraft: interrupted{f': {stop}' if str(stop) else ''}", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
-    return told
+    return run
 
 
 _VERBS: dict[str, Callable[..., None]] = {
@@ -79,31 +79,31 @@ _VERBS: dict[str, Callable[..., None]] = {
 for _verb, _function in _VERBS.items():
     app.command(_verb)(_with_exit_codes(_function))
 
-_data = typer.Typer(help="Look at data before training.", no_args_is_help=True, rich_markup_mode="markdown")
+_data = typer.Typer(help="Check data before training.", no_args_is_help=True, rich_markup_mode="markdown")
 _data.command("check")(_with_exit_codes(data_check))
 app.add_typer(_data, name="data")
 
 _bench = typer.Typer(
-    help="Measure what a mechanism costs on this machine.", no_args_is_help=True, rich_markup_mode="markdown"
+    help="Measure the cost of a mechanism on this machine.", no_args_is_help=True, rich_markup_mode="markdown"
 )
 _bench.command("bixt")(_with_exit_codes(bench_bixt))
 app.add_typer(_bench, name="bench")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"attngraft {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def options(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, tracebacks of errors too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, including tracebacks of errors.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options that every verb has."""
+    """Options of every verb."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("attngraft").setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("matplotlib", "PIL", "timm", "accelerate"):
@@ -113,7 +113,7 @@ def options(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exit codes: 0, 1 failed, 2 usage, 130 interrupted.
 
-    Without `arguments` it is the whole program, which then leaves at once where it was interrupted.
+    Without `arguments` this is the whole program, which exits immediately after an interrupt.
     """
     try:
         app(args=arguments)

@@ -1,4 +1,4 @@
-"""`attngraft analyze`: what attention does in trained models, as the papers show it."""
+"""`attngraft analyze`: the papers' figures and measures of attention, for trained models."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import typer
 from attngraft.cli.evaluate import Weights
 
 if TYPE_CHECKING:
-    from attngraft.analysis.ask import Analysis, Ask
-    from attngraft.results.analysis import Finding
+    from attngraft.analysis.request import Analysis, AnalysisRequest
+    from attngraft.results.analysis import AnalysisResult
     from attngraft.targets.handle import ModelHandle
 
-_MODELS, _IMAGES, _OUTPUT = "Which models", "Which images", "What comes out"
+_MODELS, _IMAGES, _OUTPUT = "Models", "Images", "Output"
 ALL = "all"
 
 
 def analyze(
     names: Annotated[
         list[str],
-        typer.Argument(help="Analyses by name (attngraft list analyses), or all that fit.", metavar="NAME..."),
+        typer.Argument(help="Analyses by name (attngraft list analyses), or all that apply.", metavar="NAME..."),
     ],
     model: Annotated[
         list[str] | None,
         typer.Option(
             "--model",
             "--run",
-            help="A run's folder, an exported folder, or a model of timm; repeatable.",
+            help="Run folder, exported folder, or timm model; repeatable.",
             metavar="RUN|FOLDER|NAME",
             rich_help_panel=_MODELS,
         ),
@@ -37,7 +37,7 @@ def analyze(
         Path | None,
         typer.Option(
             "--study",
-            help="All variants of a study, one run each; its report gets what is found.",
+            help="All variants of a study, one run each; the results are added to its report.",
             metavar="FOLDER",
             rich_help_panel=_MODELS,
         ),
@@ -45,71 +45,78 @@ def analyze(
     variant: Annotated[
         list[str] | None,
         typer.Option(
-            "--variant", help="With --study: these variants alone; repeatable.", metavar="NAME", rich_help_panel=_MODELS
+            "--variant", help="With --study: only these variants; repeatable.", metavar="NAME", rich_help_panel=_MODELS
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", help="With --study: which run of each variant; its first.", rich_help_panel=_MODELS),
+        typer.Option(
+            "--seed", help="With --study: seed of each variant's run. Default: the first.", rich_help_panel=_MODELS
+        ),
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option("--name", help="What a model is called, in the order of --model.", rich_help_panel=_MODELS),
+        typer.Option("--name", help="Display names, in the order of --model.", rich_help_panel=_MODELS),
     ] = None,
     weights: Annotated[
-        Weights, typer.Option("--weights", help="Which weights of a run.", rich_help_panel=_MODELS)
+        Weights, typer.Option("--weights", help="Weights of a run to use.", rich_help_panel=_MODELS)
     ] = Weights.last,
     pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Models of timm with their weights.", rich_help_panel=_MODELS)
+        bool, typer.Option("--pretrained", help="Load the weights of timm models.", rich_help_panel=_MODELS)
     ] = False,
     host_arg: Annotated[
         list[str] | None,
         typer.Option(
-            "--host-arg", metavar="NAME=VALUE", help="For models of timm; repeatable.", rich_help_panel=_MODELS
+            "--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.", rich_help_panel=_MODELS
         ),
     ] = None,
     sites: Annotated[
-        str, typer.Option("--sites", help="Which layers, as in a graft specification.", rich_help_panel=_MODELS)
+        str, typer.Option("--sites", help="Layers to analyze, as in a graft specification.", rich_help_panel=_MODELS)
     ] = "all",
     data: Annotated[
         str | None,
         typer.Option(
-            "--data", help="Their validation part; a run's own if left out.", metavar="SOURCE", rich_help_panel=_IMAGES
+            "--data",
+            help="Use the validation part of this source. Default: the run's data.",
+            metavar="SOURCE",
+            rich_help_panel=_IMAGES,
         ),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option("--split", help="Another part of the data by name.", metavar="NAME", rich_help_panel=_IMAGES),
+        typer.Option("--split", help="Use another part of the data, by name.", metavar="NAME", rich_help_panel=_IMAGES),
     ] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option("--image", help="Files, folders, patterns; repeatable.", metavar="FILE", rich_help_panel=_IMAGES),
+        typer.Option(
+            "--image", help="Image files, folders or patterns; repeatable.", metavar="FILE", rich_help_panel=_IMAGES
+        ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="Images that means are taken over.", rich_help_panel=_IMAGES)
+        int, typer.Option("--limit", min=1, help="Number of images for means.", rich_help_panel=_IMAGES)
     ] = 500,
     shown: Annotated[
-        int, typer.Option("--pictures", min=1, help="Images that are shown one by one.", rich_help_panel=_IMAGES)
+        int, typer.Option("--pictures", min=1, help="Number of images shown one by one.", rich_help_panel=_IMAGES)
     ] = 4,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images at a time.", rich_help_panel=_IMAGES)] = 32,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.", rich_help_panel=_IMAGES)] = 32,
     label_maps: Annotated[
         Path | None,
         typer.Option(
             "--label-maps",
-            help="structure: PNGs of class numbers, named as the images, for boundaries.",
+            help="structure: PNGs of class indices, named like the images, for boundaries.",
             metavar="FOLDER",
             rich_help_panel=_IMAGES,
         ),
     ] = None,
     heads: Annotated[
-        bool, typer.Option("--heads", help="Pictures head by head, not their mean.", rich_help_panel=_OUTPUT)
+        bool, typer.Option("--heads", help="Show heads separately instead of their mean.", rich_help_panel=_OUTPUT)
     ] = False,
     latent: Annotated[
         list[int] | None,
         typer.Option(
             "--latent",
             min=0,
-            help="latents: which ones, by number; repeatable.",
+            help="latents: index of a latent to show; repeatable.",
             metavar="N",
             rich_help_panel=_OUTPUT,
         ),
@@ -118,7 +125,7 @@ def analyze(
         list[str] | None,
         typer.Option(
             "--at",
-            help="filters: a place of the first layer's map, from 0; repeatable.",
+            help="filters: a position on the first layer's map, from 0; repeatable.",
             metavar="ROW,COLUMN",
             rich_help_panel=_OUTPUT,
         ),
@@ -127,20 +134,20 @@ def analyze(
         Path | None,
         typer.Option(
             "--out",
-            help="Default: analysis/ in the study or the one run; else attngraft-analysis/.",
+            help="Output folder. Default: analysis/ in the study or the single run; else attngraft-analysis/.",
             metavar="FOLDER",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", help="Of the page.", rich_help_panel=_OUTPUT)] = None,
+    title: Annotated[str | None, typer.Option("--title", help="Title of the page.", rich_help_panel=_OUTPUT)] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was found as JSON.", rich_help_panel=_OUTPUT)
+        bool, typer.Option("--json", help="Print the results as JSON.", rich_help_panel=_OUTPUT)
     ] = False,
 ) -> None:
-    """Look at what attention does: the papers' figures and measures, on your models and your images.
+    """Analyze attention: the papers' figures and measures, on your models and your images.
 
-    Each analysis writes its numbers (.json, .csv) and its figures (.png, .svg, also on dark) and stands in analysis.html;
-    those of a study stand in its report too. Several models are drawn beside each other, on the same images.
+    Each analysis writes its numbers (.json, .csv) and figures (.png, .svg, also for dark pages) and is added to
+    analysis.html; with --study also to the study's report. Several models are drawn side by side, on the same images.
 
     Examples:
 
@@ -166,32 +173,31 @@ def analyze(
     """
     import json
 
-    from attngraft.analysis.ask import Ask
+    from attngraft.analysis.request import AnalysisRequest
     from attngraft.cli.models import images_for, models_of_study, open_models
     from attngraft.cli.values import assignments
     from attngraft.errors import UsageError
 
-    wanted, baseline = _wanted(names), None
+    analyses, baseline = _analyses(names), None
     left_out: dict[str, str] = {}
     if (study is None) == (not model):
-        raise UsageError("say which models: --study FOLDER, or --model RUN|FOLDER|NAME (repeatable)")
+        raise UsageError("give the models with either --study FOLDER or --model RUN|FOLDER|NAME (repeatable)")
     if study is not None:
-        subjects, baseline, left_out = models_of_study(study, variants=variant or [], seed=seed, weights=weights.value)
+        models, baseline, left_out = models_of_study(study, variants=variant or [], seed=seed, weights=weights.value)
     else:
         arguments = assignments(host_arg or [], option="--host-arg")
-        subjects = open_models(
+        models = open_models(
             model or [], names=name or [], weights=weights.value, pretrained=pretrained, arguments=arguments
         )
-    saved = not (image or data or split) and all(subject.has_predictions for subject in subjects)
-    needs = any(each.needs_images(saved=saved) for each in wanted)
-    given = {"latents": ("--latent", latent), "filters": ("--at", at), "structure": ("--label-maps", label_maps)}
-    for analysis, (option, value) in given.items():
-        if value and analysis not in [each.name for each in wanted]:
-            raise UsageError(f"{option} is for {analysis}, which was not asked for; add it or leave {option} out")
-    album = images_for(subjects, images=image or [], data=data, split=split) if needs else None
-    ask = Ask(
-        subjects=subjects,
-        album=album,
+    saved = not (image or data or split) and all(each.has_predictions for each in models)
+    needs = any(each.needs_images(saved=saved) for each in analyses)
+    specific = {"latents": ("--latent", latent), "filters": ("--at", at), "structure": ("--label-maps", label_maps)}
+    for analysis, (option, value) in specific.items():
+        if value and analysis not in [each.name for each in analyses]:
+            raise UsageError(f"{option} is an option of {analysis}; add {analysis}, or leave {option} out")
+    request = AnalysisRequest(
+        models=models,
+        image_set=images_for(models, images=image or [], data=data, split=split) if needs else None,
         baseline=baseline,
         left_out=left_out,
         sites=sites,
@@ -200,20 +206,20 @@ def analyze(
         batch=batch,
         heads=heads,
         latents=tuple(latent or ()),
-        at=tuple(_row_and_column(text) for text in at or ()),
+        positions=tuple(_row_and_column(text) for text in at or ()),
         label_maps=label_maps,
     )
-    folder = out or _place(study, subjects)
-    findings = _find(wanted, ask, folder, title=title, study=study, tolerant=ALL in names, weights=weights.value)
+    folder = out or _default_folder(study, models)
+    results = _run(analyses, request, folder, title=title, study=study, tolerant=ALL in names, weights=weights.value)
     if as_json:
         import dataclasses
 
-        typer.echo(json.dumps([dataclasses.asdict(each) for each in findings], indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([dataclasses.asdict(each) for each in results], indent=2, ensure_ascii=False))
     else:
-        _show(findings, folder, study)
+        _show(results, folder, study)
 
 
-def _wanted(names: list[str]) -> list[Analysis]:
+def _analyses(names: list[str]) -> list[Analysis]:
     from attngraft.analysis.catalog import analyses, analysis
 
     return analyses() if ALL in names else [analysis(name) for name in dict.fromkeys(names)]
@@ -229,63 +235,60 @@ def _row_and_column(text: str) -> tuple[int, int]:
         raise UsageError(f"--at {text}: give a row and a column of the map, counted from 0, as 3,10") from None
 
 
-def _place(study: Path | None, subjects: tuple[ModelHandle, ...]) -> Path:
-    from attngraft.analysis.storage import FOLDER
+def _default_folder(study: Path | None, models: tuple[ModelHandle, ...]) -> Path:
+    from attngraft.analysis.catalog import FOLDER
 
     if study is not None:
         return study / FOLDER
-    record = subjects[0].record
-    return record.folder / FOLDER if len(subjects) == 1 and record is not None else Path("attngraft-analysis")
+    record = models[0].record
+    return record.folder / FOLDER if len(models) == 1 and record is not None else Path("attngraft-analysis")
 
 
-def _find(
-    wanted: list[Analysis],
-    ask: Ask,
+def _run(
+    analyses: list[Analysis],
+    request: AnalysisRequest,
     folder: Path,
     *,
     title: str | None,
     study: Path | None,
     tolerant: bool,
     weights: str,
-) -> list[Finding]:
-    """Each finding is written as soon as it is there, so that an interruption loses the one at work alone. Among `all`,
-    analyses that do not fit are told and passed over."""
+) -> list[AnalysisResult]:
+    """Run the analyses and write each result at once, so that an interruption loses only the current one.
+
+    `tolerant` (for `all`) reports analyses that do not apply, and skips them.
+    """
     import dataclasses
 
     from attngraft.cli.models import bar
     from attngraft.errors import RecordError, UsageError
+    from attngraft.report import write_report
     from attngraft.report.analyses import write_analyses
+    from attngraft.results.storage import RESULT_FILE, load_result
 
-    findings: list[Finding] = []
-    for each in wanted:
-        total = {"none": 0, "shown": ask.shown, "many": ask.limit}[each.images] * len(ask.subjects)
+    shown = study.resolve().name if study is not None else ", ".join(request.names)
+    results: list[AnalysisResult] = []
+    for each in analyses:
+        total = {"none": 0, "shown": request.shown, "many": request.limit}[each.images] * len(request.models)
         try:
             with bar(total, each.name) as progress:
-                found = each(dataclasses.replace(ask, progress=progress))
+                result = each(dataclasses.replace(request, progress=progress))
         except (RecordError, UsageError) as error:
             if not tolerant:
                 raise
             typer.echo(f"attngraft: {each.name} left out: {error}", err=True)
             continue
-        found = dataclasses.replace(found, made=_made(ask, each, weights))
-        write_analyses([found], folder, title=title or _title(ask, study))
-        findings.append(found)
-    if not findings:
-        raise UsageError("no analysis fits these models; attngraft list analyses says what each needs")
-    if study is not None:
-        _renew_report(study)
-    return findings
-
-
-def _renew_report(study: Path) -> None:
-    from attngraft.report import write_report
-    from attngraft.results.storage import RESULT_FILE, load_result
-
-    if (study / RESULT_FILE).is_file():
+        result = dataclasses.replace(result, made=_provenance(request, each, weights))
+        write_analyses([result], folder, title=title or f"Attention in {shown}")
+        results.append(result)
+    if not results:
+        raise UsageError("no analysis applies to these models; see attngraft list analyses for their requirements")
+    if study is not None and (study / RESULT_FILE).is_file():
         write_report(load_result(study), study)
+    return results
 
 
-def _made(ask: Ask, analysis: Analysis, weights: str) -> dict[str, Any]:
+def _provenance(request: AnalysisRequest, analysis: Analysis, weights: str) -> dict[str, Any]:
     import shlex
     import sys
     from datetime import UTC, datetime
@@ -293,21 +296,16 @@ def _made(ask: Ask, analysis: Analysis, weights: str) -> dict[str, Any]:
     from attngraft._version import __version__
 
     made: dict[str, Any] = {"command": shlex.join(["attngraft", *sys.argv[1:]])}
-    if ask.album is not None and analysis.images != "none" and not (analysis.answers and ask.saved):
-        count = min(len(ask.album), ask.shown if analysis.images == "shown" else ask.limit)
-        made["images"] = f"{count} of {ask.album.source}"
-    if any(subject.record is not None for subject in ask.subjects):
+    saved = analysis.predictions and request.use_saved_predictions
+    if request.image_set is not None and analysis.images != "none" and not saved:
+        count = min(len(request.image_set), request.shown if analysis.images == "shown" else request.limit)
+        made["images"] = f"{count} of {request.image_set.source}"
+    if any(model.record is not None for model in request.models):
         made["weights"] = weights
     return made | {"made": datetime.now(UTC).isoformat(timespec="seconds"), "attngraft": __version__}
 
 
-def _title(ask: Ask, study: Path | None) -> str:
-    if study is not None:
-        return f"What attention does in {study.resolve().name}"
-    return f"What attention does in {', '.join(subject.name for subject in ask.subjects)}"
-
-
-def _show(findings: list[Finding], folder: Path, study: Path | None) -> None:
+def _show(results: list[AnalysisResult], folder: Path, study: Path | None) -> None:
     import sys
 
     from rich.console import Console
@@ -317,11 +315,11 @@ def _show(findings: list[Finding], folder: Path, study: Path | None) -> None:
     from attngraft.report.analyses import PAGE
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    for finding in findings:
-        console.print(Text(f"{finding.title} ({finding.name})", "bold"))
-        for name, value in finding.numbers.items():
+    for result in results:
+        console.print(Text(f"{result.title} ({result.name})", "bold"))
+        for name, value in result.numbers.items():
             console.print(Text(f"  {name}: {value:.4g}"))
-        for name, why in finding.left_out.items():
+        for name, why in result.left_out.items():
             console.print(Text(f"  left out: {name}: {why}", "yellow"))
     console.print(Text(str(folder / PAGE)))
     if study is not None and (study / REPORT_FILE).is_file():

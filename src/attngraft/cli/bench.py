@@ -1,4 +1,4 @@
-"""`attngraft bench`: what a mechanism costs on this machine."""
+"""`attngraft bench`: cost of a mechanism on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def bixt(
     out: Annotated[
-        Path, typer.Option(metavar="FILE.json", help="The result; plots come beside it (.png, .svg, -dark).")
+        Path, typer.Option(metavar="FILE.json", help="The result; plots are written next to it (.png, .svg, -dark).")
     ] = Path("bixt-scaling.json"),
     sizes: Annotated[
         str | None,
@@ -25,38 +25,40 @@ def bixt(
         str,
         typer.Option(
             metavar="LAYER,...",
-            help="Beside it: vit (fused attention, ends by time), vit-explicit (N x N maps, ends by memory); or none.",
+            help="For comparison: vit (fused attention, ends by time), vit-explicit (N x N maps, ends by memory); or none.",
         ),
     ] = "vit,vit-explicit",
-    backward: Annotated[bool, typer.Option("--backward", help="Forward and backward, not forward alone.")] = False,
-    depth: Annotated[int, typer.Option(min=1, metavar="N", help="Layers on top of each other.")] = 1,
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Timed calls of a size, at least.")] = 5,
+    backward: Annotated[bool, typer.Option("--backward", help="Forward and backward pass, not only forward.")] = False,
+    depth: Annotated[int, typer.Option(min=1, metavar="N", help="Number of stacked layers.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Minimum number of timed calls per size.")] = 5,
     cpu_time: Annotated[
-        bool, typer.Option("--cpu-time", help="Seconds of CPU, for a machine that is busy with other work, too.")
+        bool, typer.Option("--cpu-time", help="Measure CPU time, for machines that are busy with other work too.")
     ] = False,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: torch's own choice.")
     ] = None,
     time_limit: Annotated[
         float,
-        typer.Option(min=0.1, metavar="SECONDS", help="For all calls of one size; one that takes longer is the end."),
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="For all calls of one size; a curve ends at the first size that takes longer.",
+        ),
     ] = 120.0,
     memory_limit: Annotated[
         float | None,
-        typer.Option(
-            min=0.01, metavar="GB", help="What one size may take of the address space. Default: 4/5 of free memory."
-        ),
+        typer.Option(min=0.01, metavar="GB", help="Limit of address space for one size. Default: 4/5 of free memory."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure time and memory of a BiXT layer from 196 to 1,048,576 tokens, with a ViT's block beside it.
+    """Measure time and memory of a BiXT layer from 196 to 1,048,576 tokens, next to a ViT block.
 
-    The layer is whole: bi-directional cross-attention with projections and feed-forward networks, then a block over the
-    latents; 192 wide, 3 heads, 64 latents, a batch of one, on the CPU. Each size runs in a process of its own; its memory
-    is the growth of resident memory during one call. A curve ends where memory runs out or a size takes too long. Exponents
-    are fitted over 3,136 tokens and more; the command ends with exit code 1 where BiXT's are not within 0.1 of 1.
+    The layer is complete: bi-directional cross-attention with projections and feed-forward networks, then a block over the
+    latents; 192 wide, 3 heads, 64 latents, a batch of one, on the CPU. Each size runs in a separate process; its memory is
+    the growth of resident memory during one call. A curve ends where memory runs out or a size takes too long. Exponents are
+    fitted over 3,136 tokens and more; the exit code is 1 if BiXT's are not within 0.1 of 1.
 
-    Every size is saved at once: interrupted or called with other --sizes, it goes on with what FILE.json lacks.
+    Every size is saved at once: rerun the same command after an interruption, or with other --sizes, to measure the rest.
 
     Examples:
 
@@ -70,19 +72,19 @@ def bixt(
     """
     import torch
 
-    from attngraft.bench.result import here
+    from attngraft.bench.result import current_setting
     from attngraft.bench.scaling import SIZES, Call, Limits, begin
     from attngraft.errors import UsageError
 
     if out.suffix != ".json":
-        raise UsageError(f"--out takes a name that ends in .json, beside which plots get theirs, not {out}")
+        raise UsageError(f"--out must end in .json, not {out}")
     layers = ["bixt", *([] if against == "none" else (name.strip() for name in against.split(",")))]
     numbers = SIZES if sizes is None else _numbers(sizes, option="--sizes")
     limit = None if memory_limit is None else int(memory_limit * 1e9)
     result = begin(
         f"BiXT over the number of tokens, {'forward and backward' if backward else 'forward'}",
         layers,
-        setting=here(),
+        setting=current_setting(),
         call=Call(
             depth=depth,
             backward=backward,
@@ -93,40 +95,38 @@ def bixt(
         limits=Limits(seconds=time_limit, memory=limit),
         bars={"bixt": 1.0},
     )
-    _carry_out(result, layers, numbers, out=out, as_json=as_json)
+    _run(result, layers, numbers, out=out, as_json=as_json)
 
 
-def _carry_out(result: ScalingResult, layers: Sequence[str], sizes: Sequence[int], *, out: Path, as_json: bool) -> None:
-    """Measure with a bar on standard error; file, plots and table also of what is there when interrupted."""
-    import dataclasses
-    import json
-
-    from attngraft.bench.scaling import going_on, read_scaling, sweep, write_scaling
+def _run(result: ScalingResult, layers: Sequence[str], sizes: Sequence[int], *, out: Path, as_json: bool) -> None:
+    """Measure with a progress bar; write file, plots and table, also after an interruption."""
+    from attngraft.bench.result import to_json, write_result
+    from attngraft.bench.scaling import read_scaling, resumed, sweep
     from attngraft.files import write_atomically
     from attngraft.report.scaling import scaling_plots
 
     if out.exists():
-        result = going_on(result, read_scaling(out), path=out)
+        result = resumed(result, read_scaling(out), path=out)
 
     def keep(latest: ScalingResult) -> None:
         nonlocal result
         result = latest
-        write_scaling(latest, out)
+        write_result(latest, out)
 
     stopped = False
     with _bar(len(layers) * len(sizes)) as starting:
         try:
-            sweep(result, layers, sizes, starting=starting, measured=keep)
+            sweep(result, layers, sizes, starting=starting, done=keep)
         except KeyboardInterrupt:
             stopped = True
     for name, content in scaling_plots(result, stem=out.stem).items():
         write_atomically(out.with_name(name), content)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False))
+        typer.echo(to_json(result))
     else:
         _show(result, out)
     if stopped:
-        raise KeyboardInterrupt(f"what was measured is in {out}; repeat the command to go on")
+        raise KeyboardInterrupt(f"measurements are in {out}; rerun the same command to resume")
     if not result.passed:
         raise typer.Exit(1)
 
@@ -149,7 +149,7 @@ def _show(result: ScalingResult, out: Path) -> None:
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar that is told what is measured next; gone at the end."""
+    """Show a transient progress bar; yields a function that advances it to the next measurement."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -166,14 +166,14 @@ def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
 
 
 def _numbers(text: str, *, option: str) -> tuple[int, ...]:
-    """`196,784` as numbers.
+    """Parse `196,784`.
 
     Raises:
-        UsageError: something else than positive whole numbers.
+        UsageError: it is not a list of positive integers.
     """
     from attngraft.errors import UsageError
 
     words = [word.strip().replace("_", "") for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise UsageError(f"{option} takes positive whole numbers with commas between them (196,784), not {text!r}")
+        raise UsageError(f"{option} takes positive integers, separated by commas (196,784), not {text!r}")
     return tuple(map(int, words))

@@ -1,4 +1,4 @@
-"""`attngraft convert`: a training script's checkpoint as a file of safetensors."""
+"""`attngraft convert`: a training script's checkpoint to safetensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import typer
 
 if TYPE_CHECKING:
     from attngraft.models.convert import Converted
-    from attngraft.models.weights import Fitted
 
 
 def convert(
@@ -22,7 +21,7 @@ def convert(
         str | None,
         typer.Option(
             "--host",
-            help="The model that the weights are of. Default: as the checkpoint says, or what its name begins with.",
+            help="The model of these weights. Default: from the checkpoint, or the first part of its file name.",
             metavar="MODEL",
         ),
     ] = None,
@@ -33,18 +32,18 @@ def convert(
     ema: Annotated[
         bool | None,
         typer.Option(
-            "--ema/--no-ema", help="The moving average, or the weights. Default: the average where there is one."
+            "--ema/--no-ema", help="Take the moving average, or the weights. Default: the average if there is one."
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.safetensors.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Take the weights out of a checkpoint of a training script, check them, and write them as safetensors.
+    """Extract the weights from a training script's checkpoint, check them, and write them as safetensors.
 
-    The checkpoint may be a zip around `model_best.pth.tar`, hold a bare state dict, or keep one under state_dict, model,
-    state_dict_ema or model_ema; names may begin with `module.` and `_orig_mod.`. Nothing in it is run: one that holds more
-    than tensors, plain values and argparse.Namespace is refused. Where its model is known, names and shapes are checked, and
-    the model's name is written into the file.
+    The checkpoint may be a zip with `model_best.pth.tar`, a bare state dict, or have one under state_dict, model,
+    state_dict_ema or model_ema; names may start with `module.` and `_orig_mod.`. No code in it is run: a checkpoint with
+    more than tensors, plain values and argparse.Namespace is refused. If its model is known, names and shapes are
+    checked, and the model's name is written into the file.
 
     Examples:
 
@@ -59,7 +58,7 @@ def convert(
     from attngraft.models.convert import convert_checkpoint
 
     if host_arg and host is None:
-        raise UsageError("--host-arg is for the model of --host; name it: --host MODEL --host-arg NAME=VALUE")
+        raise UsageError("--host-arg needs --host: --host MODEL --host-arg NAME=VALUE")
     arguments = assignments(host_arg or [], option="--host-arg")
     made = convert_checkpoint(checkpoint, out, host=host, host_args=arguments, average=ema, overwrite=overwrite)
     if as_json:
@@ -74,27 +73,22 @@ def _show(made: Converted) -> None:
     found = made.checkpoint
     lines = {
         "weights from": found.layout + (f", epoch {found.epoch}" if found.epoch is not None else ""),
-        "model": made.architecture or "not known, so names and shapes were not checked (--host MODEL)",
-        "tensors": f"{len(found.tensors)}, {made.numbers:,} numbers",
-        "taken off names": ", ".join(found.stripped) or "nothing",
-        "left out": ", ".join(found.left) or "nothing",
+        "model": made.architecture or "unknown, so names and shapes were not checked (--host MODEL)",
+        "tensors": f"{len(found.tensors)}, {made.numbers:,} values",
+        "removed prefixes": ", ".join(found.stripped) or "nothing",
+        "ignored": ", ".join(found.left) or "nothing",
     }
     if made.fitted is not None:
-        lines["checked"] = _checked(made.fitted)
+        checks = ["names and shapes are the model's"]
+        checks += ["except the head, which is for other classes"] if made.fitted.new else []
+        checks += [f"after resizing {', '.join(made.fitted.resized)}"] if made.fitted.resized else []
+        lines["checked"] = ", ".join(checks)
     typer.echo(str(found.path))
     for name, value in lines.items():
-        typer.echo(f"  {name:<16}{value}")
+        typer.echo(f"  {name:<18}{value}")
     typer.echo(f"{made.out}  {shown_size(made.size)}")
     if made.architecture is not None:
         typer.echo(f"use it: attngraft train --host {made.architecture} --weights {made.out} ...")
-
-
-def _checked(fitted: Fitted) -> str:
-    """What the weights are to their model."""
-    said = ["names and shapes are the model's"]
-    said += ["but for the head, which is for other classes"] if fitted.new else []
-    said += [f"once made to fit: {', '.join(fitted.resized)}"] if fitted.resized else []
-    return ", ".join(said)
 
 
 def _print_json(made: Converted) -> None:

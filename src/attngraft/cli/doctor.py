@@ -1,4 +1,4 @@
-"""`attngraft doctor`: what this machine has and what works on it; or what is found in a model."""
+"""`attngraft doctor`: versions, devices and backends of this machine, or sites and grafts of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 def doctor(
     host: Annotated[
-        str | None, typer.Option("--host", metavar="MODEL", help="Look into this timm model instead of the machine.")
+        str | None, typer.Option("--host", metavar="MODEL", help="Examine this timm model instead of the machine.")
     ] = None,
     host_arg: Annotated[
         list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.")
@@ -20,7 +20,7 @@ def doctor(
 ) -> None:
     """Report versions, devices, backends that work (and why others do not), and free disk.
 
-    With --host: which sites and stages a model has, which grafts fit where, and what attends in it that no adapter reads.
+    With --host: the model's sites and hook points, which grafts fit where, and further attention that no adapter supports.
 
     Examples:
 
@@ -39,7 +39,7 @@ def doctor(
     from rich.table import Table
 
     if host is not None:
-        _look_into(host, host_arg or [], as_json=as_json)
+        _examine(host, host_arg or [], as_json=as_json)
         return
     findings = {"versions": _versions(), "devices": _devices(), "backends": _backends(), "disk": _disk()}
     if as_json:
@@ -53,7 +53,7 @@ def doctor(
         console.print(table)
 
 
-def _look_into(name: str, host_arg: list[str], *, as_json: bool) -> None:
+def _examine(name: str, host_arg: list[str], *, as_json: bool) -> None:
     import dataclasses
     import json
     import sys
@@ -70,35 +70,43 @@ def _look_into(name: str, host_arg: list[str], *, as_json: bool) -> None:
         model = create_host(name, **arguments).eval()
     found = examine(model)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(found), indent=2))
+        content = dataclasses.asdict(found)
+        for site in content["sites"]:  # under the keys of every release
+            site["stages"], site["taps"] = site.pop("hook_points"), site.pop("record_tensors")
+        typer.echo(json.dumps(content, indent=2))
         return
     console = Console(width=None if sys.stdout.isatty() else 160)
-    for line in _in_tables(found):
+    for line in _tables(found):
         console.print(line)
 
 
-def _in_tables(found: Any) -> Iterator[Any]:
+def _tables(found: Any) -> Iterator[Any]:
     from rich.markup import escape
     from rich.table import Table
 
-    yield escape(f"{found.model}: " + (f"read by {found.adapter}" if found.adapter else found.refusal))
+    yield escape(f"{found.model}: " + (f"supported by {found.adapter}" if found.adapter else found.refusal))
     if found.sites:
-        table = Table("sites", "modules", "shape", "stages", "missing", title="sites", title_justify="left")
-        for paths, first in _alike(found.sites):
-            missing = "\n".join(f"{', '.join(stages)}: {reason}" for reason, stages in _by_reason(first.missing))
-            stages = ", ".join(first.stages) or "-"
-            stages += f"\nto be recorded: {', '.join(first.record_tensors)}" if first.record_tensors else ""
-            table.add_row(*map(escape, (paths, first.module, first.shape, stages, missing or "-")))
+        titles = ("sites", "modules", "shape", "hook points", "missing")
+        table = Table(*titles, title="sites", title_justify="left")
+        for paths, first in _merged(found.sites):
+            reasons = dict.fromkeys(first.missing.values())
+            missing = "\n".join(
+                f"{', '.join(point for point, why in first.missing.items() if why == reason)}: {reason}"
+                for reason in reasons
+            )
+            points = ", ".join(first.hook_points) or "-"
+            points += f"\nrecordable: {', '.join(first.record_tensors)}" if first.record_tensors else ""
+            table.add_row(*map(escape, (paths, first.module, first.shape, points, missing or "-")))
         yield table
-        table = Table("graft", "sites", "at", "elsewhere", title="grafts, with default options", title_justify="left")
+        table = Table("graft", "sites", "fits", "refused", title="grafts, with default options", title_justify="left")
         for row in _fits(found.sites, found.grafts):
             table.add_row(*map(escape, row))
         yield table
     if found.not_run:
-        yield escape(f"{found.model} was not run ({found.not_run}): below is what names a softmax in its code")
+        yield escape(f"{found.model} could not be run ({found.not_run}); modules whose code names a softmax:")
     if found.unread:
-        table = Table("path", "module", "softmax", "forward takes", "holds", title_justify="left")
-        table.title = "what attends and is no site: an adapter would have to read it (see: writing a host)"
+        table = Table("path", "module", "softmax", "arguments of forward", "children", title_justify="left")
+        table.title = "attention without a site; an adapter could support it (see: Writing a host)"
         for each in found.unread:
             arguments, children = ", ".join(each.arguments), ", ".join(each.children)
             table.add_row(*map(escape, (each.path, each.module, each.how, arguments, children or "-")))
@@ -106,14 +114,14 @@ def _in_tables(found: Any) -> Iterator[Any]:
 
 
 def _fits(sites: Any, grafts: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Graft, how many sites take it, which do where not all or none do, and why the others do not."""
+    """Yield rows: graft, number of sites that take it, those sites, and reasons of the others."""
     for graft, fit in grafts.items():
         at = "\n".join(_runs(sites, fit.taken)) if fit.taken and fit.refused else "all" if fit.taken else "-"
         yield graft, str(fit), at, "\n".join(dict.fromkeys(fit.refused.values())) or fit.nowhere or "-"
 
 
 def _runs(sites: Any, taken: Sequence[str]) -> Iterator[str]:
-    """The taken sites; those that follow each other among the sites of the same name but for its numbers, as one."""
+    """Yield the taken sites; consecutive sites whose paths differ only in numbers are merged."""
     import re
     from itertools import groupby
 
@@ -130,25 +138,17 @@ def _as_range(paths: Sequence[str]) -> str:
     return paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]} ({len(paths)})"
 
 
-def _by_reason(missing: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Stages that are missing for the same reason, together."""
-    for reason in dict.fromkeys(missing.values()):
-        yield reason, [stage for stage, why in missing.items() if why == reason]
-
-
-def _alike(sites: Any) -> Iterator[tuple[str, Any]]:
-    """Neighbours that differ in nothing but their numbers, as one row: (paths, the first of them)."""
+def _merged(sites: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (paths, first site) for groups of sites that differ only in the numbers of their paths."""
     import dataclasses
     import re
 
-    def form(site: Any) -> Any:
-        return re.sub(r"\d+", "*", site.path), dataclasses.replace(site, path="")
-
     groups: dict[str, list[Any]] = {}
     for site in sites:
-        groups.setdefault(repr(form(site)), []).append(site)
-    for alike in groups.values():
-        yield _as_range([site.path for site in alike]), alike[0]
+        form = re.sub(r"\d+", "*", site.path), dataclasses.replace(site, path="")
+        groups.setdefault(repr(form), []).append(site)
+    for group in groups.values():
+        yield _as_range([site.path for site in group]), group[0]
 
 
 def _versions() -> dict[str, str]:
@@ -185,7 +185,7 @@ def _backends() -> dict[str, str]:
     from attngraft.dispatch import ENVIRONMENT, registered_ops, triton_obstacle
     from attngraft.mechanisms.registry import graft_types
 
-    graft_types()  # the mechanisms register their operations
+    graft_types()  # imports the mechanisms, which register their operations
     probe = torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu")
     found = {"triton": triton_obstacle(probe) or "works", f"{ENVIRONMENT} is": os.environ.get(ENVIRONMENT) or "not set"}
     return found | {name: ", ".join(op.backends) for name, op in registered_ops().items()}
@@ -196,5 +196,5 @@ def _disk() -> dict[str, str]:
     import tempfile
     from pathlib import Path
 
-    places = {"here": Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
-    return {name: f"{shutil.disk_usage(path).free / 2**30:.1f} GiB free ({path})" for name, path in places.items()}
+    folders = {"here": Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
+    return {name: f"{shutil.disk_usage(path).free / 2**30:.1f} GiB free ({path})" for name, path in folders.items()}

@@ -1,4 +1,4 @@
-"""`attngraft eval`: a trained run on data, as they are or under suites."""
+"""`attngraft eval`: evaluate a trained run, on clean data or under suites."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Weights(StrEnum):
-    """Which weights of a run."""
+    """Weights of a run."""
 
     last = "last"
     best = "best"
@@ -24,38 +24,38 @@ class Weights(StrEnum):
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN_DIR")],
+    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN_DIR")],
     suite: Annotated[
         list[str] | None,
         typer.Option(
             "--suite",
             metavar="NAME[,NAME]|NAME=DIR",
-            help="Evaluate under a suite (attngraft list suites); repeatable. NAME=DIR: on the images in DIR.",
+            help="Suite to evaluate under (attngraft list suites); repeatable. NAME=DIR: on the images in DIR.",
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
             "--data",
-            help="Other data of the same kind: its validation part; with --suite, all of a folder of class folders. The "
-            "run's own if left out.",
+            help="Other data of the same kind: its validation part, or, with --suite, all of a folder of class folders. "
+            "Default: the run's data.",
             metavar="DATA",
         ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", help="A part of the data by name, instead of validation.", metavar="NAME")
+        str | None, typer.Option("--split", help="Part of the data by name, instead of validation.", metavar="NAME")
     ] = None,
-    weights: Annotated[Weights, typer.Option("--weights", help="Which weights of the run.")] = Weights.last,
+    weights: Annotated[Weights, typer.Option("--weights", help="Weights of the run to use.")] = Weights.last,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=1, metavar="N", help="With --suite: N images only, spread evenly over all."),
+        typer.Option("--limit", min=1, metavar="N", help="With --suite: use only N images, evenly spaced."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Evaluate a trained model, on its own validation data or on other data, as they are or under suites.
+    """Evaluate a trained model on its own validation data or on other data, clean or under suites.
 
-    Predictions and results of suites go to RUN_DIR/evaluation. What is done already is not done again: the same command
-    continues where it was stopped. Where one suite fails the others are evaluated all the same, and the exit code is 1.
+    Predictions and results of suites are written to RUN_DIR/evaluation. Finished conditions are not repeated: rerun the same
+    command to resume. If a suite fails, the others are still evaluated, and the exit code is 1.
 
     Examples:
 
@@ -74,14 +74,14 @@ def evaluate(
     from attngraft.errors import UsageError
 
     if suite:
-        _under_suites(run, suite, data=data, split=split, weights=weights, limit=limit, as_json=as_json)
+        _evaluate_suites(run, suite, data=data, split=split, weights=weights, limit=limit, as_json=as_json)
         return
     if limit is not None:
-        raise UsageError("--limit goes with --suite; without, all images are evaluated")
-    _plainly(run, data=data, split=split, weights=weights, as_json=as_json)
+        raise UsageError("--limit needs --suite; add a suite, or leave --limit out")
+    _evaluate(run, data=data, split=split, weights=weights, as_json=as_json)
 
 
-def _plainly(run: Path, *, data: str | None, split: str | None, weights: Weights, as_json: bool) -> None:
+def _evaluate(run: Path, *, data: str | None, split: str | None, weights: Weights, as_json: bool) -> None:
     import json
 
     from rich.console import Console
@@ -103,26 +103,26 @@ def _plainly(run: Path, *, data: str | None, split: str | None, weights: Weights
     Console().print(table)
 
 
-def _under_suites(run: Path, texts: list[str], *, as_json: bool, weights: Weights, **where: Any) -> None:
+def _evaluate_suites(run: Path, texts: list[str], *, as_json: bool, weights: Weights, **where: Any) -> None:
     import os
     from contextlib import nullcontext
 
     from rich.console import Console
 
     from attngraft.evaluation.suites import SuitesFailed, evaluate_suites, parse_suites
-    from attngraft.evaluation.suites.progress import NobodyToldOfSuites, SuiteBar, SuiteLog
+    from attngraft.evaluation.suites.progress import SuiteBar, SuiteLog, SuiteProgress
 
     choices = parse_suites(texts)
     console = Console(stderr=True)
-    silent = bool(int(os.environ.get("RANK", "0")))  # one of several processes, of which the first one speaks
+    silent = bool(int(os.environ.get("RANK", "0")))  # of several processes, only the first prints
     if silent:
-        progress: Any = nullcontext(NobodyToldOfSuites())
+        progress: Any = nullcontext(SuiteProgress())
     else:
         progress = SuiteBar(console) if console.is_terminal else nullcontext(SuiteLog())
     failed = None
     try:
-        with progress as told:
-            found = evaluate_suites(run, choices, weights=weights.value, progress=told, **where)
+        with progress as callbacks:
+            found = evaluate_suites(run, choices, weights=weights.value, progress=callbacks, **where)
     except SuitesFailed as error:
         found, failed = error.found, error
     if not silent:

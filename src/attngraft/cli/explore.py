@@ -1,4 +1,4 @@
-"""`attngraft explore`: a page on which one sees where models look."""
+"""`attngraft explore`: an interactive page of the attention of one or two models on an image."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ def explore(
         typer.Option(
             "--model",
             "--run",
-            help="A run's folder, an exported folder, or a model of timm; a second one stands beside it.",
+            help="Run folder, exported folder, or timm model; a second one is shown beside it.",
             metavar="RUN|FOLDER|NAME",
         ),
     ],
-    image: Annotated[Path, typer.Option("--image", help="What they look at.", metavar="FILE")],
+    image: Annotated[Path, typer.Option("--image", help="The image.", metavar="FILE")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page. Default: <image>.html here.", metavar="FILE.html")
+        Path | None,
+        typer.Option("--out", "-o", help="The page. Default: <image>.html in the current folder.", metavar="FILE.html"),
     ] = None,
-    name: Annotated[
-        list[str] | None, typer.Option("--name", help="What a model is called, in the order of --model.")
-    ] = None,
-    weights: Annotated[Weights, typer.Option("--weights", help="Which weights of a run.")] = Weights.last,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Models of timm with their weights.")] = False,
+    name: Annotated[list[str] | None, typer.Option("--name", help="Display names, in the order of --model.")] = None,
+    weights: Annotated[Weights, typer.Option("--weights", help="Weights of a run to use.")] = Weights.last,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of timm models.")] = False,
     host_arg: Annotated[
-        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="For models of timm; repeatable.")
+        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.")
     ] = None,
-    sites: Annotated[str, typer.Option("--sites", help="Which layers, as in a graft specification.")] = "all",
-    title: Annotated[str | None, typer.Option("--title", help="Of the page; the image's name if left out.")] = None,
+    sites: Annotated[str, typer.Option("--sites", help="Layers to show, as in a graft specification.")] = "all",
+    title: Annotated[str | None, typer.Option("--title", help="Title of the page. Default: the image's name.")] = None,
 ) -> None:
-    """Write one file for a browser in which one points at a patch and sees where each layer and head looks.
+    """Write a page that shows the attention of each layer and head for any patch of an image.
 
-    It needs no network. Two models stand beside each other: the host and its graft, two grafts, two hosts.
+    The page is a single file and needs no network. Two models are shown side by side: a host and its graft, two grafts, two
+    hosts.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`attngraft list`: what there is."""
+"""`attngraft list`: grafts, hosts, recipes, papers, tasks, analyses and suites."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def list_command(
 
     if coverage:
         if what != "hosts":
-            raise UsageError(f"--coverage is about hosts: attngraft list hosts --coverage, not list {what}")
+            raise UsageError(f"--coverage needs hosts: attngraft list hosts --coverage, not list {what}")
         _coverage(as_json=as_json)
         return
     rows = _ROWS[what]()
@@ -69,7 +69,7 @@ def _coverage(*, as_json: bool) -> None:
     from attngraft.models.coverage import COUNTED, by_family, cover, shares, timm_names
 
     shown = Console(stderr=True)
-    names = track(timm_names(), "looking into timm's models", console=shown, transient=True)
+    names = track(timm_names(), "examining timm's models", console=shown, transient=True)
     found = [each for each in map(cover, names) if each.attention]
     rows = by_family(found)
     share = shares(rows)
@@ -83,7 +83,7 @@ def _coverage(*, as_json: bool) -> None:
         typer.echo(json.dumps(report, indent=1))
         return
     table = Table(title=f"timm's models that attend over tokens ({len(found)})", title_justify="left")
-    for column in ("family", "names", *COUNTED, "read by", "refused, and why"):
+    for column in ("family", "names", *COUNTED, "supported by", "refused because"):
         table.add_column(column, overflow="fold")
     for row in rows:
         counts = [str(len(row.takes[graft])) for graft in COUNTED]
@@ -116,7 +116,7 @@ def _grafts() -> list[dict[str, Any]]:
         for graft in list_grafts()
     ]
     for name, text in list_presets().items():
-        what = f"stands for {text}"
+        what = f"short for {text}"
         rows.append(
             {"name": name, "stage": [], "options": {}, "identity at start": "", "what": what, "source": "preset"}
         )
@@ -136,7 +136,7 @@ def _recipes() -> list[dict[str, Any]]:
 
 
 def _papers() -> list[dict[str, Any]]:
-    from attngraft.papers import list_papers, load_paper
+    from attngraft.papers.schema import list_papers, load_paper
 
     return [{"name": name, "what": load_paper(name).title} for name in list_papers()]
 
@@ -151,7 +151,8 @@ def _analyses() -> list[dict[str, Any]]:
     from attngraft.analysis.catalog import analyses
 
     return [
-        {"name": each.name, "what": each.what, "takes": each.takes, "source": each.source or "-"} for each in analyses()
+        {"name": each.name, "what": each.summary, "takes": each.requirements, "source": each.source or "-"}
+        for each in analyses()
     ]
 
 

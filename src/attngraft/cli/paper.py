@@ -1,4 +1,4 @@
-"""`attngraft paper`: a paper's tables beside our own numbers."""
+"""`attngraft paper`: a paper's tables next to our numbers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 def paper(
-    name: Annotated[str | None, typer.Argument(metavar="PAPER", help="A paper's id; without it, lists papers.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="PAPER", help="A paper's id; without it, list papers.")] = None,
     table: Annotated[
-        str | None, typer.Argument(metavar="TABLE", help="A table's id; without it, lists the paper's tables.")
+        str | None, typer.Argument(metavar="TABLE", help="A table's id; without it, list the paper's tables.")
     ] = None,
     runs: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A run's or a study's folder: fills measured columns.")
+        Path | None, typer.Option(metavar="DIR", help="A run's or a study's folder, for measured columns.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print a paper's table with our numbers beside the printed ones.
+    """Print a paper's table with our numbers next to the printed ones.
 
     Parameters and MACs are counted with the paper's own counter, on models without weights; nothing is downloaded. A cell
-    agrees if our number rounds to the printed digits; every other cell says why. Accuracies are shown as printed, and
-    with --runs beside those of your own finished runs of the same model and graft.
+    agrees if our number rounds to the printed digits; for every other cell the reason is given. Accuracies are shown as
+    printed, with --runs next to those of your own finished runs of the same model and graft.
 
     Examples:
 
@@ -42,9 +42,7 @@ def paper(
     from attngraft.errors import UsageError
 
     if runs is not None and table is None:
-        raise UsageError(
-            "--runs fills the measured columns of one table; name it: attngraft paper PAPER TABLE --runs DIR"
-        )
+        raise UsageError("--runs needs a table: attngraft paper PAPER TABLE --runs DIR")
     if name is None:
         _list_papers(as_json)
     elif table is None:
@@ -57,7 +55,7 @@ def _list_papers(as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from attngraft.papers import list_papers, load_paper
+    from attngraft.papers.schema import list_papers, load_paper
 
     papers = [load_paper(name) for name in list_papers()]
     if as_json:
@@ -72,7 +70,7 @@ def _list_papers(as_json: bool) -> None:
 
 
 def _list_tables(name: str, as_json: bool) -> None:
-    from attngraft.papers import load_paper
+    from attngraft.papers.schema import load_paper
 
     found = load_paper(name)
     if as_json:
@@ -84,7 +82,7 @@ def _list_tables(name: str, as_json: bool) -> None:
 
 
 def _show(name: str, table: str, runs: Path | None, as_json: bool) -> None:
-    from attngraft.papers import load_paper
+    from attngraft.papers.schema import load_paper
 
     found = load_paper(name)
     wanted = found.table(table)
@@ -102,7 +100,7 @@ def _show(name: str, table: str, runs: Path | None, as_json: bool) -> None:
 
 
 def _console() -> Console:
-    """The terminal, or 140 columns where there is none."""
+    """Return a console as wide as the terminal, or of 140 columns if there is none."""
     import sys
 
     from rich.console import Console

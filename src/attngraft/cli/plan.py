@@ -1,4 +1,4 @@
-"""`attngraft plan`: what a graft would do, without doing it."""
+"""`attngraft plan`: dry run of a graft."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ def plan(
         list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Also run a random batch: by how much do the outputs change at the start?")
+        bool, typer.Option("--measure", help="Also run a random batch and report how much the outputs change.")
     ] = False,
-    pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="With timm's weights (matters for --measure).")
-    ] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load timm's weights (for --measure).")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show where a graft would go, what it adds, and what it leaves of the host without use.
+    """Show the sites of a graft, its parameters and MACs, and the parameters of the host that become unused.
 
     Examples:
 

@@ -1,27 +1,68 @@
-"""Reading `name=value` options."""
+"""Values of command line options: `NAME=VALUE` pairs, and image files by name, folder, pattern or standard input."""
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from attngraft.errors import UsageError
 
 
 def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:
-    """`["img_size=32", "depth=6"]` as a dictionary; values are read as YAML.
+    """Return `["img_size=32", "depth=6"]` as a dictionary; values are parsed as YAML.
 
     Raises:
-        UsageError: a text without `=`, without a name, given twice, or (ConfigError) whose value is no YAML.
+        UsageError: a text without `=` or without a name, a repeated name, or (ConfigError) a value that is not YAML.
     """
     from attngraft.yaml_config import parse_yaml
 
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise UsageError(f"{option} takes NAME=VALUE (img_size=32), not {text!r}")
-        if name in found:
+        if name in values:
             raise UsageError(f"{option} {name} is given twice")
-        found[name] = parse_yaml(value, source=f"{option} {name}")
-    return found
+        values[name] = parse_yaml(value, source=f"{option} {name}")
+    return values
+
+
+def find_images(arguments: Sequence[str], *, stdin: IO[bytes] | None = None) -> list[str]:
+    """Return the image files that `arguments` name, in their order.
+
+    A folder stands for all images below it in natural order, a pattern (`*.jpg`, `**/*.png`) for the files that match,
+    `-` for the lines of `stdin`. Names without a file are kept: an error on opening them does not stop the others.
+
+    Raises:
+        UsageError: a folder, a pattern or a list without images; names it.
+        DataError: a folder that cannot be read.
+    """
+    return [path for argument in arguments for path in _expand(argument, stdin)]
+
+
+def _expand(argument: str, stdin: IO[bytes] | None) -> list[str]:
+    from attngraft.tasks.images.sources.folder import list_folder
+    from attngraft.tasks.images.sources.listing import is_image, natural
+
+    if argument == "-":
+        names = [os.fsdecode(line.rstrip(b"\r\n")) for line in stdin or ()]
+        names = [name for name in names if name.strip()]
+        if not names:
+            raise UsageError("-: standard input has no names of images, one per line")
+        return names
+    path = Path(argument)
+    if path.is_dir():
+        below = sorted(list_folder(path).files, key=natural)
+        if not below:
+            raise UsageError(f"{argument}: no images in this folder or below it")
+        return [str(path / name) for name in below]
+    if glob.has_magic(argument) and not os.path.lexists(argument):
+        matches = sorted(glob.glob(argument, recursive=True), key=natural)
+        files = [name for name in matches if os.path.isfile(name) and is_image(name.replace(os.sep, "/"))]
+        if not files:
+            raise UsageError(f"{argument}: no image matches this pattern")
+        return files
+    return [argument]

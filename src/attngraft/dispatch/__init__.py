@@ -1,12 +1,11 @@
-"""How an operation finds its implementation: explicitly, never silently.
+"""Operations with several implementations, and the explicit choice between them.
 
-An `Op` has a reference (the equation, spelled out) and faster backends. Each backend says why it cannot serve a call;
-`backend="auto"` takes the first that can, a name takes that one or raises `BackendError` with the reason.
+An `Op` has a reference (the equation, spelled out) and faster backends. Each backend gives a reason when it cannot serve a
+call; `backend="auto"` uses the first that can, a name uses that one or raises `BackendError` with the reason.
 """
 
-from attngraft.dispatch.backend import BACKENDS, ENVIRONMENT, Backend, reference_backend
-from attngraft.dispatch.flops import register_flops
-from attngraft.dispatch.op import Explanation, Op, registered_ops
+from attngraft.dispatch.op import BACKENDS, ENVIRONMENT, Backend, Explanation, Op, reference_backend, registered_ops
+from attngraft.dispatch.shapes import Shapes
 from attngraft.dispatch.triton import operands_obstacle, triton_obstacle
 
 __all__ = [
@@ -15,9 +14,9 @@ __all__ = [
     "Backend",
     "Explanation",
     "Op",
+    "Shapes",
     "operands_obstacle",
     "reference_backend",
-    "register_flops",
     "registered_ops",
     "triton_obstacle",
 ]

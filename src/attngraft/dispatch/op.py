@@ -1,20 +1,47 @@
-"""An operation with several implementations, and the choice between them."""
+"""Operations by name, their backends, and the choice between them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from attngraft.dispatch.backend import BACKENDS, ENVIRONMENT, Backend, named_by_environment
+from attngraft.dispatch.shapes import Shapes
 from attngraft.errors import BackendError
 
-_registered: dict[str, Op] = {}
+#: names of backends, in the order in which `auto` prefers them
+BACKENDS = ("triton", "eager", "reference")
+#: environment variable with the backend of calls that do not name one
+ENVIRONMENT = "ATTNGRAFT_BACKEND"
+
+_ENVIRONMENT_KEY = os.environ.encodekey(ENVIRONMENT)
+_registered: dict[str, Op[Any]] = {}
+Result = TypeVar("Result")
+
+
+def no_obstacle(*args: Any, **kwargs: Any) -> None:
+    """Serve every call."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of an operation.
+
+    `obstacle` is called with the arguments of the call and returns why this backend cannot serve it, as a phrase that
+    completes "cannot be used here: ...", or None. It runs on every call under `auto`: it reads devices, dtypes and
+    shapes, never values.
+    """
+
+    function: Callable[..., Any]
+    obstacle: Callable[..., str | None] = no_obstacle
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which backend serves a call, and why the others do not."""
+    """The backend that serves a call, and why the others do not."""
 
     op: str
     chosen: str
@@ -24,65 +51,95 @@ class Explanation:
         return "\n".join([self.op, *(f"  {name}: {verdict}" for name, verdict in self.verdicts.items())])
 
 
-class Op:
-    """An operation by name. Call it like a function; `backend=` chooses the implementation.
+class Op(Generic[Result]):
+    """An operation with several implementations. Call it like a function; `backend=` selects one.
 
-    A call without `backend` (or with "auto") takes the backend that the environment variable `ATTNGRAFT_BACKEND` names,
+    A call without `backend` (or with "auto") uses the backend that the environment variable `ATTNGRAFT_BACKEND` names,
     if this op has one of that name, else the first of triton, eager, reference that can serve the call. All of this is
     Python on devices, dtypes and shapes, so it disappears under `torch.compile(fullgraph=True)` and `torch.export`.
 
     Args:
-        name: as users see it in messages and in `attngraft doctor`, which names the backends of each.
-        summary: one line: the formula.
-        backends: by name; `reference` must be among them and serve every call.
+        reference: the equation. Name, signature and docstring of the operation are those of this function; it serves
+            every call.
+        summary: the formula, in one line.
+        shapes: of the operands, checked before a call.
+        check: called before a call, with all arguments by name; raises `UsageError` where they do not fit.
+        eager, triton: faster backends, called with the same arguments: functions, or `Backend`s that cannot serve every
+            call.
     """
 
-    def __init__(self, name: str, summary: str, *, backends: Mapping[str, Backend]) -> None:
-        unknown = sorted(set(backends) - set(BACKENDS))
-        if unknown or "reference" not in backends:
-            raise ValueError(f"the backends of {name} are some of {', '.join(BACKENDS)}, reference among them")
-        if name in _registered:
-            raise ValueError(f"an op named {name!r} is registered already")
-        self.name = name
+    def __init__(
+        self,
+        reference: Callable[..., Result],
+        summary: str,
+        *,
+        shapes: Shapes | None = None,
+        check: Callable[..., None] | None = None,
+        eager: Callable[..., Result] | Backend | None = None,
+        triton: Callable[..., Result] | Backend | None = None,
+    ) -> None:
+        self.name = reference.__name__
+        if self.name in _registered:
+            raise ValueError(f"an op named {self.name!r} is already registered")
         self.summary = summary
-        self.backends = {label: backends[label] for label in BACKENDS if label in backends}
-        _registered[name] = self
+        given = {"triton": triton, "eager": eager, "reference": reference}
+        self.backends = {
+            name: each if isinstance(each, Backend) else Backend(each)
+            for name, each in given.items()
+            if each is not None
+        }
+        self._shapes, self._check = shapes, check
+        self.__doc__ = reference.__doc__
+        signature = inspect.signature(reference)
+        self._names = tuple(signature.parameters)
+        backend = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default="auto", annotation=str)
+        self.__signature__ = signature.replace(parameters=[*signature.parameters.values(), backend])
+        _registered[self.name] = self
 
-    def __call__(self, *args: Any, backend: str = "auto", **kwargs: Any) -> Any:
-        """Run the op.
+    def __call__(self, *args: Any, backend: str = "auto", **kwargs: Any) -> Result:
+        """Check the operands and run the op.
 
         Raises:
+            UsageError: the operands do not fit.
             BackendError: `backend`, or the environment, names a backend that does not exist or cannot serve this call.
         """
-        wanted = self._wanted(backend)
-        if wanted is not None:
-            reason = self.backends[wanted].obstacle(*args, **kwargs)
+        if self._shapes is not None or self._check is not None:
+            arguments = dict(zip(self._names, args, strict=False)) | kwargs
+            if self._shapes is not None:
+                self._shapes.check(arguments)
+            if self._check is not None:
+                self._check(**arguments)
+        return self.unchecked(*args, backend=backend, **kwargs)
+
+    def unchecked(self, *args: Any, backend: str = "auto", **kwargs: Any) -> Result:
+        """Run the op on operands that are known to fit."""
+        forced = self._forced(backend)
+        if forced is not None:
+            reason = self.backends[forced].obstacle(*args, **kwargs)
             if reason is None:
-                return self.backends[wanted].function(*args, **kwargs)
-            raise BackendError(self._refusal(wanted, reason))
+                return self.backends[forced].function(*args, **kwargs)
+            raise BackendError(self._refusal(forced, reason))
         for candidate in self.backends.values():
             if candidate.obstacle(*args, **kwargs) is None:
                 return candidate.function(*args, **kwargs)
         raise BackendError(f"{self.name}: no backend can serve this call; see its explain() for the reasons")
 
     def explain(self, *args: Any, backend: str = "auto", **kwargs: Any) -> Explanation:
-        """What a call with these arguments would do, without doing it.
+        """Return what a call with these arguments would do, without running it.
 
         Raises:
             BackendError: as the call would.
         """
-        wanted = self._wanted(backend)
-        reasons = {label: candidate.obstacle(*args, **kwargs) for label, candidate in self.backends.items()}
-        if wanted is not None and reasons[wanted] is not None:
-            raise BackendError(self._refusal(wanted, reasons[wanted]))
-        chosen = wanted or next(label for label, reason in reasons.items() if reason is None)
-        verdicts = {
-            label: "chosen" if label == chosen else reason or "could be used" for label, reason in reasons.items()
-        }
+        forced = self._forced(backend)
+        reasons = {name: candidate.obstacle(*args, **kwargs) for name, candidate in self.backends.items()}
+        if forced is not None and reasons[forced] is not None:
+            raise BackendError(self._refusal(forced, reasons[forced]))
+        chosen = forced or next(name for name, reason in reasons.items() if reason is None)
+        verdicts = {name: "chosen" if name == chosen else reason or "could be used" for name, reason in reasons.items()}
         return Explanation(self.name, chosen, verdicts)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Op:
-        return self  # an op is a name with functions; copies of a model share it
+    def __deepcopy__(self, memo: dict[int, Any]) -> Op[Result]:
+        return self  # copies of a model share it
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _by_name, (self.name,)
@@ -90,29 +147,47 @@ class Op:
     def __repr__(self) -> str:
         return f"Op({self.name}: {', '.join(self.backends)})"
 
-    def _wanted(self, backend: str) -> str | None:
-        """The backend that must be used, or None where this op may choose."""
+    def _forced(self, backend: str) -> str | None:
+        """Return the backend that must be used, or None where this op may choose."""
         if backend != "auto":
             if backend not in self.backends:
                 raise BackendError(
                     f"{self.name} has no backend {backend!r}; it has {', '.join(self.backends)} and auto"
                 )
             return backend
-        forced = named_by_environment()
+        # os.environ.get raises and catches two errors where the variable is not set, which takes longer than all else
+        # before a small operation; so read the mapping below it
+        encoded = os.environ._data.get(_ENVIRONMENT_KEY)  # type: ignore[attr-defined]
+        forced = None if encoded is None else str(os.environ.decodevalue(encoded))
         if not forced or forced == "auto":
             return None
         if forced not in BACKENDS:
-            raise BackendError(f"{ENVIRONMENT}={forced} names no backend; it is one of auto, {', '.join(BACKENDS)}")
+            raise BackendError(f"{ENVIRONMENT}={forced} is not a backend; use auto, {', '.join(BACKENDS)}")
         return forced if forced in self.backends else None
 
     def _refusal(self, backend: str, reason: str | None) -> str:
-        return f"{self.name}: backend {backend!r} cannot be used here: {reason}; choose another, or leave it to auto"
+        return f"{self.name}: backend {backend!r} cannot be used here: {reason}; use another one, or auto"
 
 
-def _by_name(name: str) -> Op:
+def _by_name(name: str) -> Op[Any]:
     return _registered[name]
 
 
-def registered_ops() -> dict[str, Op]:
-    """The ops of all mechanisms imported so far, by name (`mechanisms.registry.graft_types()` imports the built-in ones)."""
+def registered_ops() -> dict[str, Op[Any]]:
+    """Return the ops of all mechanisms imported so far, by name (`mechanisms.registry.graft_types()` imports the built-in
+    ones)."""
     return dict(_registered)
+
+
+@contextmanager
+def reference_backend() -> Iterator[None]:
+    """Run every op's reference backend, the equation itself, inside the context."""
+    before = os.environ.get(ENVIRONMENT)
+    os.environ[ENVIRONMENT] = "reference"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[ENVIRONMENT]
+        else:
+            os.environ[ENVIRONMENT] = before

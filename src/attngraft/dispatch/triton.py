@@ -1,4 +1,4 @@
-"""Whether Triton kernels can run: the one place that knows its guarded import and its interpreter."""
+"""Reasons why Triton kernels cannot run; the only module that handles Triton's guarded import and its interpreter."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ from torch import Tensor
 
 #: dtypes that our kernels read and write; they accumulate in float32
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-#: whether Triton is there (it is not on macOS and, usually, on Windows); looked up, not imported
+#: whether Triton is installed (not on macOS and, usually, not on Windows); looked up, not imported
 INSTALLED = importlib.util.find_spec("triton") is not None
-#: whether Triton was told to run kernels in Python, which works on the CPU, slowly: for tests. Read once, as Triton does
+#: whether Triton interprets kernels in Python, slowly, on the CPU too: for tests. Read once, as Triton does
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 ON_CPU = "the tensors are on cpu, and Triton kernels need cuda"
 
 
 def triton_obstacle(tensor: Tensor) -> str | None:
-    """Why a Triton kernel cannot take `tensor`, or None."""
-    if tensor.is_cpu and not INTERPRETING:  # first and in few words: every call of every op on a CPU comes this way
+    """Return why a Triton kernel cannot take `tensor`, or None."""
+    if tensor.is_cpu and not INTERPRETING:  # first and cheap: every call of every op on a CPU passes here
         return ON_CPU
     if not (tensor.is_cuda or tensor.is_cpu):
         return f"the tensors are on {tensor.device.type}, and Triton kernels need cuda"
     if not INSTALLED:
         return "triton is not installed (pip install triton)"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return (
-            "a function transform (torch.func: vmap, grad) needs operations that it can see, and a kernel is one piece"
-        )
+        return "a function transform (torch.func: vmap, grad) cannot see into a kernel"
     if tensor.dtype not in DTYPES:
         return f"the kernels take float32, float16 and bfloat16, not {str(tensor.dtype).removeprefix('torch.')}"
     return None
 
 
 def operands_obstacle(*operands: Tensor, widest: int) -> str | None:
-    """Why a kernel whose tiles have room for `widest` channels cannot take these operands together, or None."""
+    """Return why a kernel with tiles of up to `widest` channels cannot take these operands together, or None."""
     for tensor in operands:
         obstacle = triton_obstacle(tensor)
         if obstacle is not None:

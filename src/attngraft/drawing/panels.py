@@ -16,7 +16,7 @@ from PIL import Image
 
 from attngraft.drawing.sheet import TEXT_SIZE, Drawing, figure_files, set_round_ticks, set_titles, size_in_points
 from attngraft.drawing.theme import MARKERS, Theme
-from attngraft.results.analysis import Boxes, Curves, Finding, Grid, Panel, Picture, Pictures
+from attngraft.results.analysis import AnalysisResult, Boxes, Curves, Grid, Panel, Picture, Pictures
 from attngraft.results.wording import shorten, shown
 
 PANELS_PER_SHEET = 4
@@ -31,7 +31,7 @@ _STRETCHED = 2  #: aspect ratio from which on a map is stretched to a square
 _PIXELS = 180  #: of a picture's longer side, at least, so that viewers that smooth images show squares
 
 
-def analysis_plots(result: Finding) -> dict[str, bytes]:
+def analysis_plots(result: AnalysisResult) -> dict[str, bytes]:
     """Draw a result as PNG and SVG files, light and dark (`-dark`), and return their contents by name.
 
     Up to four consecutive panels share a sheet; pictures have their own. Further sheets are named `<name>-2`, ...
@@ -49,7 +49,7 @@ def analysis_plots(result: Finding) -> dict[str, bytes]:
     return files
 
 
-def panel_drawing(result: Finding, panel: Panel, *, name: str = "") -> Drawing:
+def panel_drawing(result: AnalysisResult, panel: Panel, *, name: str = "") -> Drawing:
     """Return one panel of a result, ready to be drawn."""
     if isinstance(panel, Curves):
         ends = [f"{line.name} {line.y[-1]:.4g}" for line in panel.lines if line.y and line.y[-1] is not None]
@@ -100,7 +100,7 @@ def _plot(panel: Curves | Boxes, name: str, alt: str, draw: partial[None], *, le
     return Drawing(name=name, alt=shown(alt), draw=draw, **size)
 
 
-def _model_color(result: Finding, theme: Theme, subject: int) -> str:
+def _model_color(result: AnalysisResult, theme: Theme, subject: int) -> str:
     """Gray for the baseline; the other models have the colors of a study's variants."""
     if subject == result.baseline:
         return theme.baseline
@@ -108,7 +108,7 @@ def _model_color(result: Finding, theme: Theme, subject: int) -> str:
     return theme.series[index % len(theme.series)]
 
 
-def _draw_curves(axes: Axes, theme: Theme, *, panel: Curves, result: Finding) -> None:
+def _draw_curves(axes: Axes, theme: Theme, *, panel: Curves, result: AnalysisResult) -> None:
     for line in panel.lines:
         reference = line.subject is None
         color = theme.muted if line.subject is None else _model_color(result, theme, line.subject)
@@ -127,7 +127,7 @@ def _draw_curves(axes: Axes, theme: Theme, *, panel: Curves, result: Finding) ->
     _finish_plot(axes, theme, panel)
 
 
-def _draw_boxes(axes: Axes, theme: Theme, *, panel: Boxes, result: Finding) -> None:
+def _draw_boxes(axes: Axes, theme: Theme, *, panel: Boxes, result: AnalysisResult) -> None:
     present = sorted({box.subject for box in panel.boxes})
     width = 0.7 / max(len(present), 1)
     for box in panel.boxes:

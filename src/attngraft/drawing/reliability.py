@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
@@ -110,14 +111,17 @@ def matrix_drawing(matrix: Matrix, *, alt: str, name: str) -> Drawing:
 
 
 def _draw_matrix(axes: Axes, theme: Theme, *, matrix: Matrix) -> None:
-    axes.set(xlim=(0, len(matrix.columns)), ylim=(len(matrix.rows), 0))
+    axes.set(xlim=(0, len(matrix.columns)), ylim=(len(matrix.rows), 0), xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines["bottom"].set_visible(False)
-    axes.xaxis.tick_top()
-    for axis, names in ((axes.xaxis, matrix.columns), (axes.yaxis, matrix.rows)):
-        axis.set_ticks([index + 0.5 for index in range(len(names))], [shorten(name, _LABEL) for name in names])
-    axes.tick_params(length=0, colors=theme.ink, labelsize=TEXT_SIZE - 2, pad=3)
-    axes.tick_params(axis="x", rotation=90)
+    text: dict[str, Any] = {
+        "color": theme.ink,
+        "fontsize": TEXT_SIZE - 2,
+    }  # not tick labels, which take three times as long to draw
+    for x, name in enumerate(matrix.columns):
+        axes.text(x + 0.5, -0.3, shorten(name, _LABEL), rotation=90, ha="center", va="bottom", **text)
+    for y, name in enumerate(matrix.rows):
+        axes.text(-0.3, y + 0.5, shorten(name, _LABEL), ha="right", va="center", **text)
     # per level one path: a stroke per run of neighboring cells of that level, one cell wide
     strokes: dict[int, list[tuple[float, float]]] = {}
     for y, row in enumerate(matrix.counts):

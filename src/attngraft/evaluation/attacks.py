@@ -1,4 +1,4 @@
-"""Attacks by the gradient on pixels between 0 and 1, before any normalization."""
+"""Gradient attacks on pixels between 0 and 1, before normalization."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attngraft.errors import UsageError
 
-#: pixels (B, ...) between 0 and 1 to the loss that the attack makes large, summed over the images
+#: from pixels (B, ...) between 0 and 1 to the loss that the attack increases, summed over the images
 Loss = Callable[[Tensor], Tensor]
 
 
@@ -21,14 +21,13 @@ def fgsm(loss: Loss, pixels: Tensor, *, epsilon: float) -> Tensor:
             lambda x: F.cross_entropy(model(normalize(x)), labels, reduction="sum"), pixels, epsilon=1 / 255
         )
 
-    The model should be in eval mode. `torch.autocast` around the call is off while the gradient is taken: in fp16 it
-    vanishes on its way back where the model is sure, and the image would stay as it is. One that `loss` itself enters stays.
-    Gradients of parameters stay as they are.
+    The model should be in eval mode. `torch.autocast` around the call is disabled for the gradient, which would underflow in
+    fp16 where the model is confident; autocast within `loss` is not affected. Gradients of parameters do not change.
 
     Args:
-        loss: of the images; what it is, is the task's affair (one label, several, one per pixel).
+        loss: of the images, for any task (one label, several, one per pixel).
         pixels: images between 0 and 1.
-        epsilon: largest change of a pixel, on the same scale: CB's Table 8 does not say which; 1/255 to 8/255 are usual.
+        epsilon: largest change of a pixel, on the same scale; not stated in CB's Table 8, 1/255 to 8/255 are usual.
 
     Raises:
         UsageError: pixels lie outside of 0 to 1, or epsilon is negative.
@@ -55,13 +54,13 @@ def pgd(
         loss: as in `fgsm`.
         pixels: images between 0 and 1.
         epsilon: largest change of a pixel.
-        step: of a pixel; 2.5 epsilon / steps by default, so that every corner can be reached.
-        steps: how many.
+        step: per pixel; default: 2.5 epsilon / steps, which can reach every corner.
+        steps: number of steps.
         generator: of the random start u, uniform between -epsilon and epsilon; None: u = 0.
-        start: u / epsilon itself, in place of one that is drawn: what it is then need not depend on the batch.
+        start: u / epsilon, instead of a generator, for starts that do not depend on the batch.
 
     Raises:
-        UsageError: as `fgsm`; no steps.
+        UsageError: as `fgsm`, or no steps.
     """
     _check(pixels, epsilon)
     if steps < 1:
@@ -78,7 +77,7 @@ def pgd(
 
 
 def _uphill(loss: Loss, pixels: Tensor) -> Tensor:
-    """Signs of the loss's gradient, taken in full precision."""
+    """Signs of the loss's gradient, in full precision."""
     with torch.enable_grad(), torch.autocast(pixels.device.type, enabled=False):
         moved = pixels.detach().clone().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(moved).sum(), moved)
@@ -93,5 +92,5 @@ def _check(pixels: Tensor, epsilon: float) -> None:
     low, high = pixels.aminmax()
     if not (low >= 0 and high <= 1):
         raise UsageError(
-            f"pixels lie between {float(low):g} and {float(high):g}; attacks take images between 0 and 1, not yet normalized"
+            f"pixels lie between {float(low):g} and {float(high):g}; attacks take images between 0 and 1, unnormalized"
         )

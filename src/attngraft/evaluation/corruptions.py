@@ -1,9 +1,9 @@
 """Corruptions in five severities, with the settings of ImageNet-C (Hendrycks and Dietterich 2019, "Benchmarking neural
 network robustness to common corruptions and perturbations").
 
-Those are made for images of about 224 pixels: a blur of 6 pixels says little on images of 32. `apply` takes any level (CB's
-Table 12: Gaussian noise of 5/255 and 10/255, blurs of 1 and 2 pixels). ImageNet-C's own files were saved as JPEG; here
-nothing is rounded but where a corruption itself does it, so that scores are close to those on its files, not equal.
+The settings are for images of about 224 pixels: a blur of 6 pixels is meaningless on images of 32. `apply` takes any level
+(CB's Table 12: Gaussian noise of 5/255 and 10/255, blurs of 1 and 2 pixels). ImageNet-C's files were saved as JPEG; here
+only corruptions that do so round values, so scores are close to those on its files, not equal.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from attngraft.suggest import did_you_mean
 
 SEVERITIES = 5
 
-#: image (channels, H, W) between 0 and 1, level, random numbers, to the corrupted image before it is clamped
+#: from image (channels, H, W) between 0 and 1, level and generator to the corrupted image before clamping
 Change = Callable[[Tensor, float, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corruption:
-    """One kind of corruption."""
+    """A kind of corruption in five severities."""
 
     name: str
     levels: tuple[float, ...]  #: by severity, from 1 to 5
-    unit: str  #: what a level is
-    random: bool  #: whether it draws numbers, so that seeds differ
+    unit: str  #: of the levels
+    random: bool  #: depends on the generator
     change: Change
 
     def __call__(self, image: Tensor, severity: int, generator: torch.Generator) -> Tensor:
-        """The image (channels, H, W), between 0 and 1, corrupted.
+        """Corrupt an image (channels, H, W) between 0 and 1.
 
-        The generator should be a function of a seed and the image's index, so that neither the order of images nor the
-        number of processes changes anything.
+        Seed the generator by a seed and the image's index, so that results depend neither on the order of images nor on the
+        number of processes.
 
         Raises:
-            UsageError: there is no such severity.
+            UsageError: unknown severity.
         """
         if not 1 <= severity <= len(self.levels):
             raise UsageError(f"severity {severity}: {self.name} has severities 1 to {len(self.levels)}")
         return self.apply(image, self.levels[severity - 1], generator)
 
     def apply(self, image: Tensor, level: float, generator: torch.Generator) -> Tensor:
-        """The same at any level, in `unit`. It is worked on in float32 on the CPU, where `generator` is.
+        """Corrupt an image at any level, in `unit`; computed in float32 on the CPU, where `generator` must be.
 
         Raises:
             UsageError: the image has values outside of 0 to 1, or is not of floats.
@@ -63,20 +63,21 @@ class Corruption:
         low, high = image.aminmax()
         if not (low >= 0 and high <= 1):
             raise UsageError(
-                f"pixels lie between {float(low):g} and {float(high):g}; corruptions take images between 0 and 1, not yet "
-                "normalized"
+                f"pixels lie between {float(low):g} and {float(high):g}; corruptions take images between 0 and 1, "
+                "unnormalized"
             )
         return self.change(image.float().cpu(), level, generator).clamp(0, 1).to(image)
 
 
 def corruption(name: str) -> Corruption:
-    """
+    """Return the corruption of this name.
+
     Raises:
-        UsageError: there is none of this name.
+        UsageError: unknown name.
     """
     if name not in CORRUPTIONS:
         raise UsageError(
-            f"{name!r} is no corruption{did_you_mean(name, CORRUPTIONS)}; there are {', '.join(CORRUPTIONS)}"
+            f"unknown corruption {name!r}{did_you_mean(name, CORRUPTIONS)}; available: {', '.join(CORRUPTIONS)}"
         )
     return CORRUPTIONS[name]
 
@@ -100,12 +101,12 @@ def _speckle_noise(image: Tensor, level: float, generator: torch.Generator) -> T
 
 
 def _gaussian_blur(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
-    """Cut at 4 sigma, continued by the border's pixels."""
+    """Truncated at 4 sigma, padded with the border's pixels."""
     return torch.from_numpy(ndimage.gaussian_filter(image.numpy(), level, mode="nearest", truncate=4.0, axes=(1, 2)))
 
 
 def _brightness(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
-    """V of HSV is raised; hue and saturation stay."""
+    """Raises V of HSV; hue and saturation do not change."""
     value = image.amax(0)
     raised = (value + level).clamp(max=1)
     return torch.where(value > 0, image * (raised / torch.where(value > 0, value, 1)), raised)
@@ -132,7 +133,7 @@ def _jpeg(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
 
 
 def _to_pil(image: Tensor) -> Image.Image:
-    """In whole levels of 255; one channel or three."""
+    """8-bit image of one channel or three."""
     pixels = (image * 255).round().byte().movedim(0, -1).numpy()
     if pixels.shape[-1] not in (1, 3):
         raise UsageError(f"an image of {pixels.shape[-1]} channels cannot be a JPEG or be resized; give 1 or 3")
@@ -144,65 +145,20 @@ def _from_pil(image: Image.Image, like: Tensor) -> Tensor:
     return pixels.reshape(*like.shape[1:], like.shape[0]).movedim(-1, 0)
 
 
+_STD = "standard deviation"
+_TABLE: tuple[tuple[str, tuple[float, ...], str, bool, Change], ...] = (  # name, levels, unit, random, change
+    ("gaussian_noise", (0.08, 0.12, 0.18, 0.26, 0.38), f"{_STD}, for pixels between 0 and 1", True, _gaussian_noise),
+    ("shot_noise", (60, 25, 12, 5, 3), "photons of a white pixel", True, _shot_noise),
+    ("impulse_noise", (0.03, 0.06, 0.09, 0.17, 0.27), "share of values set to 0 or 1", True, _impulse_noise),
+    ("speckle_noise", (0.15, 0.2, 0.35, 0.45, 0.6), f"{_STD}, relative to each value", True, _speckle_noise),
+    ("gaussian_blur", (1, 2, 3, 4, 6), f"{_STD}, in pixels", False, _gaussian_blur),
+    ("brightness", (0.1, 0.2, 0.3, 0.4, 0.5), "added to V of HSV", False, _brightness),
+    ("contrast", (0.4, 0.3, 0.2, 0.1, 0.05), "factor of each value's distance to the mean", False, _contrast),
+    ("pixelate", (0.6, 0.5, 0.4, 0.3, 0.25), "side of the small image, relative to the original", False, _pixelate),
+    ("jpeg", (25, 18, 15, 10, 7), "JPEG quality", False, _jpeg),
+)
+
 CORRUPTIONS: Mapping[str, Corruption] = {
-    each.name: each
-    for each in (
-        Corruption(
-            name="gaussian_noise",
-            levels=(0.08, 0.12, 0.18, 0.26, 0.38),
-            unit="deviation, of pixels between 0 and 1",
-            random=True,
-            change=_gaussian_noise,
-        ),
-        Corruption(
-            name="shot_noise",
-            levels=(60, 25, 12, 5, 3),
-            unit="photons that white sends",
-            random=True,
-            change=_shot_noise,
-        ),
-        Corruption(
-            name="impulse_noise",
-            levels=(0.03, 0.06, 0.09, 0.17, 0.27),
-            unit="share of values that become 0 or 1",
-            random=True,
-            change=_impulse_noise,
-        ),
-        Corruption(
-            name="speckle_noise",
-            levels=(0.15, 0.2, 0.35, 0.45, 0.6),
-            unit="deviation, in parts of each value",
-            random=True,
-            change=_speckle_noise,
-        ),
-        Corruption(
-            name="gaussian_blur",
-            levels=(1, 2, 3, 4, 6),
-            unit="deviation, in pixels",
-            random=False,
-            change=_gaussian_blur,
-        ),
-        Corruption(
-            name="brightness",
-            levels=(0.1, 0.2, 0.3, 0.4, 0.5),
-            unit="added to V of HSV",
-            random=False,
-            change=_brightness,
-        ),
-        Corruption(
-            name="contrast",
-            levels=(0.4, 0.3, 0.2, 0.1, 0.05),
-            unit="what is left of each value's distance to the mean",
-            random=False,
-            change=_contrast,
-        ),
-        Corruption(
-            name="pixelate",
-            levels=(0.6, 0.5, 0.4, 0.3, 0.25),
-            unit="side of the small image, in parts of the whole one's",
-            random=False,
-            change=_pixelate,
-        ),
-        Corruption(name="jpeg", levels=(25, 18, 15, 10, 7), unit="quality of JPEG", random=False, change=_jpeg),
-    )
+    name: Corruption(name=name, levels=levels, unit=unit, random=random, change=change)
+    for name, levels, unit, random, change in _TABLE
 }

@@ -1,6 +1,6 @@
-"""Taking a model away: a folder with its weights, what is needed to use it, and a card that says what it is.
+"""Export of models: a folder with the weights, everything needed to use them, and a model card.
 
-`folder.py` writes and loads such folders, `manifest.py` is what they say of themselves; `torch_export.py`, `onnx.py` and
-`timm_config.py` add programs and configurations for others; `fold.py` simplifies for inference; `card.py` writes the model
-card, `hub.py` uploads; `run.py` does all of it for a trained run; `predict.py` uses what came out.
+`run.py` exports a trained run; `torch_export.py`, `onnx.py` and `timm_config.py` add other formats; `fold.py` simplifies
+models for inference; `card.py` writes the model card, `hub.py` uploads; `predict.py` uses the result. `hf.py` saves and
+loads models of transformers.
 """

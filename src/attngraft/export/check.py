@@ -1,4 +1,4 @@
-"""Whether what was written is still the model that it was made from."""
+"""Comparison of an exported file's outputs with the model's."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Forward = Callable[[Tensor], Tensor]  #: normalized images (B, C, H, W) to outpu
 
 
 def example_images(manifest: Manifest, *, batch: int) -> Tensor:
-    """The same standard-normal images every time, (B, C, H, W), in the model's precision."""
+    """Return standard-normal images (B, C, H, W) in the model's precision, the same on every call."""
     with seeded("export", batch):
         return torch.randn(batch, *manifest.input_size).to(getattr(torch, manifest.dtype))
 
 
 @torch.no_grad()
 def check_outputs(
-    found: Forward, model: nn.Module, manifest: Manifest, *, file: str, batches: tuple[int, ...], tolerance: float
+    exported: Forward, model: nn.Module, manifest: Manifest, *, file: str, batches: tuple[int, ...], tolerance: float
 ) -> Check:
-    """Run both on batches of each size and compare.
+    """Run both on batches of each size and compare their outputs.
 
     Raises:
         ExportError: outputs of another shape, not finite, or further apart than `tolerance` times the largest output (or 1).
@@ -32,18 +32,18 @@ def check_outputs(
     worst = 0.0
     for size in batches:
         images = example_images(manifest, batch=size)
-        expected, got = model(images), found(images)
+        expected, got = model(images), exported(images)
         if not isinstance(expected, Tensor) or expected.shape != (size, len(manifest.serving.classes)):
             shape = tuple(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
             classes = len(manifest.serving.classes)
-            raise ExportError(f"the model returns {shape} for {size} images, and its data have {classes} classes")
+            raise ExportError(f"the model returns {shape} for {size} images, but its data have {classes} classes")
         if got.shape != expected.shape:
-            raise ExportError(f"{file} returns {tuple(got.shape)} where the model returns {tuple(expected.shape)}")
+            raise ExportError(f"{file} returns {tuple(got.shape)}, the model {tuple(expected.shape)}")
         difference = (got.double() - expected.double()).abs().max() / expected.double().abs().max().clamp_min(1)
-        if not difference <= tolerance:  # also where it is not a number
+        if not difference <= tolerance:  # true for NaN as well
             raise ExportError(
                 f"{file} differs from the model by {float(difference):.2g} with {size} images, more than {tolerance:g}; "
-                "nothing was kept. Please report this with the host and the graft"
+                "nothing was exported. Please report this with the host and the graft"
             )
         worst = max(worst, float(difference))
     return Check(file=file, batches=batches, difference=worst, tolerance=tolerance)

@@ -1,7 +1,7 @@
-"""Folders of transformers with grafts beside: `save_pretrained` writes one, `from_pretrained` reads it.
+"""Model folders of transformers with a graft file: `save_pretrained` writes them, `from_pretrained` reads them.
 
-config.json, model.safetensors    the host as transformers writes it; its own `from_pretrained` gives the host without grafts
-grafts.safetensors                what was grafted, a file as `attngraft.save_grafts` writes; not there for a plain host
+config.json, model.safetensors    the host as written by transformers, whose `from_pretrained` loads it without grafts
+grafts.safetensors                the grafts, in the format of `attngraft.save_grafts`; missing for a plain host
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ _MISSING = (
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options: Any) -> Path:
-    """Write a model of transformers, grafted or not: the host as its own `save_pretrained` does, the grafts beside it.
+    """Save a model of transformers: the host by its own `save_pretrained`, and a file of its grafts, if it has any.
 
         attngraft.save_pretrained(model, "./flowers-vit")
         model = attngraft.from_pretrained("./flowers-vit")            # with grafts
         host = AutoModel.from_pretrained("./flowers-vit")             # without
 
-    The grafts come last and in one piece, and those of a model that stood there before go first: a folder never has grafts
-    of another host.
+    An old graft file is deleted first, and the new one is written last and atomically, so a folder never has grafts of
+    another host.
 
     Args:
-        folder: made if it is not there.
+        folder: created if needed.
         options: passed on to the model's own `save_pretrained` (`max_shard_size`, ...).
 
     Raises:
-        UsageError: this is no model of transformers.
-        HostError: no adapter knows the model.
+        UsageError: not a model of transformers.
+        HostError: no adapter supports the model.
         ExportError: a graft was folded into the host's weights.
         StorageError: the grafts cannot be written.
     """
     whole: Any = model
     if not hasattr(whole, "save_pretrained"):
         raise UsageError(
-            f"{type(model).__name__} is no model of transformers, and only those are saved so; "
-            "attngraft.save_grafts(model, file) writes the grafts of any model"
+            f"{type(model).__name__} is not a model of transformers; use attngraft.save_grafts(model, file), which saves "
+            "the grafts of any model"
         )
     host, path = find_host(model), Path(folder)
-    made = [graft for _, _, _, graft in grafted(model)]
-    if any(graft.folded for graft in made):
+    grafts = [graft for _, _, _, graft in grafted(model)]
+    if any(graft.folded for graft in grafts):
         raise ExportError(
-            "a graft was folded into the host's weights, so the host would not be itself; save before folding"
+            "a graft was folded into the host's weights, which are no longer the host's own; save before folding"
         )
-    content = graft_bytes(host) if made else None
+    content = graft_bytes(host) if grafts else None
     (path / GRAFTS).unlink(missing_ok=True)
     state = {name: value for name, value in model.state_dict().items() if not is_graft(name)}
     whole.save_pretrained(str(path), state_dict=state, **options)
@@ -72,19 +72,19 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
 def from_pretrained(
     path: str | os.PathLike[str], *, model_class: type[nn.Module] | None = None, **options: Any
 ) -> nn.Module:
-    """The grafted model that `save_pretrained` wrote, or `Trainer` with `GraftCheckpoints`, in evaluation mode.
+    """Load a grafted model that `save_pretrained`, or `Trainer` with `GraftCheckpoints`, saved; in evaluation mode.
 
     Args:
         path: a folder, or a repository of the Hugging Face Hub (USER/NAME).
-        model_class: of the host; the one that `config.json` names where it is not given.
+        model_class: class of the host; by default the one in `config.json`.
         options: passed on to the class's own `from_pretrained` (`dtype`, `attn_implementation`, `revision`, ...).
 
     Raises:
-        UsageError: transformers is not installed, or `config.json` names no class that it has.
-        GraftFileError: no grafts stand beside `config.json`, or they do not fit.
+        UsageError: transformers is not installed, or does not have the class in `config.json`.
+        GraftFileError: no grafts beside `config.json`, or they do not fit.
     """
     try:
-        import transformers
+        import transformers  # optional, and takes seconds to import
         from transformers.utils import cached_file
     except ImportError:
         raise UsageError(f"{path}: this needs transformers: {_MISSING}") from None
@@ -95,11 +95,13 @@ def from_pretrained(
         found = cached_file(str(path), GRAFTS, _raise_exceptions_for_missing_entries=False, **hub)
     except OSError as error:
         first = str(error).partition("\n")[0]
-        raise GraftFileError(f"{path}: is no folder, and cannot be had from the Hugging Face Hub ({first})") from None
+        raise GraftFileError(
+            f"{path}: not a folder, and not available from the Hugging Face Hub ({first}); check the name"
+        ) from None
     if found is None:
         raise GraftFileError(
-            f"{path}: there is no {GRAFTS} beside config.json; attngraft.save_pretrained(model, folder) writes it. "
-            "Of a model without grafts transformers' own from_pretrained is enough"
+            f"{path}: no {GRAFTS} beside config.json; attngraft.save_pretrained(model, folder) writes it. Load a model "
+            "without grafts with transformers' own from_pretrained"
         )
     kind: Any = _named_class(transformers, path, hub) if model_class is None else model_class
     model = _host(transformers, kind, path, options)
@@ -108,12 +110,12 @@ def from_pretrained(
 
 
 def _host(transformers: Any, kind: Any, path: str | os.PathLike[str], options: dict[str, Any]) -> nn.Module:
-    """The host alone. A checkpoint of Trainer has the grafts among its weights, too, which is no news to the reader."""
+    """Load the host. Trainer's checkpoints also have the grafts among their weights, which need no warning."""
     with quiet(transformers):
         model, report = kind.from_pretrained(str(path), output_loading_info=True, **options)
-    for what in ("missing", "unexpected"):
-        if names := sorted(name for name in report[f"{what}_keys"] if not is_graft(name)):
-            log.warning("%s: %s among the host's weights: %s", path, what, ", ".join(names))
+    for problem in ("missing", "unexpected"):
+        if names := sorted(name for name in report[f"{problem}_keys"] if not is_graft(name)):
+            log.warning("%s: %s weights of the host: %s", path, problem, ", ".join(names))
     loaded: nn.Module = model
     return loaded
 

@@ -1,4 +1,4 @@
-"""A model as ONNX: input `image` (B, C, H, W) float32 and normalized, output `logits` (B, classes), any batch size."""
+"""ONNX files: input `image` (B, C, H, W) float32 and normalized, output `logits` (B, classes), any batch size."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from attngraft.saved.manifest import Check, Manifest, manifest_text
 FILE = "model.onnx"
 QUANTIZED = "model.int8.onnx"
 TOLERANCE = 1e-4
-QUANTIZING = 0.5  #: how far outputs of quantized weights may lie from the model's; more than this is another model
-ENTRY = "attngraft"  #: of the file's metadata: the manifest
+QUANTIZING = 0.5  #: largest difference of outputs with quantized weights; beyond this something is broken
+ENTRY = "attngraft"  #: metadata entry with the manifest
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
-_SUMMARY = "## Exception summary"  #: of torch's exporter: what happened, innermost first, below general advice
+_SUMMARY = "## Exception summary"  #: of torch's exporter: the causes, innermost first, below general advice
 _CLASS = re.compile(r"^<class '(?:\w+\.)*(\w+)'>")
 
 
 def require_packages() -> None:
-    """Check that what ONNX needs is installed.
+    """Check that the packages for ONNX are installed.
 
     Raises:
-        ExportError: a package is missing; says how to get it.
+        ExportError: a package is missing; names the command that installs it.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -43,9 +43,9 @@ def require_packages() -> None:
 
 
 def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest: Manifest, folder: Path) -> Check:
-    """Translate `program`, write model.onnx, and compare what onnxruntime makes of it with the model at batches of 1, 2, 5.
+    """Translate `program`, write model.onnx, and compare onnxruntime's outputs with the model's at batches of 1, 2 and 5.
 
-    Weights of more than 2 GB go into a file of their own beside it, as ONNX demands.
+    Weights of more than 2 GB go to a separate file, as ONNX requires.
 
     Raises:
         ExportError: a package is missing, the program cannot be translated, or the outputs differ.
@@ -54,7 +54,7 @@ def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest
     path = folder / FILE
     try:
         with _quiet():
-            made = torch.onnx.export(
+            exported = torch.onnx.export(
                 program,
                 (example_images(manifest, batch=EXAMPLE),),
                 input_names=["image"],
@@ -62,34 +62,34 @@ def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest
                 dynamo=True,
                 verbose=False,
             )
-            if made is None:
+            if exported is None:
                 raise ExportError("torch.onnx.export returned no program")
-            made.model.metadata_props[ENTRY] = manifest_text(manifest)
-            made.save(path)
+            exported.model.metadata_props[ENTRY] = manifest_text(manifest)
+            exported.save(path)
     except ExportError:
         raise
-    except Exception as error:  # an operation without a translation, whichever package finds it
+    except Exception as error:  # an operation without a translation, in any of the packages
         raise ExportError(
-            f"the model cannot be translated to ONNX ({_reason(error)}); export it --to pt2 or --to torch"
+            f"the model cannot be translated to ONNX ({_reason(error)}); use --to pt2 or --to torch"
         ) from error
     return check_outputs(open_onnx(path)[0], model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE)
 
 
 def write_quantized(model: nn.Module, manifest: Manifest, folder: Path) -> Check:
-    """Write model.int8.onnx from model.onnx, and measure by how much its outputs differ from the model's.
+    """Write model.int8.onnx from model.onnx, and measure how much its outputs differ from the model's.
 
-    The weights of matrix products are 8 bits wide, one scale per matrix; inputs are quantized as they come, with a scale of
-    their own each time (onnxruntime's dynamic quantization). Convolutions and the head stay as they are.
+    Weights of matrix products have 8 bits and one scale per matrix; inputs are quantized at run time with a scale of their
+    own (onnxruntime's dynamic quantization). Convolutions and the head are not quantized.
 
     Raises:
-        ExportError: onnxruntime cannot quantize it, or nothing of the model is left in the outputs.
+        ExportError: onnxruntime cannot quantize it, or the outputs are too far off.
     """
     require_packages()
-    import onnx
+    import onnx  # optional dependency, as is onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     plain = onnx.load(folder / FILE)
-    del plain.graph.value_info[:]  # shapes as torch saw them, which the quantizer finds again, and disputes
+    del plain.graph.value_info[:]  # torch's shapes, which conflict with those that the quantizer infers
     try:
         with _quiet():
             quantize_dynamic(
@@ -99,18 +99,17 @@ def write_quantized(model: nn.Module, manifest: Manifest, folder: Path) -> Check
                 op_types_to_quantize=["MatMul"],
                 per_channel=False,
             )
-    except Exception as error:  # the quantizer raises whatever a graph leads it to
-        raise ExportError(
-            f"onnxruntime cannot quantize the model ({_reason(error)}); leave --dtype int8 out"
-        ) from error
+    except Exception as error:  # the quantizer raises all kinds of errors
+        raise ExportError(f"onnxruntime cannot quantize the model ({_reason(error)}); remove --dtype int8") from error
     return check_outputs(
         open_onnx(folder / QUANTIZED)[0], model, manifest, file=QUANTIZED, batches=(1, EXAMPLE, 5), tolerance=QUANTIZING
     )
 
 
 def open_onnx(path: Path) -> tuple[Forward, str | None]:
-    """An ONNX file as a function, run by onnxruntime on the CPU with as many threads as torch has, and the manifest that
-    it carries; None where attngraft did not make it.
+    """Return an ONNX file as a function, and the text of its manifest (None for files of other tools).
+
+    onnxruntime runs it on the CPU with torch's number of threads.
 
     Raises:
         ExportError: onnxruntime is missing, or cannot read the file.
@@ -135,7 +134,7 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
 
 
 def _reason(error: Exception) -> str:
-    """A line of what went wrong: under torch's summary its cause and the operation that it is about, else the first line."""
+    """Return the cause in one line: from torch's summary, with the operation, or the first line of the message."""
     text = _COLORS.sub("", str(error))
     summary = text.partition(_SUMMARY)[2].strip()
     line = (summary or text.strip() or type(error).__name__).splitlines()[0]
@@ -146,7 +145,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' remarks on their own internals."""
+    """Silence the exporters' warnings about their own internals."""
     loggers = [logging.getLogger(name) for name in ("", "torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""config.json of timm's hub format: plain timm loads the host, `timm.create_model("local-dir:FOLDER", pretrained=True)`."""
+"""config.json in timm's hub format, for `timm.create_model("local-dir:FOLDER", pretrained=True)` with plain timm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import timm
 import torch
-from timm.models._hub import save_config_for_hf  # what timm.models.save_for_hf writes beside the weights
+from timm.models._hub import save_config_for_hf  # part of timm.models.save_for_hf
 from torch import nn
 
 from attngraft.errors import ExportError
@@ -18,16 +18,15 @@ FILE = "config.json"
 
 
 def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:
-    """Write config.json: architecture, its arguments, classes, and what evaluation feeds it.
+    """Write config.json: architecture, its arguments, classes, and evaluation's input.
 
     Raises:
-        ExportError: the host is none of timm's registered models, or one of transformers behind timm's interface.
+        ExportError: the host is not one of timm's registered models, or a model of transformers behind timm's interface.
     """
     if manifest.host.name == TRANSFORMERS:
         raise ExportError(
-            f"{TRANSFORMERS} is a model of transformers, whose weights timm does not load; use --to torch. Of the model "
-            "that attngraft.load reads from there, attngraft.save_pretrained(model.model, FOLDER) makes a folder for "
-            "transformers"
+            f"{TRANSFORMERS} is a model of transformers, whose weights timm cannot load; use --to torch. To get a folder "
+            "for transformers, load that export with attngraft.load and call attngraft.save_pretrained(model.model, FOLDER)"
         )
     if not getattr(model, "pretrained_cfg", None):
         raise ExportError(
@@ -50,7 +49,7 @@ def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:
 
 @torch.no_grad()
 def host_difference(model: nn.Module, manifest: Manifest, folder: Path) -> float:
-    """Load the folder by plain timm, without grafts; the largest difference of its outputs from the model's.
+    """Load the folder with plain timm, without grafts, and return the largest difference of outputs from the model's.
 
     Raises:
         ExportError: timm cannot load the folder.
@@ -58,6 +57,6 @@ def host_difference(model: nn.Module, manifest: Manifest, folder: Path) -> float
     try:
         plain = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     except (RuntimeError, ValueError, TypeError, OSError, KeyError) as error:
-        raise ExportError(f"plain timm cannot load what was written for it: {error}") from error
+        raise ExportError(f"plain timm cannot load the exported folder: {error}") from error
     images = example_images(manifest, batch=2).float()
     return float((plain(images) - model.float()(images)).abs().max())

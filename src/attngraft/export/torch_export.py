@@ -1,4 +1,4 @@
-"""A model as one `torch.export` program (.pt2): it runs without attngraft and without timm, at any batch size."""
+"""`torch.export` programs (.pt2), which run without attngraft and timm, at any batch size."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from attngraft.export.check import Forward, check_outputs, example_images
 from attngraft.saved.manifest import MANIFEST, Check, Manifest, manifest_text
 
 FILE = "model.pt2"
-#: by the model's precision; a program calculates in another order than the model, and rounds on the way
+#: by the model's precision; a program computes in another order than the model and rounds intermediate results
 TOLERANCE = {"float32": 1e-5, "bfloat16": 16 * torch.finfo(torch.bfloat16).eps}
-EXAMPLE = 2  #: a batch of one would be taken for a constant
-BUILT_IN = {"aten", "prim", "prims"}  #: where torch's own operations are; others come with a package
+EXAMPLE = 2  #: batch size; 1 would become a constant
+BUILT_IN = {"aten", "prim", "prims"}  #: namespaces of torch's own operations
 
 
 def export_program(model: nn.Module, manifest: Manifest) -> torch.export.ExportedProgram:
-    """`model` on the CPU as a program whose batch is free.
+    """Trace `model` on the CPU to a program with a dynamic batch size.
 
     Raises:
         ExportError: torch cannot trace the model, or only for one batch size.
@@ -31,9 +31,9 @@ def export_program(model: nn.Module, manifest: Manifest) -> torch.export.Exporte
             return torch.export.export(
                 model.eval(), (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=False
             )
-    except Exception as error:  # whatever a host's own code raises while it is traced
+    except Exception as error:  # any error of the host's code during tracing
         raise ExportError(
-            f"torch.export cannot take this model ({_first_line(error)}); export it --to torch, which every model can"
+            f"torch.export cannot trace this model ({_first_line(error)}); use --to torch, which works for every model"
         ) from error
 
 
@@ -41,18 +41,18 @@ def write_program(program: torch.export.ExportedProgram, model: nn.Module, manif
     """Write model.pt2, load it again, and compare its outputs with the model's at several batch sizes.
 
     Raises:
-        ExportError: the program would need another package than torch, differs, or cannot be written.
+        ExportError: the program would need a package besides torch, differs, or cannot be written.
     """
     path = folder / FILE
     if foreign := foreign_operations(program):
         raise ExportError(
-            f"{FILE}: calls {', '.join(foreign)}, which torch alone does not have, so it needs the package that "
-            "brings it; choose another backend (ATTNGRAFT_BACKEND=eager, or an option of the graft), or export --to torch"
+            f"{FILE}: calls {', '.join(foreign)}, which torch alone does not have; choose another backend "
+            "(ATTNGRAFT_BACKEND=eager, or an option of the graft), or use --to torch"
         )
     try:
         torch.export.save(program, path, extra_files={MANIFEST: manifest_text(manifest)})
-    except (OSError, RuntimeError) as error:  # torch's writer has an error of its own for a full disk
-        raise ExportError(f"{FILE}: cannot be written ({_first_line(error)}); make room and try again") from error
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError for a full disk
+        raise ExportError(f"{FILE}: cannot be written ({_first_line(error)}); free some space and try again") from error
     tolerance = TOLERANCE[manifest.dtype]
     return check_outputs(
         open_program(path)[0], model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=tolerance
@@ -60,10 +60,10 @@ def write_program(program: torch.export.ExportedProgram, model: nn.Module, manif
 
 
 def foreign_operations(program: torch.export.ExportedProgram) -> list[str]:
-    """The program's operations that torch does not bring, by name: custom operations that a package registers."""
+    """Return the names of the program's custom operations, which packages register."""
     called = {
         node.target
-        for module in program.graph_module.modules()  # parts under a condition or a loop are modules of their own
+        for module in program.graph_module.modules()  # branches and loop bodies are submodules
         if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes
     }
@@ -72,7 +72,7 @@ def foreign_operations(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def open_program(path: Path) -> tuple[Forward, str | None]:
-    """A saved program as a function, and the manifest that it carries; None where attngraft did not make it.
+    """Return a saved program as a function, and the text of its manifest (None for programs of other tools).
 
     Raises:
         ExportError: it cannot be read.
@@ -80,7 +80,7 @@ def open_program(path: Path) -> tuple[Forward, str | None]:
     files: dict[str, Any] = {MANIFEST: ""}
     try:
         module = torch.export.load(path, extra_files=files).module()
-    except Exception as error:  # damaged archives raise whatever their readers do
+    except Exception as error:  # damaged archives raise all kinds of errors
         raise ExportError(
             f"{path}: cannot be read as a torch.export program ({_first_line(error)}); export the model again"
         ) from None

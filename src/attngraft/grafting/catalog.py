@@ -48,8 +48,9 @@ def list_presets() -> dict[str, str]:
 
 def list_hosts() -> list[HostInfo]:
     """Return all registered host families; the summary of an unavailable one is the reason (a missing package, ...)."""
+    missing = missing_hosts()  # first: it imports the adapters of optional packages
     found = [HostInfo(adapter.name, adapter.summary) for adapter in host_adapters().values()]
-    return [*found, *(HostInfo(name, reason) for name, reason in missing_hosts().items())]
+    return [*found, *(HostInfo(name, reason) for name, reason in missing.items())]
 
 
 def _describe(graft_type: Any) -> GraftInfo:

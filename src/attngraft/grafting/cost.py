@@ -19,7 +19,7 @@ from attngraft.attention import (
     is_graft,
     plain_class,
 )
-from attngraft.dispatch.backend import ENVIRONMENT
+from attngraft.dispatch.op import ENVIRONMENT
 from attngraft.grafting.fit import skipped_sites
 from attngraft.grafting.placement import Placement, build
 from attngraft.grafting.report import Entry, GraftReport

@@ -1,4 +1,4 @@
-"""What an adapter of one host family offers."""
+"""Base class of host adapters, the sites that they list, and helpers to read a host's modules."""
 
 from __future__ import annotations
 
@@ -29,50 +29,50 @@ from attngraft.errors import HostError
 class Site:
     """A module that grafts can change.
 
-    Usually one module is the target of every hook point, but a host may spread a site over several (the block puts windows
-    back). A site may have tensors to record and no hook points. `carriers`, `informants` and `taps` are deprecated names of
-    `targets`, `companions` and `record_tensors`.
+    Usually one module is the target of every hook point, but a site may be spread over several modules (a Swin block merges
+    the windows of its attention). A site may have tensors to record and no hook points. `carriers`, `informants` and `taps`
+    are deprecated names of `targets`, `companions` and `record_tensors`.
     """
 
-    path: str  #: the host's own path of the site (`blocks.3.attn`), whatever wraps the host
+    path: str  #: canonical path of the site in the host (`blocks.3.attn`), whatever wraps the host
     kind: Literal["attention", "mlp"]
     geometry: AttentionGeometry | MlpGeometry
     targets: Mapping[HookPoint, str] = field(default_factory=dict)  #: hook point -> path of the module in the host
     missing: Mapping[HookPoint, str] = field(default_factory=dict)  #: hook point -> reason why the site lacks it
-    #: hook point -> paths of modules that are patched too, because they hold what the target cannot see
+    #: hook point -> paths of modules to patch as well, because they have information that the target does not get
     companions: Mapping[HookPoint, tuple[str, ...]] = field(default_factory=dict)
-    record_tensors: Mapping[str, str] = field(default_factory=dict)  #: further tensor -> path of the module it is in
-    #: whether the host has a kernel for more than a graft can stand in, and gives it up for one: its outputs are then what
-    #: they were to rounding only, without a graft bit for bit
+    record_tensors: Mapping[str, str] = field(default_factory=dict)  #: name of a further tensor -> path of its module
+    #: whether the host runs a fused kernel over more than one hook point and gives it up for a graft: outputs then match the
+    #: host's to rounding only; without a graft they match bit for bit
     rounds: bool = False
     carriers: InitVar[Mapping[HookPoint, str] | None] = None
     informants: InitVar[Mapping[HookPoint, tuple[str, ...]] | None] = None
     taps: InitVar[Mapping[str, str] | None] = None
 
     def __post_init__(self, carriers: Any, informants: Any, taps: Any) -> None:
-        given = {"targets": carriers, "companions": informants, "record_tensors": taps}
-        for name, value in given.items():
+        deprecated = {"targets": carriers, "companions": informants, "record_tensors": taps}
+        for name, value in deprecated.items():
             if value is not None:
                 object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostFold:
-    """What `HostAdapter.fold` did."""
+    """Result of `HostAdapter.fold`."""
 
     folded: str | None = None  #: what moved into which layers; None: nothing
     stayed: str | None = None  #: what could have moved, and why it did not
-    arguments: Mapping[str, Any] = field(default_factory=dict)  #: of the factory, that make a host of what is left
+    arguments: Mapping[str, Any] = field(default_factory=dict)  #: factory arguments that create the folded host
 
 
 class HostAdapter(ABC):
-    """Knows one host family: its model classes, its sites, and the patched class of each module that carries a hook point."""
+    """One family of hosts: its model classes, its sites, and the patched class of each module with a hook point."""
 
     name: ClassVar[str]
     summary: ClassVar[str]  #: one line for `attngraft list hosts`
-    #: whether all of its hosts that stand in one model are one: `sites` takes the model that holds them, of whatever class
+    #: whether all hosts of this adapter in a model count as one host: `sites` then takes the outer model, of any class
     gathers: ClassVar[bool] = False
-    #: the host's own module class -> the subclass that spells its forward out
+    #: the host's module class -> the subclass that implements its forward with hook points
     patched: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -83,49 +83,49 @@ class HostAdapter(ABC):
 
     @abstractmethod
     def recognizes(self, model: nn.Module) -> bool:
-        """Whether `model` itself (not something inside it) is of this family, by exact class."""
+        """Return whether `model` itself (not a module in it) belongs to this family, by exact class."""
 
     @abstractmethod
     def sites(self, model: nn.Module) -> list[Site]:
-        """All sites in the order in which the model runs them.
+        """Return all sites in forward order.
 
         Raises:
-            HostError: the model is of this family, and a module in it has a form that this adapter does not know.
+            HostError: a module of the model has a form that this adapter does not support.
         """
 
     def canonical(self, path: str) -> str:
-        """The host's own name of the module at `path`, where something (`features_only`) renamed it."""
+        """Return the host's original name of the module at `path`, where a wrapper (`features_only`) renamed it."""
         return path
 
     @abstractmethod
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
-        """Random inputs of the model's own size, on its device, that its forward takes."""
+        """Return random inputs for the model's forward, of its configured size and on its device."""
 
     @abstractmethod
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        """Names of the host's parameters and buffers that a graft file can include: `head` and `norms`."""
+        """Return the names of host parameters and buffers that a graft file can include: `head` and `norms`."""
 
-    def forget(self, model: nn.Module) -> None:  # noqa: B027 - most hosts keep nothing
-        """Drop what the host keeps from earlier calls and makes again, where it may not follow new values or a copy."""
+    def forget(self, model: nn.Module) -> None:  # noqa: B027 - most hosts cache nothing
+        """Clear caches of the host that may be stale after its values change or it is copied."""
 
     def fuse(self, model: nn.Module) -> str | None:
-        """For inference, before the grafts are folded: put batch norms into the linear maps next to them, in place.
+        """Fuse batch norms into the adjacent linear layers in place, for inference, before the grafts are folded.
 
-        Modules are replaced, so the result is none that the factory makes. What is replaced must follow from the
-        structure alone: loading an exported folder does it to a fresh host, and then fills in the weights. All else that
-        the adapter says (sites, geometries) must hold for the fused host too. Returns what moved; None: nothing.
+        Modules are replaced, so the factory cannot create the result. Replacements must follow from the structure alone:
+        loading an exported folder repeats them on a fresh host and then loads the weights. Sites and geometries must hold
+        for the fused host too. Returns a description of what was fused, or None.
         """
         return None
 
     def fold(self, model: nn.Module) -> HostFold:
-        """For inference, after the grafts are folded: move scales of the host's own into the layers before, in place.
+        """Fold the host's own scales into the layers before them in place, for inference, after the grafts are folded.
 
-        What is left must be a host that the factory makes, with `HostFold.arguments`: exported folders are loaded so.
+        The factory must be able to create the result with `HostFold.arguments`: exported folders are loaded that way.
         """
         return HostFold()
 
     def architecture(self, model: nn.Module) -> dict[str, Any]:
-        """What must be the same for a graft file to fit: the class and, per site, the widths. JSON-ready."""
+        """Return what must match for a graft file to fit, JSON-ready: the model class and the widths of each site."""
         sites = []
         for site in self.sites(model):
             geometry = site.geometry
@@ -139,49 +139,66 @@ class HostAdapter(ABC):
 
 
 def check_known(module: nn.Module, path: str, *, arguments: Iterable[str], children: Iterable[str]) -> None:
-    """Refuse a module whose host changed since its adapter was written.
+    """Refuse a module whose host class changed since its adapter was written.
 
-    The patched class is a private copy of the host's forward, so a new argument or a new sub-module means that the copy
-    may leave something out.
+    A patched class is a copy of the host's forward, so the copy may ignore a new argument or a new sub-module.
 
     Raises:
-        HostError: the host's own forward takes, or `module` holds, something that the adapter does not know.
+        HostError: the host's forward has an argument, or `module` has a child, that is not listed.
     """
-    found = [name for name in inspect.signature(plain_class(module).forward).parameters if name != "self"]
-    grown = [name for name, child in module.named_children() if child is not None and name != "grafts"]
-    for what, names, known in (("argument", found, arguments), ("sub-module", grown, children)):
+    kind = plain_class(module)
+    parameters = [name for name in inspect.signature(kind.forward).parameters if name != "self"]
+    present = [name for name, child in module.named_children() if child is not None and name != "grafts"]
+    for what, names, known in (("argument", parameters, arguments), ("sub-module", present, children)):
         unknown = [name for name in names if name not in set(known)]
-        if unknown:
-            raise HostError(
-                f"{path} ({_release(plain_class(module))}) has the {what} {unknown[0]!r}, which this version of attngraft "
-                "does not know; update attngraft if that release is new, else the package (pyproject.toml names the oldest)"
-            )
-
-
-def _release(kind: type[nn.Module]) -> str:
-    """A class with the version of the package that it comes from: `Attention of timm 1.0.26`."""
-    package = kind.__module__.partition(".")[0]
-    try:
-        return f"{kind.__name__} of {package} {version(package)}"
-    except PackageNotFoundError:
-        return kind.__name__
+        if not unknown:
+            continue
+        package = kind.__module__.partition(".")[0]
+        try:
+            release = f"{kind.__name__} of {package} {version(package)}"
+        except PackageNotFoundError:
+            release = kind.__name__
+        raise HostError(
+            f"{path} ({release}) has the unknown {what} {unknown[0]!r}; update attngraft if that release is newer, else "
+            "update the package (pyproject.toml lists the oldest supported versions)"
+        )
 
 
 def own_parameters(module: nn.Module, *names: str) -> tuple[str, ...]:
-    """Those of `names` (dotted, relative) that are parameters of `module`; a prefix stands for all below it."""
-    present = [name for name, _ in module.named_parameters()]
-    return tuple(name for name in present if any(name == wanted or name.startswith(f"{wanted}.") for wanted in names))
+    """Return those of `names` (dotted, relative) that are parameters of `module`; a prefix selects all parameters below."""
+    return _selected([name for name, _ in module.named_parameters()], names)
+
+
+def own_state(module: nn.Module, *names: str) -> tuple[str, ...]:
+    """As `own_parameters`, with persistent buffers (running statistics of batch norms)."""
+    return _selected(module.state_dict(), names)
+
+
+def _selected(present: Iterable[str], prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(
+        name for name in present if any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+    )
+
+
+def norm_state(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parameters and buffers of all normalization layers (LayerNorm, RmsNorm, BatchNorm, ...)."""
+    norms = {
+        path for path, module in model.named_modules() if "norm" in type(module).__name__.lower() and not is_graft(path)
+    }
+    return tuple(name for name in model.state_dict() if name.rpartition(".")[0] in norms)
 
 
 def head_rows(module: nn.Module, name: str, *, start: int, width: int, step: int) -> tuple[HeadRows, ...]:
-    """`HeadRows` of the projection called `name`: all its parameters have one entry of the first axis per row."""
+    """Return the `HeadRows` of the projection called `name`; all its parameters have one first-axis entry per row."""
     sizes = {each: module.get_parameter(each)[0].numel() for each in own_parameters(module, name)}
     return (HeadRows(sizes, start, width, step),) if sizes else ()
 
 
 def fused_rows(module: nn.Module, name: str, *, heads: int) -> dict[str, tuple[HeadRows, ...]]:
-    """The rows of a projection that makes q of all heads, then k, then v, all of one width; and of `q_bias`, `k_bias` and
-    `v_bias`, where they stand beside it."""
+    """Return the rows of a fused projection: q of all heads, then k, then v, all of one width.
+
+    Separate parameters `q_bias`, `k_bias` and `v_bias` are included if the module has them.
+    """
     total = next(module.get_parameter(each).shape[0] for each in own_parameters(module, name)) // 3
     width = total // heads
     return {
@@ -192,20 +209,6 @@ def fused_rows(module: nn.Module, name: str, *, heads: int) -> dict[str, tuple[H
 
 
 def random_images(model: nn.Module, size: tuple[int, ...], *, batch: int) -> tuple[Tensor, ...]:
-    """A batch of standard-normal images of shape (B, C, H, W) on the model's device and in its precision."""
+    """Return standard-normal images (B, C, H, W) on the model's device and in its precision."""
     parameter = next(model.parameters())
     return (torch.randn(batch, *size, device=parameter.device, dtype=parameter.dtype),)
-
-
-def own_state(module: nn.Module, *names: str) -> tuple[str, ...]:
-    """As `own_parameters`, with persistent buffers (what a batch norm has seen)."""
-    present = list(module.state_dict())
-    return tuple(name for name in present if any(name == wanted or name.startswith(f"{wanted}.") for wanted in names))
-
-
-def norm_state(model: nn.Module) -> tuple[str, ...]:
-    """Names of all that normalization layers hold, whichever they are (LayerNorm, RmsNorm, BatchNorm, ...)."""
-    norms = {
-        path for path, module in model.named_modules() if "norm" in type(module).__name__.lower() and not is_graft(path)
-    }
-    return tuple(name for name in model.state_dict() if name.rpartition(".")[0] in norms)

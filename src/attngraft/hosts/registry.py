@@ -1,178 +1,145 @@
-"""Host adapters by name, and how a host is found in whatever a user hands over."""
+"""Registered host adapters by name, and the packages whose adapters are imported when needed."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cache
+from importlib.metadata import version
+from types import ModuleType
 
-import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
-from attngraft.attention import GraftedModule, with_originals
-from attngraft.errors import HostError
-from attngraft.hosts import packages
-from attngraft.hosts.adapter import HostAdapter, Site
-from attngraft.hosts.partial import rest_of
-from attngraft.hosts.unread import why_unread
+from attngraft.attention import GraftedModule
+from attngraft.hosts.adapter import HostAdapter
+
+
+@dataclass(frozen=True)
+class Package:
+    """The adapters for one package's models."""
+
+    adapters: Mapping[str, str]  #: adapter name -> the module below `attngraft` that defines it
+    extra: str | None = None  #: extra of attngraft that installs the package; None: installed with attngraft
+    always: bool = True  #: False: import the adapters only for a model of the package, or to list hosts
+
+
+def _adapters_in(folder: str, *names: str, table: Iterable[str] = ()) -> dict[str, str]:
+    """Map `<folder>.<name>` to the module of that name, or to `families` for those that are rows of its table."""
+    rows = set(table)
+    return {f"{folder}.{name}": f"hosts.{folder}.{'families' if name in rows else name}" for name in names}
+
+
+OWN_MODELS = "attngraft.models"
+
+#: by name of the package; a new family adds its name here. Adapters listed later take precedence
+PACKAGES: Mapping[str, Package] = {
+    "timm": Package(
+        _adapters_in(
+            "timm",
+            *("vit", "swin", "levit", "pit", "eva", "relpos", "mixer", "maxxvit", "crossvit", "cait", "volo", "twins"),
+            *("pvt_v2", "nest", "davit", "gcvit", "tiny_vit", "qwen3", "deepseek", "naflex", "sam", "tnt", "visformer"),
+            *("metaformer", "mobilevit", "convit", "fastvit", "gemma4", "xcit", "hiera", "mvitv2", "coat", "hieradet"),
+            *("nextvit", "efficientformer", "csatv2"),
+            table=("pit", "eva", "mixer", "qwen3", "deepseek", "metaformer", "mobilevit", "xcit", "coat", "csatv2"),
+        )
+    ),
+    OWN_MODELS: Package(
+        {
+            "t2t_vit": "models.t2t_vit_host",
+            "bixt": "models.bixt.host",
+            "elsa.swin": "models.elsa.host",
+            "elsa.volo": "models.elsa.host",
+        },
+        always=False,
+    ),
+    "torch": Package({"torch.nn": "hosts.torch_nn.family"}),
+    "torchvision": Package(_adapters_in("torchvision", "vit", "swin")),
+    "transformers": Package(
+        _adapters_in(
+            "hf",
+            *("vit", "dinov2", "dinov3", "clip", "swin", "marian", "t5"),
+            *("bert", "roberta", "electra", "distilbert", "modernbert"),
+            table=("vit", "dinov2", "clip", "bert", "roberta", "electra", "distilbert"),
+        ),
+        extra="hf",
+        always=False,
+    ),
+}
 
 _adapters: dict[str, HostAdapter] = {}
 
 
 def register_host(adapter: HostAdapter) -> HostAdapter:
-    """Make `adapter` known. Later ones are asked first, so a third party can serve a model that a built-in refuses.
+    """Register `adapter`. Adapters registered later take precedence, so yours can read a model that a built-in one refuses.
 
     Raises:
-        ValueError: its name is taken by another adapter.
+        ValueError: another adapter has this name.
     """
     if adapter.name in _adapters and type(_adapters[adapter.name]) is not type(adapter):
-        raise ValueError(f"a host adapter named {adapter.name!r} is registered already")
+        raise ValueError(f"a host adapter named {adapter.name!r} is already registered")
     _adapters[adapter.name] = adapter
     return adapter
 
 
+@cache
+def load(package: str) -> Mapping[str, str]:
+    """Register the adapters for `package`; return those that cannot be imported, with the reason."""
+    wanted = PACKAGES[package]
+    if importlib.util.find_spec(package) is None:
+        remedy = f"attngraft[{wanted.extra}]" if wanted.extra else package
+        return dict.fromkeys(wanted.adapters, f"needs {package}: pip install '{remedy}'")
+    missing = {}
+    for name, path in wanted.adapters.items():
+        try:
+            register_host(_adapter_in(importlib.import_module(f"attngraft.{path}"), name))
+        except (ImportError, AttributeError, TypeError) as error:  # modules, classes and bases change between releases
+            release = version(package.partition(".")[0])
+            missing[name] = (
+                f"cannot read the models of {package} {release} ({error}): pip install -U attngraft {package}"
+            )
+    return missing
+
+
+def _adapter_in(module: ModuleType, name: str) -> HostAdapter:
+    """Create the adapter called `name`: a class of `module`, or a row of its table."""
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, HostAdapter) and getattr(value, "name", None) == name:
+            return value()
+    adapter: HostAdapter = module.FAMILIES[name].adapter
+    return adapter
+
+
+def load_for(modules: Iterable[nn.Module]) -> dict[str, str]:
+    """Load every package that a class of these modules, or a base class, belongs to, and those loaded always.
+
+    Returns the adapters of the former that cannot be imported, with the reason.
+    """
+    host_adapters()
+    bases = {base for kind in {type(module) for module in modules} for base in kind.__mro__}
+    origins = {f"{base.__module__}." for base in bases}
+    packages = [package for package in PACKAGES if any(origin.startswith(f"{package}.") for origin in origins)]
+    return {name: why for package in packages for name, why in load(package).items()}
+
+
 def host_adapters() -> dict[str, HostAdapter]:
-    """All adapters by name, built-in ones first; those for another package's models once such a model was met."""
-    packages.load_needed()
+    """Return all registered adapters by name, built-in ones first; those for optional packages once they are loaded."""
+    for package, wanted in PACKAGES.items():
+        if wanted.always:
+            load(package)
     return dict(_adapters)
 
 
 def missing_hosts() -> dict[str, str]:
-    """Import every adapter, also those for packages that one can do without; names those that cannot be had, and why."""
-    return packages.load_all()
+    """Load every package; return the adapters that cannot be imported, with the reason."""
+    return {name: why for package in PACKAGES for name, why in load(package).items()}
 
 
 def patched_class(module: nn.Module, adapter: HostAdapter | None = None) -> type[GraftedModule] | None:
-    """The patched class of `module`'s exact class, if an adapter has one; that of its host's `adapter` goes first."""
-    packages.load_met([module])
+    """Return the patched class for `module`'s exact class, or None; that of `adapter` takes precedence."""
+    load_for([module])
     for each in (*(() if adapter is None else (adapter,)), *host_adapters().values()):
         if type(module) in each.patched:
             return each.patched[type(module)]
     return None
-
-
-@dataclass(frozen=True)
-class Host:
-    """A model, the supported host found in it, and the adapter that reads it."""
-
-    model: nn.Module
-    core: nn.Module
-    prefix: str  #: path of `core` in `model`, with a trailing dot, or nothing
-    adapter: HostAdapter
-
-    @cached_property
-    def sites(self) -> list[Site]:
-        with with_originals(self.core):  # as its adapter knows it
-            return self.adapter.sites(self.core)
-
-    def module(self, path: str) -> nn.Module:
-        """The module at a host path."""
-        return self.core.get_submodule(path)
-
-    def architecture(self) -> dict[str, Any]:
-        with with_originals(self.core):
-            return self.adapter.architecture(self.core)
-
-
-def find_host(model: nn.Module) -> Host:
-    """The supported host that `model` is, or holds (as timm's feature getter, or a wrapper of yours, does).
-
-    Raises:
-        HostError: the model is wrapped in a way that hides its classes (compiled, DDP, FSDP, ...), no adapter knows it,
-            or it holds several hosts, or only torch's part of another package's attention can be read.
-    """
-    _refuse_wrapped(model)
-    missing = packages.load_met(model.modules())
-    adapters = list(reversed(host_adapters().values()))
-    found: list[tuple[str, nn.Module, HostAdapter]] = []
-    for path, module in model.named_modules():
-        if any(path.startswith(f"{outer}.") or not outer for outer, _, _ in found):
-            continue
-        adapter = next((adapter for adapter in adapters if adapter.recognizes(module)), None)
-        if adapter is not None:
-            found.append((path, module, adapter))
-    if not found:
-        raise HostError(_unknown(model, "and holds none", missing))
-    if all(adapter.gathers for _, _, adapter in found) and len({adapter.name for _, _, adapter in found}) == 1:
-        if (part := rest_of(model, [path for path, _, _ in found])) is not None:
-            own, other = part
-            raise HostError(
-                _unknown(
-                    model,
-                    f"and of its attention only torch's own can be read, not the {other}; to graft that part alone: "
-                    f'graft(model.get_submodule("{own}"), ...)',
-                    missing,
-                )
-            )
-        return Host(model, model, "", found[0][2])
-    if len(found) > 1:
-        paths = ", ".join(path for path, _, _ in found[:5])
-        raise HostError(
-            f"the model holds {len(found)} hosts ({paths}); graft them one by one: graft(model.{found[0][0]}, ...)"
-        )
-    path, core, adapter = found[0]
-    return Host(model, core, f"{path}." if path else "", adapter)
-
-
-def _unknown(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
-    """What to say of a model that no adapter reads: why, what to do, and the adapters for models of its own package.
-
-    All adapters, where it is of no package that has some: of a class of the user's own, for one.
-    """
-    unread = why_unread(model)
-    package = packages.PACKAGES.get(type(model).__module__.partition(".")[0])
-    known = list(host_adapters())
-    names = [name for name in known if package is not None and name in package.adapters] or known
-    said = (
-        f"{type(model).__name__} is no host that attngraft knows, {why}.",
-        f"What attends in it is not read: {unread}." if unread else "",
-        "For a model of your own write an adapter and call attngraft.register_host(adapter).",
-        f"Supported: {_by_family(names)} (see: attngraft list hosts).",
-        packages.in_words(missing),
-    )
-    return " ".join(each for each in said if each)
-
-
-def _by_family(names: Iterable[str]) -> str:
-    """Names of adapters on little room: `timm (vit, swin), torch.nn, bixt`."""
-    families: dict[str, list[str]] = {}
-    for name in names:
-        families.setdefault(name.partition(".")[0], []).append(name)
-    return ", ".join(
-        each[0] if len(each) == 1 else f"{family} ({', '.join(name.partition('.')[2] or name for name in each)})"
-        for family, each in families.items()
-    )
-
-
-def forget(model: nn.Module) -> None:
-    """Drop what a host in `model` keeps from earlier calls: before a copy, and when its values have changed."""
-    try:
-        host = find_host(model)
-    except HostError:
-        return
-    host.adapter.forget(host.core)
-
-
-def _refuse_wrapped(model: nn.Module) -> None:
-    wrappers = {
-        "OptimizedModule": "torch.compile",
-        "DistributedDataParallel": "DistributedDataParallel",
-        "DataParallel": "DataParallel",
-        "FullyShardedDataParallel": "FSDP",
-    }
-    for path, module in model.named_modules():
-        bases = [base.__name__ for base in type(module).__mro__]
-        wrapper = next((what for name, what in wrappers.items() if name in bases), None)
-        wrapper = wrapper or ("fully_shard" if "FSDPModule" in bases else None)
-        if isinstance(module, torch.jit.ScriptModule):
-            wrapper = "torch.jit"
-        elif parametrize.is_parametrized(module):
-            wrapper = "torch.nn.utils.parametrize"
-        if wrapper:
-            where = f" at {path}" if path else ""
-            other = "; module.compile() compiles without wrapping" if wrapper == "torch.compile" else ""
-            raise HostError(
-                f"the model is wrapped already{where} ({wrapper}); graft the plain model first, then wrap it{other}"
-            )

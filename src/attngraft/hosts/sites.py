@@ -1,4 +1,4 @@
-"""What the sites of many families share: the hook points that they carry, and the fields of their geometry."""
+"""Constructors of sites: the hook points that common modules have, and common fields of their geometry."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from attngraft.attention import AttentionGeometry, HookPoint, MlpGeometry
-from attngraft.hosts.adapter import Site, fused_rows
+from attngraft.attention import HOOK_POINTS, AttentionGeometry, HookPoint, MlpGeometry
+from attngraft.hosts.adapter import Site, fused_rows, head_rows
 
-#: an attention without windows
+#: hook points of attention without windows
 GLOBAL: tuple[HookPoint, ...] = ("mix", "weights", "heads", "tokens", "attn.end")
+MLP: tuple[HookPoint, ...] = ("mlp.front", "mlp.mid", "mlp.end")
 NO_WINDOWS: Mapping[HookPoint, str] = {"attn.window": "its attention has no windows; use scope=image"}
 NO_MIDDLE: Mapping[HookPoint, str] = {
     "mlp.mid": "its MLP is gated and has no plain hidden layer; use position=front or end"
 }
-MLP: tuple[HookPoint, ...] = ("mlp.front", "mlp.mid", "mlp.end")
 _INSIDE: tuple[HookPoint, ...] = ("mix", "weights", "heads", "tokens", "attn.window")
-_NOTHING: Mapping[HookPoint, str] = {}
+_NOTHING: Mapping[HookPoint, str] = MappingProxyType({})
 
 
 def global_site(
@@ -28,15 +28,14 @@ def global_site(
     on_maps: bool = False,
     record_tensors: Mapping[str, str] = MappingProxyType({}),
 ) -> Site:
-    """An attention without windows, whose module carries every hook point but those that are `missing`; `record_tensors` as of `Site`.
+    """Return the site of attention without windows, whose module has every hook point except those in `missing`.
 
     Args:
-        on_maps: whether it carries `space` too: maps enter and leave it.
+        on_maps: whether the module also has hook point `space`: its input and output are maps.
+        record_tensors: as in `Site`.
     """
     hook_points = (*GLOBAL, "space") if on_maps else GLOBAL
-    targets: dict[HookPoint, str] = dict.fromkeys(
-        (hook_point for hook_point in hook_points if hook_point not in missing), path
-    )
+    targets: dict[HookPoint, str] = {hook_point: path for hook_point in hook_points if hook_point not in missing}
     missing = {**NO_WINDOWS, **missing}
     return Site(
         path=path, kind="attention", geometry=geometry, targets=targets, missing=missing, record_tensors=record_tensors
@@ -52,12 +51,12 @@ def window_site(
     space: str | None = None,
     missing: Mapping[HookPoint, str] = _NOTHING,
 ) -> Site:
-    """An attention in windows, whose module carries every hook point but `attn.end` and those that are `missing`.
+    """Return the site of window attention, whose module has every hook point except `attn.end` and those in `missing`.
 
     Args:
-        block: path of the block that puts the windows back; None: the attention does.
-        fills: whether this block alone knows which tokens fill windows up.
-        space: path of the module that carries `space`; None: none does.
+        block: path of the block that merges the windows; None: the attention module does.
+        fills: whether only the block can mark the tokens that are window padding.
+        space: path of the module with hook point `space`; None: there is none.
     """
     end = path if block is None else block
     targets: dict[HookPoint, str] = {**dict.fromkeys(_INSIDE, path), "attn.end": end}
@@ -81,24 +80,44 @@ def mlp_site(
     end: str | None = None,
     layer: str | None = None,
 ) -> Site:
-    """An MLP, whose module carries every hook point but those that are `missing`.
+    """Return the site of an MLP, whose module has every hook point except those in `missing`.
 
     Args:
-        end: path of the module that carries `mlp.end`; None: the MLP does.
-        layer: path of the layer that knows of masks, which the MLP never sees; None: there is none.
+        end: path of the module with hook point `mlp.end`; None: the MLP has it.
+        layer: path of the layer that gets the attention mask, which the MLP does not; None: there is none.
     """
     targets: dict[HookPoint, str] = {hook_point: path for hook_point in MLP if hook_point not in missing}
     if end is not None and "mlp.end" in targets:
         targets["mlp.end"] = end
-    told = {} if layer is None else dict.fromkeys(targets, (layer,))
-    return Site(path=path, kind="mlp", geometry=geometry, targets=targets, missing=missing, companions=told)
+    companions = {} if layer is None else dict.fromkeys(targets, (layer,))
+    return Site(path=path, kind="mlp", geometry=geometry, targets=targets, missing=missing, companions=companions)
+
+
+def refused_site(
+    path: str,
+    why: str,
+    missing: Mapping[HookPoint, str] = _NOTHING,
+    *,
+    record_tensors: Mapping[str, str] = MappingProxyType({}),
+    **geometry: Any,
+) -> Site:
+    """Return an attention site without hook points, all missing for reason `why` unless `missing` gives another.
+
+    Args:
+        record_tensors: as in `Site`.
+        geometry: fields of `AttentionGeometry`; by default one head of width 0.
+    """
+    return Site(
+        path=path,
+        kind="attention",
+        geometry=AttentionGeometry(**{"heads": 1, "key_width": 0, "value_width": 0, **geometry}),
+        missing={**dict.fromkeys(HOOK_POINTS, why), **missing},
+        record_tensors=record_tensors,
+    )
 
 
 def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str, Any]:
-    """The fields of `AttentionGeometry` that follow from a map and its windows; None: the map is one sequence.
-
-    Zeros fill up the last windows.
-    """
+    """Return the `AttentionGeometry` fields of a map and its windows, zero-padded; None: the map is one sequence."""
     rows, columns = window or grid
     return {
         "tokens": rows * columns,
@@ -109,7 +128,34 @@ def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str,
 
 
 def fused_heads(module: Any) -> dict[str, Any]:
-    """The fields of an attention that projects to q of all heads, then k, then v, all of one width, by `qkv`."""
+    """Return the head fields of an attention whose `qkv` projects to q of all heads, then k, then v, all of one width."""
     rows = fused_rows(module, "qkv", heads=module.num_heads)
     width = rows["q"][0].width
     return {"heads": module.num_heads, "key_width": width, "value_width": width, "rows": rows}
+
+
+def projected_heads(
+    module: Any,
+    projections: Mapping[str, str | tuple[str, int]],
+    *,
+    heads: int | None = None,
+    width: int,
+    value_width: int | None = None,
+    step: int | None = None,
+) -> dict[str, Any]:
+    """Return the head fields of an attention with projections of any layout.
+
+    Args:
+        projections: `q`, `k`, `v` -> name of the projection, or (name, row of head 0).
+        heads: number of heads; None: `num_heads` of the module.
+        width: width of q and k per head. value_width: of v; None: the same.
+        step: rows from one head to the next; None: the width of a head.
+    """
+    heads = module.num_heads if heads is None else heads
+    value_width = width if value_width is None else value_width
+    rows = {}
+    for role, projection in projections.items():
+        name, start = (projection, 0) if isinstance(projection, str) else projection
+        each = value_width if role == "v" else width
+        rows[role] = head_rows(module, name, start=start, width=each, step=step or each)
+    return {"heads": heads, "key_width": width, "value_width": value_width, "rows": rows}

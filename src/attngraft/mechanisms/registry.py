@@ -1,4 +1,4 @@
-"""Graft types by name. The built-in ones register when first asked for; third parties add theirs."""
+"""Graft types by name: the built-in ones, imported on first use, and those that third parties register."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _types: dict[str, GraftType[Any]] = {}
 
 
 def register_graft(graft_type: GraftType[Any]) -> GraftType[Any]:
-    """Make `graft_type` known under its name.
+    """Register `graft_type` under its name, for specifications, and return it.
 
     Raises:
-        ValueError: the name is taken, or is no identifier (`a-z`, digits, underscores).
+        ValueError: the name is taken by a type of another class, or is not a lower-case identifier.
     """
     name = graft_type.name
     if not name.isidentifier() or name.lower() != name:
-        raise ValueError(f"a graft's name is a lower-case identifier, and {name!r} is not")
+        raise ValueError(f"a graft's name is a lower-case identifier, not {name!r}")
     if name in _types and type(_types[name]) is not type(graft_type):
-        raise ValueError(f"a graft named {name!r} is registered already ({type(_types[name]).__name__})")
+        raise ValueError(f"a graft named {name!r} is already registered ({type(_types[name]).__name__})")
     _types[name] = graft_type
     return graft_type
 
 
 def graft_types() -> dict[str, GraftType[Any]]:
-    """All graft types by name, built-in ones first."""
+    """Return all graft types by name, built-in ones first."""
     for module in BUILT_IN:
         importlib.import_module(module)
     return dict(_types)

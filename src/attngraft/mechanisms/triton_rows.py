@@ -1,8 +1,8 @@
-"""What attention kernels share: operands (B, H, N, width) read and written tile by tile, and pieces of a softmax.
+"""Functions that the attention kernels share: reading and writing operands (B, H, N, width) by tiles, and softmaxes.
 
 An operand is a tuple: its pointer, then the strides of batch, heads and tokens; its channels are next to each other.
 Scores, exponentials and sums are float32, and so are float32 operands' products ("ieee", not TF32).
-Import this module only where an operation's obstacle found none.
+Import this module only where an operation has no obstacle to Triton.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from attngraft.dispatch.triton import INTERPRETING
 
-#: whether these kernels run in Triton's interpreter, which would multiply the bits of bfloat16 numbers as integers
+#: whether the kernels run in Triton's interpreter, which would multiply the bits of bfloat16 numbers as integers
 INTERPRETED = tl.constexpr(INTERPRETING)
 
 
 def operand(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    """The tensor and its strides, as the kernels take it; a copy only where channels lie apart."""
+    """Return the tensor and its strides for a kernel; a copy only where channels are not contiguous."""
     if tensor is None:
         return None
     tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
@@ -30,66 +30,66 @@ def operand(tensor: Tensor | None) -> tuple[Any, ...] | None:
 
 
 @triton.jit
-def places_at(operand, batch, head, rows, count, lane, width):
-    """Pointers to these lanes of rows of an operand, and which of them lie within `count` rows and `width` channels."""
+def pointers_at(operand, batch, head, rows, count, lane, width):
+    """Return pointers to lanes of rows of an operand, and whether they lie within `count` rows and `width` channels."""
     first = operand[0] + batch * operand[1] + head * operand[2]
-    places = first + rows[:, None].to(tl.int64) * operand[3] + lane[None, :]
-    return places, (rows[:, None] < count) & (lane[None, :] < width)
+    pointers = first + rows[:, None].to(tl.int64) * operand[3] + lane[None, :]
+    return pointers, (rows[:, None] < count) & (lane[None, :] < width)
 
 
 @triton.jit
-def places_of(operand, batch, head, rows, count, WIDTH: tl.constexpr):
-    """Those of all WIDTH channels: as many lanes, rounded up to a power of two that tl.dot takes."""
+def pointers_to(operand, batch, head, rows, count, WIDTH: tl.constexpr):
+    """Return pointers to all WIDTH channels: as many lanes, rounded up to a power of two that tl.dot accepts."""
     lane = tl.arange(0, max(16, triton.next_power_of_2(WIDTH)))
-    return places_at(operand, batch, head, rows, count, lane, WIDTH)
+    return pointers_at(operand, batch, head, rows, count, lane, WIDTH)
 
 
 @triton.jit
 def load_rows(operand, batch, head, rows, count, WIDTH: tl.constexpr):
-    """Rows of an operand, with zeros outside."""
-    places, inside = places_of(operand, batch, head, rows, count, WIDTH)
-    return tl.load(places, mask=inside, other=0.0)
+    """Load rows of an operand, zeros outside."""
+    pointers, inside = pointers_to(operand, batch, head, rows, count, WIDTH)
+    return tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
 def store_rows(operand, value, batch, head, rows, count, WIDTH: tl.constexpr):
-    places, inside = places_of(operand, batch, head, rows, count, WIDTH)
-    tl.store(places, value.to(operand[0].dtype.element_ty), mask=inside)
+    pointers, inside = pointers_to(operand, batch, head, rows, count, WIDTH)
+    tl.store(pointers, value.to(operand[0].dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def load_line(pointer, entry, index, count):
-    """A piece of a contiguous (B, H, count), zero beyond it."""
+    """Load part of a contiguous (B, H, count), zeros beyond it."""
     return tl.load(pointer + entry * count + index, mask=index < count, other=0.0)
 
 
 @triton.jit
-def times(a, b):
+def matmul(a, b):
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
-def place(tiles, heads):
-    """Of this program: the tile, the entry (batch and head as one), the batch and the head."""
+def program_index(tiles, heads):
+    """Return the tile of this program, the entry (batch and head as one), the batch and the head."""
     entry = (tl.program_id(0) // tiles).to(tl.int64)
     return tl.program_id(0) % tiles, entry, entry // heads, entry % heads
 
 
 @triton.jit
 def finite(highest):
-    """A maximum that can be subtracted: 0 where everything is -inf."""
+    """Return a maximum that can be subtracted: 0 where everything is -inf."""
     return tl.where(highest == -float("inf"), 0.0, highest)
 
 
 @triton.jit
-def something(total):
-    """A sum that can be divided by: 1 where nothing was summed."""
+def nonzero(total):
+    """Return a sum that can be a divisor: 1 where it is 0."""
     return tl.where(total == 0.0, 1.0, total)
 
 
 @triton.jit
-def through_softmax(weight, gradient, value, dot):
-    """The gradient of a softmax's scores: weight (gradient value^T - dot)."""
-    return weight * (times(gradient, tl.trans(value)) - dot)
+def softmax_gradient(weight, gradient, value, dot):
+    """Return the gradient of a softmax's scores: weight (gradient value^T - dot)."""
+    return weight * (matmul(gradient, tl.trans(value)) - dot)

@@ -1,15 +1,6 @@
-"""Whole networks that no host gives, registered with timm on import (so that `timm.create_model` finds them)."""
+"""Our own networks and variants of timm's, registered with timm on import (so that `timm.create_model` finds them)."""
 
-from attngraft.models import bixt, elsa, extra_block, small_mixer, t2t_vit, transformers_classifier, uniform_vit
+from attngraft.models import bixt, elsa, t2t_vit, transformers_classifier, variants
 from attngraft.models.create import create_model
 
-__all__ = [
-    "bixt",
-    "create_model",
-    "elsa",
-    "extra_block",
-    "small_mixer",
-    "t2t_vit",
-    "transformers_classifier",
-    "uniform_vit",
-]
+__all__ = ["bixt", "create_model", "elsa", "t2t_vit", "transformers_classifier", "variants"]

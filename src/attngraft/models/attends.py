@@ -1,4 +1,4 @@
-"""Whether and where a model attends, seen in a forward pass that computes nothing."""
+"""Detection of attention in a model, by a forward pass on the meta device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-#: timm's classes with a softmax that does not run over tokens, and over what it does
+#: timm's classes with a softmax that does not run over tokens -> what it runs over
 NOT_OVER_TOKENS = {
     "timm.layers.selective_kernel.SelectiveKernelAttn": "paths of a convolution",
     "timm.layers.split_attn.RadixSoftmax": "splits of a convolution",
@@ -29,19 +29,19 @@ NOT_OVER_TOKENS = {
 }
 _FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
-#: names that a method uses which attends (transformers looks its attention functions up in a table)
+#: names in the code of methods that compute attention (transformers has a table of attention functions)
 _CALLS = re.compile("^(softmax|scaled_dot_product_attention|multi_head_attention_forward|ALL_ATTENTION_FUNCTIONS)$")
 
 
 @dataclass(frozen=True)
 class Attends:
-    """A module that sent something through a softmax."""
+    """A module that computes a softmax."""
 
     path: str
     module: str  #: its class
-    #: torch's scaled dot product attention, or a softmax spelled out; not run: it names one of them
+    #: fused: torch's scaled dot product attention; softmax: an explicit one; not run: its code names one of them
     how: Literal["fused", "softmax", "not run"]
-    over: str = "tokens"  #: what the softmax runs over
+    over: str = "tokens"  #: axis of the softmax
 
     @property
     def over_tokens(self) -> bool:
@@ -49,17 +49,16 @@ class Attends:
 
 
 class _Enough(Exception):
-    """Somebody attends over tokens, and nobody wants to know who else."""
+    """Ends the forward pass at the first attention over tokens."""
 
 
 def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) -> list[Attends]:
-    """The modules of `model` that use scaled dot product attention or a softmax on `inputs`, in order, each once.
+    """Return the modules of `model` that compute a softmax on `inputs` (fused attention included), in order, each once.
 
-    The forward pass is run as it stands: on the meta device it computes nothing. A softmax counts as one over tokens but
-    for the classes of timm named in `NOT_OVER_TOKENS`; a module that only holds the softmax (`nn.Softmax`) is told as
-    the one around it.
+    The forward pass is run as it is; on the meta device it computes nothing. A softmax counts as one over tokens except
+    in the classes in `NOT_OVER_TOKENS`; for `nn.Softmax` the module around it is returned.
 
-    With `first`, no further than to the first one over tokens, the last of the list then.
+    With `first`, the pass ends at the first softmax over tokens, which is then the last in the list.
     """
     if not any(map(_may_attend, {type(module) for module in model.modules()})):
         return []
@@ -71,14 +70,14 @@ def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) 
 
 
 def may_attend(model: nn.Module) -> list[Attends]:
-    """The innermost modules of `model` whose methods name a softmax or an attention function: for one that cannot be run."""
+    """Return the innermost modules whose code names a softmax or an attention function, for models that cannot be run."""
     paths = [path for path, module in model.named_modules() if _names_softmax(module)]
-    inner = [path for path in paths if not any(other != path and _within(other, path) for other in paths)]
+    inner = [
+        path
+        for path in paths
+        if not any(other != path and (not path or other.startswith(f"{path}.")) for other in paths)
+    ]
     return [Attends(path, type(model.get_submodule(path)).__name__, "not run") for path in inner]
-
-
-def _within(path: str, outer: str) -> bool:
-    return not outer or path.startswith(f"{outer}.")
 
 
 def _names_softmax(module: nn.Module) -> bool:
@@ -108,7 +107,7 @@ class _Watch(TorchFunctionMode):
 
 @contextmanager
 def _running(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """The modules that are at work, outermost first."""
+    """Keep the stack of running modules, outermost first."""
     stack: list[nn.Module] = []
 
     def enter(module: nn.Module, arguments: Any) -> None:
@@ -127,7 +126,7 @@ def _running(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _may_attend(kind: type[nn.Module]) -> bool:
-    """Whether the file of a class, or of one that it inherits from, names a softmax or torch's own attention at all."""
+    """Return whether the source file of a class or its bases names a softmax or torch's own attention."""
     return any(_mentions(base) for base in kind.__mro__ if issubclass(base, nn.Module))
 
 
@@ -141,5 +140,5 @@ def _mentions(kind: type[nn.Module]) -> bool:
 def _source(module: str) -> str:
     try:
         return inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):  # no file to read: the forward pass will say
+    except (KeyError, OSError, TypeError):  # no source file: the forward pass decides
         return "softmax"

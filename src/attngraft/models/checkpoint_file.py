@@ -1,4 +1,4 @@
-"""Files of weights as training leaves them: read without running code, unwrapped, and said how they were found."""
+"""Reading of checkpoint files without running code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -21,46 +21,46 @@ from attngraft.errors import AttngraftError, HostError, UsageError
 
 _TORCH = (".pth", ".pt", ".bin", ".tar")
 SUFFIXES = (".safetensors", *_TORCH, ".zip")
-AVERAGES = ("state_dict_ema", "model_ema")  #: where a checkpoint keeps the moving average of its weights
-PLAIN = ("state_dict", "model")  #: where it keeps the weights themselves
-WRAPPERS = ("module.", "_orig_mod.")  #: what DistributedDataParallel and torch.compile put before every name
-BEST = "model_best.pth.tar"  #: what timm's training scripts call the best one
+AVERAGES = ("state_dict_ema", "model_ema")  #: keys of the moving average of the weights
+PLAIN = ("state_dict", "model")  #: keys of the weights themselves
+WRAPPERS = ("module.", "_orig_mod.")  #: prefixes that DistributedDataParallel and torch.compile add to every name
+BEST = "model_best.pth.tar"  #: name of the best checkpoint in timm's training scripts
 ITSELF = "the file itself"  #: the layout of a bare state dict
-KEY = "attngraft"  #: of a safetensors file's metadata: ours, as JSON
+KEY = "attngraft"  #: our entry in a safetensors file's metadata, JSON
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFile:
-    """What lies in a file of weights."""
+    """Contents of a checkpoint file."""
 
     path: Path
-    tensors: Mapping[str, Tensor]  #: under names without wrappers
-    layout: str  #: where they lay: "the file itself", "state_dict", "model_ema of model_best.pth.tar in the zip", ...
-    stripped: tuple[str, ...] = ()  #: wrappers that were taken off names
-    left: tuple[str, ...] = ()  #: what else the file holds
-    architecture: str | None = None  #: name of the model, where the file says it
-    arguments: Mapping[str, Any] = field(default_factory=dict)  #: of its factory, where the file says them
+    tensors: Mapping[str, Tensor]  #: by names without wrappers' prefixes
+    layout: str  #: location of the tensors: "the file itself", "state_dict", "model_ema of ... in the zip"
+    stripped: tuple[str, ...] = ()  #: prefixes that were removed from names
+    left: tuple[str, ...] = ()  #: other entries of the file
+    architecture: str | None = None  #: name of the model, where the file contains it
+    arguments: Mapping[str, Any] = field(default_factory=dict)  #: of its factory, where the file contains them
     epoch: int | None = None
 
 
 def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFile:
-    """The tensors in a safetensors file, in a torch file, or in one of these in a zip.
+    """Read the tensors of a safetensors file, a torch file, or one of these in a zip.
 
-    A torch file holds a state dict, or keeps it under one of `AVERAGES` and `PLAIN`. It is read with `weights_only=True`:
-    besides tensors and plain values it may hold `argparse.Namespace`, the arguments that timm's scripts save.
+    A torch file is a state dict, or contains one under a key in `AVERAGES` or `PLAIN`. It is read with `weights_only=True`:
+    besides tensors and plain values it may contain `argparse.Namespace`, the arguments that timm's scripts save.
 
     Args:
-        average: True: the moving average; False: the weights themselves; None: the average where there is one.
+        average: True: the moving average; False: the weights themselves; None: the average if there is one.
 
     Raises:
-        UsageError: there is no such file, it is of another kind, or has no weights of the kind that was asked for.
-        HostError: it is damaged, or holds other objects; nothing of it was run.
+        UsageError: there is no such file, it is of another kind, or has no weights of the requested kind.
+        HostError: it is damaged, or contains other objects; no code in it was run.
     """
     if not path.is_file():
-        raise UsageError(f"{path}: there is no such file of weights; give the path of a {', '.join(SUFFIXES)}")
+        raise UsageError(f"{path}: no such file of weights; pass the path of a {', '.join(SUFFIXES)}")
     if path.suffix not in SUFFIXES:
         raise UsageError(
-            f"{path}: weights are read from {', '.join(SUFFIXES)} files, not from {path.suffix or 'others'}"
+            f"{path}: cannot read weights from {path.suffix or 'such'} files, only from {', '.join(SUFFIXES)}"
         )
     try:
         if path.suffix == ".safetensors":
@@ -70,16 +70,16 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
             values = _load(path, stream)
     except AttngraftError:
         raise
-    except Exception as error:  # bytes that changed make the readers raise whatever they like
+    except Exception as error:  # damaged bytes make the readers raise errors of any class
         kind = "safetensors" if path.suffix == ".safetensors" else "torch"
         raise HostError(
-            f"{path} is damaged, or no {kind} file ({_first_line(error)}); fetch or save it again"
+            f"{path} is damaged, or not a {kind} file ({first_line(error)}); download or save it again"
         ) from error
     return _from_torch(path, member, values, average=average)
 
 
 def _opened(path: Path) -> tuple[str, IO[bytes]]:
-    """The file, or that of weights in a zip and its name there. torch's own files are zips, too: they hold a data.pkl."""
+    """Open the file, or the one in a zip (with its name there). torch's own files are zips too, with a data.pkl."""
     if not zipfile.is_zipfile(path):
         return "", path.open("rb")
     with zipfile.ZipFile(path) as archive:
@@ -91,16 +91,16 @@ def _opened(path: Path) -> tuple[str, IO[bytes]]:
         if len(chosen) != 1:
             listed = ", ".join(str(name) for name in chosen[:5]) or "none"
             raise UsageError(
-                f"{path}: a zip holds one file of weights, and here is {listed}; unpack it, and give one of them"
+                f"{path}: a zip must contain one file of weights, this one has {listed}; unpack it and pass one of them"
             )
         return str(chosen[0]), io.BytesIO(archive.read(str(chosen[0])))
 
 
 def _load(path: Path, stream: IO[bytes]) -> Any:
-    """What torch makes of the file, without running anything that it names.
+    """Load a torch file without running code.
 
     Raises:
-        HostError: it names something else than tensors need.
+        HostError: it contains other objects than tensors and plain values.
     """
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -110,8 +110,8 @@ def _load(path: Path, stream: IO[bytes]) -> Any:
             raise
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise HostError(
-            f"{path} holds Python objects besides tensors{f' ({named[1]})' if named else ''}, and reading those could run "
-            "anything, so it is not read. Where you trust it: load it with torch and save its state dict alone "
+            f"{path} contains Python objects besides tensors{f' ({named[1]})' if named else ''}; reading those could run "
+            "any code, so it is refused. If you trust it, load it with torch and save only its state dict "
             "(torch.save(model.state_dict(), FILE), or safetensors)"
         ) from error
 
@@ -119,11 +119,15 @@ def _load(path: Path, stream: IO[bytes]) -> Any:
 def _from_safetensors(path: Path, *, average: bool | None) -> CheckpointFile:
     if average:
         raise UsageError(
-            f"{path}: a safetensors file holds one set of weights and does not say whether it is an average"
+            f"{path}: a safetensors file has one set of weights and does not tell whether it is an average"
         )
     with safetensors.safe_open(path, framework="pt") as file:
-        facts = _facts(file.metadata() or {})
+        try:  # what `convert` wrote, if anything
+            facts = json.loads((file.metadata() or {}).get(KEY, "{}"))
+        except ValueError:
+            facts = {}
         tensors, stripped = _without_wrappers(path, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    facts = facts if isinstance(facts, dict) else {}
     architecture, arguments, epoch = (facts.get(name) for name in ("architecture", "arguments", "epoch"))
     return CheckpointFile(
         path=path,
@@ -136,20 +140,11 @@ def _from_safetensors(path: Path, *, average: bool | None) -> CheckpointFile:
     )
 
 
-def _facts(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """What `convert` wrote there, or nothing."""
-    try:
-        found = json.loads(metadata.get(KEY, "{}"))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _from_torch(path: Path, member: str, values: Any, *, average: bool | None) -> CheckpointFile:
     if not isinstance(values, Mapping):
-        raise HostError(f"{path} holds no tensors under names (a {type(values).__name__}), not the weights of a host")
-    there = [name for name in (*AVERAGES, *PLAIN) if isinstance(values.get(name), Mapping)]
-    entry = _chosen(path, there, average)
+        raise HostError(f"{path} holds no named tensors (but a {type(values).__name__}), not the weights of a host")
+    present = [name for name in (*AVERAGES, *PLAIN) if isinstance(values.get(name), Mapping)]
+    entry = _chosen(path, present, average)
     held = values if entry is None else values[entry]
     named = {name: value for name, value in held.items() if isinstance(name, str) and isinstance(value, Tensor)}
     tensors, stripped = _without_wrappers(path, named)
@@ -166,45 +161,39 @@ def _from_torch(path: Path, member: str, values: Any, *, average: bool | None) -
     )
 
 
-def _chosen(path: Path, there: list[str], average: bool | None) -> str | None:
-    """The entry that holds the weights; None: the file is a state dict itself."""
-    wanted = [name for name in there if average is None or (name in AVERAGES) == average]
-    if wanted or (not there and not average):
+def _chosen(path: Path, present: list[str], average: bool | None) -> str | None:
+    """Return the key of the weights; None: the file is a state dict itself."""
+    wanted = [name for name in present if average is None or (name in AVERAGES) == average]
+    if wanted or (not present and not average):
         return wanted[0] if wanted else None
-    kind, found = ("moving average", AVERAGES) if average else ("weights but their moving average", PLAIN)
+    kind, found = ("moving average", AVERAGES) if average else ("weights other than their moving average", PLAIN)
     raise UsageError(
-        f"{path} holds no {kind} ({' or '.join(found)}); there is {', '.join(there) or 'a state dict alone'}: ask for that"
+        f"{path} has no {kind} ({' or '.join(found)}), only {', '.join(present) or 'a state dict'}; select that"
     )
 
 
 def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Tensors under their model's own names, and what was taken off.
+    """Remove wrappers' prefixes from names; returns the tensors and the removed prefixes.
 
     Raises:
-        HostError: two of them would have one name, or one is no plain tensor.
+        HostError: two tensors would have one name, or a tensor is sparse or quantized.
     """
     found: dict[str, Tensor] = {}
     stripped: dict[str, None] = {}
     for name, tensor in tensors.items():
-        wrappers = list(_wrappers(name))
-        bare = name[sum(map(len, wrappers)) :]
+        bare = name
+        while wrapper := next((each for each in WRAPPERS if bare.startswith(each)), None):
+            bare = bare.removeprefix(wrapper)
+            stripped[wrapper] = None
         if bare in found:
             raise HostError(
-                f"{path} holds two tensors for {bare}, with and without {' or '.join(WRAPPERS)}; save it again"
+                f"{path} has two tensors for {bare}, with and without {' or '.join(WRAPPERS)}; save it again"
             )
         if tensor.layout != torch.strided or tensor.is_quantized:
-            raise HostError(f"{path}: {bare} is sparse or quantized, and weights are plain tensors; save it as one")
+            raise HostError(f"{path}: {bare} is sparse or quantized, but weights must be plain tensors; save it as one")
         found[bare] = tensor
-        stripped.update(dict.fromkeys(wrappers))
     return found, tuple(stripped)
 
 
-def _wrappers(name: str) -> Iterator[str]:
-    """The wrappers at the beginning of a name, in whatever order and however often."""
-    while wrapper := next((each for each in WRAPPERS if name.startswith(each)), None):
-        yield wrapper
-        name = name.removeprefix(wrapper)
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""A checkpoint of a training script made a file of safetensors, checked against the model that it is of."""
+"""Conversion of a training script's checkpoint to safetensors, checked against its model."""
 
 from __future__ import annotations
 
@@ -22,19 +22,17 @@ from attngraft.tensors import unshared
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What was found and written."""
+    """Result of `convert_checkpoint`."""
 
     checkpoint: CheckpointFile
     out: Path
     size: int  #: of the written file, in bytes
-    architecture: (
-        str | None
-    )  #: the model that the weights are of; None: nobody says it, so they were checked against none
-    fitted: Fitted | None  #: what they would be to it
+    architecture: str | None  #: name of the model; None: not known, so the weights were not checked
+    fitted: Fitted | None  #: how the weights fit it
 
     @property
     def numbers(self) -> int:
-        """How many numbers the tensors hold together."""
+        """Number of values in all tensors."""
         return sum(tensor.numel() for tensor in self.checkpoint.tensors.values())
 
 
@@ -49,29 +47,30 @@ def convert_checkpoint(
 ) -> Converted:
     """Write the weights in `source` to `out`, with the name of their model in the file's metadata.
 
-    Tensors keep their values, types and names, but for wrappers in front of names. Names and shapes are checked against the
-    model, which is made without values.
+    Tensors keep their values, types and names, except for wrappers' prefixes. Names and shapes are checked against the
+    model, which is created on the meta device.
 
     Args:
-        host: name of the model; None: what the checkpoint says (`arch`), or else what its own name begins with.
-        host_args: of the model's factory.
+        host: name of the model; None: the checkpoint's `arch`, or else the first part of its file name.
+        host_args: arguments of the model's factory.
         average: as in `read_checkpoint`.
-        overwrite: replace a file that stands at `out`.
+        overwrite: replace an existing file at `out`.
 
     Raises:
-        UsageError: `out` is there already or is no `.safetensors`; or as `read_checkpoint`, `create_host`.
-        HostError: the checkpoint cannot be read, holds no weights, or does not fit its model; all misfits are listed.
+        UsageError: `out` exists or does not end in `.safetensors`; or as `read_checkpoint`, `create_host`.
+        HostError: the checkpoint cannot be read, contains no weights, or does not fit its model; all misfits are listed.
         StorageError: the file cannot be written.
     """
     if out.suffix != ".safetensors":
-        raise UsageError(f"{out}: give a file that ends in .safetensors")
+        raise UsageError(f"{out}: pass a file name that ends in .safetensors")
     if out.is_dir():
-        raise UsageError(f"{out}: is a folder; give the name of a file")
+        raise UsageError(f"{out} is a folder; pass a file name")
     if out.exists() and not overwrite:
-        raise UsageError(f"{out}: is there already; give another name, or --overwrite to replace it")
+        raise UsageError(f"{out} exists already; pass another name, or --overwrite to replace it")
     checkpoint = read_checkpoint(source, average=average)
     weights = weights_of(checkpoint)
-    architecture = host or _named(checkpoint)
+    candidates = (checkpoint.architecture, checkpoint.path.name.partition(".")[0])
+    architecture = host or next((name for name in candidates if name is not None and timm.is_model(name)), None)
     arguments = dict(checkpoint.arguments if host is None else host_args or {})
     fitted = None
     if architecture is not None:
@@ -88,11 +87,3 @@ def convert_checkpoint(
     content = safetensors.torch.save(unshared(checkpoint.tensors), metadata={KEY: json.dumps(kept)})
     write_atomically(out, content)
     return Converted(checkpoint=checkpoint, out=out, size=len(content), architecture=architecture, fitted=fitted)
-
-
-def _named(checkpoint: CheckpointFile) -> str | None:
-    """The model that a checkpoint says it is of, in it or by its name; None: it is none that timm knows."""
-    for name in (checkpoint.architecture, checkpoint.path.name.partition(".")[0]):
-        if name is not None and timm.is_model(name):
-            return name
-    return None

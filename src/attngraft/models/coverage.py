@@ -1,9 +1,9 @@
-"""How many of timm's models take which grafts: counted by name, in one pass over all of them."""
+"""Coverage: how many of timm's models, counted by name, take which grafts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from attngraft.hosts.adapter import random_images
 from attngraft.hosts.unread import why_unread
 from attngraft.models.attends import attends
 
-#: what is counted: a graft that re-weighs heads, and one that replaces how queries, keys and values mix
+#: the counted grafts: one that reweights heads, and one that replaces the mix of queries, keys and values
 COUNTED = ("horizontal", "bisa")
 
 
@@ -27,36 +27,36 @@ class Covered:
     """One model name."""
 
     name: str
-    family: str  #: the timm file that makes it
+    family: str  #: the timm file that defines it
     attention: str | None  #: class of the first module that attends over tokens; None: not counted
-    host: str | None = None  #: the adapter that reads it
+    host: str | None = None  #: the adapter that supports it
     refusal: str | None = None  #: why no adapter does
-    takes: tuple[str, ...] = ()  #: the grafts that at least one of its sites takes
-    reasons: Mapping[str, str] = field(default_factory=dict)  #: graft -> why some site refuses it
+    takes: tuple[str, ...] = ()  #: grafts that at least one of its sites takes
+    reasons: Mapping[str, str] = field(default_factory=dict)  #: graft -> why a site refuses it
 
 
 @dataclass(frozen=True)
 class FamilyCoverage:
-    """The names of one timm file that attend over tokens."""
+    """Models of one timm file that attend over tokens."""
 
     family: str
     names: tuple[str, ...]
-    takes: Mapping[str, tuple[str, ...]]  #: graft -> names of which at least one site takes it
-    hosts: tuple[str, ...]  #: the adapters that read them
-    why: tuple[str, ...]  #: what was refused, and why, each reason once with its number of names
+    takes: Mapping[str, tuple[str, ...]]  #: graft -> names of models with at least one site that takes it
+    hosts: tuple[str, ...]  #: the adapters that support them
+    why: tuple[str, ...]  #: reasons of refusals, each with its number of names
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
 
 def timm_names() -> list[str]:
-    """The names of all of timm's own models, without those that other packages register."""
+    """Return the names of timm's own models, without those that other packages register."""
     return [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("timm.")]
 
 
 def cover(name: str, grafts: Sequence[str] = COUNTED) -> Covered:
-    """What `name` is to attngraft. The model is made on the meta device, at its own size; nothing is computed."""
+    """Return the coverage of one model, which is created on the meta device at its own size."""
     family = timm.model_entrypoint(name).__module__.removeprefix("timm.models.")
     with torch.device("meta"):
         model = timm.create_model(name).eval()
@@ -78,24 +78,30 @@ def cover(name: str, grafts: Sequence[str] = COUNTED) -> Covered:
     return Covered(name, family, attention, host=host.adapter.name, takes=takes, reasons=reasons)
 
 
-def coverage(names: Iterable[str] | None = None, grafts: Sequence[str] = COUNTED) -> Iterator[Covered]:
-    """`cover` for each of `names` (None: all of timm's), those that do not attend over tokens too. It takes minutes."""
-    for name in timm_names() if names is None else names:
-        yield cover(name, grafts)
-
-
 def by_family(found: Iterable[Covered], grafts: Sequence[str] = COUNTED) -> list[FamilyCoverage]:
-    """One row per timm file with names that attend over tokens, the largest first."""
+    """Return one row per timm file with models that attend over tokens, the largest first."""
     families: dict[str, list[Covered]] = {}
     for each in found:
         if each.attention:
             families.setdefault(each.family, []).append(each)
-    rows = [_family(name, members, grafts) for name, members in families.items()]
+    rows = []
+    for family, members in families.items():
+        why = Counter(each.refusal for each in members if each.refusal)
+        why.update(f"{graft}: {reason}" for each in members for graft, reason in each.reasons.items())
+        rows.append(
+            FamilyCoverage(
+                family=family,
+                names=tuple(each.name for each in members),
+                takes={graft: tuple(each.name for each in members if graft in each.takes) for graft in grafts},
+                hosts=tuple(sorted({each.host for each in members if each.host})),
+                why=tuple(f"{reason} ({count} of {len(members)})" for reason, count in why.most_common()),
+            )
+        )
     return sorted(rows, key=lambda row: (-len(row.names), row.family))
 
 
 def shares(rows: Iterable[FamilyCoverage], grafts: Sequence[str] = COUNTED) -> dict[str, float]:
-    """graft -> names that take it, of all names that attend over tokens.
+    """Return graft -> share of names that take it, among all that attend over tokens.
 
     Raises:
         ValueError: there are none.
@@ -105,18 +111,3 @@ def shares(rows: Iterable[FamilyCoverage], grafts: Sequence[str] = COUNTED) -> d
     if not total:
         raise ValueError("none of these models attends over tokens")
     return {graft: sum(len(row.takes[graft]) for row in rows) / total for graft in grafts}
-
-
-def _family(name: str, members: list[Covered], grafts: Sequence[str]) -> FamilyCoverage:
-    why: Counter[str] = Counter()
-    for each in members:
-        if each.refusal:
-            why[each.refusal] += 1
-        why.update(f"{graft}: {reason}" for graft, reason in each.reasons.items())
-    return FamilyCoverage(
-        family=name,
-        names=tuple(each.name for each in members),
-        takes={graft: tuple(each.name for each in members if graft in each.takes) for graft in grafts},
-        hosts=tuple(sorted({each.host for each in members if each.host})),
-        why=tuple(f"{reason} ({count} of {len(members)})" for reason, count in why.most_common()),
-    )

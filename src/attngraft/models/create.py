@@ -1,21 +1,27 @@
-"""One call for a host with grafts."""
+"""`create_model`: a timm model with grafts, and readable errors for what can go wrong."""
 
 from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterator
 from typing import Any, cast
 
 import timm
+from timm.models import get_pretrained_cfg, is_model, list_pretrained
 from torch import nn
 
 from attngraft.errors import HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.grafting.spec import Specification, parse
-from attngraft.models.pretrained import why_no_weights
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_arguments, folder_classes, transformers_folder
 from attngraft.models.weights import read_weights
+
+#: names of errors of huggingface_hub, urllib and the HTTP clients below them, which change between releases
+_GATED = {"GatedRepoError"}
+_ABSENT = {"RepositoryNotFoundError", "RevisionNotFoundError", "RemoteEntryNotFoundError"}
+_NETWORK = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "URLError", "HfHubHTTPError"}
 
 
 def create_model(
@@ -30,25 +36,25 @@ def create_model(
 
         model = attngraft.create_model("vit_tiny_patch16_224", graft="cb_s@blocks.6-11 + horizontal", num_classes=10)
 
-    The host is made before it is grafted, so that its initial values are those of the plain host from the same seed.
+    The host is initialized before it is grafted, so that it has the same initial values as the plain host of the same seed.
 
     Args:
-        name: any timm model, ours included (importing this package registers them).
-        graft: a specification; None or "none" for the host as it is.
-        pretrained: load timm's weights for the host; grafts are always fresh (`load_grafts` loads them).
-        weights: load this file instead (`models.weights` says which), the grafts' values too where it has them. The
-            head stays new where the file's has another number of classes. For `transformers_classifier` a folder of
-            transformers, which says the model's arguments too.
+        name: any timm model, including ours (importing this package registers them).
+        graft: a specification; None or "none" for the plain host.
+        pretrained: load timm's weights for the host; grafts are always new (`load_grafts` loads them).
+        weights: load this file instead (`models.weights` lists the formats), including the grafts' values if it has any. The
+            head stays new if the file's has another number of classes. For `transformers_classifier` a folder of
+            transformers, which also determines the model's arguments.
         timm_kwargs: for `timm.create_model`.
 
     Raises:
-        UsageError: there is no model of this name (says which are near) or no such file; or `pretrained` and `weights`.
-        GraftSpecError, HostError: as `graft` does, before any weights are fetched where the text cannot be read; or timm
-            cannot make the model with these arguments, its weights cannot be had, or the file does not fit.
+        UsageError: there is no model of this name (lists similar names) or no such file; or both `pretrained` and `weights`.
+        GraftSpecError, HostError: as `graft` does, before any weights are downloaded if the text is invalid; or timm cannot
+            create the model with these arguments, its weights are not available, or the file does not fit.
     """
     spec = parse(graft)
     if pretrained and weights is not None:
-        raise UsageError("pretrained and weights both say what the host starts from; give one of them")
+        raise UsageError("pretrained and weights both select initial weights; pass only one of them")
     file = read_weights(weights, host=name) if weights is not None else None
     if name == TRANSFORMERS and weights is not None and (folder := transformers_folder(weights)) is not None:
         timm_kwargs = {"num_classes": folder_classes(folder), **folder_arguments(folder, timm_kwargs)}
@@ -63,26 +69,66 @@ def create_model(
 
 
 def create_host(name: str, *, pretrained: bool = False, **timm_kwargs: Any) -> nn.Module:
-    """`timm.create_model`, with errors that say what to do.
+    """`timm.create_model`, with errors that name the remedy.
 
     Raises:
         UsageError, HostError: as `create_model`.
     """
-    _check_name(name)
+    if ":" not in name and not is_model(name.partition(".")[0]):  # timm resolves `hf-hub:...`, `local-dir:...`
+        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists all"
+        raise UsageError(f"there is no model {name!r} in timm {timm.__version__}; {hint}")
     try:
         return cast(nn.Module, timm.create_model(name, pretrained=pretrained, **timm_kwargs))
-    except Exception as error:  # timm, the Hub's client and the HTTP client below it raise what they like
+    except Exception as error:  # timm, the Hub's client and its HTTP client raise errors of any class
         if reason := why_no_weights(name, error):
             raise HostError(reason) from error
         if not isinstance(error, TypeError | ValueError | AssertionError | RuntimeError | OSError):
             raise
         given = ", ".join(f"{key}={value!r}" for key, value in timm_kwargs.items()) or "no arguments"
-        raise HostError(f"timm cannot make {name} with {given}: {error}") from error
+        raise HostError(f"timm cannot create {name} with {given}: {error}") from error
 
 
-def _check_name(name: str) -> None:
-    if ":" in name or timm.is_model(name.partition(".")[0]):  # `hf-hub:...`, `local-dir:...` are timm's to resolve
-        return
-    near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists all"
-    raise UsageError(f"there is no model {name!r} in timm {timm.__version__}; {hint}")
+def why_no_weights(name: str, error: Exception) -> str | None:
+    """Return why `timm.create_model(name, pretrained=True)` failed to load weights, with a remedy; None for other errors."""
+    architecture, _, tag = name.partition(".")
+    text = str(error)
+    if tag and "Invalid pretrained tag" in text:
+        available = list_pretrained(f"{architecture}.*")
+        return f"timm has no weights {tag!r} for {architecture}; available: {', '.join(available) or 'none'}"
+    if "No pretrained weights exist" in text:
+        near = difflib.get_close_matches(name, list_pretrained(), n=3, cutoff=0.5)
+        hint = f" (it has some for {', '.join(near)})" if near else ""
+        return f"timm {timm.__version__} has no weights for {name}{hint}; train without, or pass a file of weights"
+    kinds = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
+    repository = _repository(name)
+    if kinds & _GATED:
+        return (
+            f"the weights of {name} are gated: request access at https://huggingface.co/{repository}, then log in "
+            "(`hf auth login`, or HF_TOKEN in the environment) and try again"
+        )
+    if kinds & _ABSENT:
+        return f"the Hugging Face Hub has no {repository}, or it is private (log in: `hf auth login`, or HF_TOKEN)"
+    if kinds & _NETWORK or isinstance(error, ConnectionError | TimeoutError):
+        cause = (str(list(_chain(error))[-1]).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        return (
+            f"the weights of {name} are not in the cache and cannot be downloaded ({cause}). Without a "
+            f"network: download model.safetensors of https://huggingface.co/{repository} elsewhere and pass the file "
+            "(--weights FILE, host.weights), or copy a Hugging Face cache that has it and set HF_HOME to it; "
+            "HF_HUB_OFFLINE=1 stops further attempts"
+        )
+    return None
+
+
+def _repository(name: str) -> str:
+    """Return the Hub repository with the weights of `name`."""
+    if ":" in name:
+        return name.partition(":")[2]
+    found = get_pretrained_cfg(name, allow_unregistered=True) if is_model(name.partition(".")[0]) else None
+    return str((found and found.hf_hub_id) or f"timm/{name}")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""What attngraft finds in a model: its sites and hook points, which grafts fit where, and what attends besides."""
+"""Examination of a model: its sites and hook points, which grafts fit where, and further attention without a site."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ from attngraft.models.attends import Attends, attends, may_attend
 
 @dataclass(frozen=True)
 class FoundSite:
-    """A site, as a person reads it."""
+    """A site, described for readers."""
 
     path: str
     kind: str
-    module: str  #: class of the module there, the host's own
+    module: str  #: the host's own class of the module
     shape: str  #: tokens, width, heads
     hook_points: tuple[str, ...]
-    missing: Mapping[str, str]  #: hook point of this kind -> why the site has none
-    record_tensors: tuple[str, ...] = ()  #: what it offers to `attngraft.record` beside its hook points
+    missing: Mapping[str, str]  #: hook point of this kind -> why the site lacks it
+    record_tensors: tuple[str, ...] = ()  #: tensors for `attngraft.record` besides those at hook points
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A module that attends, and is no site with hook points: what an adapter would have to know about it."""
+    """A module that computes attention and is not part of a site: facts for writing an adapter."""
 
     path: str
     module: str
-    how: str  #: "fused" or "softmax", and what over where not over tokens; "not run"
+    how: str  #: "fused", "softmax" (with the axis, unless it runs over tokens) or "not run"
     arguments: tuple[str, ...]  #: of its forward
     children: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Examination:
-    """All that `attngraft doctor --host` says."""
+    """Results of `attngraft doctor --host`."""
 
     model: str  #: class
     adapter: str | None
-    refusal: str | None  #: why no adapter reads it
+    refusal: str | None  #: why no adapter supports it
     sites: tuple[FoundSite, ...] = ()
-    grafts: Mapping[str, Fit] | None = None  #: graft with its default options -> where it fits
+    grafts: Mapping[str, Fit] | None = None  #: graft with its default options -> the sites that take it
     unread: tuple[Unread, ...] = ()
-    not_run: str | None = None  #: why no forward pass was seen
+    not_run: str | None = None  #: why the forward pass failed
 
 
 def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examination:
-    """Look into `model` without changing it; on the meta device nothing is computed.
+    """Examine `model` without changing it; on the meta device nothing is computed.
 
-    What attends is seen in a forward pass. Where there can be none (nobody knows what the model takes), what names a softmax
-    or an attention function in its code is told instead, and `not_run` says why.
+    Attention is detected in a forward pass. Where the model cannot be run (its inputs are not known), modules whose code
+    names a softmax or an attention function are returned instead, and `not_run` has the reason.
 
     Args:
-        inputs: what the model's forward takes; None: what its adapter knows, or else an image.
+        inputs: of the model's forward; None: those of its adapter, or else an image.
     """
     name = plain_class(model).__name__
     try:
@@ -91,10 +91,10 @@ def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examina
 
 
 def _seen(model: nn.Module, inputs: Callable[[], Sequence[Tensor]]) -> tuple[list[Attends], str | None]:
-    """What attends, and why the model was not run: anybody's forward may raise anything on inputs that are a guess."""
+    """Return the modules that compute attention, and why the model was not run, if guessed inputs made it fail."""
     training = [module for module in model.modules() if module.training]
     try:
-        model.eval()  # what a batch norm has seen stays as it is
+        model.eval()  # keeps running statistics unchanged
         return attends(model, inputs()), None
     except Exception as error:
         return may_attend(model), f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
@@ -116,9 +116,7 @@ def _found(host: Host, site: Site) -> FoundSite:
     geometry: Any = site.geometry
     tokens = "any number of" if geometry.tokens is None else geometry.tokens
     more = "" if site.kind == "attention" else f", {geometry.hidden} hidden"
-    if site.kind == "attention" and (
-        site.targets or site.record_tensors
-    ):  # one that cannot be read has no heads that anybody knows
+    if site.kind == "attention" and (site.targets or site.record_tensors):  # an unreadable one has no known heads
         more = f", {geometry.heads} heads"
     own = [hook_point for hook_point in HOOK_POINTS if kind_of(hook_point) == site.kind]
     return FoundSite(

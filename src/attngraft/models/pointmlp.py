@@ -1,15 +1,15 @@
-"""The layers of PointMLP: neighbourhoods of a point cloud, normalised, and residual point-wise networks over them.
+"""Layers of PointMLP: normalized neighborhoods of a point cloud, and residual point-wise networks over them.
 
     anchors = farthest points;  groups = k nearest points of each           Grouper
     y_s = pos(max_j pre([alpha * (x_sj - m_s) / std + beta, x_s]))          Stage
     y_i = extract(fuse([x_i, sum of w_ij x_j over 3 nearest j]))            FeaturePropagation
 
-Letters: B clouds, N points, S anchors (S <= N), k neighbours, C channels. Points are (B, N, 3) and what stands at them is
-(B, N, C), as tokens are; only inside the point-wise networks channels come first. Distances are squared and Euclidean, of
-any unit, computed in float32 at least.
+Letters: B clouds, N points, S anchors (S <= N), k neighbours, C channels. Points are (B, N, 3) and their features
+(B, N, C), like tokens; only inside the point-wise networks channels come first. Distances are squared Euclidean, in any
+unit, computed in float32 at least.
 
 Source: X. Ma et al., "Rethinking Network Design and Local Geometry in Point Cloud: A Simple Residual MLP Framework", 2022.
-Parameters are called as in the authors' weights.
+Parameters have the names of the authors' weights.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from torch import Tensor, nn
 
 Normalize = Literal["anchor", "center"]
 
-#: farthest point sampling passes over points whose squared norm is not above this, as the authors' kernel does
+#: farthest point sampling skips points whose squared norm does not exceed this, as the authors' kernel does
 NEAR_ORIGIN = 1e-3
-#: neighbours that a point's feature is interpolated from
+#: number of neighbors for interpolation of a point's feature
 INTERPOLATED = 3
 
 
 class Grouper(nn.Module):
-    """Neighbourhoods of anchors, each feature relative to its neighbourhood and scaled by the whole cloud's spread.
+    """Neighborhoods of anchors, with features relative to their neighborhood and scaled by the cloud's deviation.
 
         g_sj = alpha * (x_sj - m_s) / (std + 1e-5) + beta,   j one of the k nearest points of anchor s
         out  = [g_sj, x_s]
 
-    `m_s` is the anchor's own feature ("anchor") or the mean of the neighbourhood ("center"). `std` is one number per cloud:
-    the unbiased deviation of all `x_sj - m_s`, over anchors, neighbours and channels. With `use_xyz` the neighbours'
-    coordinates are three more channels of `x_sj`. The `x_s` at the end is the anchor's feature as it came. The order of
-    neighbours in a group is free; the anchor is one of them.
+    `m_s` is the anchor's feature ("anchor") or the mean of the neighborhood ("center"). `std` is one number per cloud: the
+    unbiased deviation of all `x_sj - m_s`, over anchors, neighbors and channels. With `use_xyz` the neighbors' coordinates
+    are three more channels of `x_sj`. The `x_s` at the end is the anchor's input feature. The order of neighbors in a group
+    is not defined; the anchor is one of them.
 
     Shapes: points (B, N, 3) and features (B, N, C) to anchors (B, S, 3) and groups (B, S, k, out_channels).
 
     Args:
         channels: C.
-        anchors: S, chosen by farthest point sampling; None makes every point an anchor, in the points' order.
+        anchors: S, chosen by farthest point sampling; None: every point is an anchor, in the points' order.
         neighbors: k.
 
     Raises:
@@ -63,7 +63,7 @@ class Grouper(nn.Module):
         if min(channels, neighbors, 1 if anchors is None else anchors) < 1:
             raise ValueError(f"{channels=}, {anchors=} and {neighbors=} must be 1 or more")
         if normalize not in ("anchor", "center"):
-            raise ValueError(f"normalize is 'anchor' or 'center', not {normalize!r}")
+            raise ValueError(f"normalize must be 'anchor' or 'center', not {normalize!r}")
         self.channels, self.anchors, self.neighbors = channels, anchors, neighbors
         self.normalize, self.use_xyz = normalize, use_xyz
         grouped = channels + (3 if use_xyz else 0)
@@ -84,10 +84,10 @@ class Grouper(nn.Module):
             groups = torch.cat([groups, take(xyz, near).to(groups.dtype)], dim=-1)
             center = torch.cat([center, anchor_xyz.to(center.dtype)], dim=-1)
         if self.normalize == "center":
-            away = groups - groups.mean(dim=2, keepdim=True)
+            offset = groups - groups.mean(dim=2, keepdim=True)
         else:
-            away = groups - center.unsqueeze(2)
-        scaled = away / (away.std(dim=(1, 2, 3), keepdim=True) + 1e-5)
+            offset = groups - center.unsqueeze(2)
+        scaled = offset / (offset.std(dim=(1, 2, 3), keepdim=True) + 1e-5)
         grouped = self.affine_alpha * scaled + self.affine_beta
         repeated = anchor_features.unsqueeze(2).expand(-1, -1, self.neighbors, -1)
         return anchor_xyz, torch.cat([grouped, repeated], dim=-1)
@@ -102,13 +102,13 @@ class Grouper(nn.Module):
         for name, count in needed.items():
             if count > xyz.shape[1]:
                 raise ValueError(
-                    f"{name}={count} is more than the cloud's {xyz.shape[1]} points; give more points or make the grouper "
+                    f"{name}={count} is more than the cloud's {xyz.shape[1]} points; pass more points or create the grouper "
                     f"with {name} of at most {xyz.shape[1]}"
                 )
 
 
 class Stage(nn.Module):
-    """One stage: neighbourhoods of fewer points, a network over every neighbour, the largest of each, a network on that.
+    """One stage: neighborhoods of fewer points, a network over every neighbor, max pooling, a network on the result.
 
         y_s = pos(max_j pre(group_sj))
 
@@ -118,8 +118,8 @@ class Stage(nn.Module):
     Args:
         pre_blocks: residual blocks before the maximum.
         pos_blocks: residual blocks after it.
-        bias: of the point-wise linear maps; the paper's classifier has none, its segmenter has.
-        anchors, neighbors, normalize, use_xyz: as of `Grouper`, whose errors are raised.
+        bias: whether point-wise linear maps have biases; the paper's classifier has none, its segmentation model has.
+        anchors, neighbors, normalize, use_xyz: see `Grouper`, whose errors are raised.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Stage(nn.Module):
 
 
 class FeaturePropagation(nn.Module):
-    """One step of the decoder: features of few points brought to many, and joined with what these had.
+    """One step of the decoder: features of few points interpolated to many, and fused with the features of these.
 
         w_ij = 1 / (|p_i - q_j|^2 + 1e-8), over the 3 nearest j, divided by their sum
         y    = extraction(fuse([fine_i, sum_j w_ij coarse_j]))
@@ -157,11 +157,11 @@ class FeaturePropagation(nn.Module):
 
     Args:
         in_channels: C1 + C2.
-        blocks: residual blocks behind the fusing map.
-        bias: of the point-wise linear maps.
+        blocks: residual blocks after the fusing map.
+        bias: whether point-wise linear maps have biases.
 
     Raises:
-        ValueError: on a call, features that are not at the points or not of `in_channels` together.
+        ValueError: on a call, features that do not match the points or do not have `in_channels` together.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, blocks: int = 4, bias: bool = True) -> None:
@@ -204,7 +204,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualNetwork(nn.Module):
-    """Residual blocks after each other: (B, C, N) to the same."""
+    """A sequence of residual blocks: (B, C, N) to the same."""
 
     def __init__(self, channels: int, *, blocks: int, bias: bool = True) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class ResidualNetwork(nn.Module):
 
 
 class NeighborhoodNetwork(nn.Module):
-    """A point map and residual blocks over every neighbour, then the largest: (B, S, k, C) to (B, C', S)."""
+    """A point map and residual blocks over every neighbor, then max pooling: (B, S, k, C) to (B, C', S)."""
 
     def __init__(self, in_channels: int, out_channels: int, *, blocks: int, bias: bool = True) -> None:
         super().__init__()
@@ -239,38 +239,38 @@ def _linear_norm(in_channels: int, out_channels: int, *, bias: bool) -> tuple[nn
 def farthest_points(xyz: Tensor, count: int) -> Tensor:
     """Farthest point sampling: (B, N, 3) to the indices (B, count) of points that are far from each other.
 
-    The first is point 0; each next one is farthest from its nearest point among those chosen, the first such in a tie.
-    Points near the origin (squared norm up to `NEAR_ORIGIN`) are chosen only as point 0; clouds are often padded with
-    zeros. Where nothing new is left, points come again.
+    The first is point 0; each further point maximizes the distance to the nearest chosen one, the first such in a tie.
+    Points near the origin (squared norm up to `NEAR_ORIGIN`) are chosen only as point 0, since clouds are often padded with
+    zeros. If no new point is left, points repeat.
     """
     xyz = xyz.to(torch.promote_types(xyz.dtype, torch.float32))
     rows = torch.arange(len(xyz), device=xyz.device)
-    away = torch.where(xyz.square().sum(dim=-1) > NEAR_ORIGIN, torch.inf, -1.0)  # -1 is never the largest
+    distance = torch.where(xyz.square().sum(dim=-1) > NEAR_ORIGIN, torch.inf, -1.0)  # -1 is never the largest
     chosen = [torch.zeros_like(rows)]
     for _ in range(count - 1):
         last = xyz[rows, chosen[-1]].unsqueeze(1)
-        away = torch.minimum(away, (xyz - last).square().sum(dim=-1))
-        chosen.append(away.argmax(dim=1))
+        distance = torch.minimum(distance, (xyz - last).square().sum(dim=-1))
+        chosen.append(distance.argmax(dim=1))
     return torch.stack(chosen, dim=1)
 
 
 @torch.no_grad()
 def nearest(queries: Tensor, xyz: Tensor, count: int) -> Tensor:
-    """Indices (B, S, count) of the points (B, N, 3) nearest to the queries (B, S, 3), in no order."""
+    """Return indices (B, S, count) of the points (B, N, 3) nearest to the queries (B, S, 3), unordered."""
     dtype = torch.promote_types(xyz.dtype, torch.float32)
-    # not by a matrix product, which near 0 leaves nothing of the distance
+    # not by a matrix product, which cancels small distances
     distance = torch.cdist(queries.to(dtype), xyz.to(dtype), compute_mode="donot_use_mm_for_euclid_dist")
     return distance.topk(count, dim=-1, largest=False, sorted=False).indices
 
 
 def take(values: Tensor, index: Tensor) -> Tensor:
-    """Rows of each cloud: values (B, N, C) and index (B, ...) to (B, ..., C)."""
+    """Gather rows of each cloud: values (B, N, C) and index (B, ...) to (B, ..., C)."""
     rows = torch.arange(len(values), device=values.device).view(-1, *[1] * (index.ndim - 1))
     return values[rows, index]
 
 
 def interpolated(xyz: Tensor, known_xyz: Tensor, known: Tensor) -> Tensor:
-    """Features (B, S, C) of points (B, S, 3) brought to points (B, N, 3): (B, N, C), as `FeaturePropagation` says."""
+    """Interpolate features (B, S, C) of points (B, S, 3) at points (B, N, 3): (B, N, C); see `FeaturePropagation`."""
     near = nearest(xyz, known_xyz, min(INTERPOLATED, known_xyz.shape[1]))
     wide = torch.promote_types(xyz.dtype, torch.float32)
     distance = (xyz.to(wide).unsqueeze(2) - take(known_xyz.to(wide), near)).square().sum(dim=-1)
@@ -281,8 +281,8 @@ def interpolated(xyz: Tensor, known_xyz: Tensor, known: Tensor) -> Tensor:
 
 def _check_points(xyz: Tensor, features: Tensor, channels: int, *, what: str) -> None:
     if xyz.ndim != 3 or xyz.shape[-1] != 3:
-        raise ValueError(f"{what}points are (B, N, 3), not {tuple(xyz.shape)}")
+        raise ValueError(f"{what}points must be (B, N, 3), not {tuple(xyz.shape)}")
     if features.shape != (*xyz.shape[:2], channels):
         raise ValueError(
-            f"{what}features at {tuple(xyz.shape)} points are {(*xyz.shape[:2], channels)}, not {tuple(features.shape)}"
+            f"{what}features at {tuple(xyz.shape)} points must be {(*xyz.shape[:2], channels)}, not {tuple(features.shape)}"
         )

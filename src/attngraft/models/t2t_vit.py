@@ -7,36 +7,29 @@
 | `t2t_vit_19`, `t2t_vit_t_19` | 448 | 19 | 7 | 1344 | 39.2M |
 | `t2t_vit_24`, `t2t_vit_t_24` | 512 | 24 | 8 | 1536 | 64.1M |
 
-The names with `_t_` have softmax attention in the tokens-to-token module, the others a performer. The backbone is of timm's
-own `Block`, so adapters, exports and recordings read it as they read a ViT.
+The names with `_t_` have softmax attention in the tokens-to-token module, the others a performer. The backbone consists of
+timm's own `Block`, so adapters, exports and recordings treat it like a ViT.
 
 Source: L. Yuan et al., "Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet", 2021. No weights are
-fetched; the authors' files load as they are (`weights=`, `--weights`), with `qk_scale`, as `T2TViT` says.
+downloaded; the authors' files load unchanged (`weights=`, `--weights`) with the right `qk_scale`, see `T2TViT`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import calculate_drop_path_rates, resample_abs_pos_embed, to_2tuple, trunc_normal_
-from timm.models import (
-    build_model_with_cfg,
-    checkpoint,
-    checkpoint_seq,
-    generate_default_cfgs,
-    register_model,
-)
-from timm.models._features import feature_take_indices  # what timm's own models use
+from timm.models import checkpoint, checkpoint_seq, generate_default_cfgs
+from timm.models._features import feature_take_indices  # private, but used by all of timm's models
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from attngraft.models.timm_model import TimmModel, config, register
 from attngraft.models.tokens_to_token import SPLITS, TokensToToken
 
-Pool = Literal["token", "avg", ""]
 _VARIANTS: dict[str, dict[str, Any]] = {
     "t2t_vit_7": {"embed_dim": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2.0},
     "t2t_vit_12": {"embed_dim": 256, "depth": 12, "num_heads": 4, "mlp_ratio": 2.0},
@@ -48,25 +41,13 @@ _VARIANTS |= {
     f"t2t_vit_t_{depth}": {**_VARIANTS[f"t2t_vit_{depth}"], "token_attention": "transformer"} for depth in (14, 19, 24)
 }
 
-default_cfgs = generate_default_cfgs(
-    {
-        name: {
-            "num_classes": 1000,
-            "input_size": (3, 224, 224),
-            "fixed_input_size": True,
-            "crop_pct": 0.9,
-            "interpolation": "bicubic",
-            "mean": IMAGENET_DEFAULT_MEAN,
-            "std": IMAGENET_DEFAULT_STD,
-            "classifier": "head",
-        }
-        for name in _VARIANTS
-    }
-)
+default_cfgs = generate_default_cfgs(dict.fromkeys(_VARIANTS, config(fixed_input_size=True, crop_pct=0.9)))
+for _name, _arguments in _VARIANTS.items():
+    register(_name, f"{__name__}:T2TViT", _arguments, module=__name__)
 
 
 class Scaled(nn.Module):
-    """`factor * x`. As an attention's norm of queries it sets the scale of the scores, fused or not."""
+    """`factor * x`. As an attention's query norm it sets the scale of the scores, fused or not."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -79,7 +60,7 @@ class Scaled(nn.Module):
         return f"{self.factor:g}"
 
 
-class T2TViT(nn.Module):
+class T2TViT(TimmModel):
     """Images (B, in_chans, H, W) to logits (B, num_classes).
 
         x = [cls_token; tokens_to_token(images)] + sinusoid positions
@@ -87,19 +68,20 @@ class T2TViT(nn.Module):
         logits = head(norm(x)[class token])
 
     Args:
-        img_size: of the images, one number or (rows, columns); fixed, as the positions are.
+        img_size: image size, one number or (rows, columns); fixed, since positions are.
         token_attention: "performer" or "transformer".
         token_width: width of the tokens in the tokens-to-token module.
         token_drop_rate: dropout of the performers; the transformers have none.
-        splits: (kernel, stride, padding) of the three splits. For images of 32 pixels ((3, 1, 1), (3, 2, 1), (3, 2, 1))
-            gives 64 tokens.
-        qk_scale: what queries times keys are multiplied by in the backbone; None: head width ** -0.5. The authors' published
-            weights were trained with embed_dim ** -0.5 of T2T-ViT-14 (384 ** -0.5 = 0.0510310363): give that to run them.
+        splits: (kernel, stride, padding) of the three splits; ((3, 1, 1), (3, 2, 1), (3, 2, 1)) makes 64 tokens of an image
+            of 32 pixels.
+        qk_scale: factor of the scores in the backbone; None: head width ** -0.5. The authors' published weights were trained
+            with embed_dim ** -0.5 of T2T-ViT-14 (384 ** -0.5 = 0.0510310363), which they need.
         global_pool: "token" (the class token), "avg" (the mean of the others), "" (all tokens, not pooled).
 
     Positions and the performers' random features are buffers: saved under the authors' names, never trained.
     """
 
+    pools = ("token", "avg", "")
     pos_embed: Tensor
 
     def __init__(
@@ -108,7 +90,7 @@ class T2TViT(nn.Module):
         *,
         in_chans: int = 3,
         num_classes: int = 1000,
-        global_pool: Pool = "token",
+        global_pool: str = "token",
         embed_dim: int = 384,
         depth: int = 14,
         num_heads: int = 6,
@@ -127,7 +109,7 @@ class T2TViT(nn.Module):
     ) -> None:
         super().__init__()
         self.num_classes, self.in_chans = num_classes, in_chans
-        self.global_pool = _known(global_pool)
+        self.global_pool = self.check_pool(global_pool)
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.num_prefix_tokens = 1
         self.grad_checkpointing = False
@@ -169,59 +151,41 @@ class T2TViT(nn.Module):
         ]
         self.norm: nn.Module = nn.LayerNorm(embed_dim)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = _head(embed_dim, num_classes)
+        self.head = self.make_head(num_classes)
         trunc_normal_(self.cls_token, std=0.02)
         self.apply(_initialize)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that are not decayed."""
+        """Return names of parameters without weight decay."""
         return {"cls_token"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """How timm groups the parameters in layers."""
+        """Return timm's patterns for grouping parameters by layer."""
         return {"stem": r"^cls_token|^tokens_to_token", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute the blocks again in the backward pass, to save memory."""
+        """Enable activation checkpointing of the blocks."""
         self.grad_checkpointing = enable
 
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: Pool | None = None) -> None:
-        """A new head for `num_classes`; 0: none."""
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.global_pool = _known(global_pool)
-        weight = self.cls_token
-        self.head = _head(self.embed_dim, num_classes).to(device=weight.device, dtype=weight.dtype)
-        self.head.train(self.training)
-
     def embed(self, x: Tensor) -> Tensor:
-        """Images to the tokens (B, 1 + N, C) that enter the first block."""
-        tokens = self.tokens_to_token(x)
-        return cast(
-            Tensor, self.pos_drop(torch.cat((self.cls_token.expand(x.shape[0], -1, -1), tokens), 1) + self.pos_embed)
-        )
+        """Images to the input tokens (B, 1 + N, C) of the first block."""
+        tokens = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), self.tokens_to_token(x)), 1)
+        return cast(Tensor, self.pos_drop(tokens + self.pos_embed))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images to normed tokens (B, 1 + N, C)."""
+        """Images to normalized tokens (B, 1 + N, C)."""
         x = self.embed(x)
         x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
         return cast(Tensor, self.norm(x))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens to logits, or to what enters the head."""
+        """Tokens to logits, or to the input of the head."""
         if self.global_pool == "token":
             x = x[:, 0]
         elif self.global_pool == "avg":
             x = x[:, self.num_prefix_tokens :].mean(dim=1)
         x = self.head_drop(x)
         return x if pre_logits else cast(Tensor, self.head(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
         self,
@@ -233,20 +197,20 @@ class T2TViT(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """What leaves some of the blocks, as timm's models give it: (tokens, intermediates), or the latter alone.
+        """Return outputs of some of the blocks, as timm's models do: (tokens, intermediates), or the latter alone.
 
         Args:
-            indices: the last so many blocks, those named, or all (None).
-            return_prefix_tokens: give pairs (map, class token).
+            indices: the last n blocks (a number), those listed, or all (None).
+            return_prefix_tokens: return pairs (map, class token).
             norm: apply the final norm to intermediates too.
-            stop_early: leave out the blocks above.
+            stop_early: stop after the last block in `indices`.
             output_fmt: "NCHW" or "NLC".
 
         Raises:
-            ValueError: another format.
+            ValueError: unknown `output_fmt`.
         """
         if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt is NCHW or NLC, not {output_fmt!r}")
+            raise ValueError(f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
         taken, last = feature_take_indices(len(self.blocks), indices)
         x = self.embed(x)
         found = []
@@ -254,15 +218,17 @@ class T2TViT(nn.Module):
             x = checkpoint(block, x) if self.grad_checkpointing else block(x)
             if index in taken:
                 found.append(self.norm(x) if norm else x)
-        maps = [self._unprefixed(each, output_fmt) for each in found]
-        prefixes = [each[:, : self.num_prefix_tokens] for each in found]
+        maps, prefixes = [each[:, self.num_prefix_tokens :] for each in found], [each[:, :1] for each in found]
+        if output_fmt == "NCHW":
+            grid = self.tokens_to_token.grid_size
+            maps = [each.transpose(1, 2).unflatten(2, grid).contiguous() for each in maps]
         intermediates = list(zip(maps, prefixes, strict=True)) if return_prefix_tokens else maps
         return intermediates if intermediates_only else (self.norm(x), intermediates)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Take away the blocks that `forward_intermediates` does not need for `indices`."""
+        """Remove the blocks that `forward_intermediates` does not need for `indices`."""
         taken, last = feature_take_indices(len(self.blocks), indices)
         self.blocks = self.blocks[: last + 1]
         if prune_norm:
@@ -271,25 +237,19 @@ class T2TViT(nn.Module):
             self.reset_classifier(0, "")
         return cast(list[int], taken)
 
-    def _unprefixed(self, tokens: Tensor, output_fmt: str) -> Tensor:
-        tokens = tokens[:, self.num_prefix_tokens :]
-        if output_fmt == "NLC":
-            return tokens
-        return tokens.transpose(1, 2).unflatten(2, self.tokens_to_token.grid_size).contiguous()
-
 
 def sinusoids(positions: int, dim: int) -> Tensor:
-    """Fixed positions (positions, dim): channel 2i is sin(p / 10000^(2i / dim)), channel 2i + 1 its cosine."""
-    place = torch.arange(positions, dtype=torch.float64).unsqueeze(1)
+    """Return fixed positions (positions, dim): channel 2i is sin(p / 10000^(2i / dim)), channel 2i + 1 its cosine."""
+    position = torch.arange(positions, dtype=torch.float64).unsqueeze(1)
     channel = torch.arange(dim)
-    angle = place / 10000 ** (2 * torch.div(channel, 2, rounding_mode="floor") / dim)
+    angle = position / 10000 ** (2 * torch.div(channel, 2, rounding_mode="floor") / dim)
     return torch.where(channel % 2 == 0, angle.sin(), angle.cos()).to(torch.get_default_dtype())
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: T2TViT) -> dict[str, Tensor]:
-    """The authors' weights, or ours, made to fit `model`. Names are theirs already; positions are resampled to another grid.
+    """Adapt the authors' weights, or ours, to `model`: names are equal, positions are resampled to the model's grid.
 
-    The grid of the file is square, as theirs are, unless it is the model's.
+    The grid of the file must be square, as the authors' are, or equal to the model's.
     """
     positions = state_dict.get("pos_embed")
     if positions is None or positions.shape == model.pos_embed.shape or positions.shape[-1] != model.embed_dim:
@@ -301,81 +261,8 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: T2TViT) -> dict[s
 
 
 def _initialize(module: nn.Module) -> None:
-    """Truncated normal of std 0.02 for every linear layer, zero biases (norms start so by themselves)."""
+    """Initialize linear layers by a truncated normal of std 0.02 and zero biases."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def _head(dim: int, classes: int) -> nn.Module:
-    return nn.Linear(dim, classes) if classes > 0 else nn.Identity()
-
-
-def _known(pool: Pool) -> Pool:
-    if pool not in ("token", "avg", ""):
-        raise ValueError(f"global_pool of T2T-ViT is 'token', 'avg' or '', not {pool!r}")
-    return pool
-
-
-def _create(name: str, *, pretrained: bool, **kwargs: Any) -> T2TViT:
-    out_indices = kwargs.pop("out_indices", 3)
-    return cast(
-        T2TViT,
-        build_model_with_cfg(
-            T2TViT,
-            name,
-            pretrained,
-            pretrained_filter_fn=checkpoint_filter_fn,
-            feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-            **{**_VARIANTS[name], **kwargs},
-        ),
-    )
-
-
-@register_model
-def t2t_vit_7(pretrained: bool = False, **kwargs: Any) -> T2TViT:
-    """T2T-ViT-7 with performers."""
-    return _create("t2t_vit_7", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def t2t_vit_12(pretrained: bool = False, **kwargs: Any) -> T2TViT:
-    """T2T-ViT-12 with performers."""
-    return _create("t2t_vit_12", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def t2t_vit_14(pretrained: bool = False, **kwargs: Any) -> T2TViT:
-    """T2T-ViT-14 with performers (HV Table 3)."""
-    return _create("t2t_vit_14", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def t2t_vit_19(pretrained: bool = False, **kwargs: Any) -> T2TViT:
-    """T2T-ViT-19 with performers."""
-    return _create("t2t_vit_19", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def t2t_vit_24(pretrained: bool = False, **kwargs: Any) -> T2TViT:
-    """T2T-ViT-24 with performers."""
-    return _create("t2t_vit_24", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def t2t_vit_t_14(pretrained: bool = False, **kwargs: Any) -> T2TViT:
-    """T2T-ViT-14 with softmax attention in the tokens-to-token module."""
-    return _create("t2t_vit_t_14", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def t2t_vit_t_19(pretrained: bool = False, **kwargs: Any) -> T2TViT:
-    """T2T-ViT-19 with softmax attention in the tokens-to-token module."""
-    return _create("t2t_vit_t_19", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def t2t_vit_t_24(pretrained: bool = False, **kwargs: Any) -> T2TViT:
-    """T2T-ViT-24 with softmax attention in the tokens-to-token module."""
-    return _create("t2t_vit_t_24", pretrained=pretrained, **kwargs)

@@ -1,10 +1,10 @@
-"""MixToken: VOLO in training by token labeling.
+"""MixToken: training of VOLO by token labeling.
 
-A box of tokens is exchanged with those of the reversed batch before the first block, and put back among the patches' logits:
+A box of tokens is exchanged with the reversed batch before the first block, and exchanged back in the patches' logits:
 
-    share ~ Beta(1, 1);    box: sqrt(1 - share) of rows and columns, about a random place, in patches of the last stage
+    share ~ Beta(1, 1);    box: sqrt(1 - share) of rows and columns, at a random position, in patches of the last stage
 
-timm's `VOLO.forward_train` means the same, but returns the class token without its head, so it is not used.
+timm's `VOLO.forward_train` intends the same, but returns the class token without its head, so it is not used.
 
 Source: Z. Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", 2021.
 """
@@ -20,28 +20,30 @@ from torch import Tensor, nn
 
 from attngraft.errors import HostError
 
-ARGUMENT = "use_mix_token"  #: of the factories of such models
+ARGUMENT = "use_mix_token"  #: argument of the factories of such models
 
-Box = tuple[int, int, int, int]  #: first row and column, and those behind the last; in patches
+Box = tuple[int, int, int, int]  #: first row and column, and those after the last; in patches
 
 
 def mix_tokens_in_training(model: nn.Module) -> None:
-    """From now on `model` in training gives logits of the class token (B, classes), logits of the patches (B, N, classes),
-    and the box of patches that were exchanged with the reversed batch; in evaluation it is what it was.
+    """Make `model` return, in training mode, what token labeling needs; evaluation mode is not changed.
+
+    It then returns logits of the class token (B, classes), logits of the patches (B, N, classes), and the box of patches
+    that were exchanged with the reversed batch.
 
     Raises:
-        HostError: it is no VOLO with a head for its patches.
+        HostError: it is not a VOLO with a head for its patches.
     """
     if getattr(model, "aux_head", None) is None or getattr(model, "post_network", None) is None:
-        raise mixes_none(type(model).__name__)
-    # its class stays what adapters know; a partial is copied and pickled with the model
+        raise no_patch_logits(type(model).__name__)
+    # keeps the class, which adapters recognize; a partial is copied and pickled with the model
     cast(Any, model).forward = partial(_forward, model)
 
 
-def mixes_none(name: str) -> HostError:
-    """The refusal of a model that is not made for it."""
+def no_patch_logits(name: str) -> HostError:
+    """Return the error for models without logits for their patches."""
     return HostError(
-        f"{name} has no logits for its patches; token labeling needs a host that does (volo_*, elsa_volo_*, with their "
+        f"{name} has no logits for its patches; token labeling needs a host that has them (volo_*, elsa_volo_*, with their "
         "aux_head)"
     )
 
@@ -59,7 +61,7 @@ def _forward(model: Any, x: Tensor) -> Any:
 
 
 def _exchanged(maps: Tensor, box: tuple[int, ...]) -> Tensor:
-    """Maps (B, rows, columns, C) whose box is that of the reversed batch."""
+    """Exchange the box of maps (B, rows, columns, C) with that of the reversed batch."""
     top, left, bottom, right = box
     found = maps.clone()
     found[:, top:bottom, left:right] = maps.flip(0)[:, top:bottom, left:right]

@@ -1,15 +1,15 @@
-"""The tokens-to-token module (T2T): an image to tokens by overlapping splits, each followed by a cheap attention.
+"""Tokens-to-token module (T2T): an image to tokens by overlapping splits, each followed by a cheap attention.
 
     x_0 = image
-    x_i = attention_i(split_i(x_{i-1})), put back on its grid     i = 1, 2
+    x_i = attention_i(split_i(x_{i-1})), reshaped to its grid     i = 1, 2
     tokens = project(split_3(x_2))
 
-A split unfolds the map: every token is the kernel x kernel neighbourhood of its place. Both attentions have one head and
-narrow tokens to `width`; there are two kinds, `TokenPerformer` and `TokenTransformer`.
+A split unfolds the map: every token is the kernel x kernel neighborhood of its position. Both attentions have one head and
+project tokens to `width`; there are two kinds, `TokenPerformer` and `TokenTransformer`.
 
 Source: L. Yuan et al., "Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet", 2021; the performer:
-K. Choromanski et al., "Rethinking Attention with Performers", 2021, positive random features. Sub-modules and tensors are
-called as in the authors' weights.
+K. Choromanski et al., "Rethinking Attention with Performers", 2021, positive random features. Sub-modules and tensors have
+the names of the authors' weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-#: kernel, stride and padding of the three splits: a token stands for 16 x 16 pixels at the end
+#: kernel, stride and padding of the three splits: a final token covers 16 x 16 pixels
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 
@@ -35,9 +35,9 @@ class TokenPerformer(nn.Module):
         y      = phi(q) (sum_j phi(k_j) v_j^T) / (phi(q) . sum_j phi(k_j) + 1e-8)
         x      = v + drop(proj(y));  x = x + mlp(norm2(x))
 
-    W (m, width) has orthogonal rows of length sqrt(m), m = width / 2; it is drawn once and never trained. What the attention
-    says is added to the values, not to the incoming tokens, which are of another width. The features are computed in float32
-    at least: they leave half precision's range.
+    W (m, width) has orthogonal rows of length sqrt(m), m = width / 2; it is drawn once and never trained. The output is
+    added to the values, not to the incoming tokens, which have another width. Features are computed in float32 at least,
+    since they exceed the range of half precision.
 
     Shapes: (B, N, dim) to (B, N, width).
     """
@@ -61,11 +61,11 @@ class TokenPerformer(nn.Module):
         return cast(Tensor, x + self.mlp(self.norm2(x)))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Queries, keys and values (B, N, width) to what the attention says (B, N, width)."""
+        """Queries, keys and values (B, N, width) to the output of attention (B, N, width)."""
         phi_q, phi_k = self.features(q), self.features(k)
         numerator = phi_q @ (phi_k.transpose(1, 2) @ v.to(phi_k.dtype))
         denominator = phi_q @ phi_k.sum(dim=1).unsqueeze(-1)
-        # m times both: the m features have not been divided by sqrt(m). torch's ONNX exporter takes 1e-8 itself for zero
+        # both are m times the formula's, whose features are divided by sqrt(m). torch's ONNX exporter rounds 1e-8 to zero
         return (numerator / (denominator + len(self.w) * 1e-8)).to(v.dtype)
 
     def features(self, x: Tensor) -> Tensor:
@@ -75,11 +75,11 @@ class TokenPerformer(nn.Module):
 
 
 class TokenAttention(nn.Module):
-    """Softmax attention with one head that narrows its tokens.
+    """Softmax attention with one head whose output is narrower than its input.
 
         y = v + proj(softmax(q k^T / sqrt(dim)) v)
 
-    The scores are scaled by the width of the incoming tokens, not by the head's, and q, k, v have no biases.
+    Scores are scaled by the width of the incoming tokens, not of the head, and q, k, v have no biases.
 
     Shapes: (B, N, dim) to (B, N, width).
     """
@@ -115,11 +115,11 @@ class TokenTransformer(nn.Module):
 
 
 class TokensToToken(nn.Module):
-    """The whole module: images (B, in_chans, height, width) to tokens (B, N, embed_dim), N of them on `grid_size`.
+    """The complete module: images (B, in_chans, height, width) to tokens (B, N, embed_dim), N of them on `grid_size`.
 
     Raises:
-        ValueError: `splits` are not three of (kernel, stride, padding), `token_width` is odd, `attention` is of no known
-            kind, or the image is too small for the splits.
+        ValueError: `splits` is not three times (kernel, stride, padding), `token_width` is odd, `attention` is unknown,
+            or the image is too small for the splits.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class TokensToToken(nn.Module):
     ) -> None:
         super().__init__()
         if len(splits) != 3 or any(len(split) != 3 for split in splits):
-            raise ValueError(f"splits are three of (kernel, stride, padding), as {SPLITS}, not {splits}")
+            raise ValueError(f"splits must be three times (kernel, stride, padding), as in {SPLITS}, not {splits}")
         if token_width < 2 or token_width % 2:
-            raise ValueError(f"token_width is an even number of channels, not {token_width}")
+            raise ValueError(f"token_width must be an even number of channels, not {token_width}")
         self.img_size, self.in_chans, self.token_width = img_size, in_chans, token_width
         self.splits = tuple((int(kernel), int(stride), int(padding)) for kernel, stride, padding in splits)
         self.grids = _grids(img_size, self.splits)
@@ -157,13 +157,13 @@ class TokensToToken(nn.Module):
 
     @property
     def stride(self) -> int:
-        """How many pixels lie between neighbouring tokens."""
+        """Pixels between neighboring tokens."""
         return math.prod(stride for _, stride, _ in self.splits)
 
     def forward(self, x: Tensor) -> Tensor:
         torch._assert(
             tuple(x.shape[-2:]) == self.img_size,
-            f"this model takes images of {self.img_size}; make it with img_size of yours",
+            f"this model takes images of {self.img_size}; create it with the img_size of yours",
         )
         for attention, split, grid in zip((self.attention1, self.attention2), self.splits, self.grids, strict=False):
             x = attention(_unfold(x, split)).transpose(1, 2).unflatten(2, grid)
@@ -175,7 +175,7 @@ def _attention(kind: str, dim: int, *, width: int, drop: float) -> nn.Module:
         return TokenPerformer(dim, width, drop=drop)
     if kind == "transformer":
         return TokenTransformer(dim, width)
-    raise ValueError(f"the tokens' attention is 'performer' or 'transformer', not {kind!r}")
+    raise ValueError(f"token_attention must be 'performer' or 'transformer', not {kind!r}")
 
 
 def _unfold(x: Tensor, split: tuple[int, int, int]) -> Tensor:
@@ -185,7 +185,7 @@ def _unfold(x: Tensor, split: tuple[int, int, int]) -> Tensor:
 
 
 def _grids(size: tuple[int, int], splits: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int], ...]:
-    """Rows and columns after each split."""
+    """Return rows and columns after each split."""
     grids = []
     rows, columns = size
     for kernel, stride, padding in splits:

@@ -1,4 +1,4 @@
-"""Image classifiers of Hugging Face's transformers by name, so that they are trained, compared and exported like timm's."""
+"""Image classifiers of Hugging Face's transformers as a timm model, so that they can be trained and compared like others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from timm.layers import resample_abs_pos_embed, to_2tuple
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-#: as transformers' own image processor for ViT has it
+#: preprocessing of transformers' image processor for ViT
 default_cfgs = generate_default_cfgs(
     {
         "transformers_classifier": {
@@ -27,9 +27,9 @@ default_cfgs = generate_default_cfgs(
 
 
 class TransformersClassifier(nn.Module):
-    """A model of transformers with the interface that timm's models have: images in, logits (B, classes) out.
+    """A model of transformers with the interface of timm's models: images to logits (B, classes).
 
-    The model itself is `model`; what transformers can do besides (`output_attentions`, ...) is asked of that.
+    `model` is the wrapped model, with the rest of transformers' interface (`output_attentions`, ...).
     """
 
     def __init__(self, model: Any, *, pretrained_cfg: dict[str, Any]) -> None:
@@ -43,25 +43,25 @@ class TransformersClassifier(nn.Module):
         return logits
 
     def get_classifier(self) -> nn.Module:
-        """The last layer."""
+        """Return the last layer."""
         layer: nn.Module = self.model.classifier
         return layer
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute activations again in the backward pass instead of keeping them."""
+        """Enable activation checkpointing."""
         verb = "enable" if enable else "disable"
         names = f"activation_checkpointing_{verb}", f"gradient_checkpointing_{verb}"  # the second in older releases
         next(getattr(self.model, name) for name in names if hasattr(self.model, name))()
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Tokens and positions, as in timm's ViT."""
+        """Return names of tokens and positions, as in timm's ViT."""
         ends = ("token", "tokens", "position_embeddings")
         return {name for name, _ in self.named_parameters() if name.endswith(ends)}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layers by depth, for layer-wise decay: embeddings, then one group per layer, then the rest."""
+        """Return patterns for layer-wise decay: embeddings, one group per layer, the rest."""
         layers = [(r"^model\..*?\.layers?\.(\d+)\.", None), (r"^model\.\w+\.\w*layernorm\.", (99999,))]
         return {"stem": r"^model\..*embeddings\.", "blocks": layers}
 
@@ -79,33 +79,35 @@ def transformers_classifier(
     cache_dir: Any = None,
     **config: Any,
 ) -> TransformersClassifier:
-    """A fresh image classifier of transformers, made from its configuration.
+    """Create an untrained image classifier of transformers from its configuration.
 
         attngraft compare --host transformers_classifier --host-arg model_type=dinov2 --host-arg hidden_size=192 ...
 
     Args:
-        pretrained: not offered: `--weights FOLDER` (`attngraft.create_model(..., weights=FOLDER)`) takes a folder that
-            transformers' `save_pretrained` wrote, and what the model is made with from it.
-        model_type: of a configuration that transformers has an image classifier for: vit, deit, dinov2, swin, ...
+        pretrained: not supported; `--weights FOLDER` (`attngraft.create_model(..., weights=FOLDER)`) takes weights and
+            arguments from a folder that transformers' `save_pretrained` wrote.
+        model_type: a configuration for which transformers has an image classifier: vit, deit, dinov2, swin, ...
         num_classes, img_size, in_chans: timm's names for `num_labels`, `image_size` (224), `num_channels` (3).
-        pretrained_cfg_overlay: how images are shown to it: mean, std, interpolation, crop_pct, crop_mode, input_size.
-        pretrained_cfg, cache_dir: what timm's factory passes on; nothing here asks for them.
-        config: all else that the configuration takes (hidden_size, num_hidden_layers, num_attention_heads, ...).
+        pretrained_cfg_overlay: preprocessing of images: mean, std, interpolation, crop_pct, crop_mode, input_size.
+        pretrained_cfg, cache_dir: passed by timm's factory, ignored.
+        config: other fields of the configuration (hidden_size, num_hidden_layers, num_attention_heads, ...).
 
     Raises:
-        ValueError: `pretrained`; transformers is missing; it has no such model, or the configuration no such field.
+        ValueError: `pretrained` is set, transformers is missing or has no such model, or the configuration has no such
+            field.
     """
     if pretrained:
         raise ValueError(
-            "its weights come from a folder that transformers' save_pretrained() wrote: --weights FOLDER (host.weights)"
+            "pretrained is not supported; pass a folder that save_pretrained() wrote: --weights FOLDER (host.weights)"
         )
     try:
+        # optional and slow to import
         from transformers import AutoConfig, AutoModelForImageClassification
     except ImportError:
         raise ValueError("this model needs transformers: pip install 'attngraft[hf]'") from None
-    said = {"image_size": img_size, "num_channels": in_chans}
     settings = {"image_size": 224, "num_channels": 3, **config, "num_labels": num_classes}
-    settings |= {name: value for name, value in said.items() if value is not None}
+    settings |= {} if img_size is None else {"image_size": img_size}
+    settings |= {} if in_chans is None else {"num_channels": in_chans}
     try:
         plain = AutoConfig.for_model(model_type)
     except ValueError:
@@ -124,17 +126,17 @@ def transformers_classifier(
 
 
 def checkpoint_filter_fn(state: dict[str, Tensor], model: TransformersClassifier) -> dict[str, Tensor]:
-    """Names as they are here, and position embeddings of another image size resampled, as timm's filters do it."""
+    """Add the prefix `model.` where it is missing, and resample position embeddings of another image size."""
     own = model.state_dict()
     if not any(name in own for name in state):
         state = {f"model.{name}": value for name, value in state.items()}
     config = model.model.config
     for name, value in own.items():
-        there = state.get(name)
-        if not name.endswith(".position_embeddings") or there is None or there.shape == value.shape:
+        stored = state.get(name)
+        if not name.endswith(".position_embeddings") or stored is None or stored.shape == value.shape:
             continue
         sides = zip(to_2tuple(config.image_size), to_2tuple(config.patch_size), strict=True)
         rows, columns = (side // patch for side, patch in sides)
         prefix = value.shape[1] - rows * columns
-        state[name] = resample_abs_pos_embed(there, new_size=[rows, columns], num_prefix_tokens=prefix)
+        state[name] = resample_abs_pos_embed(stored, new_size=[rows, columns], num_prefix_tokens=prefix)
     return state

@@ -1,9 +1,9 @@
-"""A folder as transformers' `save_pretrained` writes it, as a start for `transformers_classifier`. Nothing is fetched.
+"""Folders written by transformers' `save_pretrained`, as initial weights of `transformers_classifier`. No downloads.
 
-config.json                what the model is made with
+config.json                arguments of the model
 model.safetensors          its weights; also in shards, or pytorch_model.bin, which is read with `weights_only=True`
-preprocessor_config.json   how images are shown to it: size, mean, deviation, interpolation, crop
-grafts.safetensors         where it was grafted (`attngraft.save_pretrained`)
+preprocessor_config.json   preprocessing of images: size, mean, deviation, interpolation, crop
+grafts.safetensors         its grafts, if any (`attngraft.save_pretrained`)
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from torch import Tensor, nn
 from attngraft.attention import is_graft
 from attngraft.errors import HostError, UsageError
 from attngraft.grafting.io import load_grafts
+from attngraft.models.checkpoint_file import first_line
 
 log = logging.getLogger(__name__)
 
-HOST = "transformers_classifier"  #: the host that such a folder is for
+HOST = "transformers_classifier"  #: the host that such folders are for
 GRAFTS = "grafts.safetensors"
 CONFIG = "config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-#: what weights are called there; one is taken, the first that is there
+#: file names of weights; the first that exists is used
 WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-#: what a configuration keeps that says nothing of the model's form, or follows from the data
-_ASIDE = {
+#: configuration keys that do not determine the architecture, or follow from the data
+_IGNORED = {
     "_name_or_path",
     "architectures",
     "dtype",
@@ -49,48 +50,48 @@ _ASIDE = {
     "problem_type",
     "transformers_version",
 }
-#: Pillow's numbers of the ways to resize
+#: Pillow's resampling filters by number
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
 def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
-    """The folder of transformers that `path` is, or lies in as its file of weights; None for other places."""
-    place = Path(path).expanduser()
-    if place.is_file() and place.name in WEIGHTS:
-        place = place.parent
+    """Return the transformers folder at `path`, or around `path` if that is its file of weights; None for other paths."""
+    folder = Path(path).expanduser()
+    if folder.is_file() and folder.name in WEIGHTS:
+        folder = folder.parent
     try:
-        config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return place if isinstance(config, dict) and "model_type" in config else None
+    return folder if isinstance(config, dict) and "model_type" in config else None
 
 
-def refuse_without_config(place: Path) -> None:
-    """Refuse what looks like a folder of transformers, or a name on the Hub, and is none.
+def refuse_without_config(path: Path) -> None:
+    """Refuse a path that looks like a transformers folder, or a name on the Hub, and is neither.
 
     Raises:
-        UsageError: says what is missing.
+        UsageError: names what is missing.
     """
-    if not place.exists() and not place.suffix:
+    if not path.exists() and not path.suffix:
         raise UsageError(
-            f"{place}: there is no such folder, and nothing is fetched; get it first (hf download NAME --local-dir FOLDER) "
-            "and give the folder"
+            f"{path}: no such folder, and attngraft downloads nothing; run hf download NAME --local-dir FOLDER first, and "
+            "pass the folder"
         )
     others = ("attngraft.json", "recipe.yaml", "checkpoints")  # an exported model's, a run's
-    if place.is_dir() and not any((place / name).exists() for name in others):
+    if path.is_dir() and not any((path / name).exists() for name in others):
         raise UsageError(
-            f"{place / CONFIG}: there is no such file, or it names no model_type; a folder that save_pretrained wrote has "
-            "one, copy it there. For weights alone give the file, and say by --host-arg what the model is made with"
+            f"{path / CONFIG}: no such file, or it has no model_type; save_pretrained writes it, so copy it from the saved "
+            "folder. For weights alone pass the file, and the model's arguments by --host-arg"
         )
 
 
 def folder_arguments(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for `transformers_classifier`: those of the folder's configuration and image processor, under `given`.
+    """Return arguments of `transformers_classifier` from the folder's configuration and image processor; `given` wins.
 
-    Once they are known the folder is needed for its weights alone; where `given` already says the `model_type`, they are.
+    If `given` has a `model_type`, it is complete already and returned as it is.
 
     Raises:
-        UsageError: transformers is missing, cannot read the configuration, or nothing says how images are shown.
+        UsageError: transformers is missing, cannot read the configuration, or preprocessing is not specified.
     """
     if "model_type" in given:
         return dict(given)
@@ -99,12 +100,12 @@ def folder_arguments(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({_first_line(error)})"
+            f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)})"
         ) from None
-    own = json.loads(json.dumps({name: value for name, value in config.to_diff_dict().items() if name not in _ASIDE}))
+    own = json.loads(json.dumps({name: value for name, value in config.to_diff_dict().items() if name not in _IGNORED}))
     overlay = dict(given.get("pretrained_cfg_overlay") or {})
     if not {"mean", "std"} <= overlay.keys():
-        overlay = {**_shown(transformers, folder), **overlay}
+        overlay = {**_preprocessing(transformers, folder), **overlay}
     if "img_size" in given:
         own.pop("image_size", None)
         overlay.pop("input_size", None)
@@ -114,27 +115,27 @@ def folder_arguments(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def folder_classes(folder: Path) -> int:
-    """How many classes the model's configuration is for."""
+    """Return the number of classes in the model's configuration."""
     transformers = _transformers(folder)
     config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     return int(config.num_labels)
 
 
 def folder_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    """The file of weights, and the tensors that the classifier has with them, under the names that it has.
+    """Return the file of weights, and the classifier's tensors under its own names.
 
-    transformers itself reads them, because names have changed over its releases. What the weights lack (a head) is left
-    out; what an image classifier has no place for (a pooler, a decoder) is named in the log.
+    transformers itself loads them, since names have changed between its releases. Missing tensors (a head) are not returned;
+    unexpected ones (a pooler, a decoder) are logged.
 
     Raises:
-        UsageError: there are no weights, or no transformers.
-        HostError: the weights are damaged, hold more than tensors, or were trained with grafts that are not there.
+        UsageError: there are no weights, or transformers is missing.
+        HostError: the weights are damaged, contain more than tensors, or were trained with grafts that are missing.
     """
     file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if file is None:
         raise UsageError(
-            f"{folder / WEIGHTS[0]}: there is no such file beside {CONFIG}, nor {' or '.join(WEIGHTS[1:3])}; "
-            "copy it there from where the model was saved (save_pretrained writes both)"
+            f"{folder / WEIGHTS[0]}: no such file next to {CONFIG}, nor {' or '.join(WEIGHTS[1:3])}; "
+            "copy it from the saved folder (save_pretrained writes both)"
         )
     transformers = _transformers(folder)
     model, report = _loaded(transformers, folder, file)
@@ -143,19 +144,19 @@ def folder_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
         load_grafts(model, folder / GRAFTS)
     elif any(is_graft(name) for name in unexpected):
         raise HostError(
-            f"{file} holds weights of grafts, and there is no {GRAFTS} beside it to say which; save the model with "
+            f"{file} holds weights of grafts, but there is no {GRAFTS} next to it that describes them; save the model with "
             "attngraft.save_pretrained, or train it with attngraft.GraftCheckpoints"
         )
-    if aside := sorted(name for name in unexpected if not is_graft(name)):
-        log.info("%s: an image classifier has no place for %s", file, ", ".join(aside))
+    if ignored := sorted(name for name in unexpected if not is_graft(name)):
+        log.info("%s: ignored, since an image classifier does not use them: %s", file, ", ".join(ignored))
     missing = set(report["missing_keys"])
     return file, {f"model.{name}": value for name, value in model.state_dict().items() if name not in missing}
 
 
 def _loaded(transformers: Any, folder: Path, file: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The classifier with the folder's weights, and what transformers says of them."""
+    """Load the classifier; returns it with transformers' loading report."""
     try:
-        with torch.random.fork_rng(devices=[]), quiet(transformers):  # it draws values for what is missing
+        with torch.random.fork_rng(devices=[]), quiet(transformers):  # initializes missing weights
             found: tuple[nn.Module, dict[str, Any]] = transformers.AutoModelForImageClassification.from_pretrained(
                 str(folder),
                 dtype=torch.float32,
@@ -166,20 +167,20 @@ def _loaded(transformers: Any, folder: Path, file: Path) -> tuple[nn.Module, dic
             )
     except pickle.UnpicklingError as error:
         raise HostError(
-            f"{file} holds Python objects besides tensors, and reading those could run anything, so it is not read. "
-            "Where you trust it: load it with transformers elsewhere and save it again (save_pretrained writes safetensors)"
+            f"{file} contains Python objects besides tensors; reading those could run any code, so it is refused. If you "
+            "trust it, load it with transformers elsewhere and save it again (save_pretrained writes safetensors)"
         ) from error
     except (SafetensorError, RuntimeError, OSError, ValueError, EOFError, KeyError, TypeError) as error:
         raise HostError(
             f"{file}: transformers {transformers.__version__} cannot read it as an image classifier "
-            f"({_first_line(error)}); fetch or save the folder again"
+            f"({first_line(error)}); download or save the folder again"
         ) from error
     return found
 
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Keep what transformers reports of missing and unexpected weights, where it is told in other words."""
+    """Suppress transformers' log of missing and unexpected weights, which attngraft reports itself."""
     logging_of = transformers.utils.logging
     before = logging_of.get_verbosity()
     logging_of.set_verbosity_error()
@@ -189,31 +190,29 @@ def quiet(transformers: Any) -> Iterator[None]:
         logging_of.set_verbosity(before)
 
 
-def _shown(transformers: Any, folder: Path) -> dict[str, Any]:
-    """How images are shown to the model, as timm's data configuration says it."""
+def _preprocessing(transformers: Any, folder: Path) -> dict[str, Any]:
+    """Return the preprocessing of images as timm's data configuration."""
     remedy = (
-        f"Save it beside {CONFIG} (AutoImageProcessor.from_pretrained(NAME).save_pretrained(FOLDER)), or say it: "
+        f"Save it next to {CONFIG} (AutoImageProcessor.from_pretrained(NAME).save_pretrained(FOLDER)), or pass it: "
         "--host-arg 'pretrained_cfg_overlay={mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5], interpolation: bilinear}'"
     )
     file = next((folder / name for name in PROCESSORS if (folder / name).is_file()), None)
     if file is None:
-        raise UsageError(
-            f"{folder / PROCESSORS[0]}: there is no such file, and it says how images are shown to this model. {remedy}"
-        )
+        raise UsageError(f"{folder / PROCESSORS[0]}: no such file; it specifies the preprocessing of images. {remedy}")
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         ).to_dict()
         return _data_config(processor)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise UsageError(f"{file}: cannot be read as an image processor's ({_first_line(error)}). {remedy}") from None
+        raise UsageError(f"{file}: not readable as an image processor ({first_line(error)}). {remedy}") from None
 
 
 def _data_config(processor: Mapping[str, Any]) -> dict[str, Any]:
-    """(pixel * rescale_factor - mean) / std, as timm has it for pixels in 0..1; and the last size, by one resize and crop.
+    """Convert (pixel * rescale_factor - mean) / std to timm's form for pixels in 0..1, and sizes to one resize and crop.
 
     Raises:
-        ValueError: sizes are given in a way that fixes none.
+        ValueError: the sizes do not determine an input size.
     """
     scale = 255 * float(processor.get("rescale_factor") or 1 / 255) if processor.get("do_rescale", True) else 255.0
     scale = 1.0 if abs(scale - 1) < 1e-9 else scale
@@ -227,7 +226,7 @@ def _data_config(processor: Mapping[str, Any]) -> dict[str, Any]:
         height, width = cropped.get("height", edge), cropped.get("width", edge)
         shown: dict[str, Any] = {"crop_pct": min(height, width) / edge, "crop_mode": "center"}
         if not cropped and processor.get("crop_pct"):
-            shown["crop_pct"] = 1.0 if edge >= 384 else float(processor["crop_pct"])  # ConvNeXt's own rule
+            shown["crop_pct"] = 1.0 if edge >= 384 else float(processor["crop_pct"])  # ConvNeXt's rule
     elif {"height", "width"} <= size.keys():
         height, width = cropped.get("height", size["height"]), cropped.get("width", size["width"])
         shown = {"crop_pct": height / size["height"], "crop_mode": "squash"}
@@ -253,11 +252,7 @@ def _numbers(values: Any) -> list[float]:
 
 def _transformers(folder: Path) -> Any:
     try:
-        import transformers
+        import transformers  # optional and slow to import
     except ImportError:
-        raise UsageError(f"{folder}: this needs transformers: pip install 'attngraft[hf]'") from None
+        raise UsageError(f"{folder}: needs transformers: pip install 'attngraft[hf]'") from None
     return transformers
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

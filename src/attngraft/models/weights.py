@@ -1,8 +1,15 @@
-"""A file of weights put into a host: read without running code, made to fit as timm does, and checked name by name."""
+"""Loading of weights into a host: the file is read without running code, adapted as timm does, and checked name by name.
+
+`load_official` loads the authors' checkpoints as published, or converted by `attngraft convert`; nothing is downloaded:
+
+    model = timm.create_model("bixt_ti_l64_p16_ft384")
+    load_official(model, "bixt_ti_l64_p16.pth.tar")     # trained at 224 pixels
+
+`create_model(..., weights=FILE)` and `--weights FILE` read the same files.
+"""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -11,154 +18,178 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from timm.layers import resample_abs_pos_embed_nhwc
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
-from attngraft.attention import is_graft
+from attngraft.attention import is_graft, plain_class
 from attngraft.errors import HostError, UsageError
 from attngraft.models.checkpoint_file import SUFFIXES, CheckpointFile, read_checkpoint
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_tensors, refuse_without_config, transformers_folder
 
-#: where weights lie in a run's folder, an exported model's, or one of the Hugging Face Hub; the first that is there
+#: paths of weights in a run's folder, an exported model's, or one of the Hugging Face Hub; the first that exists is used
 IN_FOLDERS = ("checkpoints/best.safetensors", "checkpoints/last.pt", "model.safetensors", "pytorch_model.bin")
-#: modules of models that say nothing of weights, and who does in their place
-STAND_INS = {"timm.models.volo": "attngraft.models.volo_weights"}
-_SHOWN = 8  #: names in a message
+#: classes whose parameters have the names of the authors' checkpoints -> a model of the class
+OFFICIAL = {
+    "attngraft.models.bixt.model.BiXT": "bixt_ti_l64_p16",
+    "attngraft.models.elsa.swin.ElsaSwin": "elsa_swin_tiny",
+    "attngraft.models.elsa.volo.ElsaVolo": "elsa_volo_d1",
+    "attngraft.models.t2t_vit.T2TViT": "t2t_vit_14",
+    "timm.models.volo.VOLO": "volo_d1_224",
+}
+_MAX_NAMES = 8  #: in a message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """How a file's tensors fit a model."""
+
+    path: Path
+    new: tuple[str, ...] = ()  #: tensors of the head that keep their initial values
+    resized: tuple[str, ...] = ()
+    classes: int | None = None  #: number of classes of the file's head, where it was loaded
+
+    def __str__(self) -> str:
+        parts = [f"a new head: {_listed(self.new)}"] if self.new else []
+        parts += [f"with its head for {self.classes} classes"] if self.classes else []
+        parts += [f"resized: {_listed(self.resized)}"] if self.resized else []
+        return f"weights of {self.path}" + (f" ({'; '.join(parts)})" if parts else "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsFile:
-    """What a file holds: a host's tensors, and those of grafts where a grafted model was saved."""
+    """Contents of a file: a host's tensors, and those of its grafts if a grafted model was saved."""
 
     path: Path
     host: Mapping[str, Tensor]
     grafts: Mapping[str, Tensor]
-    architecture: str | None = None  #: name of the model that the file says they are of
-    arguments: Mapping[str, Any] = field(default_factory=dict)  #: of its factory, where the file says them
+    architecture: str | None = None  #: name of the model, where the file contains it
+    arguments: Mapping[str, Any] = field(default_factory=dict)  #: of the model's factory, where the file contains them
 
     def fill_host(self, model: nn.Module, *, new_head: bool = True) -> Fitted:
-        """Put the host's tensors into `model`, which has no grafts yet.
+        """Load the host's tensors into `model`, which has no grafts yet.
 
-        Position embeddings, patch embeddings and names are made to fit by timm's own filter of the model's family, the
-        first convolution takes another number of channels, and a head of another number of classes stays new.
+        timm's own filter of the model's family adapts names, position and patch embeddings; the first convolution is adapted
+        to another number of channels, and a head for another number of classes stays new.
 
         Args:
-            new_head: whether it may; otherwise such a head is one of the misfits.
+            new_head: whether it may; otherwise such a head is reported as a misfit.
 
         Raises:
-            HostError: tensors are missing, left over or of another shape; lists them. The model was left as it was.
+            HostError: tensors are missing, unexpected or of another shape; lists them. The model is not changed.
         """
         values, fitted = self.fit(model, new_head=new_head)
         model.load_state_dict(values, strict=False)
         return fitted
 
     def fit(self, model: nn.Module, *, new_head: bool = True) -> tuple[dict[str, Tensor], Fitted]:
-        """What `fill_host` would put into `model`, and what it would say of that. The model may be on the meta device.
+        """Return the tensors that `fill_host` would load and its report. The model may be on the meta device.
 
         Raises:
             HostError: as `fill_host`.
         """
-        self._refuse_architecture(model)
-        own = model.state_dict()
-        values = self._filtered(model, own)
+        refusal = _of_family(model, "checkpoint_refusal_fn")
+        reason = refusal(self.architecture, self.arguments, model) if refusal and self.architecture else None
+        if reason:
+            raise HostError(f"{self.path} is of {self.architecture}, {reason}")
+        state = model.state_dict()
+        values = self._filtered(model, state)
         resized = [name for name, value in values.items() if name in self.host and self.host[name].shape != value.shape]
-        resized += _adapt_first_convolution(model, values, own)
-        new = _drop_other_head(model, values, own) if new_head else []
-        self._refuse_misfits(model, values, own, new, new_head=new_head)
-        classes = getattr(model, "num_classes", None) if _names(model, "classifier") and not new else None
+        resized += _adapt_first_convolution(model, values, state)
+        new = _drop_other_head(model, values, state) if new_head else []
+        absent = {name for name in state if name not in values and not name.endswith("num_batches_tracked")} - set(new)
+        if problems := _misfits(values, state, missing=absent):
+            otherwise = "" if new_head else "; new_head=True keeps a new head for other classes"
+            raise HostError(
+                f"{self.path} does not fit this {type(model).__name__}: {'; '.join(problems)}. "
+                f"Pass the host and the arguments (--host, --host-arg) of these weights{otherwise}"
+            )
+        classes = getattr(model, "num_classes", None) if _layers(model, "classifier") and not new else None
         return values, Fitted(path=self.path, new=tuple(new), resized=tuple(resized), classes=classes)
 
     def fill_grafts(self, model: nn.Module) -> None:
-        """Put the grafts' tensors, if the file has any, into the grafted `model`.
+        """Load the grafts' tensors, if the file has any, into the grafted `model`.
 
         Raises:
-            HostError: the model's grafts are others than the file's; says what to do.
+            HostError: the model's grafts are not those of the file.
         """
         if not self.grafts:
             return
-        own = {name: value for name, value in model.state_dict().items() if is_graft(name)}
-        problems = _misfits(self.grafts, own, missing=set(own) - set(self.grafts))
+        state = {name: value for name, value in model.state_dict().items() if is_graft(name)}
+        problems = _misfits(self.grafts, state, missing=set(state) - set(self.grafts))
         if problems:
             raise HostError(
-                f"{self.path} holds weights that were trained with grafts, and the grafts here are others: "
-                f"{'; '.join(problems)}. Give the graft that the file was trained with, or weights of a host without grafts"
+                f"{self.path} holds weights that were trained with other grafts than this model's: {'; '.join(problems)}. "
+                "Pass the graft that the file was trained with, or weights of a host without grafts"
             )
         model.load_state_dict(dict(self.grafts), strict=False)
 
-    def _filtered(self, model: nn.Module, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As timm's filter of the model's family makes it: other layouts renamed, embeddings resampled."""
-        values = _without_wrapper(self.host, own)
-        adapt = _beside(model, "checkpoint_filter_fn")
+    def _filtered(self, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Apply timm's filter of the model's family: renames other layouts, resamples embeddings."""
+        values = _without_wrapper(self.host, state)
+        adapt = _of_family(model, "checkpoint_filter_fn")
         if adapt is None:
             return values
-        # filters tell layouts apart by names of the head, too; weights without one borrow it
-        borrowed = {name for name in _head(model, own) if name not in values} if values.keys() <= own.keys() else set()
+        # filters recognize layouts by names of the head, so weights without a head borrow the model's
+        layers = tuple(f"{layer}." for layer in _layers(model, "classifier"))
+        head = {name for name in state if layers and name.startswith(layers)}
+        borrowed = head - values.keys() if values.keys() <= state.keys() else set()
         try:
-            adapted = adapt(values | {name: own[name] for name in borrowed}, model)
+            adapted = adapt(values | {name: state[name] for name in state if name in borrowed}, model)
             return {name: value for name, value in adapted.items() if name not in borrowed}
         except (KeyError, AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise HostError(
                 f"{self.path}: timm cannot read this as weights of {type(model).__name__} "
-                f"({type(error).__name__}: {error}); give the host that the weights are of"
+                f"({type(error).__name__}: {error}); pass the host of these weights"
             ) from error
 
-    def _refuse_architecture(self, model: nn.Module) -> None:
-        """Refuse what shapes do not show, where the file says its model and the family knows of such things."""
-        refusal = _beside(model, "checkpoint_refusal_fn")
-        if refusal is None or self.architecture is None:
-            return
-        if reason := refusal(self.architecture, self.arguments, model):
-            raise HostError(f"{self.path} is of {self.architecture}, {reason}")
 
-    def _refuse_misfits(
-        self,
-        model: nn.Module,
-        values: Mapping[str, Tensor],
-        own: Mapping[str, Tensor],
-        new: Iterable[str],
-        *,
-        new_head: bool,
-    ) -> None:
-        missing = {name for name in own if name not in values and not name.endswith("num_batches_tracked")} - set(new)
-        problems = _misfits(values, own, missing=missing)
-        if problems:
-            otherwise = "" if new_head else "; new_head=True lets a head for other classes stay new"
-            raise HostError(
-                f"{self.path} does not fit this {type(model).__name__}: {'; '.join(problems)}. "
-                f"Give the host and the arguments (--host, --host-arg) that the weights are of{otherwise}"
-            )
+def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: bool = False) -> Fitted:
+    """Load published weights into `model`, and return how they fit.
 
+    The checkpoint may be a zip with `model_best.pth.tar`, a bare state dict, or one under `state_dict`, `model`,
+    `state_dict_ema` or `model_ema` (the average is preferred), with names that start with `module.` and `_orig_mod.`, in
+    torch's or safetensors' format. Computed buffers (position codes, tables of windows) are recomputed or resampled, so
+    weights trained at one image size serve any other; all other tensors must exist and have the same shape, and no
+    tensor may be left over.
 
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """What became of a file's tensors."""
+    Args:
+        model: a BiXT, ELSA-Swin, ELSA-VOLO, T2T-ViT, or timm's VOLO, without grafts.
+        new_head: keep a new head for another number of classes.
 
-    path: Path
-    new: tuple[str, ...] = ()  #: the head's tensors that keep their fresh values
-    resized: tuple[str, ...] = ()
-    classes: int | None = None  #: how many classes the file's head is for, where it took its place
-
-    def __str__(self) -> str:
-        parts = [f"a new head: {_some(self.new)}"] if self.new else []
-        parts += [f"with its head for {self.classes} classes"] if self.classes else []
-        parts += [f"resized: {_some(self.resized)}"] if self.resized else []
-        return f"weights of {self.path}" + (f" ({'; '.join(parts)})" if parts else "")
+    Raises:
+        UsageError: the model is none of these or has grafts, or there is no such file.
+        HostError: the file is damaged or contains more than tensors and arguments; tensors are missing, left over or of
+            other shapes, all of which are listed; or they belong to a model with other heads. The model is not changed.
+    """
+    kind = plain_class(model)
+    if f"{kind.__module__}.{kind.__qualname__}" not in OFFICIAL:
+        raise UsageError(
+            f"load_official fills a model whose authors published weights ({', '.join(OFFICIAL.values())}, ...), not a "
+            f"{kind.__name__}; attngraft.create_model(NAME, weights=FILE) reads files for others"
+        )
+    if any(map(is_graft, model.state_dict())):
+        raise UsageError("load_official fills a model without grafts; load first, then call attngraft.graft")
+    file = read_weights(path)
+    fitted = file.fill_host(model, new_head=new_head)
+    file.fill_grafts(model)  # refuses a file with grafts
+    return fitted
 
 
 def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile:
-    """The tensors in a safetensors file, or in a torch file that is read with `weights_only=True`.
+    """Read the tensors of a safetensors file, or of a torch file with `weights_only=True`.
 
-    A folder stands for the best weights of the run in it, or for the host's of a model that was exported to it.
-    Checkpoints that keep their weights under `model`, `state_dict`, `model_ema` or `state_dict_ema` are understood (the
-    average is preferred), and prefixes of wrappers are taken off.
+    A folder stands for the best weights of the run in it, or for the host's weights of a model that was exported to it.
+    Checkpoints may keep their weights under `model`, `state_dict`, `model_ema` or `state_dict_ema` (the average is
+    preferred); prefixes of wrappers are removed.
 
     Args:
-        host: name of the model that they are for. For `transformers_classifier` a folder may be one of transformers.
+        host: name of the model. For `transformers_classifier` the folder may be one of transformers.
 
     Raises:
         UsageError: there is no such file, it is of another kind, or of a model that was folded for inference.
-        HostError: the file is damaged, holds more than plain tensors, or no weights of a host.
+        HostError: the file is damaged, contains more than plain tensors, or no weights of a host.
     """
     file = Path(path).expanduser()
     if host == TRANSFORMERS:
@@ -173,10 +204,10 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
 
 
 def weights_of(checkpoint: CheckpointFile) -> WeightsFile:
-    """What a checkpoint holds, taken apart.
+    """Split the tensors of a checkpoint into those of the host and those of grafts.
 
     Raises:
-        HostError: it holds no weights of a host.
+        HostError: it contains no weights of a host.
     """
     facts = {"architecture": checkpoint.architecture, "arguments": checkpoint.arguments}
     return _split(checkpoint.path, checkpoint.tensors, **facts)
@@ -186,125 +217,125 @@ def _split(file: Path, tensors: Mapping[str, Tensor], **facts: Any) -> WeightsFi
     host = {name: value for name, value in tensors.items() if not is_graft(name)}
     grafts = {name: value for name, value in tensors.items() if is_graft(name)}
     if not host:
-        what = "only grafts (attngraft.load_grafts reads such a file)" if grafts else "no tensors under names"
+        what = "only grafts (attngraft.load_grafts reads such a file)" if grafts else "no named tensors"
         raise HostError(f"{file} holds {what}, not the weights of a host")
     return WeightsFile(path=file, host=host, grafts=grafts, **facts)
 
 
-def _beside(model: nn.Module, function: str) -> Callable[..., Any] | None:
-    """What a model's family says of weights, in the module of the model's class or of one that it derives from.
+def _volo_filter(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Resample `pos_embed` (1, rows, columns, C) to the model's grid, which timm does not do for its VOLO."""
+    positions, own = state_dict.get("pos_embed"), getattr(model, "pos_embed", None)
+    if positions is None or own is None or positions.ndim != 4 or positions.shape == own.shape:
+        return state_dict
+    return state_dict | {"pos_embed": resample_abs_pos_embed_nhwc(positions, list(own.shape[1:3]))}
 
-    `checkpoint_filter_fn(state_dict, model)` is timm's: weights made to fit. `checkpoint_refusal_fn(architecture, arguments,
-    model)` is ours: why weights of that model do not serve this one though all shapes fit, or None.
+
+def _of_family(model: nn.Module, function: str) -> Callable[..., Any] | None:
+    """Return a function for weights from the module of the model's class, or of one of its base classes.
+
+    `checkpoint_filter_fn(state_dict, model)` is timm's: it adapts weights. `checkpoint_refusal_fn(architecture, arguments,
+    model)` is ours: it returns why weights of that model do not fit this one although all shapes do, or None.
     """
     for base in type(model).__mro__:
-        beside = [sys.modules.get(base.__module__)]
-        if base.__module__ in STAND_INS:
-            beside.append(importlib.import_module(STAND_INS[base.__module__]))
-        for module in beside:
-            found = getattr(module, function, None)
-            if callable(found):
-                return cast(Callable[..., Any], found)
+        found = getattr(sys.modules.get(base.__module__), function, None)
+        if callable(found):
+            return cast(Callable[..., Any], found)
+        if base.__module__ == "timm.models.volo" and function == "checkpoint_filter_fn":
+            return _volo_filter
     return None
 
 
-def _adapt_first_convolution(model: nn.Module, values: dict[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
-    """Weights for RGB images made to take as many channels as the model does; the names of what was changed."""
+def _adapt_first_convolution(model: nn.Module, values: dict[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+    """Adapt weights for RGB images to the model's number of channels; returns the names of changed tensors."""
     changed = []
-    for layer in _names(model, "first_conv"):
+    for layer in _layers(model, "first_conv"):
         name = f"{layer}.weight"
-        if name not in values or name not in own or values[name].shape == own[name].shape or values[name].ndim != 4:
+        if name not in values or name not in state or values[name].shape == state[name].shape or values[name].ndim != 4:
             continue
         try:
-            adapted = adapt_input_conv(own[name].shape[1], values[name])
+            adapted = adapt_input_conv(state[name].shape[1], values[name])
         except NotImplementedError:
-            continue  # named among the misfits
-        if adapted.shape == own[name].shape:
+            continue  # reported as a misfit
+        if adapted.shape == state[name].shape:
             values[name] = adapted
             changed.append(name)
     return changed
 
 
-def _drop_other_head(model: nn.Module, values: dict[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
-    """Leave out a head of another number of classes, or note that there is none; the names that stay new."""
+def _drop_other_head(model: nn.Module, values: dict[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+    """Remove a head for another number of classes from `values`; returns the names of tensors that stay new."""
     new = []
-    for layer in _names(model, "classifier"):
-        around = layer.rpartition(".")[0]
-        if around and not any(name.startswith(f"{around}.") for name in values):
-            layer = around  # without classes the whole head goes, with the norm in front of its layer
-        here, there = (
+    for layer in _layers(model, "classifier"):
+        parent = layer.rpartition(".")[0]
+        if parent and not any(name.startswith(f"{parent}.") for name in values):
+            layer = parent  # without classes, the norm before the layer is missing too
+        own, stored = (
             {name for name in names if name.startswith(f"{layer}.") and not name.endswith("num_batches_tracked")}
-            for names in (own, values)
+            for names in (state, values)
         )
-        if here != there or any(values[name].shape != own[name].shape for name in here):
-            for name in there:
+        if own != stored or any(values[name].shape != state[name].shape for name in own):
+            for name in stored:
                 del values[name]
-            new += sorted(here)
+            new += sorted(own)
     return new
 
 
-def _head(model: nn.Module, own: Iterable[str]) -> list[str]:
-    """Names of the classifier's tensors."""
-    layers = tuple(f"{layer}." for layer in _names(model, "classifier"))
-    return [name for name in own if name.startswith(layers)] if layers else []
-
-
-def _names(model: nn.Module, entry: str) -> tuple[str, ...]:
-    """Layers that timm's configuration of the model names under `entry`."""
+def _layers(model: nn.Module, entry: str) -> tuple[str, ...]:
+    """Return the layers that timm's configuration of the model lists under `entry`."""
     value = (getattr(model, "pretrained_cfg", None) or {}).get(entry) or ()
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _misfits(values: Mapping[str, Tensor], own: Mapping[str, Tensor], *, missing: Collection[str]) -> list[str]:
+def _misfits(values: Mapping[str, Tensor], state: Mapping[str, Tensor], *, missing: Collection[str]) -> list[str]:
     shapes = [
         f"{name} {tuple(values[name].shape)} where {tuple(value.shape)} fits"
-        for name, value in own.items()
+        for name, value in state.items()
         if name in values and value.shape != values[name].shape
     ]
     found = {
-        "it lacks": [name for name in own if name in missing],
-        "nothing takes its": sorted(name for name in values if name not in own),
+        "it lacks": [name for name in state if name in missing],
+        "unexpected:": sorted(name for name in values if name not in state),
         "other shapes:": shapes,
     }
-    return [f"{what} {_some(names)}" for what, names in found.items() if names]
+    return [f"{what} {_listed(names)}" for what, names in found.items() if names]
 
 
-def _some(names: Iterable[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     listed = list(names)
-    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-    return ", ".join(listed[:_SHOWN]) + more
+    more = f" and {len(listed) - _MAX_NAMES} more" if len(listed) > _MAX_NAMES else ""
+    return ", ".join(listed[:_MAX_NAMES]) + more
 
 
 def _in_folder(folder: Path) -> Path:
-    """The file of weights in a run's folder, or an exported model's."""
+    """Return the file of weights in a run's folder, or an exported model's."""
     for name in IN_FOLDERS:
         if (folder / name).is_file():
             return folder / name
     files = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
-    hint = f"; there are {', '.join(files[:3])}: give one of them" if files else ""
+    hint = f"; it contains {', '.join(files[:3])}: pass one of them" if files else ""
     raise UsageError(f"{folder} is a folder without {' or '.join(IN_FOLDERS)}, neither a run's nor a model's{hint}")
 
 
 def _refuse_folded(file: Path) -> None:
-    """Refuse weights that hold what stood in grafts, batch norms or scales before: no host has trained those."""
+    """Refuse weights into which grafts, batch norms or scales were folded: they are no start for training."""
     try:
         folds = json.loads((file.parent / "attngraft.json").read_text(encoding="utf-8")).get("folds", ())
         moved = [entry["folded"] for entry in folds if entry.get("folded") and not entry.get("removed")]
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
-        return  # no exported model's, or one that `attngraft.load` would refuse with more to say
+        return  # not an exported model's, or one that `attngraft.load` refuses with a better message
     if moved:
         raise UsageError(
-            f"{file} is of a model that was folded for inference ({moved[0]}), so it is no start for training; give the "
+            f"{file} is of a model that was folded for inference ({moved[0]}), so it is no start for training; pass the "
             "run, or a folder exported without --fold"
         )
 
 
-def _without_wrapper(values: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what a wrapper put before all of them (`model.`, `backbone.`), where that makes them the model's."""
+def _without_wrapper(values: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Remove a common prefix (`model.`, `backbone.`) from all names if they are the model's without it."""
     bare = dict(values)
-    while len(bare) > 1 and not own.keys() & bare.keys():
+    while len(bare) > 1 and not state.keys() & bare.keys():
         prefix = next(iter(bare)).partition(".")[0] + "."
         if not all(name.startswith(prefix) and name != prefix for name in bare):
             break
         bare = {name.removeprefix(prefix): value for name, value in bare.items()}
-    return bare if 2 * len(own.keys() & bare.keys()) >= len(own) else dict(values)
+    return bare if 2 * len(state.keys() & bare.keys()) >= len(state) else dict(values)

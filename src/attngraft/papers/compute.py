@@ -1,6 +1,6 @@
-"""A paper's table beside our numbers: build each row's model without weights, count it as the paper does, compare.
+"""Comparison of a paper's table with our numbers: builds each row's model without weights and counts it as the paper does.
 
-A cell agrees if our number, rounded to the digits that the paper prints, is the printed one. Everything else says why.
+A cell agrees if our number, rounded to the printed digits, equals the printed one. All other cells have a reason.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from statistics import fmean
 from typing import Any, Literal
 
+import timm
 import torch
 from torch import nn
 
 from attngraft.errors import ConfigError, HostError
 from attngraft.grafting.spec import parse
+from attngraft.models.create import create_model
 from attngraft.papers.counters import COUNTERS, Inputs
 from attngraft.papers.runs import Run, matching
 from attngraft.papers.schema import Column, Paper, Row, Table
@@ -28,18 +30,18 @@ Verdict = Literal["agrees", "differs", "not computed", "from runs", "printed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One cell: the printed number, ours, and what the two say together."""
+    """One cell: the printed number, ours, and their comparison."""
 
     verdict: Verdict
     printed: str
     ours: float | None = None
-    why: str | None = None  #: why it differs or is not computed
-    runs: int = 0  #: how many runs `ours` is the mean of
+    why: str | None = None  #: reason why it differs or is not computed
+    runs: int = 0  #: number of runs that `ours` is the mean of
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowResult:
-    """A row with its cells by column id; columns in which the paper prints nothing and we count nothing are left out."""
+    """A row with its cells by column id, without columns that are empty in the paper."""
 
     label: str  #: the variant with its host's name ("ViT-S + CB")
     row: Row
@@ -48,30 +50,30 @@ class RowResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """A table computed."""
+    """A computed table."""
 
     paper: str
     table: Table
     rows: Sequence[RowResult]
-    data: Sequence[str] = ()  #: what the runs in it were trained on
-    unmatched: Sequence[str] = ()  #: folders of runs that are no row of this table
+    data: Sequence[str] = ()  #: data sets of its runs
+    unmatched: Sequence[str] = ()  #: folders of runs that match no row
 
     def count(self, verdict: Verdict) -> int:
-        """How many cells have this verdict."""
+        """Return the number of cells with this verdict."""
         return sum(cell.verdict == verdict for row in self.rows for cell in row.cells.values())
 
     @property
     def summary(self) -> str:
-        """One line: how many cells agree, differ, and are not computed."""
+        """One line: numbers of cells that agree, differ, and are not computed."""
         agree, differ, missing = (self.count(verdict) for verdict in ("agrees", "differs", "not computed"))
         line = f"{agree} {'cell agrees' if agree == 1 else 'cells agree'}, {differ} differ, {missing} not computed"
         runs = self.count("from runs")
         if agree + differ + missing + runs == 0:
-            return "all numbers are the paper's; nothing in this table can be counted"
+            return "all numbers are the paper's; none of this table can be computed"
         return f"{line}, {runs} from runs" if runs else line
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "paper": self.paper,
             "table": self.table.id,
@@ -98,17 +100,17 @@ class TableResult:
 
 
 class _NotBuiltError(Exception):
-    """The row's model cannot be built; the message says what is missing."""
+    """The row's model cannot be built; the message has the reason."""
 
 
 def compute_table(paper: Paper, table: Table, *, runs: Iterable[Run] = ()) -> TableResult:
-    """Our numbers for every row of `table`, on the meta device: no weights, no downloads.
+    """Compute our numbers for every row of `table`, on the meta device: no weights, no downloads.
 
     Args:
-        runs: finished runs (`attngraft.papers.runs.find_runs`); those of a row's model and graft fill its metrics.
+        runs: finished runs (`attngraft.papers.runs.find_runs`); those of a row's model and graft supply its metrics.
 
     Raises:
-        ConfigError: the paper's file names a counter, or one of its numbers, that does not exist.
+        ConfigError: the paper's file names an unknown counter, or an unknown number of it.
     """
     runs = list(runs)
     used: list[Run] = []
@@ -127,7 +129,7 @@ def compute_table(paper: Paper, table: Table, *, runs: Iterable[Run] = ()) -> Ta
 
 
 def rounds_to(printed: str, ours: float) -> bool | None:
-    """Whether `ours`, rounded half up to the digits of `printed`, is `printed`; None where that is no plain number."""
+    """Return whether `ours`, rounded half up to the digits of `printed`, equals it; None if `printed` is not a number."""
     try:
         number = Decimal(printed)
     except InvalidOperation:
@@ -136,36 +138,34 @@ def rounds_to(printed: str, ours: float) -> bool | None:
 
 
 def _cells(paper: Paper, table: Table, row: Row, runs: Sequence[Run]) -> dict[str, Cell]:
-    numbers: Mapping[str, float] | None = None
+    counts: Mapping[str, float] | None = None
     missing: str | None = None
     if any(column.count and column.id in row.printed for column in table.columns):
+        name = table.counter or paper.counter
+        if name not in COUNTERS:
+            raise ConfigError(f"{paper.id}: unknown counter {name!r}; counters: {', '.join(COUNTERS)}")
         try:
-            numbers = _count(paper, table, row)
+            counts = COUNTERS[name](*_build(table, row))
         except _NotBuiltError as error:
             missing = str(error)
-    cells = {}
-    for column in table.columns:
-        if column.id not in row.printed:
-            continue
-        if column.count:
-            cells[column.id] = _counted(column.count, column.id, row, numbers, missing)
-        else:
-            cells[column.id] = _measured(column, row, runs)
-    return cells
+    return {
+        column.id: _counted(column, row, counts, missing) if column.count else _measured(column, row, runs)
+        for column in table.columns
+        if column.id in row.printed
+    }
 
 
-def _counted(what: str, column: str, row: Row, numbers: Mapping[str, float] | None, missing: str | None) -> Cell:
-    printed = row.printed[column]
-    if numbers is None:
+def _counted(column: Column, row: Row, counts: Mapping[str, float] | None, missing: str | None) -> Cell:
+    printed, what = row.printed[column.id], column.count or ""
+    if counts is None:
         return Cell(verdict="not computed", printed=printed, why=missing)
-    if what not in numbers:
-        raise ConfigError(
-            f"column {column}: the counter gives no {what!r}{did_you_mean(what, numbers)}; it gives {', '.join(numbers)}"
-        )
-    ours = numbers[what]
+    if what not in counts:
+        hint = did_you_mean(what, counts)
+        raise ConfigError(f"column {column.id}: the counter has no {what!r}{hint}; it has {', '.join(counts)}")
+    ours = counts[what]
     if rounds_to(printed, ours):
         return Cell(verdict="agrees", printed=printed, ours=ours)
-    return Cell(verdict="differs", printed=printed, ours=ours, why=row.errata.get(column, "no reason is known"))
+    return Cell(verdict="differs", printed=printed, ours=ours, why=row.errata.get(column.id, "no reason is known"))
 
 
 def _measured(column: Column, row: Row, runs: Sequence[Run]) -> Cell:
@@ -177,19 +177,8 @@ def _measured(column: Column, row: Row, runs: Sequence[Run]) -> Cell:
     return Cell(verdict="from runs", printed=printed, ours=ours, runs=len(values))
 
 
-def _count(paper: Paper, table: Table, row: Row) -> Mapping[str, float]:
-    name = table.counter or paper.counter
-    if name not in COUNTERS:
-        raise ConfigError(f"{paper.id}: there is no counter {name!r}; there are {', '.join(COUNTERS)}")
-    return COUNTERS[name](*_build(table, row))
-
-
 def _build(table: Table, row: Row) -> tuple[nn.Module, Inputs]:
-    """The row's model and one example, on the meta device."""
-    import timm
-
-    from attngraft.models import create_model
-
+    """Build the row's model and one example on the meta device."""
     name = table.model_of(row)
     if name in SKELETONS:
         return SKELETONS[name](parse(row.graft), **row.args)

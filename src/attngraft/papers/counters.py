@@ -1,4 +1,4 @@
-"""Each paper's own way of counting, by name. A counter gives numbers in the units that its paper prints.
+"""Each paper's own counter, by name. A counter returns numbers in the units that its paper prints.
 
 | counter | params | macs | more |
 |---|---|---|---|
@@ -9,6 +9,18 @@
 | `bisa_two_maps` | 10^6 | as `bisa` | the same, with two more C x C maps in every layer that is replaced |
 | `elsa` | 10^6 | 10^9, linears, convolutions and matmuls, local attention's among them | |
 | `bixt` | 10^6 | 10^9, fvcore's FLOPs: linears, convolutions, matmuls, norms | `activations`, 10^6 elements |
+
+`count_as_fvcore` counts by the rules of fvcore, which the BiXT paper (and timm's benchmark) uses, on any of our models:
+
+| operation | FLOPs | activations |
+|---|---|---|
+| linear, convolution, matrix product | one per multiply-add | the elements of the output |
+| layer norm | 5 per element (4 without weight and bias) | - |
+| batch norm in evaluation | 2 per element (1 without weight and bias) | - |
+| softmax, GELU, sums, means | - | - |
+
+Activations are numbers of elements, not bytes. The model is run: each operation that reaches torch's dispatcher is counted
+with its own shapes. Attention is counted by its equation, whatever kernel would run it.
 """
 
 from __future__ import annotations
@@ -21,23 +33,23 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from torch.utils.hooks import RemovableHandle
 
-from attngraft.attention import Graft
-from attngraft.attention.mixing import MixContext
+from attngraft.attention import Graft, MixContext
+from attngraft.dispatch import reference_backend
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
-from attngraft.papers.fvcore import count_as_fvcore
 from attngraft.timing.macs import count_macs, count_parameters, evaluating
 
-Inputs = tuple[Any, ...]  #: what the model is called with, one example
+Inputs = tuple[Any, ...]  #: arguments of the model, one example
 Counter = Callable[[nn.Module, Inputs], Mapping[str, float]]
 
 MI, GI = 2**20, 2**30
 
-#: elementwise multiplications per token and channel, in the form in which the paper writes each (Eq. 1, B.6)
+#: elementwise multiplications per token and channel, in the form that the paper writes (Eq. 1, B.6)
 MULTIPLICATIONS = {"cb": 1, "cb_s": 1, "cb_gate": 1, "cb_hybrid": 2}
 
 
@@ -56,7 +68,7 @@ def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, floa
     """CB paper, Tables 13 and 14: elementwise multiplications of the grafts, N C each, in 10^6; the host in 10^6 MACs.
 
     Counted on the paper's form of each graft, whatever path runs it here: one per output element of a product of token
-    maps or of the halving; additions, means and what has one token only count nothing.
+    maps or of the halving; additions, means and operations on one token are not counted.
     """
     counted: list[int] = []
 
@@ -72,7 +84,7 @@ def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, floa
 def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     """HV paper: parameters of leaf modules in 2^20; multiply-adds of linear and convolution layers in 2^30.
 
-    Grafts are counted whole, since the paper's own modules were made of linear layers.
+    Grafts are counted completely, since the paper's own modules consist of linear layers.
     """
     grafts = _grafts(model)
     leaves = {
@@ -87,18 +99,18 @@ def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     """BiSA paper: parameters in 10^6, multiply-adds in 10^9, the grafts' share of the host's parameters in percent.
 
-    `flops_m`, in 10^6, is what LeViT's column holds: multiply-adds, plus one per output element of a batch norm, plus one
-    per element that a softmax gives. How many softmaxes a replaced layer has is known from its variant (one per direction),
-    whatever kernel runs it and in how many passes. The rule was found by fitting five printed numbers.
+    `flops_m`, in 10^6, is LeViT's column: multiply-adds, plus one per output element of a batch norm, plus one per output
+    element of a softmax. The number of softmaxes of a replaced layer follows from its variant (one per direction), whatever
+    kernel runs it in how many passes. The rule was found by fitting five printed numbers.
     """
     return _bisa_numbers(model, _bisa_census(model, inputs), maps=0)
 
 
 def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """The same for the only reading that prints LeViT's digits: two more C x C maps, each with a batch norm, per layer.
+    """As `count_bisa`, with two more C x C maps, each with a batch norm, per layer: the reading that fits LeViT's digits.
 
-    They are added by formula, 2 (C^2 + 2 C) parameters and 2 N C (C + 1) FLOPs. What they are the paper does not say, so no
-    graft makes them.
+    They are added by formula, 2 (C^2 + 2 C) parameters and 2 N C (C + 1) FLOPs. The paper does not describe them, so no
+    graft has them.
     """
     return _bisa_numbers(model, _bisa_census(model, inputs), maps=2)
 
@@ -118,7 +130,7 @@ def count_elsa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     return {"params": count_parameters(model) / 1e6, "macs": count_macs(model, *inputs) / 1e9}
 
 
-#: name -> counter; a paper's file names one
+#: name -> counter, as in the papers' files
 COUNTERS: dict[str, Counter] = {
     "bisa": count_bisa,
     "bisa_two_maps": count_bisa_two_maps,
@@ -132,7 +144,7 @@ COUNTERS: dict[str, Counter] = {
 
 @dataclass
 class _Census:
-    """What a forward pass of a model with bi-directional layers holds."""
+    """Counts of one forward pass of a model with bi-directional layers."""
 
     macs: int = 0
     normalized: int = 0  #: outputs of batch norms
@@ -141,7 +153,7 @@ class _Census:
 
 
 def _bisa_census(model: nn.Module, inputs: Inputs) -> _Census:
-    found, inside = _Census(), _Softmaxes()
+    found, softmaxes = _Census(), _Softmaxes()
 
     def normalize(module: nn.Module, _: Any, output: Tensor) -> None:
         found.normalized += output.numel()
@@ -151,10 +163,10 @@ def _bisa_census(model: nn.Module, inputs: Inputs) -> _Census:
         directions = 1 + cast(BidirectionalMix, mix).variant.attends
         found.weights += directions * projected.q.shape[:-1].numel() * projected.k.shape[-2]
         found.layers.append((projected.queries.shape[:-1].numel(), projected.queries.shape[-1]))
-        inside.paused += 1
+        softmaxes.paused += 1
 
     def leave(*_: Any) -> None:
-        inside.paused -= 1
+        softmaxes.paused -= 1
 
     hooks: list[RemovableHandle] = []
     for module in model.modules():
@@ -162,9 +174,9 @@ def _bisa_census(model: nn.Module, inputs: Inputs) -> _Census:
             hooks.append(module.register_forward_hook(normalize))
         elif isinstance(module, BidirectionalMix):
             hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-    with _removed_after(hooks), inside:
+    with _removed_after(hooks), softmaxes:
         found.macs = count_macs(model, *inputs)
-    found.weights += inside.elements
+    found.weights += softmaxes.elements
     return found
 
 
@@ -184,7 +196,7 @@ def _bisa_numbers(model: nn.Module, found: _Census, *, maps: int) -> dict[str, f
 
 
 class _Softmaxes(TorchDispatchMode):
-    """Counts the elements that softmaxes give, but for those within layers that are counted by formula."""
+    """Count output elements of softmaxes, except inside layers that are counted by formula."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,12 +221,12 @@ def _below(path: str, parent: str) -> bool:
 
 
 def _in_leaf(model: nn.Module, parameter: str) -> bool:
-    """Whether a parameter's module has no sub-modules."""
+    """Return whether a parameter's module has no sub-modules."""
     return not any(model.get_submodule(parameter.rpartition(".")[0]).children())
 
 
 def _linear_layer_macs(model: nn.Module, inputs: Inputs) -> int:
-    """Multiply-adds of the host's linear and convolution layers, and of everything inside grafts."""
+    """Count multiply-adds of the host's linear and convolution layers, and of everything inside grafts."""
     grafts = _grafts(model)
     counter = FlopCounterMode(display=False)
     counted: list[int] = []
@@ -249,3 +261,62 @@ def _removed_after(hooks: list[RemovableHandle]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+# --- fvcore -------------------------------------------------------------------------------------------------------
+
+_aten = torch.ops.aten
+_LAYER_NORMS = {_aten.native_layer_norm}
+_BATCH_NORMS = {
+    _aten.native_batch_norm,
+    _aten._native_batch_norm_legit,
+    _aten._native_batch_norm_legit_no_training,
+    _aten.cudnn_batch_norm,
+}
+
+
+class FvcoreCounts(TorchDispatchMode):
+    """Counts while active: multiply-adds, FLOPs of norms, and elements of activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.macs = 0  #: of linears, convolutions and matrix products
+        self.norms = 0  #: FLOPs of norms
+        self.activations = 0  #: elements of the outputs of linears, convolutions and matrix products
+
+    @property
+    def flops(self) -> int:
+        """FLOPs as defined by fvcore."""
+        return self.macs + self.norms
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        packet = func.overloadpacket
+        if packet in _LAYER_NORMS:
+            self.norms += args[0].numel() * (4 if args[2] is None else 5)
+        elif packet in _BATCH_NORMS:
+            self.norms += args[0].numel() * (1 if args[1] is None else 2)
+        elif packet in flop_registry:
+            self.macs += flop_registry[packet](*args, **kwargs, out_val=out) // 2
+            self.activations += out.numel()
+        return out
+
+
+def count_as_fvcore(model: nn.Module, *inputs: Any) -> FvcoreCounts:
+    """Count one forward pass in evaluation mode.
+
+    Args:
+        model: on any device; on "meta" nothing is computed. Its training flags are restored.
+        *inputs: its arguments, on its device. The paper counts for a batch of 1.
+    """
+    with (
+        evaluating(model),
+        reference_backend(),  # the only path whose products are those of the equation
+        torch.inference_mode(False),  # else linears and attention would not be decomposed
+        torch.no_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        FvcoreCounts() as counts,
+    ):
+        model(*inputs)
+    return counts

@@ -1,4 +1,4 @@
-"""Finished runs as a paper's table sees them: which model, which graft, which metrics at the last epoch."""
+"""Finished runs for a paper's table: model, graft, and metrics of the last epoch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from attngraft.errors import UsageError
+from attngraft.grafting.spec import parse
 from attngraft.papers.schema import Row, Table
+from attngraft.training.run_folder import read_run
 
-#: arguments of a host that do not make it another row: the data decides them, or they only act in training
-_INDIFFERENT = {"num_classes", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"}
+#: arguments that do not distinguish rows: they follow from the data, or only affect training
+_IGNORED = {"num_classes", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,36 +24,34 @@ class Run:
     host: str
     args: Mapping[str, Any]
     spec: str  #: canonical
-    data: str  #: what it was trained on
-    distilled: bool = False  #: whether it had a teacher
+    data: str  #: training data
+    distilled: bool = False  #: whether it has a teacher
     metrics: Mapping[str, float]  #: of the last epoch, with prefix (`val/top1`)
 
 
 def find_runs(folder: Path) -> list[Run]:
-    """All finished runs below `folder`: a run folder, a study's folder, or a folder of several.
+    """Return all finished runs below `folder`: a run folder, a study's folder, or a folder of several.
 
     Raises:
-        UsageError: there is no such folder, or no finished run in it.
+        UsageError: there is no such folder, or it contains no finished run.
     """
     if not folder.is_dir():
-        raise UsageError(f"--runs {folder}: there is no such folder")
+        raise UsageError(f"--runs {folder}: no such folder")
     runs = [run for recipe in sorted(folder.rglob("recipe.yaml")) if (run := _read(recipe.parent)) is not None]
     if not runs:
-        raise UsageError(f"--runs {folder}: no finished run in it (a run's folder has recipe.yaml and finished.json)")
+        raise UsageError(f"--runs {folder}: contains no finished run (a folder with recipe.yaml and finished.json)")
     return runs
 
 
 def matching(runs: Iterable[Run], table: Table, row: Row, aliases: Mapping[str, Sequence[str]]) -> list[Run]:
-    """The runs of a row's model and graft, with a teacher or without as the table has it."""
-    from attngraft.grafting.spec import parse
-
+    """Return the runs of a row's model and graft, with or without a teacher as the table requires."""
     model = table.model_of(row)
     names = {model, *aliases.get(model or "", ())}
-    taught = {False, True} if table.distilled is None else {table.distilled}
+    teachers = {False, True} if table.distilled is None else {table.distilled}
     candidates = [
         run
         for run in runs
-        if run.host in names and _essential(run.args) == _essential(row.args) and run.distilled in taught
+        if run.host in names and _essential(run.args) == _essential(row.args) and run.distilled in teachers
     ]
     if not candidates:
         return []
@@ -60,14 +60,11 @@ def matching(runs: Iterable[Run], table: Table, row: Row, aliases: Mapping[str, 
 
 
 def _essential(args: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in args.items() if name not in _INDIFFERENT}
+    return {name: value for name, value in args.items() if name not in _IGNORED}
 
 
 def _read(folder: Path) -> Run | None:
-    """The run in `folder`; None where it is not finished."""
-    from attngraft.grafting.spec import parse
-    from attngraft.training.run_folder import read_run
-
+    """Read the run in `folder`; None if it is not finished."""
     record = read_run(folder)
     if not record.finished:
         return None

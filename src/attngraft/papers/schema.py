@@ -1,11 +1,12 @@
-"""What a paper's file holds: its tables as printed, and how each number is made. Read strictly: a misspelt key is an error.
+"""Files of papers: printed tables, and how each number is computed. A misspelled key is an error.
 
-A number is written as the paper prints it, in quotes, so that its digits are known ("46.70", not 46.7).
+A paper is one YAML file in this folder. A number is written as the paper prints it, in quotes, so that its digits are known
+("46.70", not 46.7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,36 +18,37 @@ from attngraft.strict import FieldError, read
 from attngraft.suggest import did_you_mean
 
 FORMAT = 1
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of a table. With neither `count` nor `metric` its numbers are shown as printed and nothing more."""
+    """One column of a table. Without `count` and `metric` its numbers are only shown as printed."""
 
     id: str
     title: str
-    count: str | None = None  #: which of the counter's numbers stands here
-    metric: str | None = None  #: which metric of a run stands here ("val/top1")
-    percent: bool = False  #: the paper prints percent of what a run's metric says as a share
+    count: str | None = None  #: which of the counter's numbers it shows
+    metric: str | None = None  #: which metric of a run it shows ("val/top1")
+    percent: bool = False  #: the paper prints percent, the run's metric is a fraction
 
     def __post_init__(self) -> None:
         if self.count is not None and self.metric is not None:
-            raise FieldError("metric", "a column is counted or measured, not both; drop count or metric")
+            raise FieldError("metric", "a column is either counted or measured; remove count or metric")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row: the variant as the paper calls it, the model that it is here, and the printed cells."""
+    """One row: the paper's name of the variant, our model of it, and the printed cells."""
 
     variant: str
-    printed: Mapping[str, Any]  #: column id -> number as printed, a text
-    model: str | None = None  #: name for `attngraft.create_model`; the table's if not given
+    printed: Mapping[str, Any]  #: column id -> number as printed, as text
+    model: str | None = None  #: name for `attngraft.create_model`; default: the table's
     args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of the model's factory
     input: tuple[int, ...] = (3, 224, 224)  #: size of one example
     graft: str | None = None  #: graft specification
-    missing: str | None = None  #: what must be built before this row can be computed, as long as it cannot
-    errata: Mapping[str, str] = field(default_factory=dict)  #: column id -> why the printed number does not come out
-    note: str | None = None  #: how the row was read, where the paper leaves a choice
+    missing: str | None = None  #: what must be implemented before this row can be computed
+    errata: Mapping[str, str] = field(default_factory=dict)  #: column id -> why our number differs
+    note: str | None = None  #: our reading of the row, where the paper is ambiguous
 
     def __post_init__(self) -> None:
         for column, number in self.printed.items():
@@ -62,18 +64,18 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    model: str | None = None  #: of the rows that name none and miss nothing
+    model: str | None = None  #: of rows without `model` and `missing`
     counter: str | None = None  #: overrides the paper's
-    distilled: bool | None = None  #: whether runs that fill its cells must have had a teacher, or none; null: either
+    distilled: bool | None = None  #: whether runs must have a teacher (true) or none (false); null: either
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         known = [column.id for column in self.columns]
-        _refuse_twice("columns", known)
+        _check_unique("columns", known)
         computed = any(column.count or column.metric for column in self.columns)
         for index, row in enumerate(self.rows):
             if computed and self.model_of(row) is None and row.missing is None:
-                raise FieldError(f"rows[{index}]", "name the model, or say under `missing` what has to be built first")
+                raise FieldError(f"rows[{index}]", "name the model, or what is `missing` for it")
             for section in ("printed", "errata"):
                 for name in getattr(row, section):
                     if name not in known:
@@ -83,11 +85,11 @@ class Table:
                         )
 
     def model_of(self, row: Row) -> str | None:
-        """The name of the row's model; None where nothing here is that model yet."""
+        """Return the name of the row's model; None if it is not implemented."""
         return row.model or (None if row.missing else self.model)
 
     def labels(self) -> list[str]:
-        """The rows' variants, those that begin with "+" behind the host that stands above them ("ViT-S + CB")."""
+        """Return the rows' variants; those that start with "+" follow the name of the host above them ("ViT-S + CB")."""
         found, host = [], ""
         for row in self.rows:
             added = row.variant.startswith("+")
@@ -98,13 +100,13 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A paper: where it is from, which counter its numbers were made with, and its tables."""
+    """A paper: its source, the counter of its numbers, and its tables."""
 
     id: str
     title: str
     source: str  #: authors, venue, year
     counter: str
-    counting: str  #: one paragraph: what the paper's M and G are
+    counting: str  #: one paragraph: units and rules of the paper's counts
     tables: tuple[Table, ...]
     aliases: Mapping[str, list[str]] = field(default_factory=dict)  #: model -> names of the same architecture
     format: int = FORMAT
@@ -112,27 +114,45 @@ class Paper:
     def __post_init__(self) -> None:
         if self.format != FORMAT:
             raise FieldError("format", f"{self.format} is not {FORMAT}; update attngraft")
-        _refuse_twice("tables", [table.id for table in self.tables])
+        _check_unique("tables", [table.id for table in self.tables])
 
     def table(self, name: str) -> Table:
-        """The table called `name` ("table6", "Table 6" and "6" are the same).
+        """Return the table called `name` ("table6", "Table 6" and "6" are the same).
 
         Raises:
-            UsageError: no such table; lists those there are.
+            UsageError: there is no such table; lists all.
         """
         wanted = name.lower().replace(" ", "")
         for table in self.tables:
             if wanted in (table.id.lower(), table.id.lower().removeprefix("table")):
                 return table
         known = [table.id for table in self.tables]
-        raise UsageError(f"{self.id} has no {name!r}{did_you_mean(wanted, known)}; there are {', '.join(known)}")
+        raise UsageError(f"{self.id} has no table {name!r}{did_you_mean(wanted, known)}; tables: {', '.join(known)}")
+
+
+def list_papers() -> list[str]:
+    """Return the ids of all papers, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def load_paper(name: str) -> Paper:
+    """Return the paper with the id `name`.
+
+    Raises:
+        UsageError: there is no such paper; lists all.
+        ConfigError: its file is invalid; names the field.
+    """
+    known = list_papers()
+    if name.lower() not in known:
+        raise UsageError(f"there is no paper {name!r}{did_you_mean(name.lower(), known)}; papers: {', '.join(known)}")
+    return read_paper(_FOLDER / f"{name.lower()}.yaml")
 
 
 def read_paper(path: Path) -> Paper:
     """Read a paper's file.
 
     Raises:
-        ConfigError: not YAML, an unknown or missing key, a number without quotes; names the file and the field.
+        ConfigError: invalid YAML, an unknown or missing key, a number without quotes; names the file and the field.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -141,9 +161,7 @@ def read_paper(path: Path) -> Paper:
     return read(Paper, content, where=path.name)
 
 
-def _refuse_twice(name: str, ids: Iterable[str]) -> None:
-    seen = set()
-    for one in ids:
-        if one in seen:
-            raise FieldError(name, f"the id {one!r} stands twice")
-        seen.add(one)
+def _check_unique(name: str, ids: Sequence[str]) -> None:
+    repeated = [each for index, each in enumerate(ids) if each in ids[:index]]
+    if repeated:
+        raise FieldError(name, f"the id {repeated[0]!r} occurs twice")

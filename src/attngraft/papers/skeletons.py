@@ -1,14 +1,14 @@
-"""Models that a table needs to be counted and that nothing here trains yet, by name. A task that trains one replaces it.
+"""Models that are only counted, by name, until a task trains them.
 
 `translation_transformer` is the HV paper's translation Transformer: 6 + 6 layers, width 512, 8 heads, MLP 2048, 18 attention
-sites, one matrix for source, target and output words. What has neither parameters nor multiply-adds (sinusoid positions,
-masks) is left out.
+sites, one matrix for source, target and output words; without parts that have neither parameters nor multiply-adds (sinusoid
+positions, masks).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +41,7 @@ class Attention(AttentionSite, nn.Module):
         return Projected(q, k, v, queries=x)
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        merged: Tensor = self.fc(heads.transpose(1, 2).flatten(2))
-        return merged
+        return cast(Tensor, self.fc(heads.transpose(1, 2).flatten(2)))
 
     def drop(self, tokens: Tensor) -> Tensor:
         return tokens
@@ -61,8 +60,7 @@ class Layer(nn.Module):
         """(B, N, C) to (B, N, C)."""
         for attention, norm, context in zip(self.attentions, self.norms, (None, memory), strict=False):
             x = norm(x + attention(x, x if context is None else context))
-        x = self.norms[-1](x + self.mlp(x))
-        return x
+        return cast(Tensor, self.norms[-1](x + self.mlp(x)))
 
 
 class TranslationTransformer(nn.Module):
@@ -84,12 +82,11 @@ class TranslationTransformer(nn.Module):
             memory = layer(memory)
         for layer in self.decoder:
             x = layer(x, memory)
-        logits: Tensor = self.output(x)
-        return logits
+        return cast(Tensor, self.output(x))
 
 
 def translation_transformer(spec: GraftSpec, **args: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The model on the meta device with `spec` grafted at all 18 sites, and a sentence pair of 64 tokens."""
+    """Return the model on the meta device with `spec` grafted at all 18 sites, and a sentence pair of 64 tokens."""
     geometry = AttentionGeometry(
         dim=DIM, heads=HEADS, key_width=DIM // HEADS, value_width=DIM // HEADS, tokens=LENGTH, init="xavier_uniform"
     )

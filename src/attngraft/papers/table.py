@@ -1,4 +1,4 @@
-"""A computed table, drawn for the terminal: the paper's numbers, ours beside them, and a mark."""
+"""Rendering of computed tables for the terminal: the paper's numbers, ours next to them, and a mark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from attngraft.papers.compute import Cell, TableResult
-from attngraft.papers.schema import Column, Paper, Table
+from attngraft.papers.schema import Column, Paper
 
 MARKS = {"agrees": "✓", "differs": "✗", "not computed": "", "from runs": "", "printed": ""}
 ASCII_MARKS = {**MARKS, "agrees": "ok", "differs": "no"}
@@ -17,11 +17,11 @@ _STYLES = {"agrees": "green", "differs": "red", "not computed": "dim", "from run
 
 
 def render_table(paper: Paper, result: TableResult, *, ascii_only: bool = False) -> RenderableType:
-    """`result` as a rich table with its explanations and the summary line below."""
+    """Render `result` as a rich table with explanations and a summary line below."""
     title = Text(f"{paper.id} {result.table.id}: {result.table.title}", style="bold")
     drawn = RichTable()
     drawn.add_column("variant", no_wrap=True)
-    shown = {column.id: _beside(column, result) for column in result.table.columns}
+    shown = {column.id: _compared(column, result) for column in result.table.columns}
     grouped = any(row.row.variant.startswith("+") for row in result.rows)
     for column in result.table.columns:
         subtitle = "\npaper  ours" if shown[column.id] else "\npaper" if any(shown.values()) else ""
@@ -38,33 +38,29 @@ def render_table(paper: Paper, result: TableResult, *, ascii_only: bool = False)
 
 
 def list_tables(paper: Paper) -> RenderableType:
-    """What tables a paper has."""
+    """Render the list of a paper's tables."""
     title = Text(f"{paper.id}: {paper.title}\n", style="bold").append(paper.source, style="not bold")
     drawn = RichTable()
     drawn.add_column("table", no_wrap=True)
-    drawn.add_column("what")
+    drawn.add_column("title")
     drawn.add_column("rows", justify="right")
     drawn.add_column("computed here", no_wrap=True)
     for table in paper.tables:
-        drawn.add_row(table.id, escape(table.title), str(len(table.rows)), escape(_computed(table)))
+        counted = [column.title for column in table.columns if column.count]
+        measured = [f"{column.title} (runs)" for column in table.columns if column.metric]
+        computed = ", ".join([*counted, *measured])
+        drawn.add_row(table.id, escape(table.title), str(len(table.rows)), escape(computed or "-"))
     return Group(title, drawn, Text(paper.counting))
 
 
-def _computed(table: Table) -> str:
-    """The columns for which we have numbers of our own, or may have."""
-    counted = [column.title for column in table.columns if column.count]
-    measured = [column.title for column in table.columns if column.metric]
-    return ", ".join([*counted, *(f"{title} (runs)" for title in measured)]) or "-"
-
-
-def _beside(column: Column, result: TableResult) -> bool:
-    """Whether the column shows our numbers beside the paper's."""
+def _compared(column: Column, result: TableResult) -> bool:
+    """Return whether the column shows our numbers next to the paper's."""
     from_runs = any(row.cells[column.id].verdict == "from runs" for row in result.rows if column.id in row.cells)
     return column.count is not None or from_runs
 
 
 def _cell(cell: Cell | None, widths: tuple[int, int] | None, ascii_only: bool) -> Text:
-    """The printed number, and ours in a place `widths` wide where the column has one."""
+    """Return the printed number, and ours if the column has one, aligned to `widths`."""
     if cell is None:
         return Text("")
     if widths is None:
@@ -76,19 +72,19 @@ def _cell(cell: Cell | None, widths: tuple[int, int] | None, ascii_only: bool) -
 
 
 def _widths(column: str, result: TableResult) -> tuple[int, int]:
-    """Widths of the paper's and of our numbers in a column."""
+    """Return the widths of the paper's and of our numbers in a column."""
     cells = [row.cells[column] for row in result.rows if column in row.cells]
     return max(len("paper"), *(len(cell.printed) for cell in cells)), max(len(format_ours(cell)) for cell in cells)
 
 
 def format_ours(cell: Cell) -> str:
-    """Our number with two digits more than the paper's, so that the rounding can be seen; a dash where there is none."""
+    """Return our number with two digits more than the paper's, which shows the rounding; a dash if there is none."""
     digits = len(cell.printed.partition(".")[2])
     return _NONE if cell.ours is None else f"{cell.ours:.{digits + 2}f}"
 
 
 def _explanations(result: TableResult) -> list[Text]:
-    """Why cells differ or are missing, notes on readings, and where measured numbers are from."""
+    """Return reasons of cells that differ or are missing, notes, and sources of measured numbers."""
     lines: list[Text] = []
     titles = {column.id: column.title for column in result.table.columns}
     for verdict in ("differs", "not computed"):
@@ -98,25 +94,19 @@ def _explanations(result: TableResult) -> list[Text]:
                 if cell.verdict == verdict:
                     reasons.setdefault(cell.why or "", {}).setdefault(row.label, []).append(titles[column])
         for why, rows in reasons.items():
-            places = [f"{row} ({'; '.join(columns)})" if verdict == "differs" else row for row, columns in rows.items()]
-            lines.append(Text(f"{_shorten(places)}: {why}", style=_STYLES[verdict]))
+            where = [f"{row} ({'; '.join(columns)})" if verdict == "differs" else row for row, columns in rows.items()]
+            lines.append(Text(f"{_shorten(where)}: {why}", style=_STYLES[verdict]))
     lines += [Text(f"{row.label}: {row.row.note}") for row in result.rows if row.row.note]
     lines += [Text(note) for note in result.table.notes]
-    return lines + _about_runs(result)
-
-
-def _shorten(places: list[str], most: int = 4) -> str:
-    rest = len(places) - most
-    return ", ".join(places[:most]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _about_runs(result: TableResult) -> list[Text]:
-    lines = []
     if result.count("from runs"):
-        trained = f"trained on {', '.join(result.data)}"
-        lines.append(Text(f"Measured numbers of ours are the last epoch's, the mean over runs; these were {trained}."))
+        data = ", ".join(result.data)
+        lines.append(Text(f"Our measured numbers are means over runs of the last epoch, trained on {data}."))
     if result.unmatched:
-        lines.append(
-            Text(f"Runs that are no row of this table (model, graft, teacher): {_shorten(list(result.unmatched))}")
-        )
+        names = _shorten(list(result.unmatched))
+        lines.append(Text(f"Runs that match no row of this table (model, graft, teacher): {names}"))
     return lines
+
+
+def _shorten(names: list[str], most: int = 4) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

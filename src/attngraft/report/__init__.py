@@ -27,13 +27,13 @@ def write_report(result: StudyResult, folder: Path | str) -> Path:
         The path of the page, which needs none of the other files.
     """
     # matplotlib, Jinja2 and rich are slow to import
-    from attngraft.analysis.storage import FOLDER, load_findings
+    from attngraft.analysis.catalog import FOLDER, load_analyses
     from attngraft.files import write_atomically
     from attngraft.report.figures import FILES, plot_files
     from attngraft.report.page import report_html
 
     folder = Path(folder)
-    plots, page = plot_files(result), report_html(result, load_findings(folder / FOLDER))
+    plots, page = plot_files(result), report_html(result, load_analyses(folder / FOLDER))
     for name, content in plots.items():
         write_atomically(folder / PLOTS_FOLDER / name, content)
     for name in FILES - plots.keys():

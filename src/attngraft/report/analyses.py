@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from attngraft._version import __version__
-from attngraft.analysis.storage import load_findings, save_finding
+from attngraft.analysis.catalog import load_analyses, save_analysis
 from attngraft.drawing.panels import analysis_plots, panel_drawing
 from attngraft.drawing.sheet import inline_svg
 from attngraft.files import write_atomically
 from attngraft.report.sections import table_view
 from attngraft.report.templating import render
-from attngraft.results.analysis import Finding
+from attngraft.results.analysis import AnalysisResult
 from attngraft.results.wording import shown
 
 PAGE = "analysis.html"
 
 
-def write_analyses(results: Sequence[Finding], folder: Path, *, title: str) -> Path:
+def write_analyses(results: Sequence[AnalysisResult], folder: Path, *, title: str) -> Path:
     """Write each result's JSON, CSV and plots into `folder`, then the page of all results in it.
 
     The numbers are written before anything is drawn, so an error while drawing does not lose them.
@@ -35,7 +35,7 @@ def write_analyses(results: Sequence[Finding], folder: Path, *, title: str) -> P
         ConfigError: an older result in the folder is damaged.
     """
     for result in results:
-        save_finding(result, folder)
+        save_analysis(result, folder)
         write_atomically(folder / f"{result.name}.csv", analysis_csv(result))
         files = analysis_plots(result)
         ours = re.compile(rf"{re.escape(result.name)}(-\d+)?(-dark)?\.(png|svg)")
@@ -44,10 +44,10 @@ def write_analyses(results: Sequence[Finding], folder: Path, *, title: str) -> P
                 old.unlink(missing_ok=True)  # of an earlier result with more sheets
         for name, content in files.items():
             write_atomically(folder / name, content)
-    return write_atomically(folder / PAGE, analyses_html(load_findings(folder), title=title))
+    return write_atomically(folder / PAGE, analyses_html(load_analyses(folder), title=title))
 
 
-def analysis_csv(result: Finding) -> str:
+def analysis_csv(result: AnalysisResult) -> str:
     """Return the result's table as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -56,12 +56,12 @@ def analysis_csv(result: Finding) -> str:
     return text.getvalue()
 
 
-def analyses_html(results: Sequence[Finding], *, title: str) -> str:
+def analyses_html(results: Sequence[AnalysisResult], *, title: str) -> str:
     """Return a page of results: no scripts, no network access, user strings escaped."""
     return render("analyses.html.j2", title=shown(title), version=__version__, analyses=analysis_views(results))
 
 
-def analysis_views(results: Sequence[Finding]) -> list[dict[str, Any]]:
+def analysis_views(results: Sequence[AnalysisResult]) -> list[dict[str, Any]]:
     """Return the results for the page template, with their panels drawn."""
     return [
         {

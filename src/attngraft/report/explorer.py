@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 from attngraft._version import __version__
-from attngraft.analysis.exploring import Explored, Layer, explored
+from attngraft.analysis.explorer import ExplorerData, ExplorerLayer, explorer_data
 from attngraft.errors import UsageError
 from attngraft.files import write_atomically
 from attngraft.report.templating import environment, render
@@ -32,7 +32,7 @@ class ModelView:
 
     name: str
     picture: Image.Image  #: the model's input before normalization
-    explored: Explored
+    explored: ExplorerData
 
 
 def explore(
@@ -90,7 +90,7 @@ def explore_subjects(
             ModelView(
                 name=subject.name,
                 picture=Image.fromarray(view.movedim(0, -1).squeeze(-1).numpy()),
-                explored=explored(subject.model, subject.inputs([view]), sites=sites),
+                explored=explorer_data(subject.model, subject.inputs([view]), sites=sites),
             )
         )
     layers = [layer for each in views for layer in each.explored.layers]
@@ -126,14 +126,14 @@ def _plain(view: ModelView) -> dict[str, Any]:
     }
 
 
-def _plain_layer(layer: Layer) -> dict[str, Any]:
+def _plain_layer(layer: ExplorerLayer) -> dict[str, Any]:
     return {
         "site": shown(layer.site),
         "kind": layer.kind,
         "heads": layer.heads,
-        "rows": layer.places.shape[0],
-        "columns": layer.places.shape[1],
-        "places": layer.places.flatten().tolist() if layer.kind == "maps" else [],
+        "rows": layer.token_indices.shape[0],
+        "columns": layer.token_indices.shape[1],
+        "places": layer.token_indices.flatten().tolist() if layer.kind == "maps" else [],
         "prefix": list(layer.prefix),
         "numbers": [
             {

@@ -19,7 +19,7 @@ from attngraft.report.sections import section_views
 from attngraft.report.suites import NOT_CORRECTED, suite_views
 from attngraft.report.templating import render
 from attngraft.results import wording
-from attngraft.results.analysis import Finding
+from attngraft.results.analysis import AnalysisResult
 from attngraft.results.coverage import coverage_note, measured_coverage
 from attngraft.results.facts import facts
 from attngraft.results.halving import rank_at
@@ -27,7 +27,7 @@ from attngraft.results.study import StudyResult, VariantResult
 from attngraft.results.wording import MetricFormat, metric_format, shown, stopped_text
 
 
-def report_html(result: StudyResult, analyses: Sequence[Finding] = ()) -> str:
+def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) -> str:
     """Return the report page of a study, including analyses of its models."""
     style, one_seed = metric_format(result), len(result.seeds) == 1
     styles = variant_styles(result)
@@ -59,7 +59,9 @@ def report_html(result: StudyResult, analyses: Sequence[Finding] = ()) -> str:
         plural=wording.plural,
         sentence=wording.difference_sentence,
         reason=wording.reason,
-        notes=[note for note in result.notes if not (one_seed and note.startswith("One seed:"))],  # said by the page
+        notes=[
+            note for note in result.notes if not (one_seed and note.startswith("One seed:"))
+        ],  # the template has its own warning
         p_sources=sorted({difference.p_source for difference in differences if difference.p_value is not None}),
         mcnemar_seeds=sorted({test.seed for difference in differences for test in difference.mcnemar}),
         host=facts(result.host),

@@ -60,7 +60,7 @@ class MatrixView:
 
     @property
     def upright(self) -> bool:
-        """Whether column names are rotated: side by side they would be wider than a card."""
+        """Return whether column names are rotated: side by side they would be wider than a card."""
         return sum(min(len(name), 14) for name in self.columns) > 24
 
 
@@ -87,7 +87,7 @@ class SectionView:
 
     @property
     def drawn(self) -> bool:
-        """Whether there is anything but tables."""
+        """Return whether there is anything but tables."""
         return any(part.matrix or part.reliability or (part.numbers and not part.table) for part in self.parts)
 
 

@@ -110,7 +110,7 @@ Panel = Curves | Pictures | Grid | Boxes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class AnalysisResult:
     """The result of one analysis."""
 
     name: str  #: of the analysis, as on the command line

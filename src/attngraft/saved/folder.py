@@ -1,23 +1,22 @@
-"""An exported model as a folder, written and loaded.
+"""Folders of exported models.
 
 attngraft.json               the manifest
 model.safetensors            the host's weights under the host's own names, as timm loads them
-grafts/grafts.safetensors    what was grafted, a file as `attngraft.save_grafts` writes; not there for a plain host
+grafts/grafts.safetensors    the grafts, in the format of `attngraft.save_grafts`; missing for a plain host
 README.md                    the model card
-model.onnx, model.pt2, config.json    programs and timm's configuration, where they were asked for
+model.onnx, model.pt2, config.json    other formats, optional
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from attngraft.attention import GraftedModule, is_graft, sites_with_detached
 from attngraft.errors import ExportError, GraftFileError, HostError, UsageError
@@ -34,8 +33,8 @@ _SHOWN = 3  #: names in a message
 
 
 def write_model(model: nn.Module, manifest: Manifest, folder: Path) -> Manifest:
-    """Write weights, grafts and, last, the manifest; returned as written."""
-    has_grafts = _has_grafts(model)
+    """Write weights, grafts and, last, the manifest, which is returned as written."""
+    has_grafts = any(isinstance(module, GraftedModule) and len(module.grafts) for module in model.modules())
     weights = {name: value for name, value in model.state_dict().items() if not is_graft(name)}
     write_atomically(folder / WEIGHTS, safetensors.torch.save(unshared(weights), metadata={"format": "pt"}))
     if has_grafts:
@@ -46,35 +45,39 @@ def write_model(model: nn.Module, manifest: Manifest, folder: Path) -> Manifest:
 
 
 def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> nn.Module:
-    """The model of an exported folder, whole: the host with its grafts and weights, in evaluation mode.
+    """Load the model of an exported folder: the host with its grafts and weights, in evaluation mode.
 
         model = attngraft.load("./flowers-model")
 
-    Everything is checked: the manifest, the names and shapes of all tensors, that the grafts fit this host. Nothing is
-    fetched from anywhere, and torch's global generators are left as they were.
+    Checks the manifest, the names and shapes of all tensors, and that the grafts fit the host. Downloads nothing, and does
+    not change torch's global generators.
 
     Args:
-        path: a folder that `attngraft export` made.
-        device: where the model goes.
+        path: a folder made by `attngraft export`.
+        device: device of the model.
 
     Raises:
-        ExportError: no such folder, a newer format, a damaged or a wrong file; names it and the remedy.
-        HostError, UsageError: this version of timm does not know the host.
+        ExportError: no such folder, a newer format, a damaged or wrong file; names it and the remedy.
+        HostError, UsageError: this version of timm does not have the host.
     """
     folder = Path(path)
     manifest = read_manifest(folder)
     model = create_host(manifest)
     if manifest.grafted:
-        _graft(model, folder / GRAFTS)
-    _fill(model, folder / WEIGHTS)
+        try:
+            with seeded("graft", 0):
+                load_grafts(model, folder / GRAFTS, check_fingerprint=False)
+        except GraftFileError as error:
+            raise ExportError(f"{error} (exported model in {folder})") from None
+    _load_weights(model, folder / WEIGHTS)
     for _, site in sites_with_detached(model):
-        site.whole = False  # the folder holds what the model runs
+        site.whole = False  # the folder lacks the weights that grafts replace
     _mark_folded(model, manifest)
     return model.to(device=device, dtype=getattr(torch, manifest.dtype)).eval()
 
 
 def create_host(manifest: Manifest) -> nn.Module:
-    """The host that the manifest names, with random weights."""
+    """Create the manifest's host with random weights."""
     try:
         with seeded("host", 0):
             model = create_model(manifest.host.name, **manifest.host.args)
@@ -83,51 +86,39 @@ def create_host(manifest: Manifest) -> nn.Module:
             host.adapter.fuse(host.core)
         return model
     except (HostError, UsageError) as error:
-        made = ", ".join(f"{name} {version}" for name, version in manifest.packages.items())
-        raise type(error)(f"{error} (the model was exported with {made or 'unknown versions'})") from None
+        versions = ", ".join(f"{name} {version}" for name, version in manifest.packages.items())
+        raise type(error)(f"{error} (the model was exported with {versions or 'unknown versions'})") from None
 
 
-def _graft(model: nn.Module, file: Path) -> None:
-    try:
-        with seeded("graft", 0):
-            load_grafts(model, file, check_fingerprint=False)
-    except GraftFileError as error:
-        raise ExportError(f"{error} (exported model in {file.parents[1]})") from None
-
-
-def _fill(model: nn.Module, file: Path) -> None:
-    """The host's weights, which must be exactly those that the host has."""
+def _load_weights(model: nn.Module, file: Path) -> None:
+    """Load the host's weights, whose names and shapes must match exactly."""
     try:
         weights = safetensors.torch.load_file(file)
     except FileNotFoundError:
-        raise ExportError(f"{file}: there is no such file; the folder is not whole, export the model again") from None
+        raise ExportError(f"{file}: missing; the folder is incomplete, export the model again") from None
     except (OSError, SafetensorError) as error:
         raise ExportError(f"{file}: cannot be read ({error}); it is damaged, export the model again") from None
-    own = {name: value for name, value in model.state_dict().items() if not is_graft(name)}
-    if problem := _misfit(own, weights):
-        raise ExportError(
-            f"{file} does not fit the host that the manifest names: it {problem}; export the model again, or use the "
-            "version of timm that the manifest names"
-        )
-    model.load_state_dict(weights, strict=False)  # what is missing are the grafts, which are there already
-
-
-def _misfit(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> str | None:
-    problems = [f"lacks {name}" for name in own if name not in weights]
-    problems += [f"has {name}, which nothing takes" for name in weights if name not in own]
+    expected = {name: value for name, value in model.state_dict().items() if not is_graft(name)}
+    problems = [f"lacks {name}" for name in expected if name not in weights]
+    problems += [f"has {name}, which the host does not have" for name in weights if name not in expected]
     problems += [
-        f"has {name} of shape {tuple(weights[name].shape)} where {tuple(value.shape)} fits"
-        for name, value in own.items()
+        f"has {name} of shape {tuple(weights[name].shape)}, the host {tuple(value.shape)}"
+        for name, value in expected.items()
         if name in weights and weights[name].shape != value.shape
     ]
-    more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
-    return ", ".join(problems[:_SHOWN]) + more if problems else None
+    if problems:
+        more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
+        raise ExportError(
+            f"{file} does not fit the manifest's host: it {', '.join(problems[:_SHOWN])}{more}; export the model again, or "
+            "install the version of timm in the manifest"
+        )
+    model.load_state_dict(weights, strict=False)  # the grafts' weights are already loaded
 
 
 def _mark_folded(model: nn.Module, manifest: Manifest) -> None:
-    """Tell folded grafts that they are, so that they refuse to be taken out."""
-    left = [entry for entry in manifest.folds if entry.folded and entry.graft and not entry.removed]
-    folded = {(each.module, each.instance): each.folded for each in left}
+    """Mark folded grafts, so that `ungraft` refuses to remove them."""
+    remaining = [entry for entry in manifest.folds if entry.folded and entry.graft and not entry.removed]
+    folded = {(each.module, each.instance): each.folded for each in remaining}
     if not folded:
         return
     host = find_host(model)
@@ -137,9 +128,7 @@ def _mark_folded(model: nn.Module, manifest: Manifest) -> None:
             for parameter in graft.parameters():
                 parameter.requires_grad_(False)
     if folded:
-        lost, name = next(iter(folded))
-        raise ExportError(f"the manifest says that {name} at {lost} was folded, and the graft file has no such graft")
-
-
-def _has_grafts(model: nn.Module) -> bool:
-    return any(isinstance(module, GraftedModule) and len(module.grafts) for module in model.modules())
+        path, name = next(iter(folded))
+        raise ExportError(
+            f"the manifest lists a folded graft {name} at {path}, which the graft file does not have; export the model again"
+        )

@@ -1,7 +1,7 @@
-"""attngraft.json: what an exported folder says of itself.
+"""attngraft.json, the manifest of an exported folder.
 
-It is read strictly, and carries a format number. Folders of every past release must load: a new format is a new number,
-and readers of the old ones stay.
+It is read strictly and has a format number. Folders of every past release must load: a new format gets a new number, and
+readers of old formats stay.
 """
 
 from __future__ import annotations
@@ -22,57 +22,57 @@ from attngraft.tasks.task import Serving
 FORMAT = 1
 MANIFEST = "attngraft.json"
 WEIGHTS = "model.safetensors"
-GRAFTS = "grafts/grafts.safetensors"  #: apart, because timm 1.0.26 takes the first .safetensors of a folder
+GRAFTS = "grafts/grafts.safetensors"  #: in a subfolder, because timm 1.0.26 loads the first .safetensors of a folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostEntry:
-    """The host: a model that timm makes, without its pretrained weights."""
+    """The host: a model of timm, without pretrained weights."""
 
     name: str
-    args: Mapping[str, Any]  #: of timm's factory, the number of classes among them
-    fused: bool = False  #: whether its batch norms stand in the linear maps next to them; timm makes no such model
+    args: Mapping[str, Any]  #: arguments of timm's factory, including the number of classes
+    fused: bool = False  #: whether its batch norms are folded into adjacent linear layers, which plain timm cannot load
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoldEntry:
-    """What folding did to one graft, or to the host itself."""
+    """Result of folding one graft, or the host itself."""
 
-    module: str  #: host path of the module that carries it; empty: the host
-    instance: str | None = None  #: its name there
-    graft: str | None = None  #: registered name, as it was trained
-    folded: str | None = None  #: what of it stands in other weights now; None: it stays whole
-    stayed: str | None = None  #: why it stays whole
+    module: str  #: host path of the grafted module; empty: the host
+    instance: str | None = None  #: the graft's name there
+    graft: str | None = None  #: registered name, as trained
+    folded: str | None = None  #: the part that was folded into other weights; None: nothing
+    stayed: str | None = None  #: why nothing was folded
     removed: bool = False  #: whether nothing of the graft is left
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A file that was loaded again, run, and compared with the model that it was made from."""
+    """Comparison of a file, loaded again, with the trained model."""
 
     file: str
-    batches: tuple[int, ...]  #: sizes of the batches that were run
-    difference: float  #: the largest over all outputs, relative to the largest output or to 1
+    batches: tuple[int, ...]  #: batch sizes
+    difference: float  #: largest difference of outputs, relative to the largest output or to 1
     tolerance: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where the weights come from."""
+    """Origin of the weights."""
 
     run: str | None = None  #: name of the run's folder
     weights: str | None = None  #: last, best, ema, best-ema
-    epoch: int | None = None  #: 1-based; None where it is not known
+    epoch: int | None = None  #: 1-based; None: unknown
     seed: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)  #: on the run's validation part, at that epoch
+    metrics: Mapping[str, float] = field(default_factory=dict)  #: on the run's validation split, at that epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Everything that is needed to use the model."""
+    """Everything needed to use the model."""
 
     host: HostEntry
-    graft: str | None  #: the specification as trained; what is loaded stands in the graft file
+    graft: str | None  #: the specification as trained; loading uses the graft file
     task: str
     serving: Serving
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -81,7 +81,7 @@ class Manifest:
     programs: Mapping[str, str] = field(default_factory=dict)  #: "onnx", "pt2" -> file
     checks: tuple[Check, ...] = ()
     origin: Origin = field(default_factory=Origin)
-    packages: Mapping[str, str] = field(default_factory=dict)  #: versions that made the folder
+    packages: Mapping[str, str] = field(default_factory=dict)  #: versions at the time of export
     version: str = __version__
     format: int = FORMAT
 
@@ -94,7 +94,7 @@ class Manifest:
 
     @property
     def folded(self) -> bool:
-        """Whether weights of the host hold what stood elsewhere in training."""
+        """Return whether anything was folded."""
         return any(entry.folded for entry in self.folds)
 
     @property
@@ -105,29 +105,27 @@ class Manifest:
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """`manifest` as JSON; `parse_manifest` reads it back. Programs carry it too, so that they can be used alone."""
+    """Return `manifest` as JSON, for `parse_manifest`. Programs contain it too, so that they can be used alone."""
     return json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False) + "\n"
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """`manifest` as the folder's attngraft.json."""
+    """Write the folder's attngraft.json."""
     write_atomically(folder / MANIFEST, manifest_text(manifest))
 
 
 def read_manifest(folder: Path | str) -> Manifest:
-    """What the exported folder says of itself.
+    """Read the manifest of an exported folder.
 
     Raises:
-        ExportError: no such folder or manifest, a damaged one, or one of a newer format; names the file and the remedy.
+        ExportError: no such folder or manifest, a damaged one, or a newer format; names the file and the remedy.
     """
     path = Path(folder) / MANIFEST
     if not path.is_file():
-        hint = (
-            " (it holds a run: attngraft export makes a folder of it)"
-            if (path.parent / "recipe.yaml").is_file()
-            else ""
-        )
-        raise ExportError(f"{folder}: no exported model is here, there is no {MANIFEST}{hint}")
+        remedy = "give a folder made by attngraft export"
+        if (path.parent / "recipe.yaml").is_file():
+            remedy = f"this is a run; export it first: attngraft export {folder} --out DIR"
+        raise ExportError(f"{folder}: not an exported model, there is no {MANIFEST}; {remedy}")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -136,7 +134,7 @@ def read_manifest(folder: Path | str) -> Manifest:
 
 
 def parse_manifest(text: str, *, where: str) -> Manifest:
-    """The manifest that `text` is.
+    """Parse the text of a manifest.
 
     Raises:
         ExportError: as `read_manifest`; names `where`.
@@ -146,7 +144,7 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
     except ValueError as error:
         raise ExportError(f"{where}: cannot be read: {error}; export the model again") from None
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-        raise ExportError(f"{where}: has no format number, so it is none of attngraft's; export the model again")
+        raise ExportError(f"{where}: has no format number, so attngraft did not write it; export the model again")
     if content["format"] > FORMAT:
         raise ExportError(
             f"{where} has format {content['format']}, written by attngraft {content.get('version', 'unknown')}; this is "

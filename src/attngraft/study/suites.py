@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.evaluation.suites.cache import read_cached, read_columns, read_fingerprint, require_pyarrow
 from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites
-from attngraft.evaluation.suites.evaluate import FOLDER, checkpoint_digest, evaluate_suites
-from attngraft.evaluation.suites.result import FAILURES
 from attngraft.evaluation.suites.context import missing_images
-from attngraft.evaluation.suites.cache import read_fingerprint, require_pyarrow, read_columns, read_cached
-from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run
+from attngraft.evaluation.suites.evaluate import FOLDER, checkpoint_digest, evaluate_suites
+from attngraft.evaluation.suites.progress import SuiteProgress
+from attngraft.evaluation.suites.result import FAILURES, GroupResult, SuiteRun, find_suite_run
 from attngraft.results.study import ConditionResult, ConditionVariant, Difference, SuiteResult
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Records, finished_runs
@@ -95,7 +95,7 @@ def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[s
     return failed
 
 
-class _Stages:
+class _Stages(SuiteProgress):
     """Callbacks of a run's evaluation, shown as stages of the study."""
 
     def __init__(self, label: str, progress: StudyProgress) -> None:
@@ -109,15 +109,6 @@ class _Stages:
         if text != self._shown:  # once for several noise seeds
             self._shown = text
             self._progress.on_stage(text)
-
-    def on_examples(self, count: int) -> None:
-        pass
-
-    def on_outcome(self, label: str, outcome: str) -> None:
-        pass
-
-    def on_failure(self, title: str, error: str) -> None:
-        pass
 
 
 class _EvaluatedRun:

@@ -20,7 +20,7 @@ from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.targets.run import open_run
 from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.images.serving import Preparation
+from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.task import Serving
 from attngraft.training.evaluate import Weights
 from attngraft.training.run_folder import RunRecord
@@ -32,7 +32,7 @@ class ModelHandle:
 
     name: str
     model: nn.Module
-    preparation: Preparation
+    preparation: Preprocessor
     classes: tuple[str, ...] = ()  #: class names; empty if unknown
     record: RunRecord | None = None  #: of a run
     weights: Weights = "last"  #: which weights of the run
@@ -44,7 +44,7 @@ class ModelHandle:
 
     def view(self, image: Image.Image) -> Tensor:
         """Resized and cropped pixels of an upright image before normalization: bytes (C, H, W)."""
-        return self.preparation.view_of(image)
+        return self.preparation.transform(image)
 
     def inputs(self, views: list[Tensor]) -> Tensor:
         """Batch of views as the model's input (B, C, H, W), on its device and in its dtype."""
@@ -108,7 +108,7 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
         raise UsageError(f"{name}: takes tensors of {tuple(example.shape)}, not images of 1 or 3 channels")
     config = timm.data.resolve_model_data_config(host.core) | dict(expects or {})
     host_input = HostInput.from_model(config | {"input_size": tuple(example.shape[1:])})
-    return ModelHandle(name=name, model=model, preparation=Preparation(host_input))
+    return ModelHandle(name=name, model=model, preparation=Preprocessor(host_input))
 
 
 def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
@@ -116,7 +116,7 @@ def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
     return ModelHandle(
         name=name,
         model=(model if device is None else model.to(device)).eval(),
-        preparation=Preparation.of_serving(serving),
+        preparation=Preprocessor.from_serving(serving),
         classes=serving.classes,
     )
 

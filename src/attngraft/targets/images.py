@@ -125,12 +125,12 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
 
 
 def _open(config: DataConfig, saved_split: Path | None, *, user_chosen: bool) -> ImageSet:
-    opened = open_images(config, kept=saved_split)
+    opened = open_images(config, saved_split=saved_split)
     return ImageSet(
-        source=opened.parts.where,
+        source=opened.source.where,
         names=numbered_names(opened.val.names),
         open=opened.val.open,
         labels=opened.val.labels,
-        classes=opened.parts.classes,
+        classes=opened.source.classes,
         user_chosen=user_chosen,
     )

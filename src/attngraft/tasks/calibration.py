@@ -1,4 +1,4 @@
-"""How far stated probabilities can be believed: expected calibration error and the bins behind it."""
+"""Calibration of predicted probabilities: expected calibration error, and the bins of a reliability diagram."""
 
 from __future__ import annotations
 
@@ -7,27 +7,44 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from attngraft.results.sections import Reliability
+from attngraft.results.sections import Reliability, Section
 
 BINS = 15
 
 
 def reliability(stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, bins: int = BINS) -> Reliability:
-    """Per seed the stated probabilities (N,) and whether each came true (N,).
+    """Return the bins over all seeds and each seed's expected calibration error (Guo et al. 2017, equation 3).
 
-    The error of a seed is sum_b n_b / N |mean stated - share true| over bins of equal width (Guo et al. 2017, equation 3);
-    the bins that are shown hold all seeds.
+        error = sum_b n_b / N |mean predicted probability - observed frequency|, over bins of equal width
+
+    Args:
+        stated: per seed, the predicted probabilities (N,).
+        true: per seed, the outcomes (N,).
     """
     errors = [_error(p.astype(float), hit.astype(float), bins) for p, hit in zip(stated, true, strict=True)]
     probability, hit = np.concatenate(stated).astype(float), np.concatenate(true).astype(float)
-    place = bin_of(probability, bins=bins)
-    counts = np.bincount(place, minlength=bins)
+    index = bin_of(probability, bins=bins)
+    counts = np.bincount(index, minlength=bins)
 
     def means(values: np.ndarray) -> list[float | None]:
-        sums = np.bincount(place, weights=values, minlength=bins)
-        return [float(total / count) if count else None for total, count in zip(sums, counts, strict=True)]
+        return share_or_none(np.bincount(index, weights=values, minlength=bins), counts)
 
     return Reliability(counts=counts.tolist(), stated=means(probability), observed=means(hit), error_by_seed=errors)
+
+
+def reliability_section(
+    stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, title: str, definition: str
+) -> Section:
+    """Return the report's reliability diagram; `definition` is the note's first sentence or two."""
+    result = reliability(stated, true)
+    return Section(
+        name="reliability",
+        title=title,
+        note=f"{definition} ECE, the expected calibration error, is the mean distance from the diagonal over 15 bins, "
+        "averaged over seeds.",
+        numbers={"ECE": float(np.mean(result.error_by_seed))},
+        reliability=result,
+    )
 
 
 def _error(stated: np.ndarray, true: np.ndarray, bins: int) -> float:
@@ -36,21 +53,21 @@ def _error(stated: np.ndarray, true: np.ndarray, bins: int) -> float:
 
 
 def bin_of(probability: np.ndarray, *, bins: int = BINS) -> np.ndarray:
-    """The bin of each probability; 1 is in the last one (torchmetrics gives it a bin more, of its own)."""
-    edges = torch.linspace(0, 1, bins + 1).double().numpy()  # torchmetrics' own, to the last digit
-    place: np.ndarray = np.clip(np.searchsorted(edges, probability, side="right") - 1, 0, bins - 1)
-    return place
+    """Return the bin index of each probability. 1 belongs to the last bin (torchmetrics puts it in an extra one)."""
+    edges = torch.linspace(0, 1, bins + 1).double().numpy()  # the same edges as torchmetrics, to the last digit
+    index: np.ndarray = np.clip(np.searchsorted(edges, probability, side="right") - 1, 0, bins - 1)
+    return index
 
 
 def share_or_none(part: np.ndarray, whole: np.ndarray) -> list[float | None]:
-    """`part / whole` by entry; None where the whole is 0."""
+    """Return `part / whole` elementwise; None where `whole` is 0."""
     return [float(p / w) if w else None for p, w in zip(part, whole, strict=True)]
 
 
 def mean_over_seeds(by_seed: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """Means entry by entry over the seeds that have a value there."""
-    found = []
+    """Return elementwise means over the seeds whose value is not None."""
+    means: list[float | None] = []
     for values in zip(*by_seed, strict=True):
         known = [value for value in values if value is not None]
-        found.append(sum(known) / len(known) if known else None)
-    return found
+        means.append(sum(known) / len(known) if known else None)
+    return means

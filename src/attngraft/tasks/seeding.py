@@ -1,4 +1,4 @@
-"""Randomness as a function of a key, whoever asks: never of the worker, the process, or what was drawn before."""
+"""Random numbers as functions of a key, independent of the worker, the process and earlier draws."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ _WORD = 2**64
 
 @contextmanager
 def seeded(stream: str, *key: int) -> Iterator[None]:
-    """Python's, numpy's and torch's (CPU) global generators, seeded inside and put back behind; for library code that
-    draws from them.
+    """Seed the global generators of Python, numpy and torch (CPU) within the block, and restore them afterwards.
 
-    `stream` keeps the draws of different purposes apart where their keys are the same numbers. Not for several threads.
+    For library code that draws from global generators. `stream` separates draws for different purposes with the same
+    `key`. Not safe with several threads.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     words = np.random.SeedSequence([zlib.crc32(stream.encode()), *(part % _WORD for part in key)]).generate_state(4)
     random.seed(words.tobytes())
     np.random.seed(words)
-    torch.default_generator.manual_seed(
-        int(words[0]) << 32 | int(words[1])
-    )  # torch.manual_seed would reseed devices too
+    # torch.manual_seed would reseed devices too
+    torch.default_generator.manual_seed(int(words[0]) << 32 | int(words[1]))
     try:
         yield
     finally:
@@ -36,9 +35,9 @@ def seeded(stream: str, *key: int) -> Iterator[None]:
 
 
 def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """A generator of one example's own, cheap to make (a counter-based one: nothing is mixed or warmed up).
+    """Return the generator of one example. Counter-based, so it is cheap to construct.
 
-    Index -1 is nobody's: for draws over all examples.
+    Index -1 is reserved for draws over all examples.
     """
     words = np.array([seed % _WORD, epoch, 0, 0, 0, index % _WORD], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=words[:2], counter=words[2:]))

@@ -1,8 +1,8 @@
-"""What the engine knows of a task. Nothing here assumes an image, one input tensor, or one label per example.
+"""The interface between the engine and a task. Nothing here assumes an image, one input tensor, or one label per example.
 
-The engine (training/) moves batches to the device, steps the optimizer and writes files; the study compares runs.
-Everything that depends on what is learned goes through `Task`: a new task is a new folder and a line in `TASKS`, or, in a
-package of one's own, an entry point:
+The engine (`training`) moves batches to the device, steps the optimizer and writes files; a study compares runs.
+Everything that depends on what is learned goes through `Task`. A new task is a folder and an entry in `TASKS`, or, in
+another package, an entry point:
 
     [project.entry-points."attngraft.tasks"]
     segmentation = "mine.segmentation:Segmentation"
@@ -10,71 +10,82 @@ package of one's own, an entry point:
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torch import Tensor
 
-from attngraft.errors import ConfigError
+from attngraft.errors import ConfigError, TrainingError
 from attngraft.results.sections import Metric, Section
 from attngraft.suggest import did_you_mean
-from attngraft.tasks.teaching import Teaching
 
-if TYPE_CHECKING:
-    from attngraft.tasks.probe import Probe
+Batch = Any  #: nested dicts, lists and tuples of tensors and of plain values, which are not moved to the device
 
-Batch = Any  #: nested dicts, lists and tuples of tensors (and of plain values, which stay where they are)
-
-#: task name -> "module:class"; a task is imported when first asked for
+#: task name -> "module:class"; imported on first use
 TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
     "token_labeling": "attngraft.tasks.token_labeling:TokenLabeling",
 }
-SPLIT_FILE = "split.csv"  #: what a run's folder, or a study's, calls that which its task drew (`Task.keep`)
-ENTRY_POINTS = "attngraft.tasks"  #: where installed packages declare theirs
+SPLIT_FILE = "split.csv"  #: name of the random split in the folder of a run or study (`Task.save_split`)
+ENTRY_POINTS = "attngraft.tasks"  #: group of the entry points by which installed packages add tasks
+
+#: old -> new names of `Task`'s methods
+_RENAMED = {
+    "recall": "load_split",
+    "follow": "use_fitted_transform",
+    "keep": "save_split",
+    "teaching": "distillation",
+    "beliefs": "calibration_inputs",
+    "probe": "suite_support",
+}
 
 
 class Split(ABC):
-    """An indexed set of examples. An example is a function of (seed, epoch, index), never of worker or process."""
+    """An indexed set of examples. An example is a function of (seed, epoch, index), never of the worker or process."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def __getitem__(self, key: tuple[int, int]) -> Any:
-        """The example at `key = (epoch, index)`; python, numpy and torch generators are left as they were found."""
+        """Return the example at `key = (epoch, index)`; leaves the generators of python, numpy and torch untouched."""
 
     @abstractmethod
     def collate(self, examples: list[Any]) -> Batch:
-        """A batch of examples."""
+        """Combine examples into a batch."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What a user would call this example (a path, `digits/17`), for messages and predictions."""
+        """Return the example's name for messages and predictions (a path, `digits/17`)."""
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
-        """The indices of one training epoch in order (repeated augmentation, balanced sampling); None: a shuffle of all.
+        """Return the indices of one training epoch in order, or None for a random permutation.
 
-        A function of (seed, epoch), of the same length in every epoch. An index may exceed `len(self)` where
-        `self[epoch, index]` and `name` know it (the second and third repeat of an example).
+        Repeated augmentation and balanced sampling override this. The order is a function of (seed, epoch) and has the
+        same length in every epoch. An index may exceed `len(self)` if `self[epoch, index]` and `name` accept it (the
+        second and third repeat of an example).
         """
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """What `Task.load` found."""
+    """The splits and facts that `Task.load` returns."""
 
     train: Split
     val: Split
-    model_args: Mapping[str, Any]  #: what the data demands of the host's factory (num_classes, in_chans, ...)
+    model_args: Mapping[
+        str, Any
+    ]  #: arguments of the host's factory that the data determine (num_classes, in_chans, ...)
     facts: Mapping[str, Any]  #: JSON-ready description for the run folder and the report (classes, counts, sizes)
 
 
@@ -82,8 +93,8 @@ class TaskData:
 class Predictions:
     """One entry per evaluated example, in the split's order; saved as `predictions.npz`, compared across variants.
 
-    `score` is the example's part of the task's primary metric (classification: 1 where top-1 is right), so that paired
-    statistics over examples need no knowledge of the task. `binary` says that scores are 0 or 1 (then McNemar applies).
+    `score` is the example's contribution to the task's primary metric (classification: 1 where top-1 is correct), so
+    paired statistics over examples work for any task. `binary`: scores are 0 or 1, so McNemar's test applies.
     """
 
     names: Sequence[str]
@@ -94,7 +105,7 @@ class Predictions:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The outcome of evaluating a model on a split."""
+    """Metrics and predictions of a model on a split."""
 
     metrics: Mapping[str, float]
     predictions: Predictions
@@ -102,19 +113,17 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """How a trained model is used away from its task and data: what it takes, and what its outputs mean. JSON-ready."""
+    """Inputs and outputs of a trained model, for use without its task and data. JSON-ready."""
 
-    kind: Literal["images"]  #: what `attngraft predict` can feed it
+    kind: Literal["images"]  #: kind of inputs, for `attngraft predict`
     input: Mapping[str, Any]  #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode
-    activation: Literal["softmax", "sigmoid"]  #: what turns the outputs (B, classes) into probabilities
+    activation: Literal["softmax", "sigmoid"]  #: maps the outputs (B, classes) to probabilities
     classes: tuple[str, ...]
-    threshold: float | None = (
-        None  #: several labels per image: the probability from which one is given; None: one label
-    )
+    threshold: float | None = None  #: multi-label: labels with at least this probability are predicted; None: one label
 
 
 class Evaluator(ABC):
-    """Collects what `Task.predict` gave, over batches and processes, and turns it into an `Evaluation`."""
+    """Collects the outputs of `Task.predict` over batches and processes and computes an `Evaluation`."""
 
     @abstractmethod
     def update(self, outputs: Mapping[str, Tensor], indices: Tensor) -> None:
@@ -124,20 +133,112 @@ class Evaluator(ABC):
     def result(self) -> Evaluation: ...
 
 
+class CollectingEvaluator(Evaluator):
+    """Stores every output of `Task.predict`, one row per example; subclasses start `result` with `collected()`."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self._seen = np.zeros(len(split), dtype=bool)
+        self._outputs: dict[str, np.ndarray] = {}
+
+    def update(self, outputs: Mapping[str, Tensor], indices: Tensor) -> None:
+        positions = indices.cpu().numpy()
+        if len(positions) and not 0 <= positions.min() <= positions.max() < len(self._split):
+            raise TrainingError(
+                f"evaluation: indices {positions.min()} to {positions.max()} of {len(self._split)} examples"
+            )
+        first, rows = np.unique(positions, return_index=True)
+        rows, first = rows[~self._seen[first]], first[~self._seen[first]]
+        for name, tensor in outputs.items():
+            values = tensor.detach().cpu().numpy()
+            if name not in self._outputs:
+                self._outputs[name] = np.zeros((len(self._split), *values.shape[1:]), dtype=values.dtype)
+            self._outputs[name][first] = values[rows]
+        self._seen[first] = True
+
+    def collected(self) -> Mapping[str, np.ndarray]:
+        """Return output name -> (N, ...), in the split's order.
+
+        Raises:
+            TrainingError: some examples were not evaluated.
+        """
+        if not self._seen.all():
+            missing = np.flatnonzero(~self._seen)
+            names = ", ".join(self._split.name(int(index)) for index in missing[:3])
+            raise TrainingError(f"evaluation: {len(missing)} of {len(self._split)} examples are missing ({names}, ...)")
+        return self._outputs
+
+
+class Distillation(ABC):
+    """Inputs of a teacher and loss against its outputs; returned by `Task.distillation` after the data are loaded."""
+
+    @abstractmethod
+    def to_teacher(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the teacher's positional and keyword arguments for a batch, in the format that it expects.
+
+        Training batches arrive after `Task.prepare`, so the teacher sees the same mixed images as the student.
+        """
+
+    @abstractmethod
+    def loss(self, outputs: Any, taught: Any, *, temperature: float, hard: bool) -> Tensor:
+        """Return the distance between student and teacher, a scalar: the mean over the batch.
+
+        Args:
+            outputs: the student's outputs.
+            taught: the teacher's outputs on the same batch.
+            temperature: divides both models' logits.
+            hard: use the teacher's decisions as targets instead of its probabilities.
+        """
+
+
+class PixelAccess(ABC):
+    """Reads and replaces the images of examples and batches, as values from 0 to 1. Sent to data loading processes."""
+
+    color: tuple[float, ...]  #: mean color: per channel, the value that normalization maps to 0
+
+    @abstractmethod
+    def from_example(self, example: Any) -> Tensor:
+        """Return the image of an evaluation example, (C, H, W) float32."""
+
+    @abstractmethod
+    def to_example(self, example: Any, pixels: Tensor) -> Any:
+        """Return the example with another image; it collates with examples of its kind."""
+
+    @abstractmethod
+    def from_batch(self, batch: Batch) -> Tensor:
+        """Return the images of an evaluation batch, (B, C, H, W) float32."""
+
+    @abstractmethod
+    def to_batch(self, batch: Batch, pixels: Tensor) -> Batch:
+        """Return the batch with other images; differentiable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteSupport:
+    """Access that evaluation suites (corruptions, attacks, ...) need to a task's examples and predictions."""
+
+    pixels: PixelAccess
+    losses: Callable[[Any, Batch], Tensor]  #: (model outputs, batch) -> evaluation loss of each example, (B,)
+    columns: tuple[str, ...]  #: names of the `Predictions.arrays` to store for each example
+    subset: Callable[[Split, np.ndarray], Split]  #: (split, indices) -> these examples only, evaluated as in the split
+
+
 class Task(ABC):
     """One kind of work. Built from the recipe's `task` section (strict keys)."""
 
     name: str
-    primary: str  #: the metric by which runs are compared, at the last epoch ("top1"): the mean of `Predictions.score`
-    higher_is_better: bool = True  #: of the primary metric
-    metrics: ClassVar[
-        Mapping[str, Metric]
-    ] = {}  #: what reports call the metrics; one that is not here goes by its name
+    primary: str  #: metric by which runs are compared at the last epoch ("top1"): the mean of `Predictions.score`
+    higher_is_better: bool = True  #: applies to the primary metric
+    metrics: ClassVar[Mapping[str, Metric]] = {}  #: titles of metrics in reports; others appear under their name
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _add_old_names(cls)
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> Task:
-        """Read the `task` section.
+        """Build the task from the recipe's `task` section.
 
         Raises:
             ConfigError: an unknown key or a wrong value; names the field.
@@ -145,132 +246,160 @@ class Task(ABC):
 
     @abstractmethod
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
-        """Open the data and check all that can be checked before training starts.
+        """Open the data and run every check that is possible before training.
 
-        `model_data_config` is what the host expects of its input (timm: input_size, mean, std, interpolation, crop_pct).
+        `model_data_config` describes the host's input (timm: input_size, mean, std, interpolation, crop_pct).
 
         Raises:
             DataError: names the file or folder and the remedy.
         """
 
-    def recall(self, path: Path) -> None:
-        """Asked for before `load`: what `keep` wrote to `path`, if it did, stands in place of what would be drawn. A task
-        that draws nothing leaves both out."""
+    def load_split(self, path: Path) -> None:
+        """Use the split that `save_split` wrote to `path`, if the file exists, instead of drawing one.
+
+        Called before `load`. Only for tasks with a random split.
+        """
         return None
 
-    def follow(self, facts: Mapping[str, Any]) -> None:
-        """Asked for before `load`, where a trained model is evaluated: examples are to be prepared as its run's were, of
-        which `load` said `facts`, whatever these data are like. A task that decides nothing by its data leaves it out."""
+    def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
+        """Preprocess examples as in a trained model's run, whatever the current data are like.
+
+        Called before `load` when a trained model is evaluated; `facts` are those that `load` returned for its run. Only for
+        tasks whose preprocessing depends on the data.
+        """
         return None
 
-    def keep(self, path: Path) -> bool:
-        """Asked for after `load`: write to `path` what was drawn at random (which examples are for validation), so that it
-        stays as it is when examples come or go; whether there was anything to write.
+    def save_split(self, path: Path) -> bool:
+        """Write the random split to `path`, so that it stays the same when examples are added or removed.
+
+        Called after `load`. Returns whether there is a random split.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         return False
 
     @abstractmethod
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """The positional and keyword arguments with which a model is called on this batch."""
+        """Return the model's positional and keyword arguments for a batch."""
 
     @abstractmethod
     def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
-        """Batch-level augmentation (mixup), a function of (seed, epoch, step); training only."""
+        """Apply batch-level augmentation (mixup), a function of (seed, epoch, step); training only."""
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Scalars, among them `loss`, the mean over the batch that is differentiated."""
+        """Return scalars, among them `loss`, the mean over the batch, which is differentiated."""
 
     @abstractmethod
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """What the evaluator needs of each example, first axis the batch, so that processes can gather it."""
+        """Return the evaluator's input for each example; the first axis is the batch, so processes can gather it."""
 
     @abstractmethod
     def evaluator(self, split: Split) -> Evaluator:
-        """A fresh evaluator for `split`."""
+        """Return a new evaluator for `split`."""
 
     def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
-        """What a report should say of one variant beside its metrics; nothing where a task does not say.
+        """Return the report's sections for one variant, beside its metrics; none by default.
 
         Args:
-            predictions: the arrays of `predictions.npz` (`Predictions.arrays`), one mapping per seed, each array read from
-                the file when it is asked for.
-            facts: what `load` said of the data.
+            predictions: the arrays of `predictions.npz` (`Predictions.arrays`), one mapping per seed; arrays are read from
+                the file on access.
+            facts: the facts that `load` returned.
         """
         return []
 
-    def teaching(self, *, model_data_config: Mapping[str, Any]) -> Teaching:
-        """How a model of this task learns from a teacher (the recipe's `distill`); asked for after `load`.
+    def distillation(self, *, model_data_config: Mapping[str, Any]) -> Distillation:
+        """Return inputs and loss for training with a teacher (the recipe's `distill`). Called after `load`.
 
         Args:
-            model_data_config: what the teacher expects of its input, as in `load`.
+            model_data_config: the teacher's input, in the format of `load`.
 
         Raises:
-            ConfigError: the task does not say, or the teacher cannot be shown this data.
+            ConfigError: the task does not support distillation, or the teacher cannot read these data.
         """
         raise ConfigError(
-            f"task {self.name}: does not say how its models learn from a teacher (Task.teaching); leave the "
-            "recipe's section distill out"
+            f"task {self.name}: training with a teacher is not supported (Task.distillation); remove the recipe's section "
+            "distill"
         )
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
-        """How a model of this task is used without its data.
+        """Return the model's inputs and outputs for use without the data.
 
         Args:
-            facts: what `load` found, as the run folder keeps it.
+            facts: the facts that `load` returned, as stored in the run folder.
             model_data_config: as in `load`.
 
         Raises:
-            ConfigError: the task does not say.
+            ConfigError: the task does not support it.
         """
-        raise ConfigError(f"task {self.name}: does not say how its models are used outside of it (Task.serving)")
+        raise ConfigError(f"task {self.name}: use outside of the task is not supported (Task.serving)")
 
-    def beliefs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Stated probabilities and whether each came true, both (N, K): K statements about each example.
+    def calibration_inputs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Return predicted probabilities and their outcomes (True or False), both (N, K): K statements per example.
 
         Args:
-            columns: those of `Predictions.arrays` that `Probe.columns` names.
+            columns: the `Predictions.arrays` that `SuiteSupport.columns` names.
 
         Raises:
-            ConfigError: the task does not say.
+            ConfigError: the task does not support it.
         """
-        raise ConfigError(f"task {self.name}: does not say what its predictions state (Task.beliefs)")
+        raise ConfigError(f"task {self.name}: calibration is not supported (Task.calibration_inputs)")
 
-    def probe(self) -> Probe:
-        """How evaluations beyond clean accuracy change this task's examples; asked for after `load`.
+    def suite_support(self) -> SuiteSupport:
+        """Return access to pixels and predictions for evaluation suites. Called after `load`.
 
         Raises:
-            ConfigError: the task does not say.
+            ConfigError: the task does not support suites.
         """
         raise ConfigError(
-            f"task {self.name}: does not say how its examples are pixels (Task.probe), so that no suite can change them; "
-            "evaluate without --suite"
+            f"task {self.name}: suites that change images are not supported (Task.suite_support); evaluate without --suite"
         )
 
 
+def _add_old_names(cls: type[Task]) -> None:
+    """Call overrides under the old names of `_RENAMED`, and let old names call the new methods; both warn."""
+
+    def deprecated(method: Callable[..., Any], old: str, new: str) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            warnings.warn(f"Task.{old} is now Task.{new}", DeprecationWarning, stacklevel=2)
+            return method(*args, **kwargs)
+
+        return call
+
+    for old, new in _RENAMED.items():
+        own = vars(cls)
+        if old in own and new not in own:
+            warnings.warn(f"{cls.__name__}.{old}: Task.{old} is now Task.{new}", DeprecationWarning, stacklevel=4)
+            setattr(cls, new, own[old])
+        elif new in own and old not in own:
+            setattr(cls, old, deprecated(own[new], old, new))
+
+
+_add_old_names(Task)  # type: ignore[type-abstract]
+
+
 def known_tasks() -> dict[str, str]:
-    """Name to "module:class" of all tasks there are: ours, and those of installed packages."""
+    """Return name -> "module:class" of all tasks: built-in ones and those of installed packages."""
     return {each.name: each.value for each in importlib.metadata.entry_points(group=ENTRY_POINTS)} | TASKS
 
 
 def load_task(name: str) -> type[Task]:
-    """The task class called `name`.
+    """Return the task class called `name`.
 
     Raises:
-        ConfigError: no such task (lists the tasks there are), or one of another package that cannot be imported.
+        ConfigError: no task has this name, or an installed package's task cannot be imported.
     """
     known = known_tasks() if name not in TASKS else TASKS
     if name not in known:
         near = did_you_mean(name, known)
-        raise ConfigError(f"task: there is no task {name!r}{near}; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"task: unknown task {name!r}{near}; available: {', '.join(sorted(known))}")
     module, _, attribute = known[name].partition(":")
     try:
-        found: type[Task] = getattr(importlib.import_module(module), attribute)
+        task: type[Task] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         if name in TASKS:
             raise
         raise ConfigError(f"task {name}: the installed package's {known[name]} cannot be imported: {error}") from None
-    return found
+    return task

@@ -1,4 +1,4 @@
-"""What a model costs: multiply-adds, parameters, and the bytes that a backward pass needs kept."""
+"""Costs of a model: multiply-adds, parameters, and bytes of stored activations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def count_macs(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
-    """Multiply-adds of one forward pass in evaluation mode: linears, convolutions and matmuls; one multiply-add is 1.
+    """Count multiply-adds of one forward pass in evaluation mode: linears, convolutions and matmuls; each is 1 MAC.
 
-    Torch's flop counter over 2. Attention is counted as its two matmuls, whichever kernel would run it. Parameters,
-    running statistics and training flags are left as they were.
+    This is torch's flop counter over 2. Attention is counted as its two matmuls, whatever kernel would run it. Parameters,
+    running statistics and training flags are not changed.
 
     Args:
         model: on any device; on "meta" nothing is computed.
-        *inputs, **keywords: what the model is called with, on the model's device.
+        *inputs, **keywords: arguments of the model, on its device.
     """
     # Gradients stay on: under no_grad the counter's module tracker refuses modules that are handed a bare parameter.
     with (
@@ -34,19 +34,18 @@ def count_macs(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
 
 
 def count_parameters(model: nn.Module, *, trainable_only: bool = False) -> int:
-    """Numbers in the model's parameters, shared ones once; with `trainable_only` those that get a gradient."""
+    """Count values of the model's parameters, shared ones once; with `trainable_only` those that require gradients."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable_only)
 
 
 def activation_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
-    """Bytes that autograd keeps between forward and backward, in the model's present mode; each storage counts once.
+    """Count bytes that autograd stores between forward and backward, in the model's current mode; each storage once.
 
-    Parameters and buffers are not activations and do not count; the inputs do, where a layer saves them. Running
-    statistics and the random state move as in any forward pass. Works on the "meta" device too, where attention is
-    kept as the meta kernel would keep it.
+    Parameters and buffers do not count; inputs do, if a layer saves them. Running statistics and the random state change as
+    in any forward pass. Works on the "meta" device too, with the tensors that its attention kernel saves.
     """
     own = {_storage_key(tensor) for tensor in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, torch.UntypedStorage] = {}  # the storages themselves, lest an address be used twice
+    kept: dict[int, torch.UntypedStorage] = {}  # the storages themselves, so that no address is reused
 
     def pack(tensor: Tensor) -> Tensor:
         kept.setdefault(_storage_key(tensor), tensor.untyped_storage())
@@ -59,7 +58,7 @@ def activation_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards every module's own training flag is what it was."""
+    """Run the block in evaluation mode; restores every module's training flag."""
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

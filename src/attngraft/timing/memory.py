@@ -1,4 +1,4 @@
-"""Resident memory of this process: how far a call lets it grow, and a limit to it."""
+"""Memory of this process: growth during a call, a limit, and storages of tensors."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _PROCESS = Path("/proc/self")
 
 
 def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> tuple[int | None, float]:
-    """By how many bytes the resident memory grew to its peak in `work`, and its seconds by `clock`.
+    """Return the growth of resident memory in `work`, up to its peak, in bytes, and its seconds by `clock`.
 
-    What earlier calls freed the allocator first gives back to the system; it would be used again without being seen. Not
-    every allocator does that (glibc's does), and none but Linux forgets an earlier peak: elsewhere measure the first call of
-    a fresh process. None where the system does not count.
+    Memory that earlier calls freed is first returned to the system, since its reuse would not be counted. Not every
+    allocator supports that (glibc's does), and only Linux can reset the peak: elsewhere measure the first call of a new
+    process. The growth is None where the system does not count.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
-        (_PROCESS / "clear_refs").write_text("5")  # Linux counts the peak anew from here
+        (_PROCESS / "clear_refs").write_text("5")  # resets the peak on Linux
     before, start = _peak(), clock()
     work()
     seconds, after = clock() - start, _peak()
@@ -32,8 +38,10 @@ def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf
 
 
 def in_fresh_process(script: str, *what: str, threads: int) -> int:
-    """The number of bytes that `script --threads N --bytes-here WHAT` prints, in a process whose allocator gives back what
-    is freed."""
+    """Return the number of bytes that `script --threads N --bytes-here WHAT` prints.
+
+    The allocator of the new process returns freed memory to the system.
+    """
     command = [sys.executable, script, "--threads", str(threads), "--bytes-here", *what]
     environment = os.environ | {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -42,12 +50,12 @@ def in_fresh_process(script: str, *what: str, threads: int) -> int:
 
 @contextmanager
 def address_space_limited(more: int | None) -> Iterator[None]:
-    """Inside, memory beyond `more` bytes from now on is refused, where the system can do that; None is no limit."""
+    """Refuse more than `more` further bytes in the block, where the system supports it; None: no limit."""
     size = _address_space()
     if more is None or size is None:
         yield
         return
-    import resource
+    import resource  # not on Windows
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = size + more if soft == resource.RLIM_INFINITY else min(soft, size + more)
@@ -59,17 +67,17 @@ def address_space_limited(more: int | None) -> Iterator[None]:
 
 
 def free_memory() -> int | None:
-    """Bytes that processes can still get without swapping; None where the system does not say."""
+    """Return the bytes that are available without swapping; None where the system does not report it."""
     return _kilobytes(Path("/proc/meminfo"), "MemAvailable:")
 
 
 def _peak() -> int | None:
-    """Bytes of resident memory at their peak."""
+    """Return the peak of resident memory in bytes."""
     found = _kilobytes(_PROCESS / "status", "VmHWM:")
     if found is not None:
         return found
     try:
-        import resource
+        import resource  # not on Windows
     except ImportError:
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -83,9 +91,45 @@ def _address_space() -> int | None:
 
 
 def _kilobytes(file: Path, name: str) -> int | None:
-    """A line `name   123 kB` of a file of the system, in bytes."""
+    """Return the value of the line `name   123 kB` of a system file, in bytes."""
     with suppress(OSError):
         for line in file.read_text().splitlines():
             if line.startswith(name):
                 return int(line.split()[1]) * 1024
     return None
+
+
+class LiveStorages(TorchDispatchMode):
+    """Sum of the bytes of tensor storages created while active; `peak` is the largest sum of those alive at once.
+
+    This measures the peak memory of a training step on the CPU, where resident memory depends more on libraries and malloc
+    than on the model. Memory that a kernel uses internally is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and _key(leaf) not in inputs and _key(leaf) not in self._known:
+                self._follow(leaf.untyped_storage())
+        return result
+
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+
+        def freed(_: object) -> None:
+            self._known.pop(key, None)
+            self.live -= size
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

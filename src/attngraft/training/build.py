@@ -14,7 +14,7 @@ from torch import nn
 from attngraft.errors import AttngraftError, ConfigError, HostError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.models.create import create_host
-from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, mixes_none
+from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, no_patch_logits
 from attngraft.models.weights import WeightsFile, read_weights
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
@@ -161,4 +161,4 @@ def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: b
     try:
         return create_host(host.name, pretrained=pretrained, **arguments)
     except HostError as error:
-        raise (mixes_none(host.name) if f"'{ARGUMENT}'" in str(error) else error) from error.__cause__
+        raise (no_patch_logits(host.name) if f"'{ARGUMENT}'" in str(error) else error) from error.__cause__

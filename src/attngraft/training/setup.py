@@ -98,7 +98,7 @@ def prepare(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> RunC
         DataError: the data cannot be used.
     """
     task = build_task(recipe)
-    task.recall(folder.split)
+    task.load_split(folder.split)
     data = task.load(model_data_config=model_data_config(recipe))
     _refuse_other_data(accelerator, data)
     order = TrainOrder(
@@ -121,7 +121,7 @@ def prepare(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> RunC
             _log_start(recipe, start)
         _write_facts(recipe, folder, update, data)
         drawn = not folder.split.exists()
-        if task.keep(folder.split) and drawn:  # after the recipe, which the split belongs to
+        if task.save_split(folder.split) and drawn:  # after the recipe, which the split belongs to
             log.info("the validation examples were drawn at random; %s keeps the split", folder.split)
         record_teacher(folder, teacher)
     return RunContext(

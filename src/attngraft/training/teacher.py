@@ -23,8 +23,7 @@ from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.tasks.seeding import seeded
-from attngraft.tasks.task import Batch, Task, TaskData
-from attngraft.tasks.teaching import Teaching
+from attngraft.tasks.task import Batch, Distillation, Task, TaskData
 from attngraft.training.build import Start, build_model, build_started_model, model_data_config
 from attngraft.training.checkpoint import load_weights
 from attngraft.training.inputs import Arguments, in_format
@@ -43,14 +42,14 @@ class Teacher:
     """
 
     model: nn.Module
-    teaching: Teaching
+    distillation: Distillation
     config: DistillConfig
     channels_last: bool
     facts: Mapping[str, Any]  #: `name`, `from`, `sha256` of its weights, `input_size` of its inputs
 
     def inputs(self, batch: Batch) -> Arguments:
         """Return the arguments with which the teacher is called on a batch."""
-        return in_format(self.teaching.to_teacher(batch), channels_last=self.channels_last)
+        return in_format(self.distillation.to_teacher(batch), channels_last=self.channels_last)
 
     @torch.no_grad()  # not inference_mode: the outputs become part of the student's graph
     def __call__(self, batch: Batch) -> Any:
@@ -93,7 +92,7 @@ def step_losses(
             )
         labeled, distilled = outputs
     losses = task.loss(labeled, batch)
-    part = teacher.teaching.loss(distilled, teacher_outputs, temperature=config.temperature, hard=config.hard)
+    part = teacher.distillation.loss(distilled, teacher_outputs, temperature=config.temperature, hard=config.hard)
     return {**losses, "loss": losses["loss"] + config.weight * part, "label_loss": losses["loss"], "teacher_loss": part}
 
 
@@ -118,7 +117,7 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
     source = _find_teacher(config.teacher, data.model_args)
     _refuse_other_classes(source, data)
     expects = dict(source.expects) | {"input_size": _input_size(config.teacher, source)}
-    teaching = task.teaching(model_data_config=expects)
+    distillation = task.distillation(model_data_config=expects)
     facts = {
         "name": source.name,
         "from": source.origin,
@@ -132,7 +131,9 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
     model = DistillationTeacher(source.model).requires_grad_(False).to(device)
     if recipe.train.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    return Teacher(model=model, teaching=teaching, config=config, channels_last=recipe.train.channels_last, facts=facts)
+    return Teacher(
+        model=model, distillation=distillation, config=config, channels_last=recipe.train.channels_last, facts=facts
+    )
 
 
 def check_teacher(recipe: Recipe) -> None:

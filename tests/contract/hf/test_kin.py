@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.contract.hf import test_bert as bert
@@ -29,11 +31,11 @@ def test_without_grafts_it_is_the_host(contract: type[TransformersContract], fus
     """Outputs and gradients, bit for bit; and every site is found."""
     held, host = contract(), contract().make_again()
     held.test_every_site_is_found(host)
-    held.test_richer_class_without_grafts_is_the_host(host, held.given(host), fused, training=True)
+    held.test_patched_class_without_grafts_is_the_host(host, held.given(host), fused, training=True)
 
 
 @pytest.mark.parametrize("contract", KIN)
-def test_a_graft_comes_and_goes(contract: type[TransformersContract]) -> None:
+def test_a_graft_comes_and_goes(contract: type[TransformersContract], tmp_path: Path) -> None:
     host = contract().make_again()
     spec = next(spec for spec in contract.specs if spec not in contract.refused)
-    contract().test_surgery_and_undo(host, contract().given(host), contract.placed(spec))
+    contract().test_graft(host, contract().given(host), contract.placed(spec), tmp_path)

@@ -32,5 +32,5 @@ class TestCsatV2(HostContract):
 
 
 def test_the_attention_of_one_channel_is_refused_with_the_reason() -> None:
-    with pytest.raises(attngraft.GraftSpecError, match="places of a single channel.*name transformer blocks"):
+    with pytest.raises(attngraft.GraftSpecError, match="pixels of a single channel.*choose transformer blocks"):
         attngraft.graft(TestCsatV2().make(), "horizontal@stages.0")

@@ -30,7 +30,7 @@ class TestDaVit(HostContract):
 
 def test_attention_between_channels_is_refused_with_the_reason() -> None:
     for spec in ("horizontal", "bisa", "cb(at=attention)"):
-        with pytest.raises(attngraft.GraftSpecError, match="between channels, its softmax is not over tokens"):
+        with pytest.raises(attngraft.GraftSpecError, match="between channels, so its softmax is not over tokens"):
             attngraft.graft(TestDaVit().make(), f"{spec}@stages.*.blocks.*.1")
 
 

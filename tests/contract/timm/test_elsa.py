@@ -36,7 +36,7 @@ OF_ITS_OWN = dict.fromkeys(
         *(spec for spec in GRAFTS if spec.startswith(ATTENTION) or "at=" in spec),
         *("identity", "identity(stage=heads)", "identity(stage='attn.end')", "toy_flatten", "toy_values_only"),
     ],
-    "Grafts stand in its MLP",
+    "Grafts fit in its MLP",
 )
 
 
@@ -54,11 +54,11 @@ class TestElsaSwin(HostContract):
 
 
 class TestElsaVolo(HostContract):
-    """Neighborhoods on 6 x 6 patches, two blocks on the 3 x 3 left, two in which the class token asks; a second head."""
+    """Neighborhoods on 6 x 6 patches, two blocks on the 3 x 3 left, two of class attention; a second head."""
 
     layers = 5
     specs: ClassVar = ONE_PER_STAGE
-    refused: ClassVar = {"cb(at=attention, scope=window)": "Grafts stand in its MLP"}
+    refused: ClassVar = {"cb(at=attention, scope=window)": "Grafts fit in its MLP"}
     where: ClassVar = {"bisa": "network.2-3"}
     space: ClassVar = [f"{SPACE[0]}@network.2-3"]
 
@@ -88,7 +88,7 @@ def test_what_its_attention_does_is_recorded() -> None:
     looks = recording.attention_map_for_query("layers.1.blocks.1.attn", (4, 6))
     assert looks.shape == (2, 2, 8, 8)
     torch.testing.assert_close(looks.sum((2, 3)) <= 1 + 1e-6, torch.ones(2, 2, dtype=torch.bool))
-    with pytest.raises(attngraft.RecordError, match="offers no 'weights'"):
+    with pytest.raises(attngraft.RecordError, match="has no 'weights'"):
         local["weights"]
 
 

@@ -71,7 +71,7 @@ def test_padding_takes_no_part_or_is_refused() -> None:
     for spec in ("bisa", "cb_s(init=1)", "cb(at=attention)"):
         attngraft.graft(host, spec)
         host(torch.rand(2, 3, 16, 16))
-        with pytest.raises(UsageError, match="mask of padding"):
+        with pytest.raises(UsageError, match="padding mask"):
             host(with_padding(fill=0.0))
         attngraft.ungraft(host)
     attngraft.graft(host, "horizontal + vertical")

@@ -42,7 +42,7 @@ class TestPoolFormer(HostContract):
     layers = 0
     mlps = 2
     specs: ClassVar = ONE_PER_STAGE[-1:]
-    refused: ClassVar = {"bisa": "mixes its tokens by Pooling", "horizontal": "mixes its tokens by Pooling"}
+    refused: ClassVar = {"bisa": "mixes tokens by Pooling", "horizontal": "mixes tokens by Pooling"}
     beside: ClassVar = "toy_other(start=0.25, stage='mlp.end')@first:1"
 
     def make(self) -> nn.Module:

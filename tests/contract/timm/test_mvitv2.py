@@ -16,7 +16,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 
 class TestMViTv2(HostContract):
-    """8 x 8 tokens ask 4 x 4; then 4 x 4 ask 8 x 8, and each other."""
+    """8 x 8 queries with 4 x 4 keys; then 4 x 4 with 8 x 8, and with 4 x 4."""
 
     layers = 3
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
@@ -69,7 +69,7 @@ class TestMViTv2ClassToken(TestMViTv2):
     def test_an_mlp_that_widens_has_no_end(self, host: nn.Module) -> None:
         report = attngraft.plan(host, "cb_s")
         assert [entry.site for entry in report.entries] == ["stages.1.blocks.0.mlp", "stages.1.blocks.1.mlp"]
-        with pytest.raises(attngraft.GraftSpecError, match="another width than it takes; use position=front"):
+        with pytest.raises(attngraft.GraftSpecError, match="changes the width; use position=front"):
             attngraft.plan(host, "cb_s@stages.0")
 
 

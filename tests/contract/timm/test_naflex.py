@@ -65,7 +65,7 @@ def test_what_mixes_tokens_refuses_padding(host: nn.Module, spec: str) -> None:
     expected = host(images_as_patches(fill=0.0))
     attngraft.graft(host, spec)
     host(torch.randn(2, 3, 16, 16))
-    with pytest.raises(UsageError, match="mask of padding"):
+    with pytest.raises(UsageError, match="padding mask"):
         host(images_as_patches(fill=0.0))
     attngraft.ungraft(host)
     assert torch.equal(host(images_as_patches(fill=0.0)), expected)

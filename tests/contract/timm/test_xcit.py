@@ -16,12 +16,12 @@ TINY: dict[str, Any] = {"img_size": 32, "embed_dim": 16, "num_heads": 2, "depth"
 
 
 class TestXcit(HostContract):
-    """Two blocks of attention between channels on 4 x 4 patches, then two in which the class token asks."""
+    """Two blocks of attention between channels on 4 x 4 patches, then two of class attention."""
 
     layers = 4
     refused: ClassVar = {
         "cb(at=attention, scope=window)": "between channels",
-        "bisa(learned=true, norm=true)": "its softmax is not over tokens|fewer tokens",
+        "bisa(learned=true, norm=true)": "so its softmax is not over tokens|fewer tokens",
     }
     specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads"]
 
@@ -31,5 +31,5 @@ class TestXcit(HostContract):
 
 def test_attention_between_channels_is_refused_with_the_reason() -> None:
     for spec in ("horizontal", "vertical", "bisa", "cb(at=attention)"):
-        with pytest.raises(attngraft.GraftSpecError, match=r"not over tokens; name .*cls_attn_blocks.*MLPs"):
+        with pytest.raises(attngraft.GraftSpecError, match=r"not over tokens; choose .*cls_attn_blocks.*MLP grafts"):
             attngraft.graft(TestXcit().make(), f"{spec}@blocks")

@@ -8,9 +8,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.evaluation.suites.changes import Victim
+from attngraft.evaluation.suites.changes import AttackTarget
 from tests.export.runs import VIT, make_run
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 
 NAMES = ("cat", "dog", "owl")
 MEAN = (0.485, 0.456, 0.406)
@@ -27,12 +27,12 @@ def run_with_images(folder: Path, graft: str | None = None, **more: Any) -> Path
     return make_run(folder, graft, **({"classes": NAMES, "host": VIT, "task": task, "train": train} | more))
 
 
-def victim(model: nn.Module, labels: Tensor, numbers: list[int]) -> Victim:
-    """A classifier, and a batch of the examples of these numbers."""
-    return Victim(
+def attack_target(model: nn.Module, labels: Tensor, indices: list[int]) -> AttackTarget:
+    """A classifier, and a batch of the examples with these indices."""
+    return AttackTarget(
         model=model,
         outputs=model,
         losses=lambda x: F.cross_entropy(model(x), labels, reduction="none"),
-        numbers=numbers,
+        indices=indices,
         color=MEAN,
     )

@@ -21,13 +21,14 @@ from attngraft.evaluation.suites.changes import (
     Corrupted,
     ManySteps,
     PatchesDropped,
+    PatchSalience,
     SalientDropped,
-    noise_of,
+    UnsupportedCondition,
+    noise_generator,
     patch_side,
 )
-from attngraft.evaluation.suites.salience import NotPossible, Salience
 from tests.evaluation.plain import MOST_APART, differences
-from tests.evaluation.suites.making import MEAN, victim
+from tests.evaluation.suites.making import MEAN, attack_target
 
 
 @pytest.fixture
@@ -43,10 +44,12 @@ def photograph(shared: Path) -> Tensor:
 
 def test_noise_is_of_the_seed_and_the_example() -> None:
     draws = {
-        (seed, number): torch.rand(4, generator=noise_of(seed, number)) for seed in range(3) for number in range(3)
+        (seed, number): torch.rand(4, generator=noise_generator(seed, number))
+        for seed in range(3)
+        for number in range(3)
     }
     assert len({tuple(each.tolist()) for each in draws.values()}) == 9
-    assert torch.equal(draws[1, 2], torch.rand(4, generator=noise_of(1, 2)))
+    assert torch.equal(draws[1, 2], torch.rand(4, generator=noise_generator(1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_patches_are_those_of_16_of_224_pixels(size: tuple[int, int], side: int)
 
 
 def test_sides_without_a_common_patch() -> None:
-    with pytest.raises(NotPossible, match="223 x 224 cannot be cut into at most 14 square patches"):
+    with pytest.raises(UnsupportedCondition, match="223 x 224 cannot be cut into at most 14 square patches"):
         patch_side(223, 224)
 
 
@@ -69,13 +72,13 @@ def test_too_few_patches_to_drop_a_share_of(
     size: tuple[int, int], patches: str, possible: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At random, or by a map of as many places."""
-    pixels, model = torch.rand(2, 3, *size), victim(nn.Identity(), torch.zeros(2), [0, 1])
+    pixels, model = torch.rand(2, 3, *size), attack_target(nn.Identity(), torch.zeros(2), [0, 1])
     side = patch_side(*size)
     scores = torch.rand(2, size[0] // side * (size[1] // side))
-    monkeypatch.setattr(changes, "salience", lambda *_, **__: Salience(scores=scores, patch=side, site="", by=""))
+    monkeypatch.setattr(changes, "patch_salience", lambda *_, **__: PatchSalience(scores=scores, patch=side, by=""))
     for share in (0.25, 0.5, 0.75):
         ways: list[Callable[[], Tensor]] = [
-            partial(PatchesDropped(share), pixels[0], noise_of(0, 0), color=(9.0,) * 3),
+            partial(PatchesDropped(share), pixels[0], noise_generator(0, 0), color=(9.0,) * 3),
             partial(SalientDropped(share), pixels, dataclasses.replace(model, color=(9.0,) * 3), noise_seed=0),
         ]
         for drop in ways:
@@ -83,23 +86,24 @@ def test_too_few_patches_to_drop_a_share_of(
                 assert 0 < (drop() == 9).float().mean() < 1
             else:
                 with pytest.raises(
-                    NotPossible, match=rf"{size[0]} x {size[1]} are {patches} .* {share:.0%} would be (all|none)$"
+                    UnsupportedCondition,
+                    match=rf"{size[0]} x {size[1]} are {patches} .* {share:.0%} would be (all|none)$",
                 ):
                     drop()
 
 
 def test_a_real_image_without_its_center(photograph: Tensor) -> None:
     """The papers' 112 of 224 pixels, by numpy; normalization makes the rest 0."""
-    hidden = CenterHidden(0.5)(photograph, noise_of(0, 0), color=MEAN).numpy()
+    hidden = CenterHidden(0.5)(photograph, noise_generator(0, 0), color=MEAN).numpy()
     expected = photograph.numpy().copy()
     expected[:, 56:168, 56:168] = np.array(MEAN, dtype=np.float32)[:, None, None]
     np.testing.assert_array_equal(hidden, expected)
 
 
 def test_a_real_image_with_patches_dropped(photograph: Tensor) -> None:
-    dropped = PatchesDropped(0.25)(photograph, noise_of(3, 7), color=MEAN)
+    dropped = PatchesDropped(0.25)(photograph, noise_generator(3, 7), color=MEAN)
     blocks = (dropped != photograph).any(0).unflatten(0, (14, 16)).unflatten(2, (14, 16)).float().mean((1, 3))
-    scores = torch.rand(14 * 14, generator=noise_of(3, 7))
+    scores = torch.rand(14 * 14, generator=noise_generator(3, 7))
     gone = torch.zeros(196).index_fill_(0, scores.argsort(descending=True)[:49], 1).view(14, 14)
     assert torch.equal(blocks > 0.5, gone > 0.5)
     assert ((blocks == 0) == (gone == 0)).all()
@@ -108,8 +112,8 @@ def test_a_real_image_with_patches_dropped(photograph: Tensor) -> None:
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_corruptions_of_a_real_image_are_those_of_the_function(photograph: Tensor, name: str) -> None:
     level = CORRUPTIONS[name].levels[2]
-    found = Corrupted(name, level)(photograph, noise_of(1, 5), color=MEAN)
-    assert torch.equal(found, corruption(name)(photograph, 3, noise_of(1, 5)))
+    found = Corrupted(name, level)(photograph, noise_generator(1, 5), color=MEAN)
+    assert torch.equal(found, corruption(name)(photograph, 3, noise_generator(1, 5)))
     harm = float((found - photograph).square().mean())
     assert 0 < harm < 0.3
     if name in MOST_APART:
@@ -122,11 +126,11 @@ def test_attacks_do_not_depend_on_the_batch() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 5)).double()
     pixels, labels = torch.rand(4, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
-    whole = ManySteps(4 / 255)(pixels, victim(model, labels, [10, 11, 12, 13]), noise_seed=0)
-    part = ManySteps(4 / 255)(pixels[2:], victim(model, labels[2:], [12, 13]), noise_seed=0)
+    whole = ManySteps(4 / 255)(pixels, attack_target(model, labels, [10, 11, 12, 13]), noise_seed=0)
+    part = ManySteps(4 / 255)(pixels[2:], attack_target(model, labels[2:], [12, 13]), noise_seed=0)
     torch.testing.assert_close(whole[2:], part, atol=1e-12, rtol=0)
-    flat = dataclasses.replace(victim(model, labels, [7, 8, 9, 10]), losses=lambda x: 0 * x.sum((1, 2, 3)))
-    start = torch.stack([2 * torch.rand(3, 4, 4, generator=noise_of(1, number)) - 1 for number in (7, 8, 9, 10)])
+    flat = dataclasses.replace(attack_target(model, labels, [7, 8, 9, 10]), losses=lambda x: 0 * x.sum((1, 2, 3)))
+    start = torch.stack([2 * torch.rand(3, 4, 4, generator=noise_generator(1, number)) - 1 for number in (7, 8, 9, 10)])
     moved = ManySteps(4 / 255)(pixels, flat, noise_seed=1)  # without a gradient it stays where it starts
     torch.testing.assert_close(moved, (pixels + 4 / 255 * start).clamp(0, 1), atol=1e-7, rtol=0, check_dtype=False)
     assert (whole - pixels).abs().max() <= 4 / 255 + 1e-12

@@ -16,9 +16,9 @@ from scipy import stats
 from attngraft.errors import AttngraftError, ConfigError, DataError, TrainingError, UsageError
 from attngraft.evaluation.corruptions import corruption
 from attngraft.evaluation.suites import SuiteRun, SuitesFailed, evaluate_suites, parse_suites
-from attngraft.evaluation.suites.changes import noise_of
-from attngraft.evaluation.suites.kept import read_columns
-from attngraft.evaluation.suites.progress import NobodyToldOfSuites
+from attngraft.evaluation.suites.cache import read_columns
+from attngraft.evaluation.suites.changes import noise_generator
+from attngraft.evaluation.suites.progress import SuiteProgress
 from attngraft.training.evaluate import evaluate_run, open_split, trained_model
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
@@ -26,10 +26,10 @@ from attngraft.training.run_folder import read_run
 from attngraft.training.stopping import Interrupted
 from tests.evaluation.suites.making import NAMES, run_with_images
 from tests.export.runs import VIT
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 from tests.training.toys import toy_recipe
 
-SILENT = NobodyToldOfSuites()
+SILENT = SuiteProgress()
 EVERYTHING = ["robustness", "pgd", "clean", "calibration"]
 
 
@@ -42,7 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-class Stopping(NobodyToldOfSuites):
+class Stopping(SuiteProgress):
     """Does something when so many conditions are done and the next one is under way."""
 
     def __init__(self, after: int, then: Callable[[], None]) -> None:
@@ -87,7 +87,10 @@ def test_noise_and_fgsm_by_a_plain_loop(done: Path) -> None:
             return model((pixels - mean) / 0.5).argmax(1).tolist()
 
     noisy = torch.stack(
-        [corruption("gaussian_noise").apply(each, 10 / 255, noise_of(3, place)) for place, each in enumerate(images)]
+        [
+            corruption("gaussian_noise").apply(each, 10 / 255, noise_generator(3, place))
+            for place, each in enumerate(images)
+        ]
     )
     folder = done / "evaluation" / "last"
     kept = read_columns(folder / "noise" / "gaussian_noise-10-seed3.parquet")
@@ -139,7 +142,9 @@ def test_calibration_by_numpy(done: Path) -> None:
 
 def test_what_is_done_is_not_done_again(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(done / "evaluation")
-    monkeypatch.setattr("attngraft.evaluation.suites.bench.trained_model", lambda *_: pytest.fail("made the model"))
+    monkeypatch.setattr(
+        "attngraft.evaluation.suites.conditions.trained_model", lambda *_: pytest.fail("made the model")
+    )
     under(done, *EVERYTHING)
     assert contents(done / "evaluation") == before
 
@@ -175,7 +180,9 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_call_goes_on(tmp_path: Path) -> 
 
     run = run_with_images(tmp_path / "run")
     press = Stopping(2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(Interrupted, match="FGSM: 2 of 4 conditions are kept in .*; the same command goes on"):
+    with pytest.raises(
+        Interrupted, match="FGSM: 2 of 4 conditions are finished in .*; rerun the same command to resume"
+    ):
         evaluate_suites(run, parse_suites(["fgsm"]), progress=press)
     kept = contents(run / "evaluation")
     assert sorted(kept) == ["last/fgsm/fgsm-1.parquet", "last/fgsm/fgsm-2.parquet"]
@@ -241,7 +248,7 @@ def test_models_without_attention_over_patches_say_why(tmp_path: Path) -> None:
     by_name = {group.name: group for group in patches.groups}
     assert by_name["random-50"].metrics
     assert not by_name["salient-50"].metrics
-    assert "no attention of this model says" in by_name["salient-50"].reason
+    assert "no attention of this model is over the patches" in by_name["salient-50"].reason
 
 
 def test_several_labels(tmp_path: Path) -> None:
@@ -274,7 +281,9 @@ def test_throughput(done: Path) -> None:
 
 def test_what_cannot_be_put_under_suites(tmp_path: Path, done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(toy_recipe(), tmp_path, progress=Silent())
-    with pytest.raises(ConfigError, match=r"task toy: does not say how its examples are pixels \(Task.probe\)"):
+    with pytest.raises(
+        ConfigError, match=r"task toy: suites that change images are not supported \(Task.suite_support\)"
+    ):
         under(tmp_path, "noise")
     with pytest.raises(TrainingError, match="has no such weights"):
         under(done, "noise", weights="best-ema")
@@ -347,13 +356,13 @@ def test_of_several_processes_none_goes_on_alone(tmp_path: Path, monkeypatch: py
 
     run, asked = run_with_images(tmp_path / "run"), []
 
-    def fail(self: object, choice: object, ground: object, stop: object) -> None:
+    def fail(self: object, choice: object, context: object, stop: object) -> None:
         asked.append(choice)
         raise AttngraftError("of this process alone")
 
-    monkeypatch.setattr(evaluate._Work, "suite", fail)
-    work = evaluate._Work(read_run(run), "last", SILENT)
-    work.bench.accelerator = SimpleNamespace(num_processes=2)
+    monkeypatch.setattr(evaluate._RunEvaluator, "suite", fail)
+    work = evaluate._RunEvaluator(read_run(run), "last", SILENT)
+    work.run.accelerator = SimpleNamespace(num_processes=2)
     with pytest.raises(AttngraftError, match="^of this process alone$"):
         work.suites([(choice, None) for choice in parse_suites(["clean", "fgsm"])], None)  # type: ignore[misc,arg-type]
     assert len(asked) == 1

@@ -138,11 +138,11 @@ def test_nested_tensors_are_refused() -> None:
     with torch.no_grad():
         assert host(nested).is_nested
         attngraft.graft(host, "horizontal")
-        with pytest.raises(UsageError, match="goes past grafts; give a padded tensor"):
+        with pytest.raises(UsageError, match="bypasses grafts; pass a padded tensor"):
             host(nested)
     attention = nn.MultiheadAttention(16, 4, batch_first=True).eval()
     attngraft.graft(attention, "horizontal")
-    with torch.no_grad(), pytest.raises(UsageError, match="goes past grafts; give padded ones"):
+    with torch.no_grad(), pytest.raises(UsageError, match="bypasses grafts; pass padded tensors"):
         attention(nested, nested, nested)
 
 
@@ -150,5 +150,5 @@ def test_a_layer_that_inherits_the_kernel_is_refused() -> None:
     class Mine(nn.TransformerEncoderLayer):
         """May do anything, and may go past its attention."""
 
-    with pytest.raises(attngraft.HostError, match="stands in a Mine, which inherits a fast path"):
+    with pytest.raises(attngraft.HostError, match="is in a Mine, which inherits torch's fast path"):
         attngraft.graft(nn.TransformerEncoder(Mine(16, 4, batch_first=True), 1), "horizontal")

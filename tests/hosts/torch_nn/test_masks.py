@@ -67,7 +67,7 @@ def test_a_causal_hint_is_carried() -> None:
         assert torch.equal(host(X, X, X, attn_mask=CAUSAL, is_causal=True, need_weights=False)[0], expected)
     assert not recording["attention"]["weights"].triu(1).any()
     attngraft.graft(host, "horizontal")
-    with pytest.raises(UsageError, match="is_causal is only a hint.*give attn_mask too"):
+    with pytest.raises(UsageError, match="is_causal is only a hint.*pass attn_mask too"):
         host(X, X, X, is_causal=True)
 
 
@@ -113,10 +113,10 @@ def test_what_mixes_tokens_refuses_masks_when_called(spec: str) -> None:
     host(X, X, X)
     with pytest.raises(
         UsageError,
-        match="gives a mask over pairs of tokens, taken for a causal one: its tokens must not",
+        match="with a mask over pairs of tokens, treated as causal: its tokens must not",
     ):
         host(X, X, X, attn_mask=CAUSAL)
-    with pytest.raises(UsageError, match="gives a mask of padding: its batches hold padding"):
+    with pytest.raises(UsageError, match="with a padding mask: its batches hold padding"):
         host(X, X, X, key_padding_mask=PADDING)
 
 
@@ -139,7 +139,7 @@ def test_a_stack_refuses_masks_as_its_layers_do(spec: str, given: dict[str, Any]
     host = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, 24, batch_first=True), 2).eval()
     attngraft.graft(host, spec)
     host(X)
-    with torch.no_grad(), pytest.raises(UsageError, match="mask of padding|mask over pairs"):
+    with torch.no_grad(), pytest.raises(UsageError, match="padding mask|mask over pairs"):
         host(X, **given)
 
 
@@ -151,7 +151,7 @@ def test_the_refusal_survives_copies_and_folding() -> None:
     folded = fold(host)
     assert folded.entries[0].folded
     torch.testing.assert_close(host(X), expected)
-    with pytest.raises(UsageError, match="mask of padding"):
+    with pytest.raises(UsageError, match="padding mask"):
         host(X, src_key_padding_mask=PADDING)
 
 
@@ -184,7 +184,7 @@ def test_a_context_is_over_tokens_whatever_the_order_of_axes() -> None:
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_dropout_draws_as_the_host_does(batch_first: bool) -> None:
-    """The layer leaves its dropout to the attention while grafts may stand behind it."""
+    """The layer passes its dropout to the attention if grafts may follow."""
     torch.manual_seed(0)
     host = nn.TransformerDecoderLayer(E, H, 24, 0.3, batch_first=batch_first)
     x, memory = _turned(X, batch_first), _turned(MEMORY, batch_first)
@@ -210,7 +210,7 @@ def test_keys_of_other_widths_are_of_other_tokens() -> None:
     host = _attention(kdim=8, vdim=8).eval()
     with pytest.raises(attngraft.HostError, match="its queries are not its keys"):
         attngraft.graft(host, "uniform_heads(value=cb)")
-    with pytest.raises(attngraft.HostError, match=r"tokens of other widths \(8, 8\)"):
+    with pytest.raises(attngraft.HostError, match=r"other widths \(8, 8\)"):
         attngraft.graft(host, "bisa")
     attngraft.graft(host, "uniform_heads")
     _, weights = host(X, MEMORY[..., :8], MEMORY[..., 8:], average_attn_weights=False)
@@ -242,7 +242,7 @@ def test_a_decoder_refuses_what_mixes_tokens(spec: str) -> None:
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("added", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 8, "vdim": 8}], ids=str)
 def test_a_map_that_takes_no_graft_is_recorded(added: dict[str, Any], need_weights: bool) -> None:
-    """Queries of other keys, among them one that stands for no token."""
+    """Keys of other tokens, and one that belongs to no token."""
     host = _attention(**added).eval()
     memory = MEMORY[..., : added.get("kdim", E)].contiguous()
     given = {"attn_mask": torch.randn(N, 5, generator=generator), "average_attn_weights": False}

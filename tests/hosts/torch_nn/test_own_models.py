@@ -1,4 +1,4 @@
-"""Models of one's own that are made of torch's attentions and layers."""
+"""User models with torch's attentions and layers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_mlp_of_a_lone_attention_is_not_ours_to_see() -> None:
 
 
 def test_nobody_knows_its_inputs(model: Model) -> None:
-    with pytest.raises(attngraft.HostError, match="in a Model, and does not know what inputs that takes"):
+    with pytest.raises(attngraft.HostError, match="in a Model, whose inputs are unknown"):
         attngraft.plan(model, "horizontal", measure=True)
     assert attngraft.plan(model, "horizontal").macs is None
 
@@ -91,7 +91,7 @@ def test_nobody_knows_its_inputs(model: Model) -> None:
 def test_hosts_of_several_kinds_are_grafted_one_by_one(model: Model) -> None:
     tiny = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
     both = nn.ModuleDict({"model": model, "vit": timm.create_model("vit_tiny_patch16_224", **tiny)})
-    with pytest.raises(attngraft.HostError, match="holds 6 hosts.*one by one"):
+    with pytest.raises(attngraft.HostError, match="contains 6 hosts.*one by one"):
         attngraft.graft(both, "horizontal")
     attngraft.graft(both["model"], "horizontal")
 

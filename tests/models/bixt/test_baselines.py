@@ -1,4 +1,4 @@
-"""Iterative and sequential models: their equations, their sharing, and timm's interface."""
+"""Iterative and sequential models: equations, shared modules, and timm's interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import attngraft
 from attngraft.errors import HostError, UsageError
-from attngraft.models.bixt import Iterative, Sequential
+from attngraft.models.bixt.baselines import Iterative, Sequential
 from attngraft.models.bixt.latent_model import LatentModel
 from attngraft.models.bixt.registration import BASELINES
 from tests.listening import Heard
@@ -287,14 +287,14 @@ def test_weights_of_other_heads_are_refused(name: str, args: dict[str, int], tmp
 
 @pytest.mark.parametrize("sets", [0, 4])
 def test_more_cross_attentions_than_blocks_are_refused(sets: int):
-    with pytest.raises(UsageError, match="cross_sets is from 1 to the depth, here 3"):
+    with pytest.raises(UsageError, match="cross_sets must be from 1 to the depth, 3"):
         Iterative(**SMALL, **{**ITERATIVE, "cross_sets": sets})
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"self_layers": 0}, "self_layers is 1 or more, not 0"),
+        ({"self_layers": 0}, "self_layers must be 1 or more, not 0"),
         ({"num_heads": 3}, "3 heads do not divide the attention's width 16"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Blocks and layers: their equations, names, layer scale, drop paths."""
+"""Blocks and layers: equations, names, layer scale, drop paths."""
 
 from __future__ import annotations
 

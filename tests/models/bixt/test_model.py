@@ -1,4 +1,4 @@
-"""BiXT: forward order, timm's interface, dense use, initial values, and what PyTorch does with modules."""
+"""BiXT: forward order, timm's interface, dense use, initial values, and PyTorch's module operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 
 from attngraft.errors import UsageError
-from attngraft.models.bixt import BiXT
+from attngraft.models.bixt.model import BiXT
 from attngraft.training.optimizer import parameter_groups
 from attngraft.training.recipe import OptimizerConfig
 from tests.models.bixt.tiny import TINY, images, tiny
@@ -100,7 +100,7 @@ def test_images_that_are_not_square() -> None:
 def test_a_static_model_says_what_it_takes() -> None:
     with pytest.raises(UsageError, match="for images of 16 x 16, and these are 16 x 24; call set_input_size"):
         tiny()(images(width=24))
-    with pytest.raises(UsageError, match="30 x 16 do not divide into steps of 4"):
+    with pytest.raises(UsageError, match="30 x 16 are not divisible by the stride 4"):
         tiny()(images(height=30))
 
 
@@ -124,14 +124,14 @@ def test_another_input_size() -> None:
         ({"img_size": 18}, "images of 18 x 18"),
         ({"stride": 3}, "patches of 4 at stride 3"),
         ({"num_heads": 3, "attention_dim": 16}, "3 heads do not divide"),
-        ({"global_pool": "token"}, "global_pool of BiXT is 'avg' or ''"),
+        ({"global_pool": "token"}, "global_pool of BiXT must be 'avg' or ''"),
         ({"positions": "learned"}, "positions of BiXT"),
         ({"weight_init": "moco"}, "weight_init of BiXT"),
         ({"tokenizer": "mlp"}, "tokenizer of BiXT"),
         ({"sa_heads": 3}, "3 heads do not divide the attention's width 16"),
-        ({"depth": 0}, "depth and num_latents of BiXT are 1 or more, not 0 and 3"),
-        ({"num_latents": 0}, "depth and num_latents of BiXT are 1 or more, not 3 and 0"),
-        ({"depth": 1, "dense": True}, "only layer is its one-sided last one; give a depth of 2 or more"),
+        ({"depth": 0}, "depth and num_latents of BiXT must be 1 or more, not 0 and 3"),
+        ({"num_latents": 0}, "depth and num_latents of BiXT must be 1 or more, not 3 and 0"),
+        ({"depth": 1, "dense": True}, "only layer is its one-sided last one; set a depth of 2 or more"),
     ],
 )
 def test_what_cannot_be(changes: dict[str, Any], message: str) -> None:

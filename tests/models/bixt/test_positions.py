@@ -83,5 +83,5 @@ def test_another_grid_keeps_the_dtype() -> None:
 
 
 def test_an_unknown_kind() -> None:
-    with pytest.raises(UsageError, match="positions of BiXT is 'static' or 'dynamic' or 'none', not 'learned'"):
+    with pytest.raises(UsageError, match="positions of BiXT must be 'static' or 'dynamic' or 'none', not 'learned'"):
         make_positions("learned", 5, (2, 2), dim=4, temperature=1e4)

@@ -1,4 +1,4 @@
-"""The published names: what they make, how large it is, and which files fit."""
+"""Published names: arguments, sizes, and weights that fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import attngraft
-from attngraft.models.bixt import BiXT
+from attngraft.models.bixt.model import BiXT
 from attngraft.models.bixt.registration import NAMES, arguments
 from tests.models.bixt.tiny import TINY, images, tiny
 
@@ -111,7 +111,7 @@ def test_the_aliases_are_the_same_models() -> None:
 
 
 def test_a_name_of_another_kind() -> None:
-    with pytest.raises(ValueError, match="does not name a BiXT"):
+    with pytest.raises(ValueError, match="does not follow the pattern of BiXT names"):
         arguments("bixt_huge")
 
 
@@ -205,7 +205,7 @@ def test_a_model_without_its_last_layer_takes_the_whole_models_file(tmp_path: Pa
 def test_a_file_of_other_layers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "donor.safetensors"
     safetensors.torch.save_file(tiny(depth=2).state_dict(), path)
-    with pytest.raises(attngraft.HostError, match=r"lacks blocks\.1.* nothing takes its blocks\.1"):
+    with pytest.raises(attngraft.HostError, match=r"lacks blocks\.1.* unexpected: blocks\.1"):
         attngraft.create_model("bixt_ti_l64_p16", weights=path, **TINY)
 
 

@@ -69,7 +69,7 @@ def test_tokens_without_a_grid_are_a_square() -> None:
     module = LocalPatchInteraction(4).eval()
     tokens = torch.randn(1, 9, 4)
     assert torch.equal(module(tokens), module(tokens, (3, 3)))
-    with pytest.raises(UsageError, match="10 tokens make no square grid"):
+    with pytest.raises(UsageError, match="10 tokens do not form a square grid"):
         square(10)
 
 
@@ -78,13 +78,13 @@ def test_what_cannot_be() -> None:
         PatchEmbedding(4, 3)
     with pytest.raises(UsageError, match="patches of 4 at stride 8"):
         PatchEmbedding(4, 8)
-    with pytest.raises(UsageError, match="of 4, 8 or 16, not of 32"):
+    with pytest.raises(UsageError, match="must be 4, 8 or 16, not 32"):
         ConvolutionalEmbedding(32)
-    with pytest.raises(UsageError, match="width of 12 cannot be halved 3 times"):
+    with pytest.raises(UsageError, match="need a width that can be halved 3 times"):
         ConvolutionalEmbedding(16, dim=12)
-    with pytest.raises(UsageError, match="give no stride"):
+    with pytest.raises(UsageError, match="set no stride"):
         make_tokenizer("conv", 16, 8, in_chans=3, dim=16)
-    with pytest.raises(UsageError, match="tokenizer of BiXT is 'linear' or 'conv', not 'mlp'"):
+    with pytest.raises(UsageError, match="tokenizer of BiXT must be 'linear' or 'conv', not 'mlp'"):
         make_tokenizer("mlp", 16, in_chans=3, dim=16)
     with pytest.raises(UsageError, match="norm of BiXT is 'bn' or 'ln'"):
         LocalPatchInteraction(4, norm="gn")

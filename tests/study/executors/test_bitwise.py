@@ -46,7 +46,7 @@ def carry_out(config: StudyConfig, executor: Executor | None = None) -> None:
 
 def same_bits(one: StudyConfig, other: StudyConfig) -> bool:
     """Whether metrics (but for seconds), predictions and best weights of all runs are the same, bit for bit."""
-    return all(_same(a.folder, b.folder) for a, b in zip(resolve(one).runs, resolve(other), strict=True))
+    return all(_same(a.folder, b.folder) for a, b in zip(resolve(one).runs, resolve(other).runs, strict=True))
 
 
 def _same(one: Path, other: Path) -> bool:

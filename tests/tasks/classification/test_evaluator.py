@@ -15,11 +15,11 @@ from torchmetrics.functional.classification import multiclass_accuracy
 
 from attngraft.errors import TrainingError
 from attngraft.tasks.classification.evaluator import ClassificationEvaluator, balanced_accuracy, macro_f1
-from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources import ArrayImages
-from attngraft.tasks.images.splits import Common, LabelledSplit
+from attngraft.tasks.images.splits import LabelledSplit, SplitSettings
 from attngraft.tasks.task import Evaluation
-from tests.tasks.images.making import host_config, make_task
+from tests.tasks.images.datasets import host_config, make_task
 
 
 def _task(classes: int, **sections: Any) -> Any:
@@ -28,7 +28,7 @@ def _task(classes: int, **sections: Any) -> Any:
     return task
 
 
-class _Bare(LabelledSplit):
+class LabelsOnly(LabelledSplit):
     """Labels without images."""
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
@@ -40,7 +40,8 @@ def _split(labels: np.ndarray, classes: int) -> LabelledSplit:
         np.zeros((len(labels), 1, 1), np.uint8), names=[f"image {i}" for i in range(len(labels))], labels=labels
     )
     names = tuple(str(c) for c in range(classes))
-    return _Bare(images, common=Common(classes=names, host=HostInput.from_model(host_config()), seed=0))
+    settings = SplitSettings(classes=names, host=HostInput.from_model(host_config()), seed=0)
+    return LabelsOnly(images, image_to_tensor, settings=settings)
 
 
 def _evaluate(

@@ -108,5 +108,5 @@ def test_class_weights_have_mean_one_over_images() -> None:
     assert (effective * counts).sum() == pytest.approx(100)
     assert class_weights(LossConfig(), counts, names) is None
     assert class_weights(LossConfig(class_weights={"c": 4.0}), counts, names) == pytest.approx([1, 1, 4])
-    with pytest.raises(ConfigError, match=r"task\.loss\.class_weights: there is no class 'd'"):
+    with pytest.raises(ConfigError, match=r"task\.loss\.class_weights: no class 'd'"):
         class_weights(LossConfig(class_weights={"d": 4.0}), counts, names)

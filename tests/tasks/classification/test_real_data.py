@@ -65,7 +65,7 @@ def test_a_hundred_classes_of_one_image_each_are_refused_with_the_remedy(shared:
     folder = _there(shared / "data" / "imagenet_samples")
     message = (
         f"{folder}/labels.csv: 100 classes ('0', '10', '20', '30', '40', ...) have a single image, which cannot be "
-        "divided into training and validation; add images, or say which classes to use with task.data.classes"
+        "split into training and validation; add images, or choose the classes to use with task.data.classes"
     )
     with pytest.raises(DataError) as refused:
         load(folder)
@@ -81,7 +81,10 @@ def test_data_check_says_what_is_there_before_it_says_why_not(shared: Path, caps
     assert (found["parts"]["train"]["images"], found["parts"]["train"]["modes"]) == (100, {"RGB": 100})
     assert set(found["parts"]["train"]["counts"].values()) == {1}
     assert (found["unreadable"], found["leaks"], found["conflicting"]) == ([], [], [])
-    assert found["notes"] == ["Labels are of 'class_index'.", "Paths begin in images/ beside the table."]
+    assert found["notes"] == [
+        "Labels are read from column 'class_index'.",
+        "Paths are relative to images/ beside the table.",
+    ]
     assert run_command("data", "check", folder) == 1
     shown = capsys.readouterr().out
     assert "labels.csv: table, 100 classes, for classification" in shown

@@ -11,7 +11,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from attngraft.results.sections import Section
 from attngraft.strict import read
-from tests.tasks.images.making import make_task
+from tests.tasks.images.datasets import make_task
 
 
 def _predictions(seed: int, *, classes: int = 4, size: int = 200) -> dict[str, np.ndarray]:
@@ -33,8 +33,9 @@ def test_the_table_by_class_is_scikit_learns() -> None:
     section = _sections(seeds)["classes"]
     table = section.table
     assert table is not None
-    assert f"always giving c1, of most training images, is right {(seeds[0]['target'] == 1).mean():.2%}" in (
-        section.note.replace(" %", "%")
+    assert (
+        f"always predicting c1, the class with the most training images, is correct for {(seeds[0]['target'] == 1).mean():.2%}"
+        in (section.note.replace(" %", "%"))
     )
     by_seed = [
         precision_recall_fscore_support(s["target"], s["predicted"], labels=range(4), zero_division=0) for s in seeds

@@ -12,7 +12,7 @@ import torch
 
 from attngraft.errors import ConfigError, TrainingError
 from attngraft.tasks import Split
-from tests.tasks.images.making import host_config, make_folder, make_task, normalized
+from tests.tasks.images.datasets import host_config, make_folder, make_task, normalized
 
 
 def _batch(split: Any, size: int = 8, epoch: int = 0) -> dict[str, torch.Tensor]:
@@ -107,5 +107,5 @@ def test_splits_of_other_tasks_are_refused() -> None:
         def name(self, index: int) -> str:
             raise NotImplementedError
 
-    with pytest.raises(ConfigError, match="evaluates its own splits, not a Other"):
+    with pytest.raises(ConfigError, match="cannot evaluate a Other"):
         make_task("digits").evaluator(Other())

@@ -16,11 +16,11 @@ from attngraft import cache
 from attngraft.errors import DataError
 from attngraft.tasks.images import scan as scan_module
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.findings import corrupt_limit
+from attngraft.tasks.images.issues import corrupt_limit
 from attngraft.tasks.images.opening import survey_images
 from attngraft.tasks.images.scan import scan
 from attngraft.tasks.images.sources import open_source
-from tests.tasks.images.making import load, make_folder, make_tar, picture
+from tests.tasks.images.datasets import load, make_folder, make_tar, picture
 
 TREE = {"train": {"a": 5, "b": 5}, "val": {"a": 3, "b": 3}}
 
@@ -48,8 +48,8 @@ def test_unreadable_images_are_left_out_up_to_a_limit(folder: Path) -> None:
     with pytest.raises(DataError) as refused:
         load(folder)
     message = str(refused.value)
-    assert "2 images cannot be read, and task.data.max_corrupt: 0.01 leaves out 0 of 16 (at most 100)" in message
-    assert "raise task.data.max_corrupt to 2" in message
+    assert "2 images cannot be read, and task.data.max_corrupt=0.01 allows 0 of 16 (at most 100)" in message
+    assert "--set task.data.max_corrupt=2" in message
     assert "\n  train/a/1.png: " in message
     assert "\n  val/b/0.png: the file is empty" in message
     data = load(folder, data={"max_corrupt": 2})
@@ -57,14 +57,14 @@ def test_unreadable_images_are_left_out_up_to_a_limit(folder: Path) -> None:
     assert len(data.facts["check"]["unreadable"]) == 2
     assert data.facts["check"]["unreadable"][0].startswith("train/a/1.png (")
     assert any(
-        note == "2 images could not be read and left out: train/a/1.png, val/b/0.png." for note in data.facts["notes"]
+        note == "2 images could not be read and skipped: train/a/1.png, val/b/0.png." for note in data.facts["notes"]
     )
     names = [data.train.name(i) for i in range(len(data.train))]
     assert "train/a/1.png" not in names
     assert [data.train[(0, i)][1] for i in range(9)] == [0] * 4 + [1] * 5
-    with pytest.raises(DataError, match="leaves out 1; replace or remove them"):
+    with pytest.raises(DataError, match="allows 1; replace or remove them"):
         load(folder, data={"max_corrupt": 1})
-    with pytest.raises(DataError, match=r"none may be \(task\.data\.max_corrupt: 0\)"):
+    with pytest.raises(DataError, match=r"task\.data\.max_corrupt=0 allows none"):
         load(folder, data={"max_corrupt": 0})
 
 
@@ -107,7 +107,7 @@ def test_identical_images_in_both_parts_are_told(folder: Path) -> None:
     notes = load(folder).facts["notes"]
     assert notes[0] == (
         "Leak: 2 validation images are identical to training images, pixel by pixel (train/a/0.png = val/a/same pixels.bmp, "
-        "train/b/0.png = val/a/wrong.png); the accuracy is that much of memory."
+        "train/b/0.png = val/a/wrong.png), so the accuracy is too high."
     )
     by_bytes = load(folder, data={"check": "fast"}).facts["check"]
     assert by_bytes["leaks"]["groups"] == 1, "of other bytes with the same pixels, files alone do not tell"
@@ -117,13 +117,13 @@ def test_identical_images_in_both_parts_are_told(folder: Path) -> None:
 
 def test_what_was_seen_is_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    look = scan_module._look
+    look = scan_module._scan_image
 
     def counted(images: object, index: int, depth: str) -> object:
         looked.append(images.names[index])  # type: ignore[attr-defined]
         return look(images, index, depth)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(scan_module, "_look", counted)
+    monkeypatch.setattr(scan_module, "_scan_image", counted)
     first = load(folder).facts
     assert len(looked) == 16
     looked.clear()
@@ -146,7 +146,7 @@ def test_what_was_seen_of_other_classes_is_kept(folder: Path, monkeypatch: pytes
     make_folder(folder, {"train": {"c": 3}, "val": {"c": 1}})
     load(folder, data={"classes": ["a", "b"]})
     load(folder, data={"classes": ["a", "c"]})
-    monkeypatch.setattr(scan_module, "_look", lambda *_: "looked at again")
+    monkeypatch.setattr(scan_module, "_scan_image", lambda *_: "looked at again")
     assert load(folder).facts["sizes"] == {"train": 13, "val": 7}
 
 
@@ -178,7 +178,7 @@ def test_a_fast_look_finds_what_was_cut_off(folder: Path) -> None:
     cut = folder / "train" / "b" / "z.jpg"
     thumbnail = b"\xff\xe1\x00\x06\xff\xd9\xff\xd9"  # with an end mark of its own
     cut.write_bytes(cut.read_bytes()[:2] + thumbnail + cut.read_bytes()[2:-200])
-    found = survey_images(DataConfig(source=str(folder), check="fast")).found
+    found = survey_images(DataConfig(source=str(folder), check="fast")).issues
     assert [name for _, name, _ in found.unreadable] == ["train/a/1.png", "train/b/z.jpg", "val/b/0.png"]
 
 
@@ -206,7 +206,7 @@ def test_links(folder: Path) -> None:
     os.symlink("nowhere.png", folder / "train" / "a" / "nowhere.png")
     elsewhere = make_folder(folder.parent / "elsewhere", {"c": 4})
     os.symlink(elsewhere / "c", folder / "train" / "b" / "more")
-    with pytest.raises(DataError, match=r"train/a/nowhere\.png: cannot be opened \(a link that leads nowhere\)"):
+    with pytest.raises(DataError, match=r"train/a/nowhere\.png: cannot be opened \(broken link\)"):
         load(folder)
     data = load(folder, data={"max_corrupt": 1})
     assert data.facts["counts"]["train"] == {"a": 5, "b": 9}
@@ -233,7 +233,7 @@ def test_a_spoilt_image_in_a_tar(tmp_path: Path) -> None:
     data = path.read_bytes()
     place = data.index(b"\x89PNG", data.index(b"train/b/2.png"))
     path.write_bytes(data[:place] + b"XXXX" + data[place + 4 :])
-    with pytest.raises(DataError, match=r"train/b/2\.png: no image format that is known"):
+    with pytest.raises(DataError, match=r"train/b/2\.png: unrecognized image format"):
         load(path)
     assert load(path, data={"max_corrupt": 1}).facts["counts"]["train"] == {"a": 5, "b": 4}
 

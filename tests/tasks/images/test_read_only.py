@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 from tests.tasks.images.sources.test_shards import make_shards
 
 #: arguments: folder of data, folder of runs

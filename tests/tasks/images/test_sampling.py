@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attngraft.tasks.images.sampling import Sampling, draw_by_class
-from tests.tasks.images.making import load, make_folder
+from tests.tasks.images.datasets import load, make_folder
 
 
 @given(

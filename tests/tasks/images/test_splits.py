@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, PixelSplit
 from attngraft.tasks.task import TaskData
-from tests.tasks.images.making import load, make_folder
+from tests.tasks.images.datasets import load, make_folder
 
 AUGMENTS: list[dict[str, Any]] = [
     {},
@@ -97,9 +97,9 @@ def test_decoding_once_changes_no_random_view(folder: Path) -> None:
 def test_files_are_decoded_when_first_asked_for(folder: Path) -> None:
     split = load(folder, augment={"crop": "pad"}).train
     assert isinstance(split, PixelSplit)
-    assert not split.made.any()
+    assert not split.cached.any()
     first = split[(0, 3)][0]
-    assert split.made.nonzero()[0].tolist() == [3]
+    assert split.cached.nonzero()[0].tolist() == [3]
     (folder / "train" / "a" / "3.png").unlink()
     assert torch.equal(split[(0, 3)][0], first)
 

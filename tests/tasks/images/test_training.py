@@ -13,7 +13,7 @@ from attngraft.tasks.images.sources.tar_images import TarImages
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, recipe_from_dict
-from tests.tasks.images.making import make_folder
+from tests.tasks.images.datasets import make_folder
 from tests.tasks.images.sources.test_shards import make_shards
 from tests.training.toys import assert_same_outcome
 

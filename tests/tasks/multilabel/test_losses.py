@@ -53,5 +53,5 @@ def test_positive_weights() -> None:
     assert weights(3.0) == pytest.approx([3, 3, 3, 3])
     assert weights({"b": 7.0}) == pytest.approx([1, 7, 1, 1])
     assert weights(None) is None
-    with pytest.raises(ConfigError, match=r"task\.loss\.pos_weight: there is no class 'e'"):
+    with pytest.raises(ConfigError, match=r"task\.loss\.pos_weight: no class 'e'"):
         weights({"e": 7.0})

@@ -13,9 +13,9 @@ from sklearn.metrics import average_precision_score, f1_score, label_ranking_ave
 from attngraft.errors import ConfigError, DataError
 from attngraft.results.sections import Section
 from attngraft.tasks.images import opening
-from attngraft.tasks.images.sources import Parts, open_source
+from attngraft.tasks.images.sources import ImageSource, open_source
 from attngraft.tasks.multilabel import MultiLabel
-from tests.tasks.images.making import host_config, make_task, normalized
+from tests.tasks.images.datasets import host_config, make_task, normalized
 
 TRAITS = ("even", "below five", "loop", "zero")
 
@@ -30,7 +30,7 @@ def _traits(digits: np.ndarray) -> np.ndarray:
 def traits(monkeypatch: pytest.MonkeyPatch) -> None:
     """`digits` as multi-label data."""
 
-    def opened(config: Any) -> Parts:
+    def opened(config: Any) -> ImageSource:
         parts = open_source(config)
         images = parts.train.take(np.arange(len(parts.train)), _traits(parts.train.labels))
         return replace(parts, classes=TRAITS, train=images, val=None, multilabel=True)
@@ -180,7 +180,7 @@ def test_classification_refuses_several_labels() -> None:
 
 
 def test_single_labels_are_refused() -> None:
-    with pytest.raises(DataError, match=r"one label each.*without --recipe multilabel"):
+    with pytest.raises(DataError, match=r"one label each.*remove --recipe multilabel"):
         _task().load(model_data_config=host_config(8))
 
 
@@ -188,7 +188,7 @@ def test_single_labels_are_refused() -> None:
     ("sections", "message"),
     [
         ({"loss": {"name": "cross_entropy"}}, r"task\.loss\.name: 'cross_entropy' is not a choice.*bce, asymmetric"),
-        ({"loss": {"name": "asymmetric", "pos_weight": 2}}, r"task\.loss\.pos_weight: belongs to loss bce"),
+        ({"loss": {"name": "asymmetric", "pos_weight": 2}}, r"task\.loss\.pos_weight: is for loss bce"),
         ({"loss": {"pos_weight": {"a": 0}}}, r"task\.loss\.pos_weight: must be positive"),
         ({"loss": {"clip": 1}}, r"task\.loss\.clip: must lie in"),
         ({"loss": {"gamma_neg": -1}}, r"task\.loss\.gamma_neg: must not be negative"),

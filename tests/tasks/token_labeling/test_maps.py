@@ -64,10 +64,10 @@ def test_all_are_there(tmp_path: Path) -> None:
     maps = fill(tmp_path)
     maps.check(NAMES)
     with pytest.raises(
-        DataError, match=r"1 of 3 training images have no label map, the first is .*n02/c\.pt; maps lie in"
+        DataError, match=r"1 of 3 training images have no label map, the first is .*n02/c\.pt; maps are in"
     ):
         maps.check([*NAMES, "train/n02/c.png"])
-    with pytest.raises(DataError, match=r"task\.token_labels\.maps: .*nowhere is no folder; unpack"):
+    with pytest.raises(DataError, match=r"task\.token_labels\.maps: .*nowhere is not a folder; unpack"):
         LabelMaps(tmp_path / "nowhere", classes=7).check(NAMES)
 
 
@@ -84,7 +84,7 @@ def test_what_is_no_map(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"this is \(3, 5, 2, 2\)"):
         maps.read(NAMES[0])
     save_label_map(torch.arange(9.0).view(9, 1, 1), file)
-    with pytest.raises(DataError, match="speaks of class 8, and the data have 7; take maps"):
+    with pytest.raises(DataError, match="has class 8, but the data have 7 classes; use maps"):
         maps.read(NAMES[0])
 
 

@@ -1,4 +1,4 @@
-"""Label maps cut out as views are: what each patch is to say."""
+"""Targets of patches: label maps cropped like their images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attngraft.tasks.token_labeling.targets import grid_of, map_targets
+from attngraft.tasks.token_labeling.losses import grid_of, map_targets
 
 WHOLE = [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 

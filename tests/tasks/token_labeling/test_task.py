@@ -17,7 +17,7 @@ from attngraft.training.evaluate import evaluate_run
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import recipe_from_dict
-from tests.tasks.images.making import host_config, make_folder
+from tests.tasks.images.datasets import host_config, make_folder
 from tests.training.toys import metric_rows
 
 VOLO = {
@@ -60,15 +60,18 @@ def section(source: Path, maps: Path | None = None, **more: Any) -> dict[str, An
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"augment": {"mixup": 0.2}}, r"task\.augment: token labeling mixes tokens inside the model; leave mixup"),
-        ({"loss": {"name": "bce"}}, r"task\.loss: is cross entropy without class weights"),
-        ({"loss": {"class_weights": "balanced"}}, r"task\.loss: is cross entropy without class weights"),
+        ({"augment": {"mixup": 0.2}}, r"task\.augment: token labeling mixes tokens inside the model; set mixup"),
+        ({"loss": {"name": "bce"}}, r"task\.loss: token labeling uses cross entropy without class weights"),
+        (
+            {"loss": {"class_weights": "balanced"}},
+            r"task\.loss: token labeling uses cross entropy without class weights",
+        ),
         ({"token_labels": {"dense_weight": -1}}, r"task\.token_labels\.dense_weight: must not be negative, is -1"),
-        ({"token_labels": {"with_ground_truth": True}}, r"with_ground_truth: .*without maps there are only labels"),
+        ({"token_labels": {"with_ground_truth": True}}, r"with_ground_truth: .*mixes label maps with labels; set maps"),
         ({"token_labels": {"map": "x"}}, r"task\.token_labels\.map: unknown field \(did you mean maps\?\)"),
         (
             {"token_labels": {"maps": "x"}, "data": {"source": "digits", "classes": ["1", "2"]}},
-            r"task\.data\.classes: cannot be chosen where label maps number all classes",
+            r"task\.data\.classes: cannot be used with label maps, which number all classes",
         ),
     ],
 )
@@ -96,7 +99,7 @@ def test_maps_come_with_their_images(folder: Path, maps: Path) -> None:
     data = task.load(model_data_config=host_config(32))
     batch = data.train.collate([data.train[(0, index)] for index in (0, 11)])
     assert batch["maps"].shape == (2, 2, 2, 3, 4)  # best two of two classes
-    assert batch["shown"].shape == (2, 6)
+    assert batch["crop"].shape == (2, 6)
     batch = task.prepare(batch, epoch=0, step=0)
     patches = torch.zeros(2, 4, 2).log_softmax(-1)
     sure = torch.tensor([2.0, -2.0]).softmax(0)
@@ -114,7 +117,7 @@ def test_training_begins_with_all_maps(folder: Path, maps: Path) -> None:
 @pytest.mark.parametrize(
     "augment", [{"crop": "center"}, {"crop": "center", "vflip": 0.5, "grayscale": 0.5}, {"crop": "pad", "erasing": 0.5}]
 )
-def test_views_that_are_not_cut_out_have_no_part(folder: Path, maps: Path, augment: dict[str, Any]) -> None:
+def test_transforms_without_a_random_crop_are_refused(folder: Path, maps: Path, augment: dict[str, Any]) -> None:
     task = TokenLabeling.from_config(section(folder, maps, augment=augment), seed=0)
     with pytest.raises(DataError, match=r"task\.token_labels\.maps: .*set task\.augment\.crop to resized"):
         task.load(model_data_config=host_config(32))
@@ -137,7 +140,7 @@ def test_other_hosts_are_refused() -> None:
 
 def test_other_outputs_are_refused(folder: Path) -> None:
     task = TokenLabeling.from_config(section(folder), seed=0)
-    with pytest.raises(TrainingError, match="token labeling needs a host that gives logits for its class token"):
+    with pytest.raises(TrainingError, match="token labeling needs a host that returns logits of its class token"):
         task.loss(torch.zeros(2, 2), {"target": torch.tensor([0, 1])})
 
 

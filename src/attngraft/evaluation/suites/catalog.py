@@ -1,104 +1,118 @@
-"""Which suites there are."""
+"""Conditions and suites: their definitions, and the suites by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Any, Literal
 
 from attngraft.errors import UsageError
 from attngraft.evaluation.corruptions import CORRUPTIONS
 from attngraft.evaluation.suites.changes import (
+    BatchChange,
     CenterHidden,
     Corrupted,
+    ExampleChange,
     ManySteps,
     OneStep,
     PatchesDropped,
     SalientDropped,
 )
-from attngraft.evaluation.suites.condition import Condition, Suite
 from attngraft.suggest import did_you_mean
 from attngraft.targets.test_sets import TEST_SETS
 
-NOISE_SEEDS = (0, 1, 2, 3, 4)  #: as many as CB's Table 12 has
+NOISE_SEEDS = (0, 1, 2, 3, 4)  #: as many as in CB's Table 12
 EPSILONS = (1, 2, 4, 8)  #: of 255
 SHARES = (25, 50, 75)  #: percent of the patches
 STEPS = 10  #: of PGD
 
+#: `conditions`: examples are evaluated under each; `calibration`: of clean predictions; `throughput`: nothing is predicted
+Kind = Literal["conditions", "calibration", "throughput"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A change of all examples: at most one of `example` and `batch`; without both, examples are unchanged."""
+
+    name: str  #: of its file; unique in its suite
+    group: str  #: conditions of one group differ only in their noise seed, and are averaged
+    label: str  #: of the group, in words
+    settings: Mapping[str, Any] = field(default_factory=dict)  #: JSON-ready: everything that affects the predictions
+    noise_seed: int | None = None  #: None: not random
+    example: ExampleChange | None = None
+    batch: BatchChange | None = None
+    kind: str = ""  #: of groups that are severities of one corruption ("gaussian_noise"); their mean is reported too
+    severity: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Conditions under one name, or an alias for several suites."""
+
+    name: str
+    title: str
+    summary: str  #: one line
+    conditions: tuple[Condition, ...] = ()
+    kind: Kind = "conditions"
+    home: str = ""  #: the suite that holds its predictions; empty: itself
+    stands_for: tuple[str, ...] = ()  #: of an alias: the suites' names
+    test_set: str = ""  #: name of images that the user must download (`test_sets.TEST_SETS`)
+
+    @property
+    def folder(self) -> str:
+        return self.home or self.name
+
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteChoice:
-    """A suite that was asked for, and the images for it where they are not the run's."""
+    """A requested suite, and its images if they are not the run's."""
 
     suite: Suite
     data: str | None = None
 
     @property
     def text(self) -> str:
-        """What `parse_suites` reads back."""
+        """The choice as input of `parse_suites`."""
         return self.suite.name if self.data is None else f"{self.suite.name}={self.data}"
 
 
 @cache
 def suites() -> Mapping[str, Suite]:
     """All suites, by name."""
-    found = (
-        Suite(
-            name="clean",
-            title="Clean images",
-            summary="images as they are",
-            conditions=(Condition(name="clean", group="clean", label="clean"),),
-        ),
+    clean = (Condition(name="clean", group="clean", label="clean"),)
+    center = Condition(
+        name="center",
+        group="center",
+        label="center hidden, half of each side",
+        settings={"side": 0.5},
+        example=CenterHidden(0.5),
+    )
+    suites = [
+        Suite(name="clean", title="Clean images", summary="unchanged images", conditions=clean),
         Suite(
             name="occlusion",
             title="Hidden center",
             summary="the central quarter in the mean color (CB, Table 8: 112 x 112 of 224 x 224 pixels)",
-            conditions=(
-                Condition(
-                    name="center",
-                    group="center",
-                    label="center hidden, half of each side",
-                    settings={"side": 0.5},
-                    example=CenterHidden(0.5),
-                ),
-            ),
+            conditions=(center,),
         ),
         Suite(
             name="patches",
             title="Dropped patches",
-            summary="25, 50, 75 % of the patches in the mean color: at random (five noise seeds), or those looked at most",
+            summary="25, 50, 75 % of the patches in the mean color: at random (five noise seeds), or the most attended",
             conditions=tuple(_patches()),
         ),
         Suite(
             name="fgsm",
             title="FGSM",
             summary="one step of the gradient's sign: 1, 2, 4 and 8 of 255, on pixels before normalization",
-            conditions=tuple(
-                Condition(
-                    name=f"fgsm-{part}",
-                    group=f"fgsm-{part}",
-                    label=f"FGSM, {part}/255",
-                    settings={"attack": "fgsm", "epsilon": part / 255},
-                    batch=OneStep(part / 255),
-                )
-                for part in EPSILONS
-            ),
+            conditions=tuple(_fgsm()),
         ),
         Suite(
             name="pgd",
             title="PGD",
             summary=f"{STEPS} such steps from a random start: 1, 2, 4 and 8 of 255",
-            conditions=tuple(
-                Condition(
-                    name=f"pgd-{part}",
-                    group=f"pgd-{part}",
-                    label=f"PGD, {part}/255, {STEPS} steps",
-                    settings={"attack": "pgd", "epsilon": part / 255, "steps": STEPS, "step": 2.5 * part / 255 / STEPS},
-                    noise_seed=0,
-                    batch=ManySteps(part / 255, STEPS),
-                )
-                for part in EPSILONS
-            ),
+            conditions=tuple(_pgd()),
         ),
         Suite(
             name="corruptions",
@@ -116,7 +130,7 @@ def suites() -> Mapping[str, Suite]:
             name="calibration",
             title="Calibration",
             summary="expected calibration error and reliability diagram, from predictions on clean images",
-            conditions=(Condition(name="clean", group="clean", label="clean"),),
+            conditions=clean,
             kind="calibration",
             home="clean",
         ),
@@ -126,35 +140,32 @@ def suites() -> Mapping[str, Suite]:
             summary="images per second and peak memory of evaluation on this machine",
             kind="throughput",
         ),
-        *(
-            Suite(
-                name=name,
-                title=each.title,
-                summary=f"{each.summary}; downloaded by you: --data FOLDER",
-                conditions=(Condition(name=name, group=name, label=each.title),),
-                test_set=name,
-            )
-            for name, each in TEST_SETS.items()
-        ),
+    ]
+    for name, each in TEST_SETS.items():
+        summary = f"{each.summary}; downloaded by you: --data FOLDER"
+        unchanged = Condition(name=name, group=name, label=each.title)
+        suites.append(Suite(name=name, title=each.title, summary=summary, conditions=(unchanged,), test_set=name))
+    members = ("occlusion", "patches", "fgsm", "noise")
+    suites.append(
         Suite(
             name="robustness",
             title="Robustness",
-            summary="stands for occlusion, patches, fgsm and noise",
-            stands_for=("occlusion", "patches", "fgsm", "noise"),
-        ),
+            summary="alias for occlusion, patches, fgsm and noise",
+            stands_for=members,
+        )
     )
-    return {suite.name: suite for suite in found}
+    return {suite.name: suite for suite in suites}
 
 
 def parse_suites(texts: Iterable[str], *, option: str = "--suite") -> tuple[SuiteChoice, ...]:
-    """The suites that were asked for, each once, in the order in which they were.
+    """Parse requested suites, in their order and without duplicates.
 
     Args:
-        texts: each a name, several with commas, or `name=FOLDER` with the images for it.
-        option: what to call the option in messages.
+        texts: each a name, several names with commas, or `name=FOLDER` with images for the suite.
+        option: name of the option in messages.
 
     Raises:
-        UsageError: there is no such suite, or one is given two folders.
+        UsageError: unknown suite, or a suite with two folders.
     """
     chosen: dict[str, SuiteChoice] = {}
     for text in texts:
@@ -162,11 +173,11 @@ def parse_suites(texts: Iterable[str], *, option: str = "--suite") -> tuple[Suit
         for part in parts:
             name, equals, data = part.strip().partition("=")
             if equals and not data:
-                raise UsageError(f"{option} {part}: name the folder behind the =, or leave both out")
+                raise UsageError(f"{option} {part}: give a folder after the =, or leave the = out")
             for suite in _named(name, option):
                 given = SuiteChoice(suite=suite, data=data or None)
                 if chosen.setdefault(suite.name, given).data != given.data:
-                    raise UsageError(f"{option} {suite.name}: is given with two folders")
+                    raise UsageError(f"{option} {suite.name}: given with two folders")
     return tuple(chosen.values())
 
 
@@ -174,10 +185,28 @@ def _named(name: str, option: str) -> Sequence[Suite]:
     known = suites()
     if name not in known:
         raise UsageError(
-            f"{option} {name}: there is no suite {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
+            f"{option} {name}: there is no suite {name!r}{did_you_mean(name, known)}; available: {', '.join(known)}"
         )
     suite = known[name]
     return [known[each] for each in suite.stands_for] if suite.stands_for else [suite]
+
+
+def _fgsm() -> Iterable[Condition]:
+    for part in EPSILONS:
+        name, settings = f"fgsm-{part}", {"attack": "fgsm", "epsilon": part / 255}
+        yield Condition(name=name, group=name, label=f"FGSM, {part}/255", settings=settings, batch=OneStep(part / 255))
+
+
+def _pgd() -> Iterable[Condition]:
+    for part in EPSILONS:
+        yield Condition(
+            name=f"pgd-{part}",
+            group=f"pgd-{part}",
+            label=f"PGD, {part}/255, {STEPS} steps",
+            settings={"attack": "pgd", "epsilon": part / 255, "steps": STEPS, "step": 2.5 * part / 255 / STEPS},
+            noise_seed=0,
+            batch=ManySteps(part / 255, STEPS),
+        )
 
 
 def _patches() -> Iterable[Condition]:
@@ -204,14 +233,15 @@ def _patches() -> Iterable[Condition]:
 def _corruptions() -> Iterable[Condition]:
     for name, each in CORRUPTIONS.items():
         for severity, level in enumerate(each.levels, start=1):
-            yield from _corrupted(name, level, f"{name}-{severity}", _spaced(name), severity)
+            label = "JPEG" if name == "jpeg" else name.replace("_", " ")
+            yield from _corrupted(name, level, f"{name}-{severity}", label, severity)
 
 
 #: name of the corruption, level, name and label of the condition
 _TABLE_12 = (
     ("gaussian_noise", 5 / 255, "gaussian_noise-5", "Gaussian noise, 5/255"),
     ("gaussian_noise", 10 / 255, "gaussian_noise-10", "Gaussian noise, 10/255"),
-    ("shot_noise", 60.0, "shot_noise-60", "shot noise, 60 photons"),  # the table does not say; ImageNet-C's severity 1
+    ("shot_noise", 60.0, "shot_noise-60", "shot noise, 60 photons"),  # not stated in the table; ImageNet-C's severity 1
     ("gaussian_blur", 1.0, "gaussian_blur-1", "Gaussian blur, 1 pixel"),
     ("gaussian_blur", 2.0, "gaussian_blur-2", "Gaussian blur, 2 pixels"),
 )
@@ -234,7 +264,3 @@ def _corrupted(name: str, level: float, group: str, label: str, severity: int | 
             kind=name if severity is not None else "",
             severity=severity,
         )
-
-
-def _spaced(name: str) -> str:
-    return "JPEG" if name == "jpeg" else name.replace("_", " ")

@@ -1,7 +1,7 @@
-"""What a condition does to examples: one image at a time where they are loaded, or a batch where the model is.
+"""Changes of examples: one image at a time in the loading processes, or a batch with access to the model.
 
-Images are between 0 and 1, before normalization. Changes of one image go to loading processes; those of batches may ask the
-model (`Victim`). What is random is a function of the noise seed and the example's number, never of order or process.
+Images are between 0 and 1, before normalization. Random numbers are a function of the noise seed and the example's index in
+the whole data, not of order or process.
 """
 
 from __future__ import annotations
@@ -16,31 +16,39 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from attngraft.errors import AttngraftError, HostError, RecordError, UsageError
 from attngraft.evaluation.attacks import fgsm, pgd
 from attngraft.evaluation.corruptions import corruption
 from attngraft.evaluation.missing import drop_patches, hide_center
-from attngraft.evaluation.suites.salience import NotPossible, salience
+from attngraft.hosts import find_host
+from attngraft.recording.attention_maps import full_attention_map
+from attngraft.recording.record import record
+from attngraft.recording.recording import Recording
 
-GRID = 14  #: patches along a side where that divides the image: those of 16 pixels of an image of 224
+GRID = 14  #: most patches along a side: patches of 16 pixels of an image of 224
 
 Color = tuple[float, ...]  #: of each channel
 
 
-def noise_of(seed: int, number: int) -> torch.Generator:
-    """Random numbers of one example's own. Severities share them, so that more noise is more of the same."""
-    words = np.random.SeedSequence([zlib.crc32(b"noise"), seed, number]).generate_state(1, np.uint64)
+class UnsupportedCondition(AttngraftError):
+    """A condition that cannot be applied to this model or these images; the message gives the reason."""
+
+
+def noise_generator(seed: int, index: int) -> torch.Generator:
+    """Random generator of one example. Severities share it: more noise is more of the same noise."""
+    words = np.random.SeedSequence([zlib.crc32(b"noise"), seed, index]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(words[0]))
 
 
 class ExampleChange(Protocol):
-    """Changes an image (C, H, W); `color` is the mean color."""
+    """Change of an image (C, H, W); `color` is the mean color."""
 
     def __call__(self, pixels: Tensor, generator: torch.Generator, *, color: Color) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Corrupted:
-    """A corruption by name, at a level in its own unit."""
+    """A corruption by name, at a level in its unit."""
 
     name: str
     level: float
@@ -51,7 +59,7 @@ class Corrupted:
 
 @dataclass(frozen=True)
 class CenterHidden:
-    """The central rectangle of `side` of the image's sides in the mean color, which normalization makes 0."""
+    """The central rectangle, `side` of the image's sides, in the mean color, which is 0 after normalization."""
 
     side: float
 
@@ -74,56 +82,60 @@ class PatchesDropped:
 
 
 def patch_side(height: int, width: int) -> int:
-    """Pixels of a square patch: the smallest that divides both sides and makes at most `GRID` patches of the longer one.
+    """Side of square patches: the smallest that divides both sides into at most `GRID` patches.
 
     Raises:
-        NotPossible: there is none.
+        UnsupportedCondition: there is none.
     """
     both = math.gcd(height, width)
     for side in range(1, both + 1):
         if both % side == 0 and max(height, width) // side <= GRID:
             return side
-    raise NotPossible(f"images of {height} x {width} cannot be cut into at most {GRID} square patches along a side")
+    raise UnsupportedCondition(
+        f"images of {height} x {width} cannot be cut into at most {GRID} square patches along a side"
+    )
 
 
 def patch_count(pixels: Tensor, side: int, *, share: float) -> int:
-    """How many patches of `side` pixels the images (..., H, W) have.
+    """Number of patches of `side` pixels in images (..., H, W).
 
     Raises:
-        NotPossible: the `share` of them, in whole patches, is none or all.
+        UnsupportedCondition: the `share` of them, in whole patches, is none or all.
     """
     height, width = int(pixels.shape[-2]), int(pixels.shape[-1])
     count = height // side * (width // side)
     gone = round(share * count)
     if not 0 < gone < count:
         patches = f"{count} patch{'es' * (count != 1)} of {side} x {side} pixels"
-        raise NotPossible(
+        raise UnsupportedCondition(
             f"images of {height} x {width} are {patches}, of which {share:.0%} would be {'all' if gone else 'none'}"
         )
     return count
 
 
 @dataclass(frozen=True, kw_only=True)
-class Victim:
-    """A model and a batch, as attacks see them."""
+class AttackTarget:
+    """A model and a batch, as the input of attacks and other changes of batches."""
 
     model: nn.Module
-    outputs: Callable[[Tensor], Any]  #: of pixels (B, C, H, W) between 0 and 1
-    losses: Callable[[Tensor], Tensor]  #: of the same, by example (B,), in full precision
-    numbers: Sequence[int]  #: of the examples
+    outputs: Callable[[Tensor], Any]  #: from pixels (B, C, H, W) between 0 and 1
+    losses: Callable[[Tensor], Tensor]  #: from the same to losses by example (B,), in full precision
+    indices: Sequence[int]  #: of the examples, in the whole data
     color: Color
-    say: Callable[[str], None] = lambda text: None  #: told how the change was made, where that is the model's affair
+    report: Callable[[str], None] = lambda text: (
+        None
+    )  #: called with how the change was made, if that depends on the model
 
 
 class BatchChange(Protocol):
-    """Changes a batch of images (B, C, H, W)."""
+    """Change of a batch of images (B, C, H, W)."""
 
-    gradients: ClassVar[bool]  #: whether it goes backward through the model, which takes more memory
+    gradients: ClassVar[bool]  #: needs a backward pass through the model, which takes more memory
 
-    def __call__(self, pixels: Tensor, victim: Victim, *, noise_seed: int) -> Tensor:
+    def __call__(self, pixels: Tensor, target: AttackTarget, *, noise_seed: int) -> Tensor:
         """
         Raises:
-            NotPossible: the model does not offer what this needs.
+            UnsupportedCondition: the model does not support this.
         """
 
 
@@ -134,8 +146,8 @@ class OneStep:
     epsilon: float
     gradients: ClassVar[bool] = True
 
-    def __call__(self, pixels: Tensor, victim: Victim, *, noise_seed: int) -> Tensor:
-        return fgsm(lambda x: victim.losses(x).sum(), pixels, epsilon=self.epsilon)
+    def __call__(self, pixels: Tensor, target: AttackTarget, *, noise_seed: int) -> Tensor:
+        return fgsm(lambda x: target.losses(x).sum(), pixels, epsilon=self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -146,11 +158,11 @@ class ManySteps:
     steps: int = 10
     gradients: ClassVar[bool] = True
 
-    def __call__(self, pixels: Tensor, victim: Victim, *, noise_seed: int) -> Tensor:
+    def __call__(self, pixels: Tensor, target: AttackTarget, *, noise_seed: int) -> Tensor:
         shape = pixels.shape[1:]
-        draws = [2 * torch.rand(shape, generator=noise_of(noise_seed, number)) - 1 for number in victim.numbers]
+        draws = [2 * torch.rand(shape, generator=noise_generator(noise_seed, index)) - 1 for index in target.indices]
         return pgd(
-            lambda x: victim.losses(x).sum(),
+            lambda x: target.losses(x).sum(),
             pixels,
             epsilon=self.epsilon,
             steps=self.steps,
@@ -160,19 +172,76 @@ class ManySteps:
 
 @dataclass(frozen=True)
 class SalientDropped:
-    """The share of patches at which the model's last attention looks most, in the mean color."""
+    """The share of patches with the most attention in the model's last layer, in the mean color."""
 
     share: float
     gradients: ClassVar[bool] = False
 
-    def __call__(self, pixels: Tensor, victim: Victim, *, noise_seed: int) -> Tensor:
-        found = salience(victim.model, lambda: victim.outputs(pixels), size=(pixels.shape[-2], pixels.shape[-1]))
+    def __call__(self, pixels: Tensor, target: AttackTarget, *, noise_seed: int) -> Tensor:
+        found = patch_salience(target.model, lambda: target.outputs(pixels), size=(pixels.shape[-2], pixels.shape[-1]))
         patch_count(pixels, found.patch, share=self.share)
-        victim.say(f"looked at: {found.by}")
+        target.report(f"salience: {found.by}")
         return drop_patches(
             pixels,
             found.scores.to(pixels),
             share=self.share,
             patch=found.patch,
-            fill=torch.tensor(victim.color),
+            fill=torch.tensor(target.color),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchSalience:
+    """Scores of patches, and their origin."""
+
+    scores: Tensor  #: (B, rows * columns)
+    patch: int  #: side in pixels
+    by: str  #: in words
+
+
+def patch_salience(model: nn.Module, run: Callable[[], object], *, size: tuple[int, int]) -> PatchSalience:
+    """Attention to each patch of the images, mean over heads.
+
+    From the class token's row of the last attention map (Naseer et al. 2021); without a class token, from the mean over all
+    tokens.
+
+    Args:
+        model: a model that some host adapter matches.
+        run: calls it on the images.
+        size: of the images, (H, W).
+
+    Raises:
+        UnsupportedCondition: no attention of the model is over the patches.
+    """
+    try:
+        host = find_host(model)
+    except HostError as error:
+        raise UnsupportedCondition(f"no attention of this model can be read: {str(error).splitlines()[0]}") from None
+    why = "its host has no attention over the patches"
+    for site in reversed([site for site in host.sites if "weights" in site.targets]):
+        try:
+            with torch.no_grad(), record(host.core, "weights", sites=site.path) as recording:
+                run()
+            return _recorded_salience(recording, site.path, size)
+        except (RecordError, UnsupportedCondition, UsageError) as error:
+            why = str(error).splitlines()[0]
+    raise UnsupportedCondition(f"no attention of this model is over the patches of the image: {why}")
+
+
+def _recorded_salience(recording: Recording, site: str, size: tuple[int, int]) -> PatchSalience:
+    weights, prefix, indices = recording[site]["weights"].float(), recording.prefix(site), recording.token_indices(site)
+    rows, columns = (int(number) for number in indices.shape)
+    if rows * columns < 2:
+        raise UnsupportedCondition(f"{site} has a map of {rows} x {columns}")
+    if size[0] % rows or size[1] % columns or size[0] // rows != size[1] // columns:
+        raise UnsupportedCondition(
+            f"{site}'s map of {rows} x {columns} does not cut images of {size[0]} x {size[1]} into squares"
+        )
+    if "class" in prefix:
+        row = weights[:, :, prefix.index("class")].mean(1)
+        if row.shape[1] != len(prefix) + indices.numel():
+            raise UnsupportedCondition(f"{site} has {row.shape[1]} tokens, which are not those of its map")
+        scores, by = row[:, indices.flatten().to(row.device)], "the class token's row"
+    else:
+        scores, by = full_attention_map(weights, indices.to(weights.device)).mean((1, 2)), "the mean over all tokens"
+    return PatchSalience(scores=scores, patch=size[0] // rows, by=f"{by} at {site}")

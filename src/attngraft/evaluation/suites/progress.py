@@ -1,11 +1,10 @@
-"""Who is told how suites get on: nobody, a log, or a bar on a terminal."""
+"""Progress of an evaluation under suites: as log lines, or a bar on a terminal."""
 
 from __future__ import annotations
 
 import logging
 import time
 from types import TracebackType
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
@@ -14,45 +13,26 @@ from rich.progress import Progress as Bars
 log = logging.getLogger(__name__)
 
 
-class SuiteProgress(Protocol):
-    """What an evaluation under suites tells."""
+class SuiteProgress:
+    """Progress callbacks; the base class ignores them."""
 
     def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
-        """A suite begins; of its conditions so many are done already."""
+        """A suite begins, with `done` of its conditions finished before."""
 
     def on_condition(self, label: str) -> None:
         """A condition begins."""
 
     def on_examples(self, count: int) -> None:
-        """So many more examples were evaluated."""
+        """`count` more examples were evaluated."""
 
     def on_outcome(self, label: str, outcome: str) -> None:
-        """A condition is done, or has no numbers."""
+        """A condition is finished, or not supported."""
 
     def on_failure(self, title: str, error: str) -> None:
         """A suite failed; the next one begins."""
 
 
-class NobodyToldOfSuites:
-    """Tells nobody."""
-
-    def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
-        pass
-
-    def on_condition(self, label: str) -> None:
-        pass
-
-    def on_examples(self, count: int) -> None:
-        pass
-
-    def on_outcome(self, label: str, outcome: str) -> None:
-        pass
-
-    def on_failure(self, title: str, error: str) -> None:
-        pass
-
-
-class SuiteLog:
+class SuiteLog(SuiteProgress):
     """A log line per suite and condition, and one every `every` seconds within long ones."""
 
     def __init__(self, *, every: float = 60.0) -> None:
@@ -80,7 +60,7 @@ class SuiteLog:
         log.info("%s failed: %s", title, error)
 
 
-class SuiteBar:
+class SuiteBar(SuiteProgress):
     """A bar over all examples of a suite; use it in a `with` block."""
 
     def __init__(self, console: Console) -> None:
@@ -107,12 +87,7 @@ class SuiteBar:
     def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
         if self._task is not None:
             self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(
-            title,
-            total=conditions * examples,
-            completed=done * examples,
-            note="",
-        )
+        self._task = self._bars.add_task(title, total=conditions * examples, completed=done * examples, note="")
 
     def on_condition(self, label: str) -> None:
         if self._task is not None:
@@ -121,9 +96,6 @@ class SuiteBar:
     def on_examples(self, count: int) -> None:
         if self._task is not None:
             self._bars.advance(self._task, count)
-
-    def on_outcome(self, label: str, outcome: str) -> None:
-        pass
 
     def on_failure(self, title: str, error: str) -> None:
         self._bars.console.print(f"{title} failed: {error}", markup=False, highlight=False, soft_wrap=True)

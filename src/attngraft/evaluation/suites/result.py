@@ -1,4 +1,4 @@
-"""What a suite found of one run, as plain data: results.json and results.csv beside the predictions."""
+"""Results of a suite on one run as plain data: results.json and results.csv beside the predictions."""
 
 from __future__ import annotations
 
@@ -7,54 +7,60 @@ import dataclasses
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from attngraft.errors import ConfigError
-from attngraft.evaluation.suites.catalog import SuiteChoice
+from attngraft.errors import AttngraftError, ConfigError
+from attngraft.evaluation.suites.cache import CachedPredictions, read_columns
+from attngraft.evaluation.suites.catalog import Condition, SuiteChoice
 from attngraft.files import write_atomically
 from attngraft.results.sections import Reliability
 from attngraft.results.statistics import t_interval
 from attngraft.results.study import Interval
+from attngraft.strict import read
+from attngraft.tasks.calibration import reliability
+from attngraft.tasks.task import Task
 
 FORMAT = 1
 RESULT_FILE, TABLE_FILE = "results.json", "results.csv"
-#: how the folder of results on a part of the images (`--limit`) ends: whatever the data's own folder is called comes before
-_LIMITED = re.compile(r"-limit\d+$")
+_LIMITED = re.compile(r"-limit\d+$")  #: end of the name of a folder of results on a part of the images (`--limit`)
+
+#: errors of a single suite's evaluation, after which the other suites continue: unreadable images, memory, a full disk
+FAILURES = (AttngraftError, RuntimeError, OSError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class GroupMetric:
     """A metric under the conditions of one group."""
 
     mean: float  #: over noise seeds
-    interval: Interval | None  #: Student's 95% interval over noise seeds; None: nothing is random, or all seeds agree
+    interval: Interval | None  #: Student's 95% interval over noise seeds; None: not random, or all seeds agree
     values: list[float]  #: one per noise seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """Conditions that differ in their noise seed alone; or the mean over the severities of a kind."""
+    """Result of conditions that differ only in their noise seed, or the mean over the severities of a kind."""
 
     name: str
     label: str
-    noise_seeds: list[int]  #: none where nothing is random
-    metrics: dict[str, Measured]
-    files: list[str]  #: of predictions, relative to the run's `evaluation` folder; none for a mean over severities
+    noise_seeds: list[int]  #: empty if not random
+    metrics: dict[str, GroupMetric]
+    files: list[str]  #: of predictions, relative to the run's `evaluation` folder; empty for a mean over severities
     settings: dict[str, Any] = field(default_factory=dict)
     kind: str = ""
     severity: int | None = None  #: of a kind; None: the mean over them
     reason: str = ""  #: why there are no numbers
-    said: list[str] = field(default_factory=list)  #: how the changes were made, where that is the model's affair
+    said: list[str] = field(default_factory=list)  #: how the changes were made, if that depends on the model
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteRun:
-    """A suite, evaluated on one run."""
+    """Results of a suite on one run."""
 
     suite: str
     title: str
@@ -66,69 +72,153 @@ class SuiteRun:
     metric: str
     higher_is_better: bool
     groups: list[GroupResult]
-    classes: list[str] = field(default_factory=list)  #: what the numbers of targets and predictions mean
+    classes: list[str] = field(default_factory=list)  #: names of the class indices in targets and predictions
     notes: list[str] = field(default_factory=list)
     reliability: Reliability | None = None
-    machine: dict[str, Any] = field(default_factory=dict)  #: where something was timed
+    machine: dict[str, Any] = field(default_factory=dict)  #: environment of timings
     version: str = ""
-    digest: str = ""  #: of the examples: two runs with the same one saw the same
+    digest: str = ""  #: of the examples: equal for runs on the same examples
     format: int = FORMAT
 
 
-def measured(values: Sequence[float]) -> Measured:
-    return Measured(
+class SuitesFailed(AttngraftError):
+    """Some of several suites failed; `found` has the results of the others, `failed` the errors by suite."""
+
+    def __init__(self, found: Sequence[SuiteRun], failed: Mapping[str, str]) -> None:
+        self.found, self.failed = list(found), dict(failed)
+        by_error: dict[str, list[str]] = {}  # missing weights fail every suite, and are reported once
+        for text, error in failed.items():
+            by_error.setdefault(error, []).append(text)
+        super().__init__(
+            "\n".join(
+                f"suite{'s' * (len(texts) > 1)} {', '.join(texts)} failed: {error}" for error, texts in by_error.items()
+            )
+        )
+
+
+def group_metric(values: Sequence[float]) -> GroupMetric:
+    return GroupMetric(
         mean=float(np.mean(values)),
         interval=t_interval(values) if len(values) > 1 else None,
         values=[float(value) for value in values],
     )
 
 
+def group_results(
+    conditions: Sequence[Condition],
+    cached: Mapping[str, CachedPredictions],
+    refused: Mapping[str, str],
+    folder: Path,
+    *,
+    root: Path,
+) -> list[GroupResult]:
+    """Return the result of each group of conditions, then the means over severities.
+
+    Args:
+        conditions: the suite's.
+        cached: by name of the condition.
+        refused: by group, why it has no numbers.
+        folder: of the predictions.
+        root: of the run's evaluations.
+    """
+    groups: dict[str, list[Condition]] = {}
+    for condition in conditions:
+        groups.setdefault(condition.group, []).append(condition)
+    results = []
+    for name, members in groups.items():
+        first = members[0]
+        predictions = [] if name in refused else [cached[each.name] for each in members]
+        by_seed = [each.metrics for each in predictions]
+        results.append(
+            GroupResult(
+                name=name,
+                label=first.label,
+                noise_seeds=[each.noise_seed for each in members if each.noise_seed is not None],
+                metrics={
+                    metric: group_metric([each[metric] for each in by_seed])
+                    for metric in (by_seed[0] if by_seed else ())
+                },
+                files=[_relative(folder, each.name, root) for each in members] if by_seed else [],
+                settings=dict(first.settings),
+                kind=first.kind,
+                severity=first.severity,
+                reason=refused.get(name, ""),
+                said=list(dict.fromkeys(text for each in predictions for text in each.said)),
+            )
+        )
+    return [*results, *means_over_severities(results)]
+
+
+def calibration_results(
+    folder: Path, condition: Condition, task: Task, *, root: Path
+) -> tuple[list[GroupResult], Reliability]:
+    """Expected calibration error of predictions on clean images, and its reliability bins."""
+    stated, true = task.calibration_inputs(read_columns(folder / f"{condition.name}.parquet"))
+    bins = reliability([stated.reshape(-1)], [true.reshape(-1)])
+    group = GroupResult(
+        name="calibration",
+        label="expected calibration error, 15 bins",
+        noise_seeds=[],
+        metrics={"ece": group_metric(bins.error_by_seed)},
+        files=[_relative(folder, condition.name, root)],
+    )
+    return [group], bins
+
+
+def _relative(folder: Path, name: str, root: Path) -> str:
+    return (folder / f"{name}.parquet").relative_to(root).as_posix()
+
+
 def means_over_severities(groups: Sequence[GroupResult]) -> list[GroupResult]:
-    """For every kind the mean over its severities, and of several kinds the mean over them, by noise seed."""
+    """Mean of each kind over its severities, and with several kinds the mean over them, by noise seed."""
     by_kind: dict[str, list[GroupResult]] = {}
     for group in groups:
         if group.kind and group.metrics:
             by_kind.setdefault(group.kind, []).append(group)
-    found = [_mean(f"{kind}-mean", f"{_of(each)}, mean", each, kind=kind) for kind, each in by_kind.items()]
-    if len(found) > 1:
-        found.append(_mean("mean", "mean over all", found, kind="mean"))
-    return found
-
-
-def _of(groups: Sequence[GroupResult]) -> str:
-    return groups[0].label.rpartition(", severity")[0]
+    means = [
+        _mean(f"{kind}-mean", f"{each[0].label.rpartition(', severity')[0]}, mean", each, kind=kind)
+        for kind, each in by_kind.items()
+    ]
+    if len(means) > 1:
+        means.append(_mean("mean", "mean over all", means, kind="mean"))
+    return means
 
 
 def _mean(name: str, label: str, groups: Sequence[GroupResult], *, kind: str) -> GroupResult:
-    """Where some are random and others not, those that are not count the same with every noise seed."""
+    """Mean over groups; those that are not random count the same with every noise seed of the others."""
     seeds = max((group.noise_seeds for group in groups), key=len)
     metrics = {}
     for metric in groups[0].metrics:
         rows = [group.metrics[metric].values for group in groups]
         table = np.array([row if len(row) == max(len(seeds), 1) else [np.mean(row)] * len(seeds) for row in rows])
-        metrics[metric] = measured(table.mean(0).tolist())
+        metrics[metric] = group_metric(table.mean(0).tolist())
     return GroupResult(name=name, label=label, noise_seeds=list(seeds), metrics=metrics, files=[], kind=kind)
 
 
 def save_suite_run(result: SuiteRun, folder: Path) -> None:
-    """Write results.json and results.csv.
+    """Write results.json, results.csv, and with reliability bins reliability.svg and reliability.png.
 
     Raises:
         StorageError: they cannot be written.
     """
     write_atomically(folder / RESULT_FILE, json.dumps(dataclasses.asdict(result), indent=2) + "\n")
     write_atomically(folder / TABLE_FILE, _csv(result))
+    if result.reliability is not None:
+        from attngraft.drawing.reliability import reliability_files  # matplotlib is slow to import
+
+        title = "/".join(Path(result.run).parts[-2:])
+        for name, content in reliability_files(result.reliability, title=title).items():
+            write_atomically(folder / name, content)
 
 
 def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
-    """The results in a run's `evaluation/<weights>` of this suite, on all of the run's own validation part or the images
-    that `choice` names, the newest where those have been other ones since; None: there are none.
+    """Find the newest results of this suite in a run's `evaluation/<weights>`; None if there are none.
+
+    On all images of the run's validation part, or all images of the choice's folder.
 
     Raises:
         ConfigError: they cannot be read.
     """
-    from attngraft.strict import read
-
     name = choice.suite.name
     folders = [evaluations / name] if choice.data is None else evaluations.glob(f"{name}--*")
     paths = [
@@ -154,18 +244,13 @@ def _csv(result: SuiteRun) -> str:
     for group in result.groups:
         for metric, each in group.metrics.items() or [("", None)]:
             interval = None if each is None else each.interval
+            numbers = [
+                "" if each is None else each.mean,
+                "" if interval is None else interval.low,
+                "" if interval is None else interval.high,
+            ]
+            seeds = len(group.noise_seeds)
             writer.writerow(
-                [
-                    result.suite,
-                    group.name,
-                    group.label,
-                    metric,
-                    "" if each is None else each.mean,
-                    "" if interval is None else interval.low,
-                    "" if interval is None else interval.high,
-                    len(group.noise_seeds),
-                    result.examples,
-                    group.reason,
-                ]
+                [result.suite, group.name, group.label, metric, *numbers, seeds, result.examples, group.reason]
             )
     return sheet.getvalue()

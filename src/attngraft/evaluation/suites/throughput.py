@@ -1,4 +1,4 @@
-"""Images per second and peak memory of evaluation, on the machine at hand."""
+"""Images per second and peak memory of evaluation on this machine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import nn
 
-from attngraft.evaluation.suites.ground import Ground
-from attngraft.evaluation.suites.result import Measured
+from attngraft.evaluation.suites.context import EvaluationContext
+from attngraft.evaluation.suites.result import GroupMetric
 from attngraft.results.study import Interval
 from attngraft.timing import duration
-from attngraft.timing.storages import LiveStorages
+from attngraft.timing.memory import LiveStorages
 from attngraft.training.inputs import model_inputs
 from attngraft.training.profiler import synchronizer
 from attngraft.training.recipe import Recipe
@@ -23,18 +23,18 @@ SAMPLES = 30
 
 
 def measure_throughput(
-    ground: Ground, model: nn.Module, recipe: Recipe, accelerator: Accelerator
-) -> tuple[dict[str, Measured], int]:
-    """`images_per_second` (median over `SAMPLES` forward passes with its bootstrap interval) and `peak_memory_bytes`
-    (weights, batch, and what the pass itself makes), of an evaluation batch; and how many images it has.
+    context: EvaluationContext, model: nn.Module, recipe: Recipe, accelerator: Accelerator
+) -> tuple[dict[str, GroupMetric], int]:
+    """Measure an evaluation batch; also return its size.
 
-    The batch is normalized and on the device before the clock starts: loading and decoding are not in it.
+    `images_per_second` is the median over `SAMPLES` forward passes with its bootstrap interval, `peak_memory_bytes` the
+    memory of weights, batch and the pass itself. The batch is normalized and on the device before: loading is not timed.
     """
     train = recipe.train
-    size = min(train.eval_batch_size or train.batch_size // train.accumulate, len(ground.split))
-    examples = [ground.split[(0, index)] for index in range(size)]
-    batch = send_to_device(ground.split.collate(examples), accelerator.device)
-    args, kwargs = model_inputs(ground.task, batch, channels_last=train.channels_last)
+    size = min(train.eval_batch_size or train.batch_size // train.accumulate, len(context.split))
+    examples = [context.split[(0, index)] for index in range(size)]
+    batch = send_to_device(context.split.collate(examples), accelerator.device)
+    args, kwargs = model_inputs(context.task, batch, channels_last=train.channels_last)
     model.eval()
 
     @torch.inference_mode()
@@ -45,14 +45,14 @@ def measure_throughput(
     with cpu_threads(recipe.train.threads):
         found = duration(forward, samples=SAMPLES, warmup=3, synchronize=synchronizer(accelerator.device))
         peak = _peak(forward, model, args, accelerator.device)
-    rate = Measured(
+    rate = GroupMetric(
         mean=size / found.seconds,
         interval=Interval(point=size / found.seconds, low=size / found.high, high=size / found.low),
         values=[size / found.seconds],
     )
     return {
         "images_per_second": rate,
-        "peak_memory_bytes": Measured(mean=float(peak), interval=None, values=[float(peak)]),
+        "peak_memory_bytes": GroupMetric(mean=float(peak), interval=None, values=[float(peak)]),
     }, size
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 
-from attngraft.attention import prefix_names
-from attngraft.hosts.adapter import Site
-from attngraft.hosts.hf.attention import ScalingSite, attention_site
+from attngraft.attention import MlpEnds, prefix_names
+from attngraft.hosts.family import ShapeProbe, Sites
+from attngraft.hosts.hf.attention import RotarySite, ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, image_tokens
-from attngraft.hosts.hf.mlp import Gated, UpAndDown, mlp_site
-from attngraft.hosts.hf.rotary import RotarySite
-from attngraft.hosts.registry import register_host
+from attngraft.hosts.hf.mlp import UpDownMlp, mlp_site
+from attngraft.hosts.patched import patch_classes
 
 
 class GraftedDINOv3ViTAttention(RotarySite, ScalingSite, dinov3.DINOv3ViTAttention):
@@ -24,12 +22,11 @@ class GraftedDINOv3ViTAttention(RotarySite, ScalingSite, dinov3.DINOv3ViTAttenti
     precise = False
 
 
-class GraftedDINOv3ViTMLP(UpAndDown, dinov3.DINOv3ViTMLP):
-    """`transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTMLP`."""
-
-
-class GraftedDINOv3ViTGatedMLP(Gated, dinov3.DINOv3ViTGatedMLP):
-    """`transformers.models.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP`."""
+def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    config = layer.attention.config
+    fields = image_tokens(config, prefix=prefix_names(registers=config.num_register_tokens))
+    yield attention_site(layer.attention, f"{path}.attention", arguments=("position_embeddings",), **fields)
+    yield mlp_site(layer.mlp, f"{path}.mlp", **fields)
 
 
 class TransformersDinov3(ImageFamily):
@@ -39,19 +36,9 @@ class TransformersDinov3(ImageFamily):
     summary = "transformers DINOv3 ViTs, backbones too"
     patched: ClassVar = {
         dinov3.DINOv3ViTAttention: GraftedDINOv3ViTAttention,
-        dinov3.DINOv3ViTMLP: GraftedDINOv3ViTMLP,
-        dinov3.DINOv3ViTGatedMLP: GraftedDINOv3ViTGatedMLP,
+        **patch_classes(UpDownMlp, dinov3.DINOv3ViTMLP, module=__name__),
+        **patch_classes(MlpEnds, dinov3.DINOv3ViTGatedMLP, module=__name__),
     }
     models = (dinov3.DINOv3ViTModel, dinov3.DINOv3ViTBackbone)
-    layers = (dinov3.DINOv3ViTLayer,)
-    inner = ("model",)
-
-    def read(self, layer: Any, path: str) -> Iterable[Site]:
-        config = layer.attention.config
-        known = image_tokens(config, prefix=prefix_names(registers=config.num_register_tokens))
-        attention = f"{path}.attention"
-        yield attention_site(layer.attention, attention, end=attention, arguments=("position_embeddings",), **known)
-        yield mlp_site(layer.mlp, f"{path}.mlp", end=f"{path}.mlp", **known)
-
-
-register_host(TransformersDinov3())
+    blocks: ClassVar = {dinov3.DINOv3ViTLayer: _sites}
+    base_names = ("model",)

@@ -1,8 +1,8 @@
-"""Hugging Face's Marian and BART: an encoder and a decoder, whose layers hold their MLP piece by piece."""
+"""Hugging Face's Marian and BART: an encoder and a decoder, whose layers contain the parts of their MLP."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -14,15 +14,17 @@ from transformers.models.marian import modeling_marian as marian
 
 from attngraft.attention import GraftedModule, MlpGeometry, MlpSite
 from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.calls import check_call
-from attngraft.hosts.hf.attention import attention_site, hides
-from attngraft.hosts.hf.decoder import CACHE, CachingSite, SequenceFamily, kept
-from attngraft.hosts.linear_ends import LinearEnds
-from attngraft.hosts.registry import register_host
+from attngraft.hosts.family import ShapeProbe, Sites
+from attngraft.hosts.hf.attention import attention_site
+from attngraft.hosts.hf.decoder import CACHE, CachingSite, SequenceFamily, pop_cache
+from attngraft.hosts.hf.masks import hides_tokens
+from attngraft.hosts.patched import TwoLinearEnds, check_call, patch_classes
 from attngraft.hosts.sites import mlp_site
 
 
-class _Attention(CachingSite):
+class Attention(CachingSite):
+    """Attention of both models; `drop` replaces its dropout by the layer's."""
+
     out, rate, precise = "out_proj", "dropout", False
 
     def forward(  # type: ignore[override]
@@ -35,21 +37,12 @@ class _Attention(CachingSite):
         drop: Callable[[Tensor], Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """The sentence; `drop` is the dropout of the layer around, which then leaves it to us."""
         given = {"key_value_states": key_value_states, "past_key_values": past_key_values, **kwargs}
-        return self.attended(hidden_states, attention_mask, drop=drop, **given)[:2]
+        return self.run_attention(hidden_states, attention_mask, drop=drop, **given)[:2]
 
 
-class GraftedMarianAttention(_Attention, marian.MarianAttention):
-    """`transformers.models.marian.modeling_marian.MarianAttention`."""
-
-
-class GraftedBartAttention(_Attention, bart.BartAttention):
-    """`transformers.models.bart.modeling_bart.BartAttention`."""
-
-
-class _Layer(LinearEnds, MlpSite):
-    """What all layers share: an MLP in two linear layers of their own, one share for all that leaves a branch."""
+class Layer(TwoLinearEnds, MlpSite):
+    """Common parts of both layers: the two linear layers of the MLP, one dropout rate at the end of all branches."""
 
     self_attn: nn.Module
     self_attn_layer_norm: nn.Module
@@ -71,29 +64,31 @@ class _Layer(LinearEnds, MlpSite):
         return F.dropout(self.activation_fn(self.fc1(x)), p=self.activation_dropout, training=self.training)
 
     def out(self, x: Tensor) -> Tensor:
-        return self.dropped(self.fc2(x))
+        return self.drop(self.fc2(x))
 
-    def dropped(self, x: Tensor) -> Tensor:
+    def drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, p=self.dropout, training=self.training)
 
     def branch(self, attention: nn.Module, x: Tensor, **given: Any) -> Tensor:
-        """An attention and the dropout behind it, which one with grafts does by itself, for those that stand behind."""
+        """Return the output of an attention after dropout, which patched attention applies for grafts at `attn.end`."""
         if isinstance(attention, GraftedModule):
-            return cast(Tensor, attention(x, drop=self.dropped, **given)[0])
-        return self.dropped(attention(x, **given)[0])
+            return cast(Tensor, attention(x, drop=self.drop, **given)[0])
+        return self.drop(attention(x, **given)[0])
 
     def mlp(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.final_layer_norm(x + MlpSite.forward(self, x)))
 
 
-class _EncoderLayer(_Layer):
+class EncoderLayer(Layer):
+    """The host's encoder layer with hook points."""
+
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, **kwargs: Any) -> Tensor:  # type: ignore[override]
-        """The host's own, with places at the ends of its branches.
+        """Run the layer.
 
         Raises:
-            UsageError: the mask hides tokens, or the call asks for a causal one, and a graft of the MLP averages over all.
+            UsageError: the mask hides tokens, or the call is causal, and a graft of the MLP averages over all tokens.
         """
-        check_call(self, padded=hides(attention_mask), causal=bool(kwargs.get("is_causal")))
+        check_call(self, padded=hides_tokens(attention_mask), causal=bool(kwargs.get("is_causal")))
         attended = self.branch(self.self_attn, hidden_states, attention_mask=attention_mask, **kwargs)
         x = self.mlp(self.self_attn_layer_norm(hidden_states + attended))
         if x.dtype == torch.float16 and not torch.isfinite(x).all():
@@ -102,7 +97,9 @@ class _EncoderLayer(_Layer):
         return x
 
 
-class _DecoderLayer(_Layer):
+class DecoderLayer(Layer):
+    """The host's decoder layer with hook points."""
+
     def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,
@@ -113,8 +110,7 @@ class _DecoderLayer(_Layer):
         use_cache: bool | None = True,
         **kwargs: Any,
     ) -> Tensor:
-        """The host's own, with places at the ends of its branches."""
-        given = {CACHE: kept(past_key_values, kwargs), **kwargs}
+        given = {CACHE: pop_cache(past_key_values, kwargs), **kwargs}
         attended = self.branch(self.self_attn, hidden_states, attention_mask=attention_mask, **given)
         x = self.self_attn_layer_norm(hidden_states + attended)
         if encoder_hidden_states is not None:
@@ -123,26 +119,39 @@ class _DecoderLayer(_Layer):
         return self.mlp(x)
 
 
-class GraftedMarianEncoderLayer(_EncoderLayer, marian.MarianEncoderLayer):
-    """`transformers.models.marian.modeling_marian.MarianEncoderLayer`."""
-
-
-class GraftedMarianDecoderLayer(_DecoderLayer, marian.MarianDecoderLayer):
-    """`transformers.models.marian.modeling_marian.MarianDecoderLayer`."""
-
-
-class GraftedBartEncoderLayer(_EncoderLayer, bart.BartEncoderLayer):
-    """`transformers.models.bart.modeling_bart.BartEncoderLayer`."""
-
-
-class GraftedBartDecoderLayer(_DecoderLayer, bart.BartDecoderLayer):
-    """`transformers.models.bart.modeling_bart.BartDecoderLayer`."""
-
-
 _CHILDREN = ("self_attn", "self_attn_layer_norm", "activation_fn", "fc1", "fc2", "final_layer_norm")
-_OF_DECODERS = ("encoder_attn", "encoder_attn_layer_norm")
 _ARGUMENTS = ("hidden_states", "attention_mask", "kwargs")
-_ALSO = ("encoder_hidden_states", "encoder_attention_mask", CACHE, "use_cache")
+
+
+def _encoder_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    check_known(layer, path, arguments=_ARGUMENTS, children=_CHILDREN)
+    yield _attention_site(layer, path, "self_attn")
+    yield _mlp_site(layer, path)
+
+
+def _decoder_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    arguments = (*_ARGUMENTS, "encoder_hidden_states", "encoder_attention_mask", CACHE, "use_cache")
+    check_known(layer, path, arguments=arguments, children=(*_CHILDREN, "encoder_attn", "encoder_attn_layer_norm"))
+    yield _attention_site(layer, path, "self_attn", causal=True)
+    yield _attention_site(layer, path, "encoder_attn", causal=True, cross=True)
+    yield _mlp_site(layer, path, causal=True)
+
+
+def _attention_site(layer: Any, path: str, name: str, **fields: Any) -> Site:
+    return attention_site(
+        layer.get_submodule(name),
+        f"{path}.{name}",
+        Attention,
+        dropout_layer=path,
+        arguments=("key_value_states", CACHE),
+        dim=layer.embed_dim,
+        **fields,
+    )
+
+
+def _mlp_site(layer: Any, path: str, **fields: Any) -> Site:
+    geometry = MlpGeometry(dim=layer.embed_dim, hidden=layer.fc1.out_features, **fields)
+    return replace(mlp_site(path, geometry), path=f"{path}.fc1")
 
 
 class TransformersMarian(SequenceFamily):
@@ -151,12 +160,9 @@ class TransformersMarian(SequenceFamily):
     name = "hf.marian"
     summary = "transformers Marian and BART: encoder, decoder and cross attention"
     patched: ClassVar = {
-        marian.MarianAttention: GraftedMarianAttention,
-        marian.MarianEncoderLayer: GraftedMarianEncoderLayer,
-        marian.MarianDecoderLayer: GraftedMarianDecoderLayer,
-        bart.BartAttention: GraftedBartAttention,
-        bart.BartEncoderLayer: GraftedBartEncoderLayer,
-        bart.BartDecoderLayer: GraftedBartDecoderLayer,
+        **patch_classes(Attention, marian.MarianAttention, bart.BartAttention, module=__name__),
+        **patch_classes(EncoderLayer, marian.MarianEncoderLayer, bart.BartEncoderLayer, module=__name__),
+        **patch_classes(DecoderLayer, marian.MarianDecoderLayer, bart.BartDecoderLayer, module=__name__),
     }
     models = (
         marian.MarianModel,
@@ -166,40 +172,10 @@ class TransformersMarian(SequenceFamily):
         bart.BartForSequenceClassification,
         bart.BartForQuestionAnswering,
     )
-    layers = (
-        marian.MarianEncoderLayer,
-        marian.MarianDecoderLayer,
-        bart.BartEncoderLayer,
-        bart.BartDecoderLayer,
-    )
-    inner = ("model",)
-
-    def read(self, layer: Any, path: str) -> Iterable[Site]:
-        decodes = hasattr(layer, "encoder_attn")
-        check_known(
-            layer,
-            path,
-            arguments=(*_ARGUMENTS, *(_ALSO if decodes else ())),
-            children=(*_CHILDREN, *(_OF_DECODERS if decodes else ())),
-        )
-        yield _attention(layer, path, "self_attn", causal=decodes)
-        if decodes:
-            yield _attention(layer, path, "encoder_attn", causal=True, cross=True)
-        geometry = MlpGeometry(dim=layer.embed_dim, hidden=layer.fc1.out_features, causal=decodes)
-        yield replace(mlp_site(path, geometry), path=f"{path}.fc1")
-
-
-def _attention(layer: Any, path: str, name: str, **known: Any) -> Site:
-    return attention_site(
-        layer.get_submodule(name),
-        f"{path}.{name}",
-        end=f"{path}.{name}",
-        ending=path,
-        out="out_proj",
-        arguments=("key_value_states", CACHE),
-        dim=layer.embed_dim,
-        **known,
-    )
-
-
-register_host(TransformersMarian())
+    blocks: ClassVar = {
+        marian.MarianEncoderLayer: _encoder_sites,
+        marian.MarianDecoderLayer: _decoder_sites,
+        bart.BartEncoderLayer: _encoder_sites,
+        bart.BartDecoderLayer: _decoder_sites,
+    }
+    base_names = ("model",)

@@ -1,22 +1,21 @@
-"""The MLPs of `transformers`: two linear layers under either of two sets of names, or a gated one."""
+"""MLP templates of `transformers`, and layers that check the attention mask for their MLP."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from attngraft.attention import GraftedModule, MlpEnds, MlpGeometry, MlpSite
+from attngraft.attention import GraftedModule, HookPoint, MlpGeometry, MlpSite
 from attngraft.hosts import sites
 from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.calls import check_call
-from attngraft.hosts.hf.attention import hides
-from attngraft.hosts.linear_ends import LinearEnds
+from attngraft.hosts.hf.masks import hides_tokens
+from attngraft.hosts.patched import TwoLinearEnds, check_call
 
 
-class TwoLayers(LinearEnds, MlpSite):
-    """An activation between two linear layers, all three under names of the host's."""
+class PlainMlp(TwoLinearEnds, MlpSite):
+    """Two linear layers with an activation between them."""
 
     activation_name: ClassVar[str] = "activation_fn"
 
@@ -28,56 +27,63 @@ class TwoLayers(LinearEnds, MlpSite):
         return cast(Tensor, getattr(self, self.linear_names[1])(x))
 
 
-class UpAndDown(TwoLayers):
-    """The same with the names `up_proj` and `down_proj`."""
+class UpDownMlp(PlainMlp):
+    """The same with `up_proj` and `down_proj`."""
 
     linear_names = ("up_proj", "down_proj")
     activation_name = "act_fn"
 
 
-class Gated(MlpEnds):
-    """`gate_proj` and `up_proj`, whose product goes through `down_proj`."""
-
-
 class MaskedLayer(GraftedModule):
-    """A layer whose tokens may be hidden by a mask, which its MLP never sees: it refuses for the MLP's grafts."""
+    """A layer that gets a mask and does not pass it to its MLP: it checks the mask for the MLP's grafts."""
 
-    unaware: ClassVar[tuple[str, ...]] = ("mlp",)  #: names of the modules that do not see the mask
+    unmasked: ClassVar[tuple[str, ...]] = ("mlp",)  #: names of the modules that do not get the mask
 
     @property
     def in_use(self) -> bool:
-        return super().in_use or any(part.in_use for part in self._unaware())
+        return super().in_use or any(part.in_use for part in self._unmasked())
 
-    def _unaware(self) -> list[GraftedModule]:
-        parts = [getattr(self, name) for name in self.unaware]  # Dynamo reads no name bound within a comprehension
+    def _unmasked(self) -> list[GraftedModule]:
+        parts = [getattr(self, name) for name in self.unmasked]  # Dynamo reads no name bound within a comprehension
         return [part for part in parts if isinstance(part, GraftedModule)]
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """The host's own, once the grafts of the MLP are content with the mask."""
-        self.check(attention_mask, causal=kwargs.get("is_causal"))
+        self.check_mask(attention_mask, causal=kwargs.get("is_causal"))
         return super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
 
-    def check(self, mask: Tensor | None, *, causal: bool | None = None) -> None:
-        """Refuse a mask, or a call that asks for a causal one, for grafts that average over all tokens.
+    def check_mask(self, mask: Tensor | None, *, causal: bool | None = None) -> None:
+        """Refuse a mask, or a causal call, for grafts that average over all tokens.
 
         Raises:
-            UsageError: such a graft stands in the layer or its MLP.
+            UsageError: the layer or its MLP has such a graft.
         """
-        for part in (self, *self._unaware()):
-            check_call(part, padded=hides(mask), causal=bool(causal))
+        for part in (self, *self._unmasked()):
+            check_call(part, padded=hides_tokens(mask), causal=bool(causal))
 
 
-def mlp_site(module: Any, path: str, *, end: str, layer: str | None = None, **known: Any) -> Site:
-    """The site that such an MLP is.
+def mlp_site(module: Any, path: str, *, end: str | None = None, layer: str | None = None, **fields: Any) -> Site:
+    """Return the site of a plain or gated MLP.
 
     Args:
-        end: path of the module that carries `mlp.end`.
-        layer: path of the `MaskedLayer`, if it is in one.
-        known: fields of the geometry that the model knows.
+        end: path of the module with `mlp.end`; None: the MLP.
+        layer: path of the `MaskedLayer` around it, if any.
+        fields: geometry fields that the model determines.
     """
     gated = hasattr(module, "gate_proj")
     first, last = ("fc1", "fc2") if hasattr(module, "fc1") else ("up_proj", "down_proj")
     children = {first, last, "activation_fn", "act_fn", *(("gate_proj",) if gated else ())}
     check_known(module, path, arguments=("x", "hidden_states", "hidden_state"), children=children)
-    geometry = MlpGeometry(**known, hidden=getattr(module, last).in_features)
+    geometry = MlpGeometry(**fields, hidden=getattr(module, last).in_features)
     return sites.mlp_site(path, geometry, sites.NO_MIDDLE if gated else {}, end=end, layer=layer)
+
+
+def missing_in_chunks(module: Any) -> Mapping[HookPoint, str]:
+    """Return MLP hook point -> reason why it is missing if `module` runs its MLP on chunks of the sequence, else nothing."""
+    size = module.chunk_size_feed_forward
+    if not size:
+        return {}
+    reason = (
+        f"its MLP processes {size} tokens at a time (chunk_size_feed_forward={size}), but grafts need all of them; set "
+        "chunk_size_feed_forward=0 in the configuration"
+    )
+    return dict.fromkeys(sites.MLP, reason)

@@ -1,8 +1,8 @@
-"""Hugging Face's Swin: the layer cuts the map into windows, shifts them, puts them back, and drops behind both branches."""
+"""Hugging Face's Swin: the layer partitions, shifts and merges windows, with dropout at the end of both branches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
@@ -10,21 +10,22 @@ from torch import Tensor
 from transformers.models.swin import modeling_swin as swin
 
 from attngraft.attention import GraftedModule, Projected, record_coordinates
-from attngraft.hosts.adapter import Site, check_known, own_parameters
+from attngraft.hosts.adapter import check_known, own_parameters
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, pair
-from attngraft.hosts.hf.mlp import TwoLayers, mlp_site
-from attngraft.hosts.registry import register_host
+from attngraft.hosts.hf.mlp import PlainMlp, mlp_site
+from attngraft.hosts.patched import patch_classes
 from attngraft.hosts.sites import windowed
 
 
 class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
-    """`transformers.models.swin.modeling_swin.SwinAttention`: B counts windows, those of one image side by side."""
+    """`transformers.models.swin.modeling_swin.SwinAttention`: B counts windows, those of one image next to each other."""
 
     ends = ("attn.window",)
 
-    def check(self, mask: Tensor | None) -> None:
-        """The mask keeps shifted windows apart, and hides no token from all."""
+    def check_mask(self, mask: Tensor | None) -> None:
+        """The mask separates shifted windows and hides no token from all queries."""
 
     def project(
         self, x: Tensor, attention_mask: Tensor | None = None, present: Tensor | None = None, **kwargs: Any
@@ -48,14 +49,10 @@ class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
         return cast(Tensor, (mask == 0).unsqueeze(1).repeat(projected.q.shape[0] // mask.shape[0], 1, 1, 1))
 
 
-class GraftedSwinMLP(TwoLayers, swin.SwinMLP):
-    """`transformers.models.swin.modeling_swin.SwinMLP`."""
-
-
 class GraftedSwinLayer(GraftedModule, swin.SwinLayer):
     """`transformers.models.swin.modeling_swin.SwinLayer`.
 
-    It alone knows which tokens are zeros that fill up a window, and tells the mix graft of its attention.
+    It passes a mask of the window padding to its attention if that has a mix graft.
     """
 
     @property
@@ -68,20 +65,19 @@ class GraftedSwinLayer(GraftedModule, swin.SwinLayer):
     def forward(
         self, hidden_states: Tensor, input_dimensions: tuple[int, int], always_partition: bool = False, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """The host's own, with places at both ends."""
         if not always_partition:
             self.set_shift_and_window_size(input_dimensions)
         height, width = input_dimensions
         batch, _, channels = hidden_states.shape
-        maps = self.layernorm_before(hidden_states).view(batch, height, width, channels)
-        own, (maps, padding) = maps, self.maybe_pad(maps, height, width)
-        padded = maps.shape[1:3]
-        record_coordinates(self, own, lambda maps: self._partition(self.cyclic_shift(F.pad(maps, padding))))
-        filled = {"present": self._present(height, width, padding, maps)} if self._mixes() and any(padding) else {}
-        windows = self._partition(self.cyclic_shift(maps))
+        unpadded = self.layernorm_before(hidden_states).view(batch, height, width, channels)
+        maps, padding = self.maybe_pad(unpadded, height, width)
+        padded, side = maps.shape[1:3], self.window_size
+        record_coordinates(self, unpadded, lambda maps: self._windows(F.pad(maps, padding)))
+        present = {}
+        if self._mixes() and any(padding):  # (windows of an image, N), False for padding
+            present["present"] = self._windows(F.pad(maps.new_ones(1, height, width, 1), padding)).flatten(1) > 0
         mask = self.get_attn_mask(*padded, dtype=maps.dtype, device=maps.device)
-        attended, weights = self.attention(windows, mask, **filled, **kwargs)
-        side = self.window_size
+        attended, weights = self.attention(self._windows(maps), mask, **present, **kwargs)
         attended = self.dropout(attended).view(-1, side, side, channels)
         attended = self.cyclic_shift(swin.window_reverse(attended, side, *padded), reverse=True)
         attended = self.run("attn.end", attended[:, :height, :width].contiguous())
@@ -89,14 +85,36 @@ class GraftedSwinLayer(GraftedModule, swin.SwinLayer):
         out = self.run("mlp.end", self.dropout(self.mlp(self.layernorm_after(hidden_states))))
         return out + hidden_states, weights
 
-    def _partition(self, maps: Tensor) -> Tensor:
-        """(B, H, W, C) to (B * windows, N, C)."""
-        return cast(Tensor, swin.window_partition(maps, self.window_size)).flatten(1, 2)
+    def _windows(self, maps: Tensor) -> Tensor:
+        """Shift and partition padded maps (B, H, W, C) into windows (B * windows, N, C)."""
+        return cast(Tensor, swin.window_partition(self.cyclic_shift(maps), self.window_size)).flatten(1, 2)
 
-    def _present(self, height: int, width: int, padding: tuple[int, ...], maps: Tensor) -> Tensor:
-        """(windows of an image, N), False for what fills up."""
-        present = F.pad(maps.new_ones(1, height, width, 1), padding)
-        return self._partition(self.cyclic_shift(present)).flatten(1) > 0
+
+def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    check_known(
+        layer,
+        path,
+        arguments=("hidden_states", "input_dimensions", "always_partition", "kwargs"),
+        children=("attention", "layernorm_before", "layernorm_after", "mlp", "dropout", "drop_path"),
+    )
+    attention, config = layer.attention, layer.attention.config
+    # the map of the stage; odd ones are padded before they are halved
+    stage = int(cast(re.Match[str], re.search(r"layers\.(\d+)", path))[1])
+    sizes = zip(pair(config.image_size), pair(config.patch_size), strict=True)
+    rows, columns = (-(-side // patch // 2**stage) for side, patch in sizes)
+    window = attention.relative_position_bias.window_size[0]
+    dim, table = attention.q_proj.in_features, own_parameters(attention, "relative_position_bias")
+    yield attention_site(
+        attention,
+        f"{path}.attention",
+        end=path,
+        children=("relative_position_bias",),
+        dim=dim,
+        **windowed((rows, columns), (window, window)),
+        query_key_parameters=table,
+        score_columns=table,
+    )
+    yield mlp_site(layer.mlp, f"{path}.mlp", end=path, dim=dim, tokens=rows * columns, grid=(rows, columns))
 
 
 class TransformersSwin(ImageFamily):
@@ -106,8 +124,8 @@ class TransformersSwin(ImageFamily):
     summary = "transformers Swin, backbones too"
     patched: ClassVar = {
         swin.SwinAttention: GraftedSwinAttention,
-        swin.SwinMLP: GraftedSwinMLP,
         swin.SwinLayer: GraftedSwinLayer,
+        **patch_classes(PlainMlp, swin.SwinMLP, module=__name__),
     }
     models = (
         swin.SwinModel,
@@ -115,40 +133,5 @@ class TransformersSwin(ImageFamily):
         swin.SwinForMaskedImageModeling,
         swin.SwinBackbone,
     )
-    layers = (swin.SwinLayer,)
-    inner = ("swin",)
-
-    def read(self, layer: Any, path: str) -> Iterable[Site]:
-        check_known(
-            layer,
-            path,
-            arguments=("hidden_states", "input_dimensions", "always_partition", "kwargs"),
-            children=("attention", "layernorm_before", "layernorm_after", "mlp", "dropout", "drop_path"),
-        )
-        attention, grid = layer.attention, self._grid(layer, path)
-        side = attention.relative_position_bias.window_size[0]
-        dim = attention.q_proj.in_features
-        table = own_parameters(attention, "relative_position_bias")
-        yield attention_site(
-            attention,
-            f"{path}.attention",
-            end=path,
-            children=("relative_position_bias",),
-            dim=dim,
-            **windowed(grid, (side, side)),
-            query_key_parameters=table,
-            score_columns=table,
-        )
-        yield mlp_site(layer.mlp, f"{path}.mlp", end=path, dim=dim, tokens=grid[0] * grid[1], grid=grid)
-
-    def _grid(self, layer: Any, path: str) -> tuple[int, int]:
-        """The map of the stage; odd ones are filled up before they are halved."""
-        config, stage = layer.attention.config, int(self.canonical(path).split(".")[2])
-        rows, columns = (
-            -(-side // patch // 2**stage)
-            for side, patch in zip(pair(config.image_size), pair(config.patch_size), strict=True)
-        )
-        return rows, columns
-
-
-register_host(TransformersSwin())
+    blocks: ClassVar = {swin.SwinLayer: _sites}
+    base_names = ("swin",)

@@ -1,40 +1,28 @@
-"""timm's shared `Attention` and the blocks that hold it: what most of its families are made of."""
+"""Attention templates of timm's hosts, and timm's shared `Attention`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from timm.layers import Attention
-from timm.models.vision_transformer import Block, ResPostBlock
 from torch import Tensor, nn
 
-from attngraft.attention import (
-    HOOK_POINTS,
-    AttentionGeometry,
-    AttentionSite,
-    GraftedModule,
-    LinearLayer,
-    MlpGeometry,
-    Projected,
-    prefix_names,
-)
-from attngraft.errors import HostError
-from attngraft.hosts.adapter import Site, check_known, own_parameters
-from attngraft.hosts.calls import check_call, one_sided
-from attngraft.hosts.linear_ends import linear
-from attngraft.hosts.sites import fused_heads, global_site
-from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.unread import reason_of
+from attngraft.attention import AttentionSite, GraftedModule, HookPoint, LinearLayer, Projected
+from attngraft.hosts.patched import as_linear, check_call, is_one_directional
+from attngraft.hosts.timm import mlp
+from attngraft.hosts.timm.layouts import map_to_tokens, split_heads, split_qkv, tokens_to_map
 
 
 class SelfAttention(AttentionSite):
-    """What timm's attentions over tokens share from the heads on: output norm, gate, projection, dropout.
+    """Output norm, gate, projection and dropout, as in most of timm's attention classes.
 
-    `project` puts the gate, where there is one, into `rest`.
+    `project` stores the output gate, if any, in `rest`.
     """
 
+    num_heads: int
+    qkv: nn.Module
     proj: nn.Module
     proj_drop: nn.Module
 
@@ -50,130 +38,152 @@ class SelfAttention(AttentionSite):
         return cast(Tensor, self.proj_drop(tokens))
 
     def output_layer(self) -> LinearLayer | None:
-        return linear(self.proj)
+        return as_linear(self.proj)
+
+
+class FusedQkv(SelfAttention):
+    """One projection of q, k and v, without norms or biases."""
+
+    def project(self, x: Tensor) -> Projected:
+        q, k, v = split_qkv(self.qkv(x), self.num_heads)
+        return Projected(q, k, v, x)
 
 
 class ScaledProducts(SelfAttention):
-    """Scales the products, where most hosts scale the queries: it rounds otherwise."""
+    """Scales the products q k^T instead of the queries, which rounds differently."""
 
     def scores(self, projected: Projected) -> Tensor:
         return (projected.q @ projected.k.transpose(-2, -1)) * self.scale
 
 
-def masked(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    """The mask that timm's attentions use: causal goes first where the map is spelled out; fused kernels refuse both.
+class PlainMerge(SelfAttention):
+    """Attention whose `norm`, if any, is not an output norm."""
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        return cast(Tensor, self.proj(heads.transpose(1, 2).flatten(2)))
+
+
+class NoDropout(SelfAttention):
+    """Attention without dropout of weights and outputs, in windows unless `ends` is overridden."""
+
+    ends: tuple[HookPoint, ...] = ("attn.window",)
+
+    def dropped(self) -> float:
+        return 0.0
+
+    def spread(self, weights: Tensor, projected: Projected) -> Tensor:
+        return weights @ projected.v
+
+    def drop(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+
+class HeadwiseQkv(NoDropout):
+    """One projection with rows of q, k, v head by head, and a bias per distance."""
+
+    key_dim: int
+    val_dim: int
+    attention_biases: Tensor
+    attention_bias_idxs: Tensor
+
+    def get_attention_biases(self, device: torch.device) -> Tensor:
+        """Return the biases (H, N, N), not the host's evaluation cache, which may hold stale values and graphs."""
+        return self.attention_biases[:, self.attention_bias_idxs]
+
+    def project(self, x: Tensor, present: Tensor | None = None) -> Projected:
+        parts = self.qkv(x).unflatten(-1, (self.num_heads, -1)).split((self.key_dim, self.key_dim, self.val_dim), dim=3)
+        q, k, v = (part.permute(0, 2, 1, 3) for part in parts)
+        return Projected(q, k, v, x, bias=self.get_attention_biases(x.device), present=present)
+
+
+class ClassAttention(SelfAttention):
+    """Attention with token 0 as the only query: (B, N, C) to (B, 1, C).
+
+    The default `split` has three projections, as `timm.models.cait.ClassAttn`.
+    """
+
+    q: nn.Module
+    k: nn.Module
+    v: nn.Module
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q (B, H, 1, d), k and v (B, H, N, d)."""
+        q, k, v = self.q(x[:, 0]).unsqueeze(1), self.k(x), self.v(x)
+        return split_heads(q, self.num_heads), split_heads(k, self.num_heads), split_heads(v, self.num_heads)
+
+    def project(self, x: Tensor) -> Projected:
+        q, k, v = self.split(x)
+        return Projected(q, k, v, x[:, :1], keys=x)
+
+
+class SubsampledKeys(PlainMerge):
+    """A projection of q, and one of k and v from a map reduced by a convolution."""
+
+    q: nn.Module
+    kv: nn.Module
+    sr: nn.Module | None
+    norm: nn.Module | None
+
+    def reduce(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Return the tokens (B, Nk, C) on the key side."""
+        if self.sr is None:
+            return x
+        return cast(Tensor, cast(nn.Module, self.norm)(map_to_tokens(self.sr(tokens_to_map(x, grid)))))
+
+    def project(self, x: Tensor, grid: tuple[int, int]) -> Projected:
+        keys = self.reduce(x, grid)
+        k, v = split_qkv(self.kv(keys), self.num_heads, parts=2)
+        return Projected(split_heads(self.q(x), self.num_heads), k, v, x, keys=keys)
+
+
+class ConvAttention(SelfAttention):
+    """Attention on maps (B, C, rows, columns) with convolutions as projections; grafts get tokens.
+
+    `project` takes the map's size as `grid` and stores it in `rest`.
+    """
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        grid = (x.shape[-2], x.shape[-1])
+        return tokens_to_map(super().forward(map_to_tokens(x), *args, grid=grid, **kwargs), grid)
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        maps = tokens_to_map(heads.transpose(-1, -2).flatten(1, 2).transpose(1, 2), projected.rest)
+        return map_to_tokens(self.proj(maps))
+
+    def output_layer(self) -> LinearLayer | None:
+        return self.proj if isinstance(self.proj, nn.Conv2d) else None
+
+
+def checked_mask(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
+    """Return the mask that timm's attention applies: explicit attention ignores it if causal, fused attention refuses both.
 
     Raises:
-        ValueError: both are given to a fused attention.
-        UsageError: a graft here cannot stand a mask; mix grafts are told of it, and refuse one that is causal.
+        ValueError: fused attention gets both.
+        UsageError: a graft does not support masks; mix grafts support all but causal ones.
     """
-    check_call(module, causal=attn_mask is not None or is_causal, told=("mix",))
-    if attn_mask is not None and module.grafts_at("mix") and one_sided(shown(attn_mask)):
-        check_call(module, causal=True)
+    check_call(module, causal=attn_mask is not None or is_causal, exempt=("mix",))
+    if attn_mask is not None and module.grafts_at("mix"):
+        # boolean, or added to the scores, with the dtype's minimum or less for hidden tokens
+        visible = attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min
+        check_call(module, causal=is_one_directional(visible))
     if is_causal and module.fused_attn and attn_mask is not None:
         raise ValueError("attn_mask and is_causal exclude each other")
     return None if is_causal else attn_mask
 
 
-def shown(mask: Tensor) -> Tensor:
-    """What may be seen under a mask of timm: boolean, or added, with the least number of its type or less as a wall."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
-
-
-def by_role(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What a fused projection gives, (B, N, 3 H d), as q, k and v, (B, H, N, d) each."""
-    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-    return q, k, v
-
-
-def by_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, N, H d) to (B, H, N, d)."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def gate(module: Any, x: Tensor) -> Tensor | None:
-    """The factor of the merged heads in gated attentions (timm >= 1.0.28)."""
+def output_gate(module: Any, x: Tensor) -> Tensor | None:
+    """Return the factor of the merged heads in gated attention (timm >= 1.0.28)."""
     layer = getattr(module, "gate", None)
     return None if layer is None else layer(x).sigmoid()
 
 
 class GraftedAttention(SelfAttention, Attention):
-    """`timm.layers.Attention`: fused qkv (rows q, k, v), optional qk-norm, output norm and gate."""
+    """`timm.layers.Attention`: fused qkv, optional qk-norm, output norm and gate."""
 
     def project(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Projected:
-        q, k, v = by_role(self.qkv(x), self.num_heads)
-        bias = masked(self, attn_mask, is_causal)
-        return Projected(self.q_norm(q), self.k_norm(k), v, x, bias=bias, causal=is_causal, rest=gate(self, x))
+        q, k, v = split_qkv(self.qkv(x), self.num_heads)
+        bias = checked_mask(self, attn_mask, is_causal)
+        return Projected(self.q_norm(q), self.k_norm(k), v, x, bias=bias, causal=is_causal, rest=output_gate(self, x))
 
 
-PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {Attention: GraftedAttention, **timm_mlp.PATCHED}
-BLOCKS = (Block, ResPostBlock)
-
-
-def attention_site(module: Any, path: str, **tokens: Any) -> Site:
-    """The site that timm's `Attention` is; `tokens` are the fields of `Geometry` that the model knows."""
-    if type(module) not in (Attention, GraftedAttention):
-        return unread_site(module, path, **tokens)
-    check_known(
-        module,
-        path,
-        arguments=("x", "attn_mask", "is_causal", "args", "kwargs"),
-        children=("qkv", "q_norm", "k_norm", "attn_drop", "norm", "gate", "proj", "proj_drop"),
-    )
-    geometry = AttentionGeometry(
-        **tokens, **fused_heads(module), query_key_parameters=own_parameters(module, "q_norm", "k_norm")
-    )
-    return global_site(path, geometry)
-
-
-def unread_site(module: Any, path: str, **tokens: Any) -> Site:
-    """A place where some attention stands that no adapter reads: every hook point says so."""
-    reason = reason_of(module)
-    why = f"its attention is {type(module).__name__}" + (
-        f": {reason}" if reason else ", which this adapter does not read"
-    )
-    heads = getattr(module, "num_heads", 1)
-    geometry = AttentionGeometry(**tokens, heads=heads, key_width=0, value_width=0)
-    return Site(path=path, kind="attention", geometry=geometry, targets={}, missing=dict.fromkeys(HOOK_POINTS, why))
-
-
-def mlp_sites(module: Any, path: str, **tokens: Any) -> Iterator[Site]:
-    """The site that one of timm's MLPs is; none for an MLP of a class that we do not know."""
-    last = getattr(module, "fc2", None)
-    width = last.weight.shape[1] if isinstance(last, nn.Linear | nn.Conv2d) else 0
-    site = timm_mlp.mlp_site(module, path, MlpGeometry(hidden=width, **tokens))
-    if site is not None:
-        yield site
-
-
-def block_sites(block: Any, path: str, **tokens: Any) -> Iterator[Site]:
-    """The two sites of timm's `Block` and `ResPostBlock`."""
-    yield attention_site(block.attn, f"{path}.attn", **tokens)
-    yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
-
-
-def _prefix(model: Any) -> tuple[str, ...]:
-    registers = getattr(model, "reg_token", None)
-    names = prefix_names(
-        class_token=getattr(model, "cls_token", None) is not None,
-        distillation=getattr(model, "dist_token", None) is not None,
-        registers=0 if registers is None else registers.shape[1],
-    )
-    if len(names) != model.num_prefix_tokens:
-        raise HostError(
-            f"{type(model).__name__} has {model.num_prefix_tokens} leading tokens, and this version of attngraft knows "
-            f"{len(names)} of them ({', '.join(names)})"
-        )
-    return names
-
-
-def prefixed_grid(model: Any, *, dim: int) -> dict[str, Any]:
-    """The part of the geometry that all sites of a model, or of the encoder in it, with one sequence of tokens share."""
-    model = getattr(model, "encoder", model)
-    prefix, cells = model.num_prefix_tokens, model.patch_embed.grid_size
-    return {
-        "dim": dim,
-        "tokens": None if cells is None else prefix + cells[0] * cells[1],
-        "prefix": _prefix(model),
-        "grid": None if cells is None else tuple(cells),
-    }
+PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {Attention: GraftedAttention, **mlp.PATCHED}

@@ -1,111 +1,87 @@
-"""timm's CaiT: attention whose heads talk to each other around the softmax, then blocks in which the class token asks."""
+"""timm's CaiT: talking-heads attention, then class attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
 from timm.models.cait import Cait, ClassAttn, LayerScaleBlock, LayerScaleBlockClassAttn, TalkingHeadAttn
 from torch import Tensor, nn
 
-from attngraft.attention import CLASS, AttentionGeometry, Projected, plain_class
-from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters
-from attngraft.hosts.registry import register_host
+from attngraft.attention import CLASS, Projected, plain_class
+from attngraft.hosts.adapter import own_parameters
+from attngraft.hosts.patched import patch_classes
 from attngraft.hosts.sites import fused_heads, global_site
-from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import SelfAttention, by_heads, by_role, mlp_sites, unread_site
-from attngraft.hosts.timm.class_attention import ClassSite, class_site
-from attngraft.hosts.timm.family import Look, TimmFamily
+from attngraft.hosts.timm import mlp
+from attngraft.hosts.timm.attention import ClassAttention, FusedQkv
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
+from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, class_attention_site, map_fields, unread_site
 
 _TALKING = (
-    "its heads are mixed before the softmax and again behind it (talking heads), so no head has scores of its own; "
-    "horizontal, vertical and cb stand behind that"
+    "its heads are mixed before the softmax and again after it (talking heads), so no head has scores of its own; "
+    "horizontal, vertical and cb work here"
 )
 
 
-class GraftedTalkingHeadAttn(SelfAttention, TalkingHeadAttn):
-    """`timm.models.cait.TalkingHeadAttn`: heads are mixed linearly before the softmax, and again between it and the values.
+class GraftedTalkingHeadAttn(FusedQkv, TalkingHeadAttn):
+    """`timm.models.cait.TalkingHeadAttn`: heads are mixed linearly before the softmax, and again before the values.
 
-    The map at `weights` is what the softmax gives: its rows sum to one, those behind the second mixing do not.
+    The map at `weights` is the softmax: its rows sum to one; those after the second mixing do not.
     """
 
     fused_attn = False
 
-    def project(self, x: Tensor) -> Projected:
-        return Projected(*by_role(self.qkv(x), self.num_heads), x)
-
     def scores(self, projected: Projected) -> Tensor:
-        return _talk(self.proj_l, super().scores(projected))
+        return _mix_heads(self.proj_l, super().scores(projected))
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
-        return super().spread(_talk(self.proj_w, weights), projected)
+        return super().spread(_mix_heads(self.proj_w, weights), projected)
 
 
-def _talk(mixing: nn.Module, heads: Tensor) -> Tensor:
-    """(B, H, Nq, Nk), mixed over H."""
-    return cast(Tensor, mixing(heads.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+def _mix_heads(mixing: nn.Module, maps: Tensor) -> Tensor:
+    """Mix the heads of maps (B, H, Nq, Nk)."""
+    return cast(Tensor, mixing(maps.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
 
 
-class GraftedClassAttn(ClassSite, ClassAttn):
-    """`timm.models.cait.ClassAttn`: three projections."""
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    module, attn = block.attn, f"{path}.attn"
+    fields = map_fields(shapes.model.embed_dim, *shapes.model.patch_embed.grid_size)
+    if plain_class(module) is TalkingHeadAttn:
+        heads = fused_heads(module)
+        heads["rows"] = {"v": heads["rows"]["v"]}  # q and k of each head serve all heads
+        mixing = own_parameters(module, "proj_l")
+        geometry = attention_geometry(
+            module,
+            attn,
+            children=(*CHILDREN, "proj_l", "proj_w"),
+            heads=heads,
+            talking=True,
+            query_key_parameters=mixing,
+            score_rows=mixing,
+            **fields,
+        )
+        yield global_site(attn, geometry, {"mix": _TALKING})
+    else:
+        yield unread_site(module, attn, **fields)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.q(x[:, 0]).unsqueeze(1), self.k(x), self.v(x)
-        return by_heads(q, self.num_heads), by_heads(k, self.num_heads), by_heads(v, self.num_heads)
+
+def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    fields = map_fields(shapes.model.embed_dim, *shapes.model.patch_embed.grid_size)
+    fields["tokens"] += 1
+    known = plain_class(block.attn) is ClassAttn
+    yield (class_attention_site if known else unread_site)(block.attn, f"{path}.attn", **fields)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=fields["dim"], tokens=1, prefix=CLASS)
 
 
 class TimmCait(TimmFamily):
-    """Sites `blocks.<i>.attn` and `.mlp`; `blocks_token_only.<i>.attn` and `.mlp`, which the class token alone leaves."""
+    """Sites `blocks.<i>.attn` and `.mlp`; `blocks_token_only.<i>.attn` and `.mlp`, with one output token."""
 
     name = "timm.cait"
     summary = "timm CaiT of any size, features_only too"
     patched: ClassVar = {
         TalkingHeadAttn: GraftedTalkingHeadAttn,
-        ClassAttn: GraftedClassAttn,
-        **timm_mlp.PATCHED,
+        **patch_classes(ClassAttention, ClassAttn, module=__name__),
+        **mlp.PATCHED,
     }
     models = (Cait,)
-    blocks = (LayerScaleBlock, LayerScaleBlockClassAttn)
-
-    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
-        grid, dim = tuple(look.model.patch_embed.grid_size), look.model.embed_dim
-        patches = grid[0] * grid[1]
-        if plain_class(block) is LayerScaleBlock:
-            yield _talking_site(block.attn, f"{path}.attn", dim=dim, tokens=patches, grid=grid)
-            yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=patches, grid=grid)
-        else:
-            yield class_attn_site(block.attn, f"{path}.attn", dim=dim, tokens=1 + patches, grid=grid)
-            yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix=CLASS)
-
-
-def _talking_site(module: Any, path: str, **tokens: Any) -> Site:
-    if plain_class(module) is not TalkingHeadAttn:
-        return unread_site(module, path, **tokens)
-    check_known(
-        module,
-        path,
-        arguments=("x", "args", "kwargs"),
-        children=("qkv", "attn_drop", "proj", "proj_l", "proj_w", "proj_drop"),
-    )
-    fused = fused_heads(module)
-    fused["rows"] = {"v": fused["rows"]["v"]}  # q and k of each head serve all heads
-    geometry = AttentionGeometry(
-        **tokens,
-        **fused,
-        talking=True,
-        query_key_parameters=own_parameters(module, "proj_l"),
-        score_rows=own_parameters(module, "proj_l"),
-    )
-    return global_site(path, geometry, {"mix": _TALKING})
-
-
-def class_attn_site(module: Any, path: str, **tokens: Any) -> Site:
-    """The site that CaiT's class attention is, here and where others of timm's families use it."""
-    if plain_class(module) is not ClassAttn:
-        return unread_site(module, path, **tokens)
-    width = module.proj.in_features // module.num_heads
-    rows = {role: head_rows(module, role, start=0, width=width, step=width) for role in ("q", "k", "v")}
-    return class_site(module, path, children=("q", "k", "v"), rows=rows, **tokens)
-
-
-register_host(TimmCait())
+    blocks: ClassVar = {LayerScaleBlock: _sites, LayerScaleBlockClassAttn: _class_sites}

@@ -1,35 +1,32 @@
-"""timm's FastViT and the image encoders of MobileCLIP: convolutions, and attention where a stage asks for it."""
+"""timm's FastViT and MobileCLIP's image encoders: convolutions, and attention in some stages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
 from timm.models.fastvit import Attention, AttentionBlock, ConvMlp, FastVit
 from torch import Tensor
 
-from attngraft.attention import AttentionGeometry, MlpGeometry, Projected
-from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.linear_ends import LinearEnds
-from attngraft.hosts.registry import register_host
-from attngraft.hosts.sites import fused_heads, global_site, mlp_site
-from attngraft.hosts.timm.attention import SelfAttention, by_role
-from attngraft.hosts.timm.family import Look, TimmFamily
-from attngraft.hosts.timm.maps import MapMlpSite, map_of, tokens_of
+from attngraft.attention import MlpGeometry
+from attngraft.hosts.adapter import check_known
+from attngraft.hosts.patched import TwoLinearEnds
+from attngraft.hosts.sites import global_site, mlp_site
+from attngraft.hosts.timm.attention import FusedQkv
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
+from attngraft.hosts.timm.layouts import map_to_tokens, tokens_to_map
+from attngraft.hosts.timm.mlp import MapMlpSite
+from attngraft.hosts.timm.sites import attention_geometry, map_fields
 
 
-class GraftedAttention(SelfAttention, Attention):
+class GraftedAttention(FusedQkv, Attention):
     """`timm.models.fastvit.Attention`: maps outside, tokens inside."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return map_of(super().forward(tokens_of(x)), x.shape[-2:])
-
-    def project(self, x: Tensor) -> Projected:
-        return Projected(*by_role(self.qkv(x), self.num_heads), x)
+        return tokens_to_map(super().forward(map_to_tokens(x)), x.shape[-2:])
 
 
-class GraftedConvMlp(LinearEnds, MapMlpSite, ConvMlp):
-    """`timm.models.fastvit.ConvMlp`: a convolution of each channel comes first, so its front is behind that."""
+class GraftedConvMlp(TwoLinearEnds, MapMlpSite, ConvMlp):
+    """`timm.models.fastvit.ConvMlp`: `mlp.front` is after its depthwise convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.conv(x))
@@ -41,6 +38,15 @@ class GraftedConvMlp(LinearEnds, MapMlpSite, ConvMlp):
         return cast(Tensor, self.drop(self.fc2(x)))
 
 
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    mixer, mlp = f"{path}.token_mixer", block.mlp
+    _, dim, rows, columns = shapes.input_shape(path)
+    fields = map_fields(dim, rows, columns)
+    yield global_site(mixer, attention_geometry(block.token_mixer, mixer, arguments=("x",), **fields))
+    check_known(mlp, f"{path}.mlp", arguments=("x",), children=("conv", "fc1", "act", "fc2", "drop"))
+    yield mlp_site(f"{path}.mlp", MlpGeometry(**fields, hidden=mlp.fc1.out_channels))
+
+
 class TimmFastVit(TimmFamily):
     """Sites `stages.<i>.blocks.<j>.token_mixer` and `.mlp` of the stages with attention."""
 
@@ -48,17 +54,4 @@ class TimmFastVit(TimmFamily):
     summary = "timm FastViT and MobileCLIP's image encoders, the stages with attention, features_only too"
     patched: ClassVar = {Attention: GraftedAttention, ConvMlp: GraftedConvMlp}
     models = (FastVit,)
-    blocks = (AttentionBlock,)
-
-    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
-        module, mlp = block.token_mixer, block.mlp
-        children = ("qkv", "attn_drop", "proj", "proj_drop")
-        check_known(module, f"{path}.token_mixer", arguments=("x",), children=children)
-        check_known(mlp, f"{path}.mlp", arguments=("x",), children=("conv", "fc1", "act", "fc2", "drop"))
-        _, dim, rows, columns = look.entering(path)
-        tokens: dict[str, Any] = {"dim": dim, "tokens": rows * columns, "grid": (rows, columns)}
-        yield global_site(f"{path}.token_mixer", AttentionGeometry(**tokens, **fused_heads(module)))
-        yield mlp_site(f"{path}.mlp", MlpGeometry(**tokens, hidden=mlp.fc1.out_channels))
-
-
-register_host(TimmFastVit())
+    blocks: ClassVar = {AttentionBlock: _sites}

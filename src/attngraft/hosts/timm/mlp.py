@@ -1,23 +1,42 @@
-"""timm's MLPs, shared by the families that use them."""
+"""timm's MLPs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 from timm.layers import ConvMlp, GluMlp, Mlp, SwiGLU
 from timm.models.vitamin import GeGluMlp
 from torch import Tensor, nn
 
-from attngraft.attention import GraftedModule, MlpEnds, MlpGeometry, plain_class
-from attngraft.hosts import sites
-from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.linear_ends import LinearEnds
-from attngraft.hosts.timm.maps import GraftedConvMlp, MapMlpSite
+from attngraft.attention import GraftedModule, HookPoint, MlpEnds, MlpGeometry, MlpSite, plain_class
+from attngraft.hosts.adapter import check_known
+from attngraft.hosts.family import Sites
+from attngraft.hosts.patched import TwoLinearEnds, patch_classes
+from attngraft.hosts.sites import NO_MIDDLE, mlp_site
+
+_CHILDREN = ("fc1", "fc1_g", "fc1_x", "w0", "w1", "w2", "act", "drop", "drop1", "norm", "fc2", "drop2")
 
 
-class GraftedMlp(LinearEnds, MapMlpSite, Mlp):
-    """`timm.layers.Mlp`: fc1, activation, dropout, optional norm, fc2, dropout; as linear layers, or as convolutions."""
+class MapMlpSite(MlpSite):
+    """An MLP on maps (B, C, rows, columns) or tokens; grafts get tokens."""
+
+    @property
+    def takes_maps(self) -> bool:
+        """Whether an input with four axes is a map with channels second; otherwise channels are last."""
+        return True
+
+    def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
+        if value.ndim == 3 or not self.takes_maps:
+            return super().run(hook_point, value, *context)
+        # permute before flattening: `map_to_tokens` would give the batch axis of a batch of one a stride that hides that the
+        # map is channels-last
+        tokens = super().run(hook_point, value.permute(0, 2, 3, 1).flatten(1, 2), *context)
+        return tokens.unflatten(1, value.shape[-2:]).permute(0, 3, 1, 2)
+
+
+class GraftedMlp(TwoLinearEnds, MapMlpSite, Mlp):
+    """`timm.layers.Mlp`: fc1, activation, dropout, optional norm, fc2, dropout; linear layers or convolutions."""
 
     @property
     def takes_maps(self) -> bool:
@@ -30,16 +49,18 @@ class GraftedMlp(LinearEnds, MapMlpSite, Mlp):
         return cast(Tensor, self.drop2(self.fc2(x)))
 
 
-class GraftedGluMlp(MlpEnds, GluMlp):
-    """`timm.layers.GluMlp` (packed SwiGLU too)."""
+class GraftedConvMlp(TwoLinearEnds, MapMlpSite, ConvMlp):
+    """`timm.layers.ConvMlp`: fc1, optional norm, activation, dropout, fc2, as 1x1 convolutions."""
 
+    def hidden(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.drop(self.act(self.norm(self.fc1(x)))))
 
-class GraftedSwiGLU(MlpEnds, SwiGLU):
-    """`timm.layers.SwiGLU`."""
+    def out(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc2(x))
 
 
 class GraftedGeGluMlp(GraftedModule, GeGluMlp):
-    """`timm.models.vitamin.GeGluMlp`: its own norm comes first, so its front is behind that."""
+    """`timm.models.vitamin.GeGluMlp`: `mlp.front` is after its norm."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.run("mlp.front", self.norm(x))
@@ -53,18 +74,17 @@ class GraftedGeGluMlp(GraftedModule, GeGluMlp):
 PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {
     Mlp: GraftedMlp,
     ConvMlp: GraftedConvMlp,
-    GluMlp: GraftedGluMlp,
-    SwiGLU: GraftedSwiGLU,
+    **patch_classes(MlpEnds, GluMlp, SwiGLU, module=__name__),
     GeGluMlp: GraftedGeGluMlp,
 }
-KNOWN = {*PATCHED, *PATCHED.values()}
-_CHILDREN = ("fc1", "fc1_g", "fc1_x", "w0", "w1", "w2", "act", "drop", "drop1", "norm", "fc2", "drop2")
 
 
-def mlp_site(module: nn.Module, path: str, geometry: MlpGeometry) -> Site | None:
-    """The site that `module` is, or None for an MLP of a class that we do not know."""
+def mlp_sites(module: Any, path: str, **geometry: Any) -> Sites:
+    """Yield the site of one of timm's MLPs; none for an MLP of an unknown class."""
     if plain_class(module) not in PATCHED:
-        return None
+        return
     check_known(module, path, arguments=("x",), children=_CHILDREN)
-    plain = isinstance(module, Mlp | ConvMlp)
-    return sites.mlp_site(path, geometry, {} if plain else sites.NO_MIDDLE)
+    last = getattr(module, "fc2", None)
+    hidden = last.weight.shape[1] if isinstance(last, nn.Linear | nn.Conv2d) else 0
+    missing = {} if isinstance(module, Mlp | ConvMlp) else NO_MIDDLE
+    yield mlp_site(path, MlpGeometry(hidden=hidden, **geometry), missing)

@@ -1,8 +1,7 @@
-"""timm's NaFlexVit: a ViT of images of any size, which it takes as images or as dictionaries of patches."""
+"""timm's NaFlexVit: a ViT for images of any size, given as images or as dictionaries of patches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from timm.models.eva import EvaBlock
@@ -11,14 +10,14 @@ from timm.models.vision_transformer import Block
 from torch import Tensor
 
 from attngraft.attention import plain_class, prefix_names
-from attngraft.hosts.adapter import Site, random_images
-from attngraft.hosts.registry import register_host
-from attngraft.hosts.timm import attention, rope
-from attngraft.hosts.timm.family import Look, TimmFamily
-from attngraft.hosts.timm.padding import PaddedBlock, with_mask
+from attngraft.hosts.adapter import random_images
+from attngraft.hosts.timm import attention, rotary
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
+from attngraft.hosts.timm.masked_blocks import PaddingMaskBlock, with_padding_mask
+from attngraft.hosts.timm.sites import block_sites
 
 
-class GraftedBlock(PaddedBlock, Block):
+class GraftedBlock(PaddingMaskBlock, Block):
     """`timm.models.vision_transformer.Block`."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
@@ -26,7 +25,7 @@ class GraftedBlock(PaddedBlock, Block):
         return super().forward(x, attn_mask=attn_mask)
 
 
-class GraftedEvaBlock(PaddedBlock, EvaBlock):
+class GraftedEvaBlock(PaddingMaskBlock, EvaBlock):
     """`timm.models.eva.EvaBlock`."""
 
     def forward(self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None) -> Tensor:
@@ -34,44 +33,22 @@ class GraftedEvaBlock(PaddedBlock, EvaBlock):
         return super().forward(x, rope=rope, attn_mask=attn_mask)
 
 
-class TimmNaFlex(TimmFamily):
-    """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`.
-
-    Dictionaries of patches come with a mask. Grafts that mix no tokens, or only those that a mask shows, take them; the
-    others refuse the call.
-    """
-
-    name = "timm.naflex"
-    summary = "timm NaFlexVit of any size, with rotary positions too"
-    patched: ClassVar = {
-        **attention.PATCHED,
-        **rope.PATCHED,
-        Block: GraftedBlock,
-        EvaBlock: GraftedEvaBlock,
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    model = shapes.model
+    grid = model.embeds.dynamic_feat_size(_image_size(model))
+    prefix = prefix_names(class_token=model.has_class_token, registers=model.num_reg_tokens)
+    tokens: dict[str, Any] = {
+        "dim": model.embed_dim,
+        "tokens": len(prefix) + grid[0] * grid[1],
+        "prefix": prefix,
+        "grid": tuple(grid),
     }
-    models = (NaFlexVit,)
-    blocks = (Block, EvaBlock)
-
-    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
-        model = look.model
-        grid = model.embeds.dynamic_feat_size(_size(model))
-        prefix = prefix_names(class_token=model.has_class_token, registers=model.num_reg_tokens)
-        tokens: dict[str, Any] = {
-            "dim": model.embed_dim,
-            "tokens": len(prefix) + grid[0] * grid[1],
-            "prefix": prefix,
-            "grid": tuple(grid),
-        }
-        rotates = plain_class(block) is EvaBlock
-        sites = (rope.rotary_block_sites if rotates else attention.block_sites)(block, path, **tokens)
-        return (with_mask(site, path) for site in sites)
-
-    def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
-        return random_images(model, (model.in_chans, *_size(model)), batch=batch)
+    read = rotary.rotary_block_sites if plain_class(block) is EvaBlock else block_sites
+    return (with_padding_mask(site, path) for site in read(block, path, **tokens))
 
 
-def _size(model: Any) -> tuple[int, int]:
-    """Rows and columns of the images that the model was made for, as far as it says so."""
+def _image_size(model: Any) -> tuple[int, int]:
+    """Return (rows, columns) of the images that the model was created for, as far as it stores them."""
     embeds, recommended = model.embeds, getattr(model, "pretrained_cfg", {}).get("input_size")
     cells = embeds.pos_embed_grid_size
     if embeds.default_img_size is None and recommended is None and cells is not None:
@@ -80,4 +57,22 @@ def _size(model: Any) -> tuple[int, int]:
     return rows, columns
 
 
-register_host(TimmNaFlex())
+class TimmNaFlex(TimmFamily):
+    """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`.
+
+    Dictionaries of patches have a mask. Grafts that mix hidden tokens refuse the call; all others accept it.
+    """
+
+    name = "timm.naflex"
+    summary = "timm NaFlexVit of any size, with rotary positions too"
+    patched: ClassVar = {
+        **attention.PATCHED,
+        **rotary.PATCHED,
+        Block: GraftedBlock,
+        EvaBlock: GraftedEvaBlock,
+    }
+    models = (NaFlexVit,)
+    blocks: ClassVar = {Block: _sites, EvaBlock: _sites}
+
+    def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
+        return random_images(model, (model.in_chans, *_image_size(model)), batch=batch)

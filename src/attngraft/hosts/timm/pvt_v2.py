@@ -1,40 +1,48 @@
-"""timm's PVT v2: keys are a summary of the map, and a convolution of neighbours stands inside the MLP."""
+"""timm's PVT v2: subsampled keys, and a depthwise convolution in the MLP."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
 from timm.models.pvt_v2 import Attention, Block, MlpWithDepthwiseConv, PyramidVisionTransformerV2
 from torch import Tensor
 
 from attngraft.attention import MlpGeometry
-from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.linear_ends import LinearEnds
-from attngraft.hosts.registry import register_host
+from attngraft.hosts.adapter import check_known
+from attngraft.hosts.patched import TwoLinearEnds
 from attngraft.hosts.sites import mlp_site
-from attngraft.hosts.timm.family import Look, TimmFamily
-from attngraft.hosts.timm.maps import map_of, tokens_of
-from attngraft.hosts.timm.subsampled import SubsampledSite, subsampled_site
+from attngraft.hosts.timm.attention import SubsampledKeys
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
+from attngraft.hosts.timm.layouts import map_to_tokens, tokens_to_map
+from attngraft.hosts.timm.sites import map_fields, subsampled_site
 
 
-class GraftedAttention(SubsampledSite, Attention):
-    """`timm.models.pvt_v2.Attention`: the summary is a convolution, or an average of fixed size with an activation."""
+class GraftedAttention(SubsampledKeys, Attention):
+    """`timm.models.pvt_v2.Attention`: a convolution reduces the keys, or pooling to a fixed size with an activation."""
 
-    def summary(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def reduce(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         if self.pool is None:
-            return super().summary(x, grid)
-        host = cast(Any, self)  # timm's attributes are None in the other form
-        return cast(Tensor, host.act(host.norm(tokens_of(host.sr(host.pool(map_of(x, grid)))))))
+            return super().reduce(x, grid)
+        host = cast(Any, self)  # these attributes are None in the other form
+        return cast(Tensor, host.act(host.norm(map_to_tokens(host.sr(host.pool(tokens_to_map(x, grid)))))))
 
 
-class GraftedMlpWithDepthwiseConv(LinearEnds, MlpWithDepthwiseConv):
-    """`timm.models.pvt_v2.MlpWithDepthwiseConv`: neighbours are mixed between fc1 and the activation."""
+class GraftedMlpWithDepthwiseConv(TwoLinearEnds, MlpWithDepthwiseConv):
+    """`timm.models.pvt_v2.MlpWithDepthwiseConv`: the convolution is between fc1 and the activation."""
 
     def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
-        x = self.relu(map_of(self.fc1(self.run("mlp.front", x)), feat_size))
-        x = self.run("mlp.mid", self.drop(self.act(tokens_of(self.dwconv(x)))))
+        x = self.relu(tokens_to_map(self.fc1(self.run("mlp.front", x)), feat_size))
+        x = self.run("mlp.mid", self.drop(self.act(map_to_tokens(self.dwconv(x)))))
         return self.run("mlp.end", self.drop(self.fc2(x)))
+
+
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    _, dim, rows, columns = shapes.output_shape(path.partition(".blocks.")[0])
+    fields, module = map_fields(dim, rows, columns), block.mlp
+    yield subsampled_site(block.attn, f"{path}.attn", shapes, argument="feat_size", **fields)
+    children = ("fc1", "relu", "dwconv", "act", "fc2", "drop")
+    check_known(module, f"{path}.mlp", arguments=("x", "feat_size"), children=children)
+    yield mlp_site(f"{path}.mlp", MlpGeometry(hidden=module.fc2.in_features, **fields))
 
 
 class TimmPvtV2(TimmFamily):
@@ -44,18 +52,4 @@ class TimmPvtV2(TimmFamily):
     summary = "timm PVT v2 of any size, features_only too"
     patched: ClassVar = {Attention: GraftedAttention, MlpWithDepthwiseConv: GraftedMlpWithDepthwiseConv}
     models = (PyramidVisionTransformerV2,)
-    blocks = (Block,)
-
-    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
-        _, dim, rows, columns = look.leaving(path.partition(".blocks.")[0])
-        tokens = {"dim": dim, "tokens": rows * columns, "grid": (rows, columns)}
-        yield subsampled_site(block.attn, f"{path}.attn", look, argument="feat_size", **tokens)
-        yield _mlp_site(block.mlp, f"{path}.mlp", **tokens)
-
-
-def _mlp_site(module: Any, path: str, **tokens: Any) -> Site:
-    check_known(module, path, arguments=("x", "feat_size"), children=("fc1", "relu", "dwconv", "act", "fc2", "drop"))
-    return mlp_site(path, MlpGeometry(hidden=module.fc2.in_features, **tokens))
-
-
-register_host(TimmPvtV2())
+    blocks: ClassVar = {Block: _sites}

@@ -1,32 +1,24 @@
-"""timm's image encoder of SAM: windows, attention of whole maps in some blocks, relative positions that ask the query."""
+"""timm's image encoder of SAM: windows, global attention in some blocks, decomposed relative positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
 from timm.layers import apply_rot_embed_cat
-from timm.models.vision_transformer_sam import (
-    Attention,
-    Block,
-    VisionTransformerSAM,
-    get_decomposed_rel_pos_bias,
-    window_partition,
-    window_unpartition,
-)
+from timm.models import vision_transformer_sam as sam
 from torch import Tensor, nn
 
-from attngraft.attention import AttentionGeometry, HookPoint, Projected, record_coordinates
-from attngraft.hosts.adapter import Site, check_known, own_parameters
-from attngraft.hosts.registry import register_host
-from attngraft.hosts.sites import fused_heads, global_site, window_site, windowed
-from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import SelfAttention, mlp_sites
-from attngraft.hosts.timm.family import Look, TimmFamily
-from attngraft.hosts.timm.windows import FilledWindows
+from attngraft.attention import HookPoint, Projected, record_coordinates
+from attngraft.hosts.adapter import own_parameters
+from attngraft.hosts.sites import global_site, window_site, windowed
+from attngraft.hosts.timm import mlp
+from attngraft.hosts.timm.attention import SelfAttention
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
+from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields
+from attngraft.hosts.timm.windows import PaddedWindows
 
 
-class GraftedAttention(SelfAttention, Attention):
+class GraftedAttention(SelfAttention, sam.Attention):
     """`timm.models.vision_transformer_sam.Attention`: maps or windows (B, rows, columns, C)."""
 
     ends: tuple[HookPoint, ...] = ("attn.window", "attn.end")
@@ -41,44 +33,60 @@ class GraftedAttention(SelfAttention, Attention):
         q, k, v = qkv.reshape(3, split[0] * split[1], x.shape[1], -1).unbind(0)
         q, k, bias = self.q_norm(q), self.k_norm(k), None
         if self.use_rel_pos:
-            bias = get_decomposed_rel_pos_bias(q, self.rel_pos_h, self.rel_pos_w, grid, grid).unflatten(0, split)
+            bias = sam.get_decomposed_rel_pos_bias(q, self.rel_pos_h, self.rel_pos_w, grid, grid).unflatten(0, split)
         elif self.rope is not None:
-            turns = cast(Any, self.rope).get_embed()
-            q, k = (apply_rot_embed_cat(each, turns).type_as(v) for each in (q, k))
+            rotation = cast(Any, self.rope).get_embed()
+            q, k = (apply_rot_embed_cat(each, rotation).type_as(v) for each in (q, k))
         q, k, v = (each.unflatten(0, split) for each in (q, k, v))
         return Projected(q, k, v, x, bias=bias, present=present)
 
     def kernel(self, projected: Projected) -> Tensor:
-        """One axis for batch and heads, as the host has it: another kernel, which rounds otherwise."""
+        """One axis for batch and heads, as in the host: the kernel for it rounds differently."""
         bias = None if projected.bias is None else projected.bias.flatten(0, 1)
         q, k, v = (each.flatten(0, 1) for each in projected[:3])
         heads = super().kernel(projected._replace(q=q, k=k, v=v, bias=bias))
         return heads.unflatten(0, projected.q.shape[:2])
 
 
-class GraftedBlock(FilledWindows, Block):
-    """`timm.models.vision_transformer_sam.Block`: it scales its branch, and drops it, before it puts windows back."""
+class GraftedBlock(PaddedWindows, sam.Block):
+    """`timm.models.vision_transformer_sam.Block`: LayerScale and drop path come before the windows are merged."""
 
     def forward(self, x: Tensor) -> Tensor:
         grid = (x.shape[1], x.shape[2])
         if self.window_size:
-            record_coordinates(self, x, lambda maps: window_partition(maps, self.window_size)[0])
-        windows, padded = window_partition(self.norm1(x), self.window_size)
+            record_coordinates(self, x, lambda maps: sam.window_partition(maps, self.window_size)[0])
+        windows, padded = sam.window_partition(self.norm1(x), self.window_size)
         if padded != grid and self.mixes:
-            # of every image, as the bias, which asks the queries; fewer entries would fix an exported program's batch size
-            shown = window_partition(x.new_ones(x.shape[0], *grid, 1), self.window_size)[0].flatten(1) > 0
-            branch = self.attn(windows, shown)
+            # for every image, as the bias depends on the queries; fewer entries would fix an exported program's batch size
+            ones = sam.window_partition(x.new_ones(x.shape[0], *grid, 1), self.window_size)[0]
+            branch = self.attn(windows, ones.flatten(1) > 0)
         else:
             branch = self.attn(windows)
-        branch = window_unpartition(self.drop_path1(self.ls1(branch)), self.window_size, grid, padded)
+        branch = sam.window_unpartition(self.drop_path1(self.ls1(branch)), self.window_size, grid, padded)
         tokens = (x + self.run("attn.end", branch)).flatten(1, 2)
         tokens = tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
         return tokens.unflatten(1, grid)
 
     def between(self, hook_point: HookPoint) -> str | None:
         if hook_point == "attn.end" and not isinstance(self.ls1, nn.Identity):
-            return "the block scales its channels between it and the host's output projection"
+            return "LayerScale lies between it and the host's output projection"
         return super().between(hook_point)
+
+
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    _, rows, columns, dim = shapes.input_shape(path)
+    module, attn, side = block.attn, f"{path}.attn", block.window_size
+    geometry = attention_geometry(
+        module,
+        attn,
+        arguments=("x", "present"),
+        children=(*CHILDREN, "q_norm", "k_norm", "rope"),
+        dim=module.qkv.in_features,
+        **windowed((rows, columns), (side, side) if side else None),
+        query_key_parameters=own_parameters(module, "q_norm", "k_norm", "rel_pos_h", "rel_pos_w"),
+    )
+    yield window_site(attn, geometry, block=path, fills=True) if side else global_site(attn, geometry)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
 
 
 class TimmSam(TimmFamily):
@@ -86,30 +94,6 @@ class TimmSam(TimmFamily):
 
     name = "timm.sam"
     summary = "timm SAM image encoders (windows, decomposed relative positions) of any size"
-    patched: ClassVar = {Attention: GraftedAttention, Block: GraftedBlock, **timm_mlp.PATCHED}
-    models = (VisionTransformerSAM,)
-    blocks = (Block,)
-
-    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
-        _, rows, columns, dim = look.entering(path)
-        yield self._attention_site(block, path, (rows, columns))
-        yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=rows * columns, grid=(rows, columns))
-
-    def _attention_site(self, block: Any, path: str, grid: tuple[int, int]) -> Site:
-        module, attn, side = block.attn, f"{path}.attn", block.window_size
-        check_known(
-            module,
-            attn,
-            arguments=("x", "present"),
-            children=("qkv", "q_norm", "k_norm", "rope", "attn_drop", "proj", "proj_drop"),
-        )
-        geometry = AttentionGeometry(
-            dim=module.qkv.in_features,
-            **windowed(grid, (side, side) if side else None),
-            **fused_heads(module),
-            query_key_parameters=own_parameters(module, "q_norm", "k_norm", "rel_pos_h", "rel_pos_w"),
-        )
-        return window_site(attn, geometry, block=path, fills=True) if side else global_site(attn, geometry)
-
-
-register_host(TimmSam())
+    patched: ClassVar = {sam.Attention: GraftedAttention, sam.Block: GraftedBlock, **mlp.PATCHED}
+    models = (sam.VisionTransformerSAM,)
+    blocks: ClassVar = {sam.Block: _sites}

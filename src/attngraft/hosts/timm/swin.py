@@ -1,9 +1,8 @@
-"""timm's Swin, Swin V2 and Swin V2-CR: windows, shift, relative positions; as a whole model or with `features_only`."""
+"""timm's Swin, Swin V2 and Swin V2-CR: shifted windows and relative positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -13,15 +12,15 @@ from timm.models.swin_transformer_v2 import WindowAttention as WindowAttentionV2
 from timm.models.swin_transformer_v2_cr import SwinTransformerV2Cr, SwinTransformerV2CrBlock, WindowMultiHeadAttention
 from torch import Tensor, nn
 
-from attngraft.attention import AttentionGeometry, plain_class
-from attngraft.hosts.adapter import Site, check_known, own_parameters
-from attngraft.hosts.registry import register_host
-from attngraft.hosts.sites import fused_heads, window_site, windowed
-from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import by_role, mlp_sites
-from attngraft.hosts.timm.family import Look, TimmFamily
-from attngraft.hosts.timm.rope import fused_qkv
-from attngraft.hosts.timm.windows import CosineWindowSite, WindowBlock, WindowSite
+from attngraft.attention import plain_class
+from attngraft.hosts.adapter import own_parameters
+from attngraft.hosts.sites import window_site, windowed
+from attngraft.hosts.timm import mlp
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
+from attngraft.hosts.timm.layouts import split_qkv
+from attngraft.hosts.timm.rotary import fused_qkv
+from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields
+from attngraft.hosts.timm.windows import CosineWindowSite, ShiftedWindowBlock, WindowSite
 
 
 class GraftedWindowAttention(WindowSite, WindowAttention):
@@ -32,10 +31,10 @@ class GraftedWindowAttention(WindowSite, WindowAttention):
 
 
 class GraftedWindowAttentionV2(CosineWindowSite, WindowAttentionV2):
-    """`timm.models.swin_transformer_v2.WindowAttention`: cosines, log-spaced positions through a network."""
+    """`timm.models.swin_transformer_v2.WindowAttention`: cosines, log-spaced positions through an MLP."""
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return by_role(fused_qkv(self, x), self.num_heads)
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        return split_qkv(fused_qkv(self, x), self.num_heads)
 
     def position_bias(self) -> Tensor:
         table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
@@ -45,13 +44,13 @@ class GraftedWindowAttentionV2(CosineWindowSite, WindowAttentionV2):
 
 
 class GraftedWindowMultiHeadAttention(CosineWindowSite, WindowMultiHeadAttention):
-    """`timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention`: cosines, another network of positions."""
+    """`timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention`: cosines, positions through another MLP."""
 
     def position_bias(self) -> Tensor:
         return self._relative_positional_encodings()
 
 
-class GraftedSwinBlock(WindowBlock, SwinTransformerBlock):
+class GraftedSwinBlock(ShiftedWindowBlock, SwinTransformerBlock):
     """`timm.models.swin_transformer.SwinTransformerBlock`."""
 
     branch_of = staticmethod(SwinTransformerBlock._attn)
@@ -60,7 +59,7 @@ class GraftedSwinBlock(WindowBlock, SwinTransformerBlock):
         return self.branch(x, super()._attn)
 
 
-class GraftedSwinV2Block(WindowBlock, SwinTransformerV2Block):
+class GraftedSwinV2Block(ShiftedWindowBlock, SwinTransformerV2Block):
     """`timm.models.swin_transformer_v2.SwinTransformerV2Block`."""
 
     branch_of = staticmethod(SwinTransformerV2Block._attn)
@@ -69,7 +68,7 @@ class GraftedSwinV2Block(WindowBlock, SwinTransformerV2Block):
         return self.branch(x, super()._attn)
 
 
-class GraftedSwinV2CrBlock(WindowBlock, SwinTransformerV2CrBlock):
+class GraftedSwinV2CrBlock(ShiftedWindowBlock, SwinTransformerV2CrBlock):
     """`timm.models.swin_transformer_v2_cr.SwinTransformerV2CrBlock`."""
 
     branch_of = staticmethod(SwinTransformerV2CrBlock._shifted_window_attn)
@@ -78,20 +77,34 @@ class GraftedSwinV2CrBlock(WindowBlock, SwinTransformerV2CrBlock):
         return self.branch(x, super()._shifted_window_attn)
 
 
-@dataclass(frozen=True)
-class _Positions:
-    """What serves only the scores, beside q and k; which of it counts heads on its first or last axis."""
-
-    parameters: tuple[str, ...]
-    rows: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-
-
-_POSITIONS: Mapping[type[nn.Module], _Positions] = {
-    WindowAttention: _Positions(("relative_position_bias_table",), columns=("relative_position_bias_table",)),
-    WindowAttentionV2: _Positions(("logit_scale", "cpb_mlp"), rows=("logit_scale", "cpb_mlp.2")),
-    WindowMultiHeadAttention: _Positions(("logit_scale", "meta_mlp"), rows=("logit_scale", "meta_mlp.fc2")),
+_TABLE = ("relative_position_bias_table",)
+#: attention class -> parameters besides q and k that serve only the scores; those with heads as first axis; as last axis
+_POSITIONS: Mapping[type[nn.Module], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    WindowAttention: (_TABLE, (), _TABLE),
+    WindowAttentionV2: (("logit_scale", "cpb_mlp"), ("logit_scale", "cpb_mlp.2"), ()),
+    WindowMultiHeadAttention: (("logit_scale", "meta_mlp"), ("logit_scale", "meta_mlp.fc2"), ()),
 }
+
+
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    # `input_resolution` of the block rounds odd maps down in older timm (1.0.26)
+    stage = int(shapes.adapter.canonical(path).split(".")[1])
+    rows, columns = (-(-side // 2**stage) for side in shapes.model.patch_embed.grid_size)
+    module, attn = block.attn, f"{path}.attn"
+    positions, score_rows, score_columns = _POSITIONS[plain_class(module)]
+    geometry = attention_geometry(
+        module,
+        attn,
+        arguments=("x", "mask", "args", "kwargs"),
+        children=(*CHILDREN, "softmax", "cpb_mlp", "meta_mlp"),
+        dim=module.qkv.in_features,
+        **windowed((rows, columns), tuple(module.window_size)),
+        query_key_parameters=own_parameters(module, *positions),
+        score_rows=own_parameters(module, *score_rows),
+        score_columns=own_parameters(module, *score_columns),
+    )
+    yield window_site(attn, geometry, block=path, fills=True, space=path)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(block.dim, rows, columns))
 
 
 class TimmSwin(TimmFamily):
@@ -106,40 +119,7 @@ class TimmSwin(TimmFamily):
         SwinTransformerBlock: GraftedSwinBlock,
         SwinTransformerV2Block: GraftedSwinV2Block,
         SwinTransformerV2CrBlock: GraftedSwinV2CrBlock,
-        **timm_mlp.PATCHED,
+        **mlp.PATCHED,
     }
     models = (SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr)
-    blocks = (SwinTransformerBlock, SwinTransformerV2Block, SwinTransformerV2CrBlock)
-
-    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
-        grid = self._grid(look.model, path)
-        yield self._attention_site(block, path, grid)
-        yield from mlp_sites(block.mlp, f"{path}.mlp", dim=block.dim, tokens=grid[0] * grid[1], grid=grid)
-
-    def _grid(self, model: Any, path: str) -> tuple[int, int]:
-        """The map of the stage; the block's own `input_resolution` rounds odd maps down in older timm (1.0.26)."""
-        stage = int(self.canonical(path).split(".")[1])
-        rows, columns = (-(-side // 2**stage) for side in model.patch_embed.grid_size)
-        return rows, columns
-
-    def _attention_site(self, block: Any, path: str, grid: tuple[int, int]) -> Site:
-        module, attn = block.attn, f"{path}.attn"
-        check_known(
-            module,
-            attn,
-            arguments=("x", "mask", "args", "kwargs"),
-            children=("qkv", "attn_drop", "proj", "proj_drop", "softmax", "cpb_mlp", "meta_mlp"),
-        )
-        positions = _POSITIONS[plain_class(module)]
-        geometry = AttentionGeometry(
-            dim=module.qkv.in_features,
-            **windowed(grid, tuple(module.window_size)),
-            **fused_heads(module),
-            query_key_parameters=own_parameters(module, *positions.parameters),
-            score_rows=own_parameters(module, *positions.rows),
-            score_columns=own_parameters(module, *positions.columns),
-        )
-        return window_site(attn, geometry, block=path, fills=True, space=path)
-
-
-register_host(TimmSwin())
+    blocks: ClassVar = dict.fromkeys((SwinTransformerBlock, SwinTransformerV2Block, SwinTransformerV2CrBlock), _sites)

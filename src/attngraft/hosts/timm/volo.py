@@ -1,80 +1,77 @@
-"""timm's VOLO: outlooks over neighbourhoods, then ViT blocks on maps, then blocks in which the class token asks."""
+"""timm's VOLO: outlook attention over neighborhoods, then ViT blocks on maps, then class attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
-from timm.models.volo import VOLO, Attention, ClassAttention, ClassBlock, OutlookAttention, Outlooker, Transformer
+from timm.models import volo
 from torch import Tensor
 
-from attngraft.attention import CLASS, AttentionGeometry, HookPoint, Projected, SpaceSite, plain_class
-from attngraft.hosts.adapter import Site, check_known, head_rows, own_parameters, random_images
-from attngraft.hosts.registry import register_host
-from attngraft.hosts.sites import fused_heads, global_site
-from attngraft.hosts.timm import mlp as timm_mlp
-from attngraft.hosts.timm.attention import SelfAttention, by_heads, by_role, mlp_sites
-from attngraft.hosts.timm.class_attention import ClassSite, class_site
-from attngraft.hosts.timm.family import Look, TimmFamily, image_size
+from attngraft.attention import CLASS, HookPoint, Projected, SpaceSite
+from attngraft.hosts.adapter import own_parameters, random_images
+from attngraft.hosts.sites import global_site, projected_heads
+from attngraft.hosts.timm import mlp
+from attngraft.hosts.timm.attention import ClassAttention, FusedQkv, SelfAttention
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, image_size
+from attngraft.hosts.timm.layouts import split_heads, split_qkv
+from attngraft.hosts.timm.sites import attention_geometry, class_attention_site, map_fields
 
 _OUTLOOK: dict[HookPoint, str] = {
-    "mix": "each of its places makes the weights of its neighbours from its own token: there are no queries and keys",
-    "weights": "its weights are those of a neighbourhood around each place, not of one token for another",
-    "attn.window": "its neighbourhoods overlap and are summed up, so none ends by itself; use scope=image",
+    "mix": "each position makes the weights of its neighborhood from its own token: there are no queries and keys",
+    "weights": "its weights are those of the neighborhood of each position, not of one token for another",
+    "attn.window": "its neighborhoods overlap and are summed, so none has an end of its own; use scope=image",
 }
 
 
 class MapSite(SpaceSite, SelfAttention):
-    """The maps are (B, rows, columns, C); grafts within the attention see tokens."""
+    """Attention on maps (B, rows, columns, C); grafts inside get tokens."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        found = self.stand_in(x)
-        if found is None:
+        replaced = self.stand_in(x)
+        if replaced is None:
             tokens = super().forward(x.flatten(1, 2), *args, **kwargs)
         else:
-            tokens = self.run("attn.end", found.flatten(1, 2))
+            tokens = self.run("attn.end", replaced.flatten(1, 2))
         return tokens.unflatten(1, x.shape[1:3])
 
 
-class GraftedAttention(MapSite, Attention):
+class GraftedAttention(MapSite, FusedQkv, volo.Attention):
     """`timm.models.volo.Attention`."""
 
     detaches: ClassVar = ("qkv", "proj")
-    branch_of = staticmethod(Attention.forward)
-
-    def project(self, x: Tensor) -> Projected:
-        return Projected(*by_role(self.qkv(x), self.num_heads), x)
+    branch_of = staticmethod(volo.Attention.forward)
 
 
-class GraftedOutlookAttention(MapSite, OutlookAttention):
-    """`timm.models.volo.OutlookAttention`: what enters the output projection, by heads, is the first that grafts see.
+class GraftedOutlookAttention(MapSite, volo.OutlookAttention):
+    """`timm.models.volo.OutlookAttention`: the first hook point is `heads`, before the output projection.
 
-    Scores (B, H, places, cells, cells) are a linear map of the token of a place. They stand for queries; there are no keys.
+    Scores (B, H, positions, cells, cells) are a linear map of the token at each position. They take the place of the
+    queries; there are no keys.
     """
 
     fused_attn = False
     detaches: ClassVar = ("v", "attn", "proj")
-    branch_of = staticmethod(OutlookAttention.forward)
+    branch_of = staticmethod(volo.OutlookAttention.forward)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x, x.shape[1:3])
 
     def project(self, x: Tensor, grid: tuple[int, int]) -> Projected:
         batch, width, cells = x.shape[0], x.shape[-1], self.kernel_size**2
-        places = -(-grid[0] // self.stride) * -(-grid[1] // self.stride)
+        positions = -(-grid[0] // self.stride) * -(-grid[1] // self.stride)
         maps = x.unflatten(1, grid)
         v = self.unfold(self.v(maps).permute(0, 3, 1, 2))
-        v = v.reshape(batch, self.num_heads, width // self.num_heads, cells, places).permute(0, 1, 4, 3, 2)
+        v = v.reshape(batch, self.num_heads, width // self.num_heads, cells, positions).permute(0, 1, 4, 3, 2)
         scores = self.attn(self.pool(maps.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
-        scores = scores.reshape(batch, places, self.num_heads, cells, cells).permute(0, 2, 1, 3, 4)
+        scores = scores.reshape(batch, positions, self.num_heads, cells, cells).permute(0, 2, 1, 3, 4)
         return Projected(scores, scores[..., :0], v, x, rest=grid)
 
     def scores(self, projected: Projected) -> Tensor:
         return projected.q * self.scale
 
     def attend(self, projected: Projected) -> Tensor:
-        """Neighbourhoods averaged, and summed up where they overlap: (B, H, N, d)."""
+        """Average the neighborhoods, and sum where they overlap: (B, H, N, d)."""
         around = self.spread(self.scores(projected).softmax(dim=-1), projected).permute(0, 1, 4, 3, 2)
         summed = F.fold(
             around.reshape(around.shape[0], -1, around.shape[-1]),
@@ -89,87 +86,74 @@ class GraftedOutlookAttention(MapSite, OutlookAttention):
         return super().merge(heads, projected._replace(rest=None))
 
 
-class GraftedClassAttention(ClassSite, ClassAttention):
-    """`timm.models.volo.ClassAttention`: a projection of q, one of k and v."""
+class GraftedClassAttention(ClassAttention, volo.ClassAttention):
+    """`timm.models.volo.ClassAttention`: one projection of q, one of k and v."""
 
     fused_attn = False
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        k, v = self.kv(x).unflatten(-1, (2, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
-        return by_heads(self.q(x[:, :1]), self.num_heads), k, v
+        k, v = split_qkv(self.kv(x), self.num_heads, parts=2)
+        return split_heads(self.q(x[:, :1]), self.num_heads), k, v
+
+
+def _transformer_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    _, rows, columns, dim = shapes.input_shape(path)
+    attn, fields = f"{path}.attn", map_fields(dim, rows, columns)
+    yield global_site(attn, attention_geometry(block.attn, attn, **fields), on_maps=True)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
+
+
+def _outlooker_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    _, rows, columns, dim = shapes.input_shape(path)
+    module, attn, fields = block.attn, f"{path}.attn", map_fields(dim, rows, columns)
+    width = module.proj.in_features // module.num_heads
+    geometry = attention_geometry(
+        module,
+        attn,
+        children=("v", "attn", "attn_drop", "proj", "proj_drop", "unfold", "pool"),
+        heads=projected_heads(module, {"v": "v"}, width=0, value_width=width),
+        query_key_parameters=own_parameters(module, "attn"),
+        **fields,
+    )
+    yield global_site(attn, geometry, _OUTLOOK, on_maps=True)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
+
+
+def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    module, (_, tokens, dim) = block.attn, shapes.input_shape(path)
+    _, rows, columns, _ = shapes.output_shape(
+        f"network.{len(shapes.model.network) - 1}"
+    )  # the class token is added there
+    value_rows = ("kv", module.num_heads * module.head_dim)
+    heads = projected_heads(module, {"q": "q", "k": "kv", "v": value_rows}, width=module.head_dim)
+    yield class_attention_site(
+        module, f"{path}.attn", children=("q", "kv"), heads=heads, dim=dim, tokens=tokens, grid=(rows, columns)
+    )
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix=CLASS)
 
 
 class TimmVolo(TimmFamily):
-    """Sites `network.<i>.<j>.attn` and `.mlp`, `post_network.<i>.attn` and `.mlp`, which the class token alone leaves."""
+    """Sites `network.<i>.<j>.attn` and `.mlp`, `post_network.<i>.attn` and `.mlp`, with one output token."""
 
     name = "timm.volo"
     summary = "timm VOLO of any size, features_only too"
     patched: ClassVar = {
-        Attention: GraftedAttention,
-        OutlookAttention: GraftedOutlookAttention,
-        ClassAttention: GraftedClassAttention,
-        **timm_mlp.PATCHED,
+        volo.Attention: GraftedAttention,
+        volo.OutlookAttention: GraftedOutlookAttention,
+        volo.ClassAttention: GraftedClassAttention,
+        **mlp.PATCHED,
     }
-    models = (VOLO,)
-    blocks = (Outlooker, Transformer, ClassBlock)
+    models: ClassVar = (volo.VOLO,)
+    blocks: ClassVar = {
+        volo.Outlooker: _outlooker_sites,
+        volo.Transformer: _transformer_sites,
+        volo.ClassBlock: _class_sites,
+    }
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
-        """Positions of the pooled map say the size that the model was made for."""
+        """The position embedding of the pooled map determines the image size."""
         channels, *size = image_size(model)
         if model.pos_embed is not None:
             scale = model.feature_info[0]["reduction"] * model.pooling_scale
             size = [side * scale for side in model.pos_embed.shape[1:3]]
         return random_images(model, (channels, *size), batch=batch)
-
-    def read(self, block: Any, path: str, look: Look) -> Iterable[Site]:
-        if plain_class(block) is ClassBlock:
-            _, tokens, dim = look.entering(path)
-            yield _class_site(block.attn, f"{path}.attn", dim=dim, tokens=tokens, grid=self._last_grid(look))
-            yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix=CLASS)
-            return
-        _, rows, columns, dim = look.entering(path)
-        site = _attention_site if plain_class(block) is Transformer else _outlook_site
-        fields = {"dim": dim, "tokens": rows * columns, "grid": (rows, columns)}
-        yield site(block.attn, f"{path}.attn", **fields)
-        yield from mlp_sites(block.mlp, f"{path}.mlp", **fields)
-
-    def _last_grid(self, look: Look) -> tuple[int, int]:
-        """The map that the class token joins."""
-        _, rows, columns, _ = look.leaving(f"network.{len(look.model.network) - 1}")
-        return rows, columns
-
-
-def _attention_site(module: Any, path: str, **tokens: Any) -> Site:
-    check_known(module, path, arguments=("x", "args", "kwargs"), children=("qkv", "attn_drop", "proj", "proj_drop"))
-    return global_site(path, AttentionGeometry(**tokens, **fused_heads(module)), on_maps=True)
-
-
-def _outlook_site(module: Any, path: str, **tokens: Any) -> Site:
-    check_known(
-        module,
-        path,
-        arguments=("x", "args", "kwargs"),
-        children=("v", "attn", "attn_drop", "proj", "proj_drop", "unfold", "pool"),
-    )
-    width = module.proj.in_features // module.num_heads
-    geometry = AttentionGeometry(
-        **tokens,
-        heads=module.num_heads,
-        key_width=0,
-        value_width=width,
-        rows={"v": head_rows(module, "v", start=0, width=width, step=width)},
-        query_key_parameters=own_parameters(module, "attn"),
-    )
-    return global_site(path, geometry, _OUTLOOK, on_maps=True)
-
-
-def _class_site(module: Any, path: str, **tokens: Any) -> Site:
-    width, all_heads = module.head_dim, module.head_dim * module.num_heads
-    rows = {
-        role: head_rows(module, name, start=start, width=width, step=width)
-        for role, name, start in (("q", "q", 0), ("k", "kv", 0), ("v", "kv", all_heads))
-    }
-    return class_site(module, path, children=("q", "kv"), rows=rows, **tokens)
-
-
-register_host(TimmVolo())

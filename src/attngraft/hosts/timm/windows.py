@@ -1,4 +1,4 @@
-"""Attention in shifted windows, as timm's three Swin families have it: masks, tokens that fill up, blocks that put back."""
+"""Window attention: masks, padded windows, and blocks that merge the windows."""
 
 from __future__ import annotations
 
@@ -7,70 +7,46 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
 from attngraft.attention import GraftedModule, HookPoint, LinearLayer, Projected, SpaceSite, record_coordinates
-from attngraft.hosts.timm.attention import SelfAttention, by_role
+from attngraft.hosts.timm.attention import SelfAttention
+from attngraft.hosts.timm.layouts import merge_windows, pad_to_windows, partition, present_tokens, split_qkv
 
 
-def fill(maps: Tensor, window: tuple[int, int]) -> Tensor:
-    """Maps (B, rows, columns, C), with zeros that fill up the last windows."""
-    rows, columns = (-side % each for side, each in zip(maps.shape[1:3], window, strict=True))
-    return F.pad(maps, (0, 0, 0, columns, 0, rows))
+class WindowState(NamedTuple):
+    """What the scores of window attention need besides q, k and v."""
 
-
-def cut(maps: Tensor, window: tuple[int, int]) -> Tensor:
-    """Maps that need no filling to the tokens of their windows (B * windows, N, C)."""
-    return cast(Tensor, window_partition(maps, window).flatten(1, 2))
-
-
-def put_back(windows: Tensor, window: tuple[int, int], grid: tuple[int, ...]) -> Tensor:
-    """What `fill` and `cut` made of maps of this size to the maps."""
-    filled = (side + -side % each for side, each in zip(grid, window, strict=True))
-    maps = window_reverse(windows.unflatten(1, window), window, *filled)
-    return cast(Tensor, maps[:, : grid[0], : grid[1]])
-
-
-def present_tokens(x: Tensor, window: tuple[int, int], grid: tuple[int, ...]) -> Tensor | None:
-    """Which tokens of an image's windows (windows, N) are no zeros that fill up, on the device of `x`; None: all."""
-    if not any(side % each for side, each in zip(grid, window, strict=True)):
-        return None
-    return cut(fill(x.new_ones(1, *grid, 1), window), window).squeeze(-1) > 0
-
-
-class Windowed(NamedTuple):
-    """What `merge` and the scores of a windowed attention need besides q, k and v."""
-
-    mask: Tensor | None  #: (windows of an image, N, N), added to the scores; None where nothing is shifted
-    direction: Tensor | None = None  #: (B, H, N, d), queries of length one, where a temperature follows the product
+    mask: Tensor | None  #: (windows of an image, N, N), added to the scores; None without shift
+    direction: Tensor | None = None  #: (B, H, N, d), normalized queries, where a temperature multiplies the scores
 
 
 class WindowSite(SelfAttention):
-    """B counts windows, those of one image side by side. An adapter supplies `position_bias`; `split`, where q, k and
-    v are not what `qkv` gives; and `products`, where the product of queries and keys has a factor other than `scale`."""
+    """Attention in shifted windows, as in Swin. B counts windows, those of one image next to each other.
+
+    An adapter supplies `position_bias`; `split` if `qkv` does not give q, k and v; `products` if the products have a factor
+    other than `scale`.
+    """
 
     ends: tuple[HookPoint, ...] = ("attn.window",)
-    num_heads: int
-    qkv: nn.Module
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v, (B, H, N, d) each."""
-        return by_role(self.qkv(x), self.num_heads)
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return q, k, v, (B, H, N, d) each."""
+        return split_qkv(self.qkv(x), self.num_heads)
 
     def position_bias(self) -> Tensor:
-        """(1, H, N, N)."""
-        raise TypeError(f"{type(self).__name__} does not say which bias its positions have")
+        """Return the position bias (1, H, N, N)."""
+        raise TypeError(f"{type(self).__name__} does not define position_bias")
 
     def project(self, x: Tensor, mask: Tensor | None = None, present: Tensor | None = None) -> Projected:
         q, k, v = self.split(x)
-        return Projected(q, k, v, x, bias=self.position_bias(), rest=Windowed(mask), present=present)
+        return Projected(q, k, v, x, bias=self.position_bias(), rest=WindowState(mask), present=present)
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
         return super().merge(heads, projected._replace(rest=None))
 
     def products(self, projected: Projected) -> Tensor:
-        """(B, H, N, N), before bias and mask."""
+        """Return the scores (B, H, N, N) before bias and mask."""
         return (projected.q * self.scale) @ projected.k.transpose(-2, -1)
 
     def fused_bias(self, projected: Projected) -> Tensor | None:
@@ -91,7 +67,7 @@ class WindowSite(SelfAttention):
         mask = projected.rest.mask
         if mask is None:
             return scores
-        # one axis for the windows of an image, which share their mask with those of every other image
+        # an axis for the windows of an image, which have the same masks in every image
         by_image = scores.view(-1, mask.shape[0], *scores.shape[1:]) + mask.unsqueeze(1).unsqueeze(0)
         return by_image.view(scores.shape)
 
@@ -111,21 +87,51 @@ class CosineWindowSite(WindowSite):
     logit_scale: Tensor
 
     def temperature(self) -> Tensor:
-        """(H, 1, 1)."""
+        """Return the temperature (H, 1, 1)."""
         return self.logit_scale.view(-1, 1, 1).clamp(max=torch.log(torch.tensor(100.0)).item()).exp()
 
     def project(self, x: Tensor, mask: Tensor | None = None, present: Tensor | None = None) -> Projected:
         q, k, v = self.split(x)
         q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-        rest = Windowed(mask, direction=q)
+        rest = WindowState(mask, direction=q)
         return Projected(q * self.temperature(), k, v, x, bias=self.position_bias(), rest=rest, present=present)
 
     def products(self, projected: Projected) -> Tensor:
         return cast(Tensor, projected.rest.direction @ projected.k.transpose(-2, -1)) * self.temperature()
 
 
-class WindowEnd(GraftedModule):
-    """A block that puts its attention's windows back: there, on the whole map, the branch ends."""
+class WholeMapSite(SelfAttention):
+    """Attention that partitions and merges windows itself, so it has both `attn.window` and `attn.end`."""
+
+    ends: tuple[HookPoint, ...] = ("attn.window",)
+
+    def between(self, hook_point: HookPoint) -> str | None:
+        if hook_point != "attn.end":
+            return super().between(hook_point)
+        if self.grafts_at("attn.window"):
+            return "another graft lies between it and the host's output projection"
+        return super().between("attn.window")
+
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        if hook_point != "attn.end":
+            return super().linear_before(hook_point)
+        return None if self.between(hook_point) else self.output_layer()
+
+
+class WindowAxisSite(WholeMapSite):
+    """The same with a separate axis for windows in the host's kernel; `rest` is the number of windows per image."""
+
+    def kernel(self, projected: Projected) -> Tensor:
+        """Add the axis: the kernel for it rounds differently."""
+        q, k, v = (each.unflatten(0, (-1, projected.rest)) for each in projected[:3])
+        return super().kernel(projected._replace(q=q, k=k, v=v)).flatten(0, 1)
+
+    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
+        return super().merge(heads, projected._replace(rest=None))
+
+
+class WindowMerger(GraftedModule):
+    """A block that merges its attention's windows and so has `attn.end`."""
 
     attn: Any
 
@@ -146,8 +152,8 @@ class WindowEnd(GraftedModule):
         return module.proj if isinstance(module.proj, nn.Linear | nn.Conv2d) else None
 
 
-class FilledWindows(WindowEnd):
-    """It alone knows which tokens are zeros that fill up a window, and tells the mix graft of its attention."""
+class PaddedWindows(WindowMerger):
+    """A block that pads windows, and passes a mask of the padding to its attention if that has a mix graft."""
 
     @property
     def in_use(self) -> bool:
@@ -155,12 +161,25 @@ class FilledWindows(WindowEnd):
 
     @property
     def mixes(self) -> bool:
-        """Whether there is such a graft."""
+        """Whether its attention has a mix graft."""
         return isinstance(self.attn, SelfAttention) and bool(self.attn.grafts_at("mix"))
 
 
-class WindowBlock(SpaceSite, FilledWindows):
-    """The maps are (B, H, W, C), and the windows shift."""
+class FixedWindowBlock(PaddedWindows):
+    """A block with windows that do not shift, on maps (B, rows, columns, C)."""
+
+    def branch(self, x: Tensor, window: tuple[int, int]) -> Tensor:
+        """Apply the attention to the windows of a map."""
+        grid = x.shape[1:3]
+        record_coordinates(self, x, lambda maps: partition(pad_to_windows(maps, window), window))
+        present = present_tokens(x, window, grid) if self.mixes else None
+        windows = partition(pad_to_windows(x, window), window)
+        windows = self.attn(windows) if present is None else self.attn(windows, present)
+        return self.run("attn.end", merge_windows(windows, window, grid))
+
+
+class ShiftedWindowBlock(SpaceSite, PaddedWindows):
+    """A block with shifted windows, on maps (B, rows, columns, C)."""
 
     detaches: ClassVar = ("attn",)
 
@@ -169,21 +188,21 @@ class WindowBlock(SpaceSite, FilledWindows):
     attn_mask: Tensor | None
 
     def branch(self, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
-        """(B, H, W, C) through the attention of windows; `plain` is the host's own method that does it."""
-        found = self.stand_in(x)
-        if found is None:
-            record_coordinates(self, x, lambda maps: cut(self._shifted(maps), self.window_size))
-            seen = present_tokens(x, self.window_size, x.shape[1:3]) if self.mixes else None
-            found = plain(x) if seen is None else self._filled(x, seen)
-        return self.run("attn.end", found)
+        """Apply the attention to the windows of a map; `plain` is the host's method for that."""
+        out = self.stand_in(x)
+        if out is None:
+            record_coordinates(self, x, lambda maps: partition(self._shifted(maps), self.window_size))
+            present = present_tokens(x, self.window_size, x.shape[1:3]) if self.mixes else None
+            out = plain(x) if present is None else self._padded(x, present)
+        return self.run("attn.end", out)
 
-    def _filled(self, x: Tensor, seen: Tensor) -> Tensor:
-        """The host's own way, with one argument more to its attention."""
+    def _padded(self, x: Tensor, present: Tensor) -> Tensor:
+        """Do the same as the host's method, and pass `present` to the attention."""
         grid, x = x.shape[1:3], self._shifted(x)
         mask = super().get_attn_mask(x) if getattr(self, "dynamic_mask", False) else self.attn_mask  # type: ignore[misc]
-        windows = self.attn(cut(x, self.window_size), mask=mask, present=seen)
-        return torch.roll(put_back(windows, self.window_size, grid), list(self.shift_size), (1, 2))
+        windows = self.attn(partition(x, self.window_size), mask=mask, present=present)
+        return torch.roll(merge_windows(windows, self.window_size, grid), list(self.shift_size), (1, 2))
 
     def _shifted(self, maps: Tensor) -> Tensor:
-        """The maps as they are cut: shifted, then filled up."""
-        return fill(torch.roll(maps, [-shift for shift in self.shift_size], (1, 2)), self.window_size)
+        """Shift, then pad the maps, as before partitioning."""
+        return pad_to_windows(torch.roll(maps, [-shift for shift in self.shift_size], (1, 2)), self.window_size)

@@ -1,10 +1,10 @@
-"""`torch.nn.MultiheadAttention`: one projection or three, masks of three kinds, weights on request."""
+"""`torch.nn.MultiheadAttention`: one projection or three, three kinds of masks, weights on request."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,45 +13,71 @@ from torch import Tensor, nn
 from attngraft.attention import (
     AttentionGeometry,
     AttentionSite,
+    GraftedModule,
     HeadRows,
     HookPoint,
     LinearLayer,
     Projected,
     Projection,
+    plain_class,
 )
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.calls import check_call
+from attngraft.hosts.patched import check_call
 from attngraft.hosts.sites import GLOBAL, NO_WINDOWS
-from attngraft.hosts.torch_nn.plain import plain_twin, without_graph
 
 Output = tuple[Tensor, Tensor | None]
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+def may_use_fast_path(module: nn.Module, *inputs: Tensor) -> bool:
+    """Return whether torch may run its fused inference kernels, which round differently: no gradients, no training."""
+    if module.training:
+        return False
+    tensors = (*inputs, *module.parameters())
+    return not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
+
+
+def plain_copy(module: ModuleT) -> ModuleT:
+    """Return a module of the host's own class that shares everything with `module` except grafts and recorders."""
+    copy: Any = object.__new__(plain_class(module))
+    copy.__dict__.update(module.__dict__)
+    copy.__dict__.pop("recorder", None)
+    copy.__dict__["_modules"] = {
+        name: plain_copy(child) if child is not None and _has_patched(child) else child
+        for name, child in module._modules.items()
+        if name != "grafts"
+    }
+    return cast(ModuleT, copy)
+
+
+def _has_patched(module: nn.Module) -> bool:
+    return any(isinstance(each, GraftedModule) for each in module.modules())
 
 
 class _Call(NamedTuple):
-    """What the verbs need of one call."""
+    """State of one call."""
 
-    weights: bool  #: whether the map is asked for, which torch then spells out
-    seen: list[Tensor]  #: the map, once it was spelled out, after its dropout
+    weights: bool  #: whether the weights are requested; torch then computes them explicitly
+    maps: list[Tensor]  #: the map after dropout, once computed
 
 
-class _Masked(NamedTuple):
-    """The masks of a call as its scores need them."""
+class _Mask(NamedTuple):
+    """The combined mask of a call."""
 
     bias: Tensor | None  #: (1 or B, 1 or H, 1 or Nq, Nk), added to the scores
-    causal: bool  #: the kernel's own causal mask takes the place of the bias
+    causal: bool  #: whether the kernel's causal mask replaces the bias
 
 
 class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention`, which never takes torch's fast path while it has grafts.
+    """`torch.nn.MultiheadAttention`; with grafts, it never uses torch's fast path.
 
-    The weights that it returns on request are those of the host: after softmax, weights grafts and dropout, averaged over
-    heads where asked. Where a mix graft stands they are those of the self-attention, whatever the graft adds to it.
+    Requested weights are those of the host: after softmax, weights grafts and dropout, averaged over heads on request. With
+    a mix graft they are those of the host's self-attention, whatever the graft adds.
     """
 
     @property
     def scale(self) -> float:  # type: ignore[override]
-        """What the scores are multiplied by."""
         return math.sqrt(1.0 / self.head_dim)
 
     def forward(  # type: ignore[override]
@@ -67,20 +93,20 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         *,
         drop: Callable[[Tensor], Tensor] | None = None,
     ) -> Output:
-        """As the host's; `drop` is the dropout of the block around, which then leaves it to us.
+        """Run the host's forward; `drop` is the dropout of the block around it, applied here for grafts after it.
 
         Raises:
-            UsageError: a graft cannot work with what this call gives, or tensors are nested.
+            UsageError: a graft does not support this call, or tensors are nested.
         """
         arguments = (query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
-        if self.grafts or not without_graph(self, query, key, value):
-            return self._spelled(*arguments, drop=drop)
-        plain = plain_twin(self).forward(*arguments)
+        if self.grafts or not may_use_fast_path(self, query, key, value):
+            return self._explicit(*arguments, drop=drop)
+        plain = plain_copy(self).forward(*arguments)
         if self.is_recording() and not query.is_nested:
-            self._spelled(*arguments, drop=drop)  # for what it offers
+            self._explicit(*arguments, drop=drop)  # only to record
         return plain if drop is None else (drop(plain[0]), plain[1])
 
-    def _spelled(
+    def _explicit(
         self,
         query: Tensor,
         key: Tensor,
@@ -94,49 +120,43 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         drop: Callable[[Tensor], Tensor] | None,
     ) -> Output:
         if query.is_nested or key.is_nested or value.is_nested:
-            raise UsageError(
-                "nested tensors go through torch's fast path alone, which goes past grafts; give padded ones"
-            )
-        one, shared = query is key and key is value, key is value
-        masked = attn_mask is not None or is_causal
-        check_call(self, causal=masked, padded=key_padding_mask is not None, cross=not one)
+            raise UsageError("nested tensors need torch's fast path, which bypasses grafts; pass padded tensors")
+        same, same_kv = query is key and key is value, key is value
+        has_mask = attn_mask is not None or is_causal
+        check_call(self, causal=has_mask, padded=key_padding_mask is not None, cross=not same)
         cast(Any, F)._mha_shape_check(query, key, value, key_padding_mask, attn_mask, self.num_heads)
         batched = query.dim() == 3
-        x = self._inward(query, batched)
-        keys = None if one else self._inward(key, batched)
-        values = None if shared else self._inward(value, batched)
-        masks = self._masks(x, x if keys is None else keys, key_padding_mask, attn_mask, need_weights, is_causal)
+        x = self._batch_first(query, batched)
+        keys = None if same else self._batch_first(key, batched)
+        values = None if same_kv else self._batch_first(value, batched)
+        mask = self._mask(x, x if keys is None else keys, key_padding_mask, attn_mask, need_weights, is_causal)
         call = _Call(need_weights, [])
 
         def dropped(tokens: Tensor) -> Tensor:
-            return self._inward(cast(Any, drop)(self._outward(tokens, batched)), batched)
+            return self._batch_first(cast(Any, drop)(self._host_order(tokens, batched)), batched)
 
-        projected = self.project(x, keys, values, masks=masks, call=call)
+        projected = self.project(x, keys, values, mask=mask, call=call)
         tokens = self.forward_projected(
             projected,
-            lambda again: self.project(again, masks=masks, call=call),
+            lambda tokens: self.project(tokens, mask=mask, call=call),
             drop=None if drop is None else dropped,
         )
-        return self._outward(tokens, batched), self._weights(projected, batched, average) if need_weights else None
+        weights = self._weights(projected, batched, average) if need_weights else None
+        return self._host_order(tokens, batched), weights
 
-    def _inward(self, x: Tensor, batched: bool) -> Tensor:
-        """The host's order of axes to (B, N, C)."""
+    def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
+        """Convert the host's order of axes to (B, N, C)."""
         if not batched:
             return x.unsqueeze(0)
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _outward(self, x: Tensor, batched: bool) -> Tensor:
-        """(B, N, C) to the host's order of axes."""
+    def _host_order(self, x: Tensor, batched: bool) -> Tensor:
+        """Convert (B, N, C) to the host's order of axes."""
         if not batched:
             return x.squeeze(0)
         return x if self.batch_first else x.transpose(0, 1)
 
-    @property
-    def _added(self) -> int:
-        """Keys that stand for no token."""
-        return (self.bias_k is not None) + bool(self.add_zero_attn)
-
-    def _masks(
+    def _mask(
         self,
         x: Tensor,
         keys: Tensor,
@@ -144,37 +164,37 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         mask: Tensor | None,
         need_weights: bool,
         is_causal: bool,
-    ) -> _Masked:
-        """What the host makes of its masks."""
+    ) -> _Mask:
+        """Combine the masks as the host does."""
         canonical = cast(Any, F)._canonical_mask
-        batch, queries, number = x.shape[0], x.shape[1], keys.shape[1] + self._added
+        extra = (self.bias_k is not None) + bool(self.add_zero_attn)  # keys without a token
+        batch, queries, number = x.shape[0], x.shape[1], keys.shape[1] + extra
         padding = canonical(padding, "key_padding_mask", cast(Any, F)._none_or_dtype(mask), "attn_mask", x.dtype)
         mask = canonical(mask, "attn_mask", None, "", x.dtype, check_other=False)
         if is_causal and mask is None:
             raise UsageError(
-                "is_causal is only a hint in torch.nn.MultiheadAttention: give attn_mask too "
+                "is_causal is only a hint in torch.nn.MultiheadAttention: pass attn_mask too "
                 "(nn.Transformer.generate_square_subsequent_mask)"
             )
-        causal = is_causal and padding is None and not need_weights
-        if causal:
-            return _Masked(None, causal=True)
+        if is_causal and padding is None and not need_weights:
+            return _Mask(None, causal=True)
         if mask is not None:
             by_head = mask.dim() == 3
             _check_shape("attn_mask", mask, (*((batch * self.num_heads,) if by_head else ()), queries, keys.shape[1]))
-            mask = F.pad(mask, (0, self._added)) if self._added else mask
+            mask = F.pad(mask, (0, extra)) if extra else mask
             mask = mask.view((batch, self.num_heads, queries, -1) if by_head else (1, 1, queries, -1))
         if padding is not None:
             padding = padding if padding.dim() == 2 else padding.unsqueeze(0)
             _check_shape("key_padding_mask", padding, (batch, keys.shape[1]))
-            padding = F.pad(padding, (0, self._added)) if self._added else padding
+            padding = F.pad(padding, (0, extra)) if extra else padding
             padding = padding.view(batch, 1, 1, number).expand(-1, self.num_heads, -1, -1)
             mask = padding if mask is None else mask + padding
-        return _Masked(mask, causal=False)
+        return _Mask(mask, causal=False)
 
     def project(
-        self, x: Tensor, keys: Tensor | None = None, values: Tensor | None = None, *, masks: _Masked, call: _Call
+        self, x: Tensor, keys: Tensor | None = None, values: Tensor | None = None, *, mask: _Mask, call: _Call
     ) -> Projected:
-        """(B, N, C); keys are x where None, values are keys."""
+        """Project (B, N, C); `keys` defaults to `x`, `values` to `keys`."""
         query = x.transpose(0, 1)
         key = query if keys is None else keys.transpose(0, 1)
         value = key if values is None else values.transpose(0, 1)
@@ -192,20 +212,16 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         q, k, v = (self._heads(each, batch) for each in (q, k, v))
         if self.add_zero_attn:
             k, v = (torch.cat([each, each.new_zeros(*each.shape[:2], 1, each.shape[-1])], dim=2) for each in (k, v))
-        return Projected(q, k, v, x, bias=masks.bias, causal=masks.causal, keys=keys, rest=call)
+        return Projected(q, k, v, x, bias=mask.bias, causal=mask.causal, keys=keys, rest=call)
 
     def _heads(self, x: Tensor, batch: int) -> Tensor:
         """(N, B, H * d) to (B, H, N, d)."""
         number = x.shape[0]
-        return (
-            x.contiguous()
-            .view(number, batch * self.num_heads, self.head_dim)
-            .transpose(0, 1)
-            .view(batch, self.num_heads, number, self.head_dim)
-        )
+        heads = x.contiguous().view(number, batch * self.num_heads, self.head_dim).transpose(0, 1)
+        return heads.view(batch, self.num_heads, number, self.head_dim)
 
     def attend(self, projected: Projected) -> Tensor:
-        """Fused unless somebody asks for the map, or changes it."""
+        """Use the fused kernel unless the map is requested or changed."""
         changed = bool(self.grafts_at("weights"))
         if not changed and not projected.rest.weights:
             self.record_map(projected)
@@ -230,7 +246,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
         if self.dropped() > 0:
             weights = F.dropout(weights, self.dropped())
-        projected.rest.seen.append(weights)
+        projected.rest.maps.append(weights)
         heads = torch.bmm(weights.flatten(0, 1), projected.v.flatten(0, 1))
         return heads.unflatten(0, weights.shape[:2])
 
@@ -241,24 +257,25 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         return rows.view(number, batch, -1).transpose(0, 1)
 
     def drop(self, tokens: Tensor) -> Tensor:
-        return tokens  # the block's, where there is one: see `forward`
+        return tokens  # the block has the dropout, if any: see `forward`
 
     def output_layer(self) -> LinearLayer | None:
         return self.out_proj
 
     def _weights(self, projected: Projected, batched: bool, average: bool) -> Tensor:
-        seen = projected.rest.seen
-        weights = cast(Tensor, seen[-1] if seen else self.normalize(self.scores(projected)))  # a mix graft needed none
+        maps = projected.rest.maps
+        weights = cast(
+            Tensor, maps[-1] if maps else self.normalize(self.scores(projected))
+        )  # mix grafts compute no map
         weights = weights.mean(dim=1) if average else weights
         return weights if batched else weights.squeeze(0)
 
 
 def _check_shape(name: str, mask: Tensor, expected: tuple[int, ...]) -> None:
     if tuple(mask.shape) != expected:
-        raise UsageError(f"{name} has shape {tuple(mask.shape)}, and these queries and keys need {expected}")
+        raise UsageError(f"{name} has shape {tuple(mask.shape)}, but these queries and keys need {expected}")
 
 
-KNOWN = (nn.MultiheadAttention, GraftedMultiheadAttention)
 _ARGUMENTS = (
     *("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal"),
     "drop",
@@ -271,15 +288,16 @@ def attention_site(
     *,
     target: str | None = None,
     companions: tuple[str, ...] = (),
-    ending: tuple[str, ...] = (),
-    **known: Any,
+    dropout_block: str | None = None,
+    **fields: Any,
 ) -> Site:
-    """The site that torch's attention is.
+    """Return the site of torch's attention.
 
     Args:
-        target: path of the module, where that of the site is another.
-        companions: of all hook points. ending: of the last one besides.
-        known: fields of its geometry that the module does not know.
+        target: path of the module, if it differs from the site's.
+        companions: companions at all hook points.
+        dropout_block: path of the block that passes its dropout to patched attention, for `attn.end`.
+        fields: geometry fields that the module does not determine.
     """
     target = path if target is None else target
     check_known(module, path, arguments=_ARGUMENTS, children=("out_proj",))
@@ -287,7 +305,7 @@ def attention_site(
     hook_points = tuple(hook_point for hook_point in GLOBAL if hook_point not in missing)
     same = module.kdim == module.vdim == module.embed_dim
     geometry = AttentionGeometry(
-        **{"init": "xavier_uniform", "cross": not same, **known},
+        **{"init": "xavier_uniform", "cross": not same, **fields},
         dim=module.embed_dim,
         heads=module.num_heads,
         key_width=module.head_dim,
@@ -296,41 +314,38 @@ def attention_site(
         rows={role: _rows(module, role, index) for index, role in enumerate(("q", "k", "v"))},
         query_key_parameters=() if module.bias_k is None else ("bias_k",),
     )
-    told: dict[HookPoint, tuple[str, ...]] = dict.fromkeys(hook_points, companions)
-    told["attn.end"] = (*companions, *ending)
+    by_hook_point: dict[HookPoint, tuple[str, ...]] = dict.fromkeys(hook_points, companions)
+    by_hook_point["attn.end"] = (*companions, *(() if dropout_block is None else (dropout_block,)))
     return Site(
         path=path,
         kind="attention",
         geometry=geometry,
         targets=dict.fromkeys(hook_points, target),
         missing=missing,
-        record_tensors={"weights": target}
-        if "weights" in missing
-        else {},  # a map that takes no graft can still be looked at
+        # a map without grafts can still be recorded
+        record_tensors={"weights": target} if "weights" in missing else {},
         rounds=True,
-        companions={hook_point: paths for hook_point, paths in told.items() if paths},
+        companions={hook_point: paths for hook_point, paths in by_hook_point.items() if paths},
     )
 
 
 def _missing(module: Any) -> dict[HookPoint, str]:
     if module.bias_k is not None or module.add_zero_attn:
-        what = "a learned key (add_bias_kv)" if module.bias_k is not None else "a key of zeros (add_zero_attn)"
-        why = f"every query also sees {what}, which stands for no token; horizontal and vertical can stand here"
+        what = "a learned key (add_bias_kv)" if module.bias_k is not None else "a zero key (add_zero_attn)"
+        why = f"every query also attends to {what}, which belongs to no token; horizontal and vertical work here"
         return {"mix": why, "weights": why}
     if not module._qkv_same_embed_dim:
-        return {
-            "mix": f"its keys and values are tokens of other widths ({module.kdim}, {module.vdim}) than its queries"
-        }
+        return {"mix": f"its keys and values have other widths ({module.kdim}, {module.vdim}) than its queries"}
     return {}
 
 
 def _rows(module: Any, role: str, index: int) -> tuple[HeadRows, ...]:
-    """The rows of one of q, k, v: in one matrix with the others, or in its own; biases always stand together."""
+    """Return the rows of q, k or v: in a fused or a separate matrix; biases are always fused."""
     width, start = module.head_dim, index * module.embed_dim
     fused = {"in_proj_weight": module.embed_dim} if module.in_proj_weight is not None else {}
     biases = {"in_proj_bias": 1} if module.in_proj_bias is not None else {}
-    found = [HeadRows({**fused, **biases}, start, width, width)] if fused or biases else []
+    rows = [HeadRows({**fused, **biases}, start, width, width)] if fused or biases else []
     if module.in_proj_weight is None:
         name = f"{role}_proj_weight"
-        found.append(HeadRows({name: getattr(module, name).shape[1]}, 0, width, width))
-    return tuple(found)
+        rows.append(HeadRows({name: getattr(module, name).shape[1]}, 0, width, width))
+    return tuple(rows)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.models.vision_transformer import MLPBlock
 from torchvision.ops.misc import MLP
 
-from attngraft.attention import GraftedModule, MlpGeometry, MlpSite
-from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.linear_ends import LinearEnds
+from attngraft.attention import MlpGeometry, MlpSite, plain_class
+from attngraft.hosts.adapter import check_known
+from attngraft.hosts.family import Sites
+from attngraft.hosts.patched import TwoLinearEnds, patch_classes
 from attngraft.hosts.sites import mlp_site
 
 
-class _Sequence(LinearEnds, MlpSite):
-    """The children are called by their number."""
+class SequentialMlp(TwoLinearEnds, MlpSite):
+    """An MLP whose children are named by number."""
 
     linear_names = ("0", "3")
 
@@ -30,25 +30,16 @@ class _Sequence(LinearEnds, MlpSite):
         return cast(Tensor, self[4](self[3](x)))
 
 
-class GraftedMLP(_Sequence, MLP):
-    """`torchvision.ops.MLP` with one hidden layer."""
+PATCHED = patch_classes(SequentialMlp, MLP, MLPBlock, module=__name__)
 
 
-class GraftedMLPBlock(_Sequence, MLPBlock):
-    """`torchvision.models.vision_transformer.MLPBlock`."""
-
-
-PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {MLP: GraftedMLP, MLPBlock: GraftedMLPBlock}
-_KNOWN = {*PATCHED, *PATCHED.values()}
-
-
-def mlp_sites(module: Any, path: str, **known: Any) -> Iterator[Site]:
-    """The site that one of torchvision's MLPs is; none for an MLP of a class that we do not know.
+def mlp_sites(module: Any, path: str, **fields: Any) -> Sites:
+    """Yield the site of one of torchvision's MLPs; none for an MLP of an unknown class.
 
     Raises:
         HostError: it has norms or more layers.
     """
-    if type(module) not in _KNOWN:
+    if plain_class(module) not in PATCHED:
         return
     check_known(module, path, arguments=("input", "x"), children=("0", "1", "2", "3", "4"))
-    yield mlp_site(path, MlpGeometry(**known, hidden=module._modules["3"].weight.shape[1]))
+    yield mlp_site(path, MlpGeometry(**fields, hidden=module._modules["3"].weight.shape[1]))

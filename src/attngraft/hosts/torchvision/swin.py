@@ -1,22 +1,16 @@
-"""torchvision's Swin and Swin V2: one module cuts its windows, attends in them, and puts them back."""
+"""torchvision's Swin and Swin V2: one module partitions the map, attends in the windows, and merges them."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.swin_transformer import (
-    ShiftedWindowAttention,
-    ShiftedWindowAttentionV2,
-    SwinTransformer,
-    SwinTransformerBlock,
-    SwinTransformerBlockV2,
-)
+from torchvision.models import swin_transformer as swin
 
 from attngraft.attention import AttentionGeometry, Projected, Projection, plain_class, record_coordinates
 from attngraft.errors import HostError
@@ -29,16 +23,14 @@ from attngraft.hosts.adapter import (
     own_state,
     random_images,
 )
-from attngraft.hosts.registry import register_host
 from attngraft.hosts.sites import fused_heads, window_site, windowed
-from attngraft.hosts.timm.attention import by_role
-from attngraft.hosts.timm.own_windows import OwnEnd
-from attngraft.hosts.timm.windows import CosineWindowSite, WindowSite, cut, fill, put_back
+from attngraft.hosts.timm.layouts import merge_windows, pad_to_windows, partition, split_qkv
+from attngraft.hosts.timm.windows import CosineWindowSite, WholeMapSite, WindowSite
 from attngraft.hosts.torchvision import mlp
 
 
-class _Windows(OwnEnd, WindowSite):
-    """Maps (B, H, W, C) come in and leave; the sentence is about the windows in between."""
+class MapWindowSite(WholeMapSite, WindowSite):
+    """Attention on maps (B, H, W, C); grafts inside get windows."""
 
     window_size: list[int]
     shift_size: list[int]
@@ -47,25 +39,24 @@ class _Windows(OwnEnd, WindowSite):
     fused_attn = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """The host's own way, with the sentence for each window."""
-        own, (height, width), window = x, x.shape[1:3], self.window
-        x = fill(x, window)
+        unpadded, (height, width), window = x, x.shape[1:3], self.window
+        x = pad_to_windows(x, window)
         sides = x.shape[1:3]
         shift = [0 if high >= side else by for high, side, by in zip(window, sides, self.shift_size, strict=True)]
 
         def windows_of(maps: Tensor) -> Tensor:
-            return cut(torch.roll(maps, (-shift[0], -shift[1]), (1, 2)) if any(shift) else maps, window)
+            return partition(torch.roll(maps, (-shift[0], -shift[1]), (1, 2)) if any(shift) else maps, window)
 
-        record_coordinates(self, own, lambda maps: windows_of(fill(maps, window)))
+        record_coordinates(self, unpadded, lambda maps: windows_of(pad_to_windows(maps, window)))
         mask = self._mask(x, shift) if any(shift) else None
-        seen = None
+        present = None
         if sides != (height, width) and self.grafts_at("mix"):
-            seen = windows_of(fill(x.new_ones(1, height, width, 1), window)).squeeze(-1) > 0
+            present = windows_of(pad_to_windows(x.new_ones(1, height, width, 1), window)).squeeze(-1) > 0
 
         def project(tokens: Tensor) -> Projected:
-            return self.project(tokens, mask, seen)
+            return self.project(tokens, mask, present)
 
-        x = put_back(self.forward_projected(project(windows_of(x)), project), window, sides)
+        x = merge_windows(self.forward_projected(project(windows_of(x)), project), window, sides)
         if any(shift):
             x = torch.roll(x, (shift[0], shift[1]), (1, 2))
         return self.run("attn.end", x[:, :height, :width, :].contiguous())
@@ -76,7 +67,7 @@ class _Windows(OwnEnd, WindowSite):
         return self.window_size[0], self.window_size[1]
 
     def _mask(self, x: Tensor, shift: list[int]) -> Tensor:
-        """(windows of an image, N, N): -100 between tokens that the shift brought together."""
+        """Return (windows of an image, N, N), -100 between tokens that only the shift made neighbors."""
         regions = x.new_zeros(x.shape[1:3])
         down, across = (
             (slice(0, -window), slice(-window, -by), slice(-by, None))
@@ -84,9 +75,9 @@ class _Windows(OwnEnd, WindowSite):
         )
         for number, (rows, columns) in enumerate(itertools.product(down, across)):
             regions[rows, columns] = number
-        windows = cut(regions[None, :, :, None], self.window).squeeze(-1)
-        apart = windows.unsqueeze(1) - windows.unsqueeze(2)
-        return apart.masked_fill(apart != 0, -100.0).masked_fill(apart == 0, 0.0)
+        windows = partition(regions[None, :, :, None], self.window).squeeze(-1)
+        difference = windows.unsqueeze(1) - windows.unsqueeze(2)
+        return difference.masked_fill(difference != 0, -100.0).masked_fill(difference == 0, 0.0)
 
     def position_bias(self) -> Tensor:
         return cast(Tensor, cast(Any, self).get_relative_position_bias())
@@ -101,25 +92,24 @@ class _Windows(OwnEnd, WindowSite):
         return F.dropout(tokens, p=cast(Any, self).dropout, training=self.training)
 
 
-class GraftedShiftedWindowAttention(_Windows, ShiftedWindowAttention):
+class GraftedShiftedWindowAttention(MapWindowSite, swin.ShiftedWindowAttention):
     """`torchvision.models.swin_transformer.ShiftedWindowAttention`: a table of relative positions."""
 
     @property
     def scale(self) -> float:  # type: ignore[override]
-        """What queries are multiplied by."""
         return cast(float, (self.qkv.in_features // self.num_heads) ** -0.5)
 
 
-class GraftedShiftedWindowAttentionV2(_Windows, CosineWindowSite, ShiftedWindowAttentionV2):
-    """`torchvision.models.swin_transformer.ShiftedWindowAttentionV2`: cosines, positions through a network."""
+class GraftedShiftedWindowAttentionV2(MapWindowSite, CosineWindowSite, swin.ShiftedWindowAttentionV2):
+    """`torchvision.models.swin_transformer.ShiftedWindowAttentionV2`: cosines, positions through an MLP."""
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys have no bias: its part of the parameter is not used."""
+    def split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The host sets the part of the bias for keys to zero."""
         bias: Tensor | None = self.qkv.bias
         if bias is not None:
             third, bias = bias.numel() // 3, bias.clone()
             bias[third : 2 * third].zero_()
-        return by_role(F.linear(x, self.qkv.weight, bias), self.num_heads)
+        return split_qkv(F.linear(x, self.qkv.weight, bias), self.num_heads)
 
     def temperature(self) -> Tensor:
         return torch.clamp(self.logit_scale, max=math.log(100.0)).exp()
@@ -131,40 +121,37 @@ class TorchvisionSwin(HostAdapter):
     name = "torchvision.swin"
     summary = "torchvision SwinTransformer, V1 and V2, of any size"
     patched: ClassVar = {
-        ShiftedWindowAttention: GraftedShiftedWindowAttention,
-        ShiftedWindowAttentionV2: GraftedShiftedWindowAttentionV2,
+        swin.ShiftedWindowAttention: GraftedShiftedWindowAttention,
+        swin.ShiftedWindowAttentionV2: GraftedShiftedWindowAttentionV2,
         **mlp.PATCHED,
     }
 
     def recognizes(self, model: nn.Module) -> bool:
-        return type(model) is SwinTransformer
+        return type(model) is swin.SwinTransformer
 
     def sites(self, model: Any) -> list[Site]:
-        return list(self._sites(model))
-
-    def _sites(self, model: Any) -> Iterator[Site]:
-        grid = self._grid(model)
         stages = [(name, stage) for name, stage in model.features.named_children() if type(stage) is nn.Sequential]
-        for depth, (name, stage) in enumerate(stages[1:]):  # the first one makes the patches
-            rows, columns = (-(-side // 2**depth) for side in grid)
+        sites: list[Site] = []
+        for depth, (name, stage) in enumerate(stages[1:]):  # the first one is the patch embedding
+            rows, columns = (-(-side // 2**depth) for side in self._grid(model))
             for number, block in stage.named_children():
-                path = f"features.{name}.{number}"
-                if type(block) not in (SwinTransformerBlock, SwinTransformerBlockV2):
+                path, host = f"features.{name}.{number}", cast(Any, block)
+                if type(block) not in (swin.SwinTransformerBlock, swin.SwinTransformerBlockV2):
                     raise HostError(
-                        f"{path} is a {type(block).__name__}, which attngraft does not know; it knows "
-                        "SwinTransformerBlock and SwinTransformerBlockV2"
+                        f"{path} is a {type(block).__name__}, which is not supported; supported are SwinTransformerBlock "
+                        "and SwinTransformerBlockV2"
                     )
-                yield _attention_site(block.attn, f"{path}.attn", (rows, columns))
-                known = {
-                    "dim": cast(Any, block).attn.qkv.in_features,
-                    "tokens": rows * columns,
-                    "grid": (rows, columns),
-                }
-                yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **known)
+                sites.append(_attention_site(host.attn, f"{path}.attn", (rows, columns)))
+                fields = {"dim": host.attn.qkv.in_features, "tokens": rows * columns, "grid": (rows, columns)}
+                sites.extend(mlp.mlp_sites(host.mlp, f"{path}.mlp", **fields))
+        return sites
 
     def _grid(self, model: Any) -> tuple[int, int]:
-        """The map of the first stage. The model names no input size: say that the last stage's map is one window."""
-        window = next(each.window_size for each in model.modules() if isinstance(each, ShiftedWindowAttention))
+        """Return the map of the first stage.
+
+        The model stores no image size: assume that the last stage's map is one window.
+        """
+        window = next(each.window_size for each in model.modules() if isinstance(each, swin.ShiftedWindowAttention))
         merged = sum(type(stage) is nn.Sequential for stage in model.features) - 2
         return window[0] * 2**merged, window[1] * 2**merged
 
@@ -179,7 +166,7 @@ class TorchvisionSwin(HostAdapter):
 
 def _attention_site(module: Any, path: str, grid: tuple[int, int]) -> Site:
     if plain_class(module) not in TorchvisionSwin.patched:
-        raise HostError(f"{path} is a {type(module).__name__}, which attngraft does not know")
+        raise HostError(f"{path} is a {type(module).__name__}, which is not supported")
     check_known(module, path, arguments=("x",), children=("qkv", "proj", "cpb_mlp"))
     geometry = AttentionGeometry(
         dim=module.qkv.in_features,
@@ -191,6 +178,3 @@ def _attention_site(module: Any, path: str, grid: tuple[int, int]) -> Site:
         score_columns=own_parameters(module, "relative_position_bias_table"),
     )
     return window_site(path, geometry)
-
-
-register_host(TorchvisionSwin())

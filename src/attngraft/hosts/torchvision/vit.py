@@ -1,8 +1,8 @@
-"""torchvision's VisionTransformer: class token, torch's own attention, a dropout of the block behind it."""
+"""torchvision's VisionTransformer: class token, torch's own attention, with dropout in the block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
@@ -11,14 +11,12 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 from attngraft.attention import CLASS, GraftedModule, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_state, own_state, random_images
-from attngraft.hosts.registry import register_host
-from attngraft.hosts.torch_nn.attention import KNOWN, GraftedMultiheadAttention, attention_site
+from attngraft.hosts.torch_nn.attention import GraftedMultiheadAttention, attention_site
 from attngraft.hosts.torchvision import mlp
 
 
 class GraftedEncoderBlock(GraftedModule, EncoderBlock):
-    """`torchvision.models.vision_transformer.EncoderBlock`, which leaves its dropout to an attention with grafts: they may
-    stand behind it."""
+    """`torchvision.models.vision_transformer.EncoderBlock`, which passes its dropout to patched attention for `attn.end`."""
 
     @property
     def in_use(self) -> bool:
@@ -26,7 +24,6 @@ class GraftedEncoderBlock(GraftedModule, EncoderBlock):
         return isinstance(attention, GraftedMultiheadAttention) and bool(attention.grafts)
 
     def forward(self, input: Tensor) -> Tensor:
-        """As the host's."""
         if not isinstance(self.self_attention, GraftedMultiheadAttention):
             return EncoderBlock.forward(self, input)
         x = self.ln_1(input)
@@ -49,33 +46,24 @@ class TorchvisionViT(HostAdapter):
         return type(model) is VisionTransformer
 
     def sites(self, model: Any) -> list[Site]:
-        return list(self._sites(model))
-
-    def _sites(self, model: Any) -> Iterator[Site]:
         side = model.image_size // model.patch_size
-        known = {
-            "tokens": 1 + side**2,
-            "prefix": CLASS,
-            "grid": (side, side),
-            "init": "xavier_uniform",
-        }
+        fields = {"tokens": 1 + side**2, "prefix": CLASS, "grid": (side, side), "init": "xavier_uniform"}
+        sites: list[Site] = []
         for name, block in model.encoder.layers.named_children():
             path = f"encoder.layers.{name}"
-            if plain_class(block) is not EncoderBlock or type(block.self_attention) not in KNOWN:
+            if plain_class(block) is not EncoderBlock or plain_class(block.self_attention) is not nn.MultiheadAttention:
                 raise HostError(
-                    f"{path} is a {type(block).__name__}, which attngraft does not know; it knows EncoderBlock"
+                    f"{path} is a {type(block).__name__}, which is not supported; supported is EncoderBlock"
                 )
             children = ("ln_1", "self_attention", "dropout", "ln_2", "mlp")
             check_known(block, path, arguments=("input",), children=children)
             attention = f"{path}.self_attention"
-            yield attention_site(block.self_attention, attention, ending=(path,), **known)
-            yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=model.hidden_dim, **known)
+            sites.append(attention_site(block.self_attention, attention, dropout_block=path, **fields))
+            sites.extend(mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=model.hidden_dim, **fields))
+        return sites
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         return random_images(model, (3, model.image_size, model.image_size), batch=batch)
 
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
         return {"head": own_state(model, "heads"), "norms": norm_state(model)}
-
-
-register_host(TorchvisionViT())

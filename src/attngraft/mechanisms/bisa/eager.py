@@ -1,35 +1,41 @@
 """Bi-directional attention in lean PyTorch: both softmaxes of one score matrix, with a written-out backward.
 
-The sum over keys is taken before the hypernetwork, which is exact: L_ij knows no channel and W_j is linear in v_hat_j, so
-isa_i = hyper(sum_j L_ij v_hat_j, q_hat_i), and nothing of N x N x d is made.
+The sum over keys is taken before the hypernetwork, which is exact: L_ij does not depend on the channel and W_j is linear in
+v_hat_j, so isa_i = hyper(sum_j L_ij v_hat_j, q_hat_i), and nothing of N x N x d exists.
 
-Nor is anything of N x N kept. Work goes group by group of (image, head) pairs in buffers that stay in the cache and are used
-again; the backward makes the scores once more, which costs less than the page faults of keeping them. A score matrix that is
-too large for the cache goes tile by tile (tiles.py). Half precision is worked on in float32. Where the score matrices are so
-small that to keep them costs nothing, plain operations run; they are faster there.
+Nor is anything of N x N kept. Work goes group by group of (image, head) pairs in buffers that stay in the cache and are
+reused; the backward recomputes the scores, which costs less than the page faults of keeping them. Half precision is computed
+in float32. Where the score matrices are small, plain operations are faster and run instead.
+
+A score matrix that is too large for the cache goes tile by tile, some keys at a time. A tile has all queries, so the softmax
+over queries is complete in it: E = exp(S - each key's largest) over its sums Z, where 1 / Z goes to v_hat and L = E / Z is
+never written. The softmax over keys is accumulated over the tiles, as in flash attention. The backward recomputes the tiles
+from each key's largest and sum and each query's log-sum-exp. The softmaxes' derivatives subtract in one more column of the
+products:
+
+    dS = A (dsa v^T - D) + L (du v_hat^T - e),    D_i = dsa_i . sa_i,    e_j = dv_hat_j . v_hat_j
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.formula import (
+from attngraft.dispatch.autograd import (
     Gradients,
-    accurate,
-    differentiable,
-    formula_wanted,
-    in_autocast_dtype,
+    accumulation_dtype,
+    cast_for_autocast,
+    differentiable_gradients,
+    is_traced,
     without_autocast,
 )
-from attngraft.mechanisms.bisa.formula import formula
-from attngraft.mechanisms.bisa.groups import ALL, Scores, large, shaped
 from attngraft.mechanisms.bisa.hyper import hyper_transform
-from attngraft.mechanisms.bisa.tiles import Tiled
-from attngraft.mechanisms.layout import room
+from attngraft.mechanisms.bisa.scores import ALL, Scores, formula, large, shaped
+from attngraft.mechanisms.common import empty_heads
 
 #: numbers in all score matrices together up to which plain operations keep them
 SMALL = 2**21
@@ -45,64 +51,53 @@ def two_way_attention(
     visible: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """sa (B, H, Nq, dv) and u (B, H, Nq, s)."""
-    q, k, v, v_hat = in_autocast_dtype(q, k, v, v_hat)
+    """Return sa (B, H, Nq, dv) and u (B, H, Nq, s)."""
+    q, k, v, v_hat = cast_for_autocast(q, k, v, v_hat)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     lines = (q.shape[2], k.shape[2])
     bias = None if bias is None else bias.expand(-1, -1, *lines)
     visible = None if visible is None else visible.expand(*q.shape[:2], *lines)
-    if formula_wanted(q, k, v, v_hat, bias, visible) or not q.numel() * k.numel():
-        return formula(q, k, v, v_hat, bias, visible, scale=scale)
-    if _small(q, k) and not _hidden(bias, visible):
-        return formula(q, k, v, v_hat, bias, visible, scale=scale, hidden=False)
+    operands = (q, k, v, v_hat, bias, visible, scale)
+    if is_traced(*operands[:-1]) or not q.numel() * k.numel():
+        return formula(*operands)
+    # half precision is computed in float32, group by group
+    exact = q.dtype == accumulation_dtype(q)
+    small = exact and q.device.type == "cpu" and q.shape[:3].numel() * k.shape[2] <= SMALL
+    if small and not _hides_pairs(bias, visible):
+        return formula(*operands, masked=False)
     with torch.autocast(q.device.type, enabled=False):
-        way = Tiled if large(q, k) else _Whole
-        found: tuple[Tensor | None, Tensor] = way.apply(q, k, v, v_hat, bias, visible, scale)
-    return found
+        return (_Tiled if large(q, k) else _Whole).apply(*operands)
 
 
-def inverse_attention(
-    q: Tensor,
-    k: Tensor,
-    q_hat: Tensor,
-    v_hat: Tensor,
-    hyper: Tensor,
-    *,
-    bias: Tensor | None = None,
-    visible: Tensor | None = None,
-    scale: float | None = None,
-) -> Tensor:
-    """isa (B, H, Nq, dv)."""
-    _, u = two_way_attention(q, k, None, v_hat, bias=bias, visible=visible, scale=scale)
-    return hyper_transform(u, q_hat, hyper)
+def inverse_attention(q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, hyper: Tensor, **masks: Any) -> Tensor:
+    """Return isa (B, H, Nq, dv)."""
+    return hyper_transform(two_way_attention(q, k, None, v_hat, **masks)[1], q_hat, hyper)
 
 
-def _small(q: Tensor, k: Tensor) -> bool:
-    """Whether plain operations, which keep the score matrices, are the faster ones."""
-    exact = q.dtype == accurate(q)  # half precision is worked on in float32, group by group
-    return exact and q.device.type == "cpu" and q.shape[:3].numel() * k.shape[2] <= SMALL
-
-
-def _hidden(bias: Tensor | None, visible: Tensor | None) -> bool:
-    """Whether some pair may be masked; looks at the values of a bias."""
+def _hides_pairs(bias: Tensor | None, visible: Tensor | None) -> bool:
+    """Return whether some pair may be masked; reads the values of a bias."""
     return visible is not None or (bias is not None and bias.detach().amin().item() == -math.inf)
 
 
+def _differentiable(ctx: Any, inputs: Any, gradients: tuple[Tensor | None, ...]) -> Gradients:
+    return *differentiable_gradients(partial(formula, scale=ctx.scale), inputs, gradients), None
+
+
 class _Whole(torch.autograd.Function):
-    """Matrices that fit the cache, some at a time."""
+    """Both directions of matrices that fit the cache, some at a time."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, Tensor]:
         q, k, v, v_hat, bias, visible, ctx.scale = inputs
         scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale)
         dtype, buffer, spare = scores.dtype, scores.buffer(), scores.buffer()
-        attended: Any = None if v is None else room(q, v)
-        u = room(q, v_hat)
+        attended: Any = None if v is None else empty_heads(q, v)
+        u = empty_heads(q, v_hat)
         for group in scores.groups:
-            found = scores.of(group, ALL, scores.queries(group), buffer)
+            tile = scores.of(group, ALL, scores.queries(group), buffer)
             if v is not None:
-                group.put(attended, torch.bmm(scores.softmax(found, -1, spare), group.of(v, dtype)))
-            group.put(u, torch.bmm(scores.softmax(found, -2, spare), group.of(v_hat, dtype)))
+                group.put(attended, torch.bmm(scores.softmax(tile, -1, spare), group.of(v, dtype)))
+            group.put(u, torch.bmm(scores.softmax(tile, -2, spare), group.of(v_hat, dtype)))
         ctx.save_for_backward(*inputs[:-1])
         return attended, u
 
@@ -111,31 +106,30 @@ class _Whole(torch.autograd.Function):
     def backward(ctx: Any, to_attended: Any, to_u: Tensor) -> Gradients:
         inputs = ctx.saved_tensors
         if torch.is_grad_enabled():
-            again = differentiable(lambda *i: formula(*i, scale=ctx.scale), inputs, (to_attended, to_u))
-            return *again, None
+            return _differentiable(ctx, inputs, (to_attended, to_u))
         q, k, v, v_hat, bias, visible = inputs
         scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale)
         dtype = scores.dtype
         buffer, spare, third, fourth = (scores.buffer() for _ in range(4))
-        to_q, to_k, to_v_hat = room(q, q), room(k, k), room(v_hat, v_hat)
-        to_v: Any = None if v is None else room(v, v)
+        to_q, to_k, to_v_hat = empty_heads(q, q), empty_heads(k, k), empty_heads(v_hat, v_hat)
+        to_v: Any = None if v is None else empty_heads(v, v)
         to_bias = bias.new_zeros(bias.shape, dtype=dtype) if ctx.needs_input_grad[4] else None
         for group in scores.groups:
             queries = scores.queries(group)
-            found = scores.of(group, ALL, queries, buffer)
-            weights = scores.softmax(found, -2, spare)
+            tile = scores.of(group, ALL, queries, buffer)
+            weights = scores.softmax(tile, -2, spare)
             gradient, values = group.of(to_u, dtype), group.of(v_hat, dtype)
             group.put(to_v_hat, torch.bmm(weights.mT, gradient))
-            to_weights = torch.bmm(gradient, values.mT, out=shaped(third, *found.shape))
-            to_scores = _through_softmax(to_weights, weights, -2, shaped(fourth, *found.shape))
+            to_weights = torch.bmm(gradient, values.mT, out=shaped(third, *tile.shape))
+            to_scores = _through_softmax(to_weights, weights, -2, shaped(fourth, *tile.shape))
             if v is not None:
-                weights = scores.softmax(found, -1, spare)
+                weights = scores.softmax(tile, -1, spare)
                 gradient, values = group.of(to_attended, dtype), group.of(v, dtype)
                 group.put(to_v, torch.bmm(weights.mT, gradient))
                 torch.bmm(gradient, values.mT, out=to_weights)
-                to_scores.add_(_through_softmax(to_weights, weights, -1, found))  # the scores have served
+                to_scores.add_(_through_softmax(to_weights, weights, -1, tile))  # reuses the memory of the scores
             if to_bias is not None:
-                scores.gather(group, ALL, to_scores, to_bias)
+                scores.add_bias_gradient(group, ALL, to_scores, to_bias)
             group.put(to_q, torch.bmm(to_scores, group.of(k, dtype)).mul_(ctx.scale))
             group.put(to_k, torch.bmm(to_scores.mT, queries))
         to_bias = None if to_bias is None else to_bias.to(bias.dtype)
@@ -143,8 +137,129 @@ class _Whole(torch.autograd.Function):
 
 
 def _through_softmax(gradient: Tensor, weights: Tensor, dim: int, out: Tensor) -> Tensor:
-    """The gradient of a softmax's input, from that of its output `weights`."""
-    return cast(
-        Tensor,
-        torch.ops.aten._softmax_backward_data.out(gradient, weights, dim, weights.dtype, grad_input=out),
-    )
+    """Write the gradient of a softmax's input to `out`, from that of its output `weights`."""
+    return torch.ops.aten._softmax_backward_data.out(gradient, weights, dim, weights.dtype, grad_input=out)
+
+
+class _Tiled(torch.autograd.Function):
+    """Both directions of larger matrices, some keys at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, Tensor]:
+        q, k, v, v_hat, bias, visible, ctx.scale = inputs
+        scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale, tiled=True)
+        dtype, buffer, spare = scores.dtype, scores.buffer(), None if v is None else scores.buffer()
+        attended: Any = None if v is None else empty_heads(q, v)
+        u = empty_heads(q, v_hat)
+        of_queries = None if v is None else q.new_empty(*q.shape[:3], 1, dtype=dtype)
+        of_keys = k.new_empty(*k.shape[:3], 2, dtype=dtype)
+        for group in scores.groups:
+            queries, rows = scores.queries(group), _RunningSoftmax(scores)
+            received: Any = None
+            for keys in scores.steps:
+                tile = scores.of(group, keys, queries, buffer)
+                if spare is not None:
+                    rows.add(tile, group.of(v[:, :, keys], dtype), spare)
+                largest = scores.largest(tile, -2)
+                shares = tile.sub_(largest).exp_()
+                one_over = scores.positive(shares.sum(-2)).reciprocal_().unsqueeze(-1)
+                received = _add_product(received, shares, group.of(v_hat[:, :, keys], dtype) * one_over)
+                group.put(of_keys[:, :, keys], torch.cat([largest.mT, one_over], -1))
+            group.put(u, received)
+            if attended is not None:
+                group.put(attended, rows.attended())
+            if of_queries is not None:
+                group.put(of_queries, rows.log_sums())
+        ctx.save_for_backward(*inputs[:-1], attended, of_queries, of_keys)
+        return attended, u
+
+    @staticmethod
+    @without_autocast
+    def backward(ctx: Any, to_attended: Any, to_u: Tensor) -> Gradients:
+        *inputs, attended, of_queries, of_keys = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _differentiable(ctx, inputs, (to_attended, to_u))
+        q, k, v, v_hat, bias, visible = inputs
+        scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale, tiled=True)
+        dtype, buffer, third = scores.dtype, scores.buffer(), scores.buffer()
+        spare = None if v is None else scores.buffer()
+        to_q, to_k, to_v_hat = empty_heads(q, q), empty_heads(k, k), empty_heads(v_hat, v_hat)
+        to_v: Any = None if v is None else empty_heads(v, v)
+        to_bias = bias.new_zeros(bias.shape, dtype=dtype) if ctx.needs_input_grad[4] else None
+        for group in scores.groups:
+            queries = scores.queries(group)
+            to_queries: Any = None
+            by_u = group.of(to_u, dtype)
+            by_u_and_1 = torch.cat([by_u, _one(by_u)], -1)
+            if spare is not None:
+                by_row = group.of(to_attended, dtype)
+                shift = (by_row * group.of(attended, dtype)).sum(-1, keepdim=True).neg_()
+                by_row_and_shift = torch.cat([by_row, shift], -1)
+            for keys in scores.steps:
+                tile = scores.of(group, keys, queries, buffer)
+                if spare is not None:
+                    weights = torch.sub(tile, group.of(of_queries), out=shaped(spare, *tile.shape)).exp_()
+                largest, one_over = group.of(of_keys[:, :, keys]).split(1, -1)
+                shares = tile.sub_(largest.mT).exp_()
+                values = group.of(v_hat[:, :, keys], dtype)
+                to_values = torch.bmm(shares.mT, by_u).mul_(one_over)
+                group.put(to_v_hat[:, :, keys], to_values)
+                shift = (to_values * values).sum(-1, keepdim=True).neg_()
+                right = torch.cat([values, shift], -1).mul_(one_over)
+                to_scores = torch.bmm(by_u_and_1, right.mT, out=shaped(third, *tile.shape)).mul_(shares)
+                if spare is not None:
+                    values = group.of(v[:, :, keys], dtype)
+                    group.put(to_v[:, :, keys], torch.bmm(weights.mT, by_row))
+                    right = torch.cat([values, _one(values)], -1)
+                    # reuses the memory of the shares
+                    to_scores.addcmul_(weights, torch.bmm(by_row_and_shift, right.mT, out=tile))
+                if to_bias is not None:
+                    scores.add_bias_gradient(group, keys, to_scores, to_bias)
+                to_queries = _add_product(to_queries, to_scores, group.of(k[:, :, keys], dtype))
+                group.put(to_k[:, :, keys], torch.bmm(to_scores.mT, queries))
+            group.put(to_q, to_queries.mul_(ctx.scale))
+        to_bias = None if to_bias is None else to_bias.to(bias.dtype)
+        return to_q, to_k, to_v, to_v_hat, to_bias, None, None
+
+
+class _RunningSoftmax:
+    """The softmax over keys of a group, times the values, accumulated tile by tile."""
+
+    def __init__(self, scores: Scores) -> None:
+        self._scores = scores
+        self._largest: Any = None  # (n, Nq, 1) of the tiles so far
+        self._sums: Any = None  # of exp(S - largest), (n, Nq, 1)
+        self._attended: Any = None  # of exp(S - largest) times the values, (n, Nq, dv)
+
+    def add(self, tile: Tensor, values: Tensor, buffer: Tensor) -> None:
+        """Add the scores of some keys (n, Nq, keys) and their values (n, keys, dv)."""
+        largest, before = self._scores.largest(tile, -1), self._largest
+        self._largest = largest if before is None else torch.maximum(largest, before)
+        weights = torch.sub(tile, self._largest, out=shaped(buffer, *tile.shape)).exp_()
+        sums = weights.sum(-1, keepdim=True)
+        if before is None:
+            self._sums, self._attended = sums, torch.bmm(weights, values)
+            return
+        rescale = before.sub_(self._largest).exp_()
+        self._sums.mul_(rescale).add_(sums)
+        self._attended.mul_(rescale)
+        torch.baddbmm(
+            self._attended, weights, values, out=self._attended
+        )  # FLOP counters do not know its in-place form
+
+    def attended(self) -> Tensor:
+        """Return the weighted values (n, Nq, dv)."""
+        return self._attended.div_(self._scores.positive(self._sums))
+
+    def log_sums(self) -> Tensor:
+        """Return log sum over keys of exp(S) (n, Nq, 1), finite where a query sees nothing. Call `attended` first."""
+        return self._sums.log_().add_(self._largest)
+
+
+def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """Return total + left @ right, in place where there is a total."""
+    return torch.bmm(left, right) if total is None else torch.baddbmm(total, left, right, out=total)
+
+
+def _one(rows: Tensor) -> Tensor:
+    return torch.ones_like(rows[..., :1])

@@ -1,9 +1,9 @@
-"""The hypernetwork of inverse attention in lean PyTorch: each query through the matrix that its values make.
+"""The hypernetwork of inverse attention in lean PyTorch: each query times the matrix of its values.
 
-Seen row by row, a row being one token of one head, and G as an s s x dv matrix: out_i = (u_i (x) q_hat_i) G, one product for
-a few hundred rows, whose s x s matrices stand in a buffer that stays in the cache and is used again: all of them at once
-would cost more in page faults than in multiplying. The other order, q_hat_i (u_i G), takes s dv multiply-adds more, and its
-large product has more to write. Half precision is worked on in float32. Nothing but the inputs is kept; with T_i = G g_i
+Row by row, a row being one token of one head, and G as an s s x dv matrix: out_i = (u_i (x) q_hat_i) G, one product for
+a few hundred rows, whose s x s matrices are in a buffer that stays in the cache and is reused: all of them at once
+would cost more in page faults than in products. The other order, q_hat_i (u_i G), takes s dv multiply-adds more, and its
+large product writes more. Half precision is computed in float32. Only the inputs are kept; with T_i = G g_i
 (s x s), g the gradient,
 
     dq_hat_i = u_i T_i,    du_i = T_i q_hat_i,    dG = sum_i u_i (x) q_hat_i (x) g_i.
@@ -17,34 +17,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.formula import (
+from attngraft.dispatch.autograd import (
     Gradients,
-    accurate,
-    counted,
-    differentiable,
-    formula_wanted,
-    in_autocast_dtype,
+    accumulation_dtype,
+    cast_for_autocast,
+    differentiable_gradients,
+    in_dispatch_mode,
+    is_traced,
     without_autocast,
 )
-from attngraft.mechanisms.layout import as_rows
+from attngraft.mechanisms.common import as_rows
 
-#: bytes of the buffer per thread: what usual processors have of a third-level cache per core
+#: bytes of the buffer per thread: a core's share of the third-level cache of usual processors
 BUFFER = 2**21
 #: rows below which the product with G is no longer at full speed
 FEWEST_ROWS = 128
 
 
 def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
-    """(B, H, N, dv), in memory as (B, N, H, dv), which the output projection wants."""
-    u, q_hat, hyper = in_autocast_dtype(u, q_hat, hyper)
-    if formula_wanted(u, q_hat, hyper) or not (u.numel() and hyper.numel()):
+    """Return (B, H, N, dv), in memory as (B, N, H, dv), the input layout of the output projection."""
+    u, q_hat, hyper = cast_for_autocast(u, q_hat, hyper)
+    if is_traced(u, q_hat, hyper) or not (u.numel() and hyper.numel()):
         return formula(u, q_hat, hyper)
     with torch.autocast(u.device.type, enabled=False):
         return _Hyper.apply(u, q_hat, hyper)
 
 
 def formula(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
-    """The same as two plain products."""
+    """Compute the same as two plain products."""
     matrices = (u @ hyper.flatten(1)).unflatten(-1, hyper.shape[1:])
     return (q_hat.unsqueeze(-2) @ matrices).squeeze(-2)
 
@@ -53,29 +53,29 @@ class _Hyper(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
         ctx.save_for_backward(u, q_hat, hyper)
-        if counted():
+        if in_dispatch_mode():
             return formula(u, q_hat, hyper)
         batch, heads, tokens, _ = u.shape
-        given, dtype = u.dtype, accurate(u)
+        dtype_of_u, dtype = u.dtype, accumulation_dtype(u)
         u, q_hat, matrix = as_rows(u).to(dtype), as_rows(q_hat).to(dtype), hyper.flatten(0, 1).to(dtype)
         out = u.new_empty(len(u), hyper.shape[2])
         for rows, buffer in _chunks(u, len(matrix)):
             _products(u[rows], q_hat[rows], buffer)
             torch.mm(buffer, matrix, out=out[rows])
-        return out.to(given).view(batch, tokens, heads, -1).transpose(1, 2)
+        return out.to(dtype_of_u).view(batch, tokens, heads, -1).transpose(1, 2)
 
     @staticmethod
     @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         inputs: tuple[Tensor, ...] = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return differentiable(lambda *tensors: (formula(*tensors),), inputs, (gradient,))
+            return differentiable_gradients(lambda *tensors: (formula(*tensors),), inputs, (gradient,))
         batch, heads, tokens, width = inputs[0].shape
-        given, dtype = gradient.dtype, accurate(gradient)
+        dtype_of_gradient, dtype = gradient.dtype, accumulation_dtype(gradient)
         u, q_hat, gradient = (as_rows(tensor).to(dtype) for tensor in (*inputs[:2], gradient))
         hyper = inputs[2].to(dtype)
         matrix = hyper.flatten(0, 1).t()
-        to_u, to_q_hat, to_matrix = torch.empty_like(u), torch.empty_like(q_hat), _Sum(matrix)
+        to_u, to_q_hat, to_matrix = torch.empty_like(u), torch.empty_like(q_hat), _SumOverRows(matrix)
         for rows, buffer in _chunks(u, matrix.shape[1]):
             _multiply(gradient[rows], matrix, out=buffer)
             square = buffer.view(-1, *hyper.shape[:2])
@@ -86,41 +86,41 @@ class _Hyper(torch.autograd.Function):
             to_matrix.add(gradient[rows], buffer)
         shape = (batch, tokens, heads, width)
         return (
-            to_u.to(given).view(shape).transpose(1, 2),
-            to_q_hat.to(given).view(shape).transpose(1, 2),
-            to_matrix.whole().t().reshape(hyper.shape).to(given),
+            to_u.to(dtype_of_gradient).view(shape).transpose(1, 2),
+            to_q_hat.to(dtype_of_gradient).view(shape).transpose(1, 2),
+            to_matrix.total().t().reshape(hyper.shape).to(dtype_of_gradient),
         )
 
 
 def _products(u: Tensor, q_hat: Tensor, out: Tensor) -> None:
-    """u_i (x) q_hat_i of each row (rows, s) into `out` (rows, s s)."""
+    """Write u_i (x) q_hat_i of each row (rows, s) to `out` (rows, s s)."""
     torch.mul(u[:, :, None], q_hat[:, None], out=out.view(len(u), u.shape[1], q_hat.shape[1]))
 
 
 def _multiply(rows: Tensor, matrix: Tensor, out: Tensor) -> None:
-    """rows @ matrix into `out`, whose many columns are few products each: faster with a part of the rows for each thread."""
+    """Write rows @ matrix to `out`: many columns of few products each, faster with a part of the rows for each thread."""
     parts = _parts(rows)
     torch.bmm(_in_parts(rows, parts), matrix.expand(parts, -1, -1), out=_in_parts(out, parts))
 
 
-class _Sum:
-    """Sum over all rows of a (x) b, of the shape of `like`: each thread has its part of the rows and a sum of its own."""
+class _SumOverRows:
+    """The sum over all rows of a (x) b, of the shape of `like`: each thread sums its part of the rows."""
 
     def __init__(self, like: Tensor) -> None:
         self.sums = like.new_zeros(torch.get_num_threads() if like.device.type == "cpu" else 1, *like.shape)
 
     def add(self, a: Tensor, b: Tensor) -> None:
-        """The rows of (rows, dv) `a` and (rows, s s) `b`."""
+        """Add the rows of `a` (rows, dv) and `b` (rows, s s)."""
         parts = _parts(a)
         sums = self.sums[:parts]
         torch.baddbmm(sums, _in_parts(a, parts).transpose(1, 2), _in_parts(b, parts), out=sums)
 
-    def whole(self) -> Tensor:
+    def total(self) -> Tensor:
         return self.sums.sum(0)
 
 
 def _parts(rows: Tensor) -> int:
-    """Into how many parts rows are cut: one for each thread where they come out even."""
+    """Return the number of parts: one for each thread, where it divides the rows."""
     threads = torch.get_num_threads() if rows.device.type == "cpu" else 1
     return threads if len(rows) % threads == 0 else 1
 
@@ -130,11 +130,11 @@ def _in_parts(rows: Tensor, parts: int) -> Tensor:
 
 
 def _chunks(rows: Tensor, columns: int) -> Iterator[tuple[slice, Tensor]]:
-    """Each chunk of `rows`, and a buffer (its rows, columns), the same memory for all."""
+    """Yield each chunk of `rows` and a buffer (its rows, columns), the same memory for all."""
     if rows.device.type == "cpu":
         fitting = BUFFER * torch.get_num_threads() // (columns * rows.element_size())
     else:
-        fitting = 2**26 // columns  # no cache to stay in, but a limit to memory
+        fitting = 2**26 // columns  # other devices have no cache to stay in, but a limit to memory
     step = min(max(fitting, FEWEST_ROWS), len(rows))
     buffer = rows.new_empty(step, columns)
     for start in range(0, len(rows), step):

@@ -10,28 +10,27 @@ from attngraft.attention import AttentionSite, Projected
 from attngraft.attention.geometry import Projection
 from attngraft.attention.mixing import MixContext, Mixed
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bisa.maps import LINEAR, TokenMap, activation, split_heads
-from attngraft.mechanisms.bisa.mix import BidirectionalMix
-from attngraft.mechanisms.bisa.operands import check_bias
-from attngraft.mechanisms.bisa.variant import PAPER, Variant
-from attngraft.mechanisms.initialization import InitRule
+from attngraft.mechanisms.bisa.branch import LINEAR, TokenProjection, activation, split_heads
+from attngraft.mechanisms.bisa.mix import PAPER, BidirectionalMix, Variant
+from attngraft.mechanisms.bisa.ops import check_bias
 
 
 class BidirectionalAttention(AttentionSite, nn.Module):
     """Multi-head attention in both directions of one score matrix, from the projections to the output projection.
 
-    Without self-attention (`Variant(weight=0)`, MISA) there is no value map but that of the inverse branch.
+    Without self-attention (`Variant(weight=0)`, MISA) the only value map is that of the inverse branch.
 
     Args:
         dim: C. num_heads: H.
-        key_dim: dk, width of queries and keys per head; C / H where not given.
-        value_dim: dv, width per head of what the heads put out; C / H where not given.
-        hyper_dim: s, width per head of q_hat and v_hat; dv where not given.
-        variant: which of the paper's forms.
-        projection: whether the maps have biases, batch norm behind them, an activation before the output projection.
-        scale: of the scores, 1 / sqrt(dk) where not given.
+        key_dim: dk, width of queries and keys per head; C / H by default.
+        value_dim: dv, width per head of the heads' output; C / H by default.
+        hyper_dim: s, width per head of q_hat and v_hat; dv by default.
+        variant: one of the paper's forms.
+        projection: biases of the maps, batch norm behind them, and the activation before the output projection.
+        scale: of the scores, 1 / sqrt(dk) by default.
         mlp_hidden: units of the MLP transform, see `MlpTransform`.
-        attn_drop: share of attention weights that is dropped in training, drawn for each direction by itself.
+        attn_drop: share of attention weights that is dropped in training, independently in each direction.
+        options: `init`, the rule for weight matrices ("trunc_normal"), device and dtype.
 
     Raises:
         UsageError: H does not divide C and a width is not given, or a sequential order where H dv is not C.
@@ -53,9 +52,7 @@ class BidirectionalAttention(AttentionSite, nn.Module):
         mlp_hidden: int | None = None,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        init: InitRule = "trunc_normal",
-        device: Any = None,
-        dtype: Any = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         if dim % num_heads and (key_dim is None or value_dim is None):
@@ -69,31 +66,28 @@ class BidirectionalAttention(AttentionSite, nn.Module):
             )
         self.num_heads = num_heads
         self.scale = keys**-0.5 if scale is None else scale
-        made: dict[str, Any] = {"projection": projection, "init": init, "device": device, "dtype": dtype}
-        self.query = TokenMap(dim, num_heads * keys, **made)
-        self.key = TokenMap(dim, num_heads * keys, **made)
-        self.value = TokenMap(dim, num_heads * values, **made) if variant.attends else None
+        options["projection"] = projection
+        self.query = TokenProjection(dim, num_heads * keys, **options)
+        self.key = TokenProjection(dim, num_heads * keys, **options)
+        self.value = TokenProjection(dim, num_heads * values, **options) if variant.attends else None
         self.attn_drop = nn.Dropout(attn_drop)
-        self.both = BidirectionalMix(
-            dim,
-            num_heads,
-            key_dim=keys,
-            value_dim=values,
-            hyper_dim=hyper_dim,
-            mlp_hidden=mlp_hidden,
-            variant=variant,
-            **made,
-        )
+        widths: dict[str, Any] = {
+            "key_dim": keys,
+            "value_dim": values,
+            "hyper_dim": hyper_dim,
+            "mlp_hidden": mlp_hidden,
+        }
+        self.both = BidirectionalMix(dim, num_heads, variant=variant, **widths, **options)
         self.act = activation(projection)
-        self.proj = TokenMap(num_heads * values, dim, **made)
+        self.proj = TokenProjection(num_heads * values, dim, **options)
         self.proj_drop = nn.Dropout(proj_drop)
         self.grafts = nn.ModuleDict()
 
     def forward(self, x: Tensor, *, bias: Tensor | None = None) -> Tensor:
-        """(B, N, C) to (B, N, C).
+        """Attend from (B, N, C) to (B, N, C).
 
         Args:
-            bias: added to the scaled scores, (b, H or 1, N or 1, N or 1) where b divides B and entry i takes bias i mod b; a
+            bias: added to the scaled scores, (b, H or 1, N or 1, N or 1) where b divides B and entry i has bias i mod b; a
                 pair at -inf takes part in neither direction. Boolean: True where a query may see a key.
 
         Raises:

@@ -1,9 +1,10 @@
-"""How the two branches join, wherever an attention forms its heads."""
+"""The variants of bi-directional attention, and both branches joined where an attention forms its heads."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,42 +15,90 @@ from attngraft.attention.geometry import Projection
 from attngraft.attention.mixing import MixContext, Mixed
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa import ops, reference
-from attngraft.mechanisms.bisa.inverse import InverseBranch, OwnEnds
-from attngraft.mechanisms.bisa.maps import LINEAR
-from attngraft.mechanisms.bisa.operands import check_bias
-from attngraft.mechanisms.bisa.transform import HyperTransform
-from attngraft.mechanisms.bisa.variant import PAPER, Variant
-from attngraft.mechanisms.initialization import InitRule
+from attngraft.mechanisms.bisa.branch import LINEAR, HyperTransform, InverseBranch, SeparateProjections
+from attngraft.mechanisms.common import InitRule
 
 NORM_EPS = 1e-5
+Transform = Literal["hyper", "mlp"]
+Order = Literal["parallel", "inverse_then_self", "self_then_inverse"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The variants of both branches and how they are joined; the default is the paper's.
+
+    Raises:
+        ValueError: a lambda outside 0 to 1, an unknown name, or options that exclude each other, with the reason.
+    """
+
+    weight: float = 0.5  #: lambda, the share of self-attention; 0 is MISA
+    learned: bool = False  #: lambda is learned, one per layer, and starts at `weight`
+    norm: bool = False  #: each branch is normalized over the tokens, channel by channel, before the two are mixed
+    transform: Transform = "hyper"  #: of the query by a value: the hypernetwork, or an MLP of equal size (the ablation)
+    order: Order = "parallel"  #: both branches on the same tokens, or one on the output of the other
+    separate: bool = False  #: the inverse branch has its own queries, keys and output projection
+    #: divide by lambda and start with zero output of the inverse branch, which leaves a host unchanged
+    identity: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in (("transform", get_args(Transform)), ("order", get_args(Order))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        if not 0 <= self.weight <= 1:
+            raise ValueError(f"weight is lambda, from 0 (the inverse branch alone) to 1, not {self.weight}")
+        if self.learned and self.weight in (0, 1):
+            raise ValueError(f"a learned lambda is a sigmoid, which is never {self.weight:g}; start it between 0 and 1")
+        if self.identity and self.weight == 0:
+            raise ValueError("identity starts from self-attention, and weight=0 has none")
+        if self.identity and self.norm:
+            raise ValueError("identity and norm exclude each other: normalized heads are not the host's")
+        if self.separate and self.weight == 0:
+            raise ValueError("separate with weight=0 leaves nothing of the host's attention in use")
+        if self.order != "parallel":
+            mixing = [name for name in ("learned", "norm", "separate", "identity") if getattr(self, name)]
+            if self.weight != 0.5:
+                mixing.append("weight")
+            if mixing:
+                raise ValueError(
+                    f"{mixing[0]} is about how the branches are mixed, and order={self.order} does not mix them; "
+                    "use order=parallel"
+                )
+
+    @property
+    def attends(self) -> bool:
+        """Whether self-attention takes part."""
+        return self.weight > 0
+
+
+PAPER = Variant()
 
 
 class BidirectionalMix(Recordable, nn.Module):
     """lambda SA + (1 - lambda) MISA (Eq. 3), from one score matrix, with the heads of both merged alike.
 
-    | variant | what comes out |
+    | variant | output |
     |---|---|
     | `norm` | lambda n(SA) + (1 - lambda) n(MISA), n over a sequence's tokens, by channel (no affine, eps 1e-5) |
     | `learned` | lambda = sigmoid(logit) |
     | `order` | one branch on the merged heads of the other, under the same projections; no residual, no mixing |
-    | `separate` | MISA from scores of its own, through an output projection of its own; mixed behind the projections |
+    | `separate` | MISA from its own scores, through its own output projection; mixed behind the projections |
     | `identity` | SA + ((1 - lambda) / lambda) MISA, Eq. 3 divided by lambda; the inverse branch starts at 0 |
 
-    At 0 by a transform of zeros. With `separate` on a host with batch norm it is the norm's weight behind the branch's own
-    output projection that starts at 0, and the transform as ever: the norm of a constant has no use for a small change.
+    It starts at 0 by a transform of zeros. With `separate` on a host with batch norm the norm's weight behind the branch's
+    output projection starts at 0 instead, and the transform as usual: small changes of a constant vanish in the norm.
 
     With an `order` on such a host a projection's norm sees the host's tokens and the first branch's result in one step. In
     training each is normalized by its own statistics; the running ones, those of evaluation, blend both.
 
-    Offers `self` and `inverse` (B, H, Nq, dv), what the branches put out before they are mixed, `inverse_weights`
-    (B, H, Nq, Nk), whose columns sum to 1, and `lambda` to a recorder.
+    Records `self` and `inverse` (B, H, Nq, dv), the branches before they are mixed, `inverse_weights` (B, H, Nq, Nk), whose
+    columns sum to 1, and `lambda`.
 
     Args:
         dim: C. num_heads: H. key_dim: dk. value_dim: dv.
-        hyper_dim: s, width of q_hat and v_hat per head; dv where not given, as in all of the paper's models.
-        out_dim: width of the tokens behind the output projection; C where not given.
+        hyper_dim: s, width of q_hat and v_hat per head; dv by default, as in all of the paper's models.
+        out_dim: width of the tokens behind the output projection; C by default.
         mlp_hidden: units of the MLP transform, see `MlpTransform`.
-        projection, init: how the host makes its own maps.
+        projection, init: how the host builds its own maps. factory: device and dtype.
     """
 
     def __init__(
@@ -65,37 +114,33 @@ class BidirectionalMix(Recordable, nn.Module):
         variant: Variant = PAPER,
         projection: Projection = LINEAR,
         init: InitRule = "trunc_normal",
-        device: Any = None,
-        dtype: Any = None,
+        **factory: Any,
     ) -> None:
         super().__init__()
         self.variant = variant
-        made: dict[str, Any] = {"projection": projection, "init": init, "device": device, "dtype": dtype}
-        # A norm behind the branch would divide by a variance of 0, and the first step away from it be one of any size.
+        options: dict[str, Any] = {"value_dim": value_dim, "projection": projection, "init": init, **factory}
+        # a norm behind the branch would divide by a variance of 0, and the first step away from it could have any size
         zero_by_norm = variant.identity and variant.separate and projection.norm is not None
         self.inverse = InverseBranch(
             dim,
             num_heads,
-            value_dim=value_dim,
             hyper_dim=value_dim if hyper_dim is None else hyper_dim,
             transform=variant.transform,
             mlp_hidden=mlp_hidden,
             zero=variant.identity and not zero_by_norm,
-            **made,
+            **options,
         )
-        self.own: OwnEnds | None = None
+        self.own: SeparateProjections | None = None
         if variant.separate:
             out = dim if out_dim is None else out_dim
-            self.own = OwnEnds(
-                dim, num_heads, key_dim=key_dim, value_dim=value_dim, out_dim=out, zero=zero_by_norm, **made
-            )
+            self.own = SeparateProjections(dim, num_heads, key_dim=key_dim, out_dim=out, zero=zero_by_norm, **options)
         self.logit: nn.Parameter | None = None
         if variant.learned:
             start = math.log(variant.weight / (1 - variant.weight))
-            self.logit = nn.Parameter(torch.full((1,), start, device=device, dtype=dtype))
+            self.logit = nn.Parameter(torch.full((1,), start, **factory))
 
     def forward(self, context: MixContext) -> Mixed:
-        """The heads of a place where scores become heads.
+        """Return the heads of an attention from its projections.
 
         Raises:
             UsageError: under a causal mask, or where one branch cannot go through the projections after the other.
@@ -106,7 +151,7 @@ class BidirectionalMix(Recordable, nn.Module):
                 "call without is_causal"
             )
         if self.variant.order != "parallel":
-            return Mixed(self._in_turn(context))
+            return Mixed(self._one_after_the_other(context))
         attended, inverse = self._branches(context)
         if self.variant.norm:
             present = context.projected.present
@@ -118,7 +163,7 @@ class BidirectionalMix(Recordable, nn.Module):
         return Mixed(cast(Tensor, attended), after=lambda tokens: self._mixed(tokens, beside))
 
     def _branches(self, context: MixContext) -> tuple[Tensor | None, Tensor]:
-        """SA, None where it has no part, and MISA (B, H, Nq, dv)."""
+        """Return SA, None where it takes no part, and MISA (B, H, Nq, dv)."""
         attended: Tensor | None
         transform, projected = self.inverse.transform, context.projected
         if not (self.variant.attends and context.plain and self.own is None and isinstance(transform, HyperTransform)):
@@ -126,39 +171,39 @@ class BidirectionalMix(Recordable, nn.Module):
             inverse = self._inverse(context)
         else:
             if context.is_recording:
-                context.attend()  # for what it offers: the heads stay those of the shared scores
+                context.attend()  # records its tensors; the heads below come from the shared scores
             attended, u = ops.two_way_attention(
                 projected.q,
                 projected.k,
                 projected.v,
-                _of_present(self.inverse.values(context.keys), projected.present),
+                _without_padding(self.inverse.values(context.keys), projected.present),
                 **_masks(context, shared=True),
                 scale=context.scale,
             )
             inverse = ops.hyper_transform(u, self.inverse.queries(projected.queries), transform.weight)
             if self.is_recording("inverse_weights"):
-                self.record("inverse_weights", _share(context, projected.q, projected.k))
+                self.record("inverse_weights", _inverse_weights(context, projected.q, projected.k))
         if attended is not None:
             self.record("self", attended)
         self.record("inverse", inverse)
         return attended, inverse
 
     def _inverse(self, context: MixContext) -> Tensor:
-        """MISA (B, H, Nq, dv), from the host's scores or from its own."""
+        """Return MISA (B, H, Nq, dv), from the host's scores or from its own."""
         queries, keys = context.projected.queries, context.keys
         q, k = context.projected.q, context.projected.k
         if self.own is not None:
-            q, k = self.own.scored(queries, keys)
+            q, k = self.own.queries_and_keys(queries, keys)
         q_hat, v_hat = self.inverse.queries(queries), self.inverse.values(keys)
         if self.is_recording("inverse_weights"):
-            self.record("inverse_weights", _share(context, q, k))
-        if context.dropout:  # a draw of its own
-            share = F.dropout(_share(context, q, k), context.dropout)
+            self.record("inverse_weights", _inverse_weights(context, q, k))
+        if context.dropout:  # dropped independently of self-attention
+            share = F.dropout(_inverse_weights(context, q, k), context.dropout)
             return self.inverse.transform.of_map(share, q_hat, v_hat)
-        return cast(Tensor, self.inverse.transform(q, k, q_hat, v_hat, **_masks(context), scale=context.scale))
+        return self.inverse.transform(q, k, q_hat, v_hat, **_masks(context), scale=context.scale)
 
-    def _in_turn(self, context: MixContext) -> Tensor:
-        """The heads of the second branch, on what the first puts out."""
+    def _one_after_the_other(self, context: MixContext) -> Tensor:
+        """Return the heads of the second branch, on the output of the first."""
         inverse_first = self.variant.order == "inverse_then_self"
         first = self._inverse(context) if inverse_first else context.attend()
         self.record("inverse" if inverse_first else "self", first)
@@ -174,7 +219,7 @@ class BidirectionalMix(Recordable, nn.Module):
         return second
 
     def _mixed(self, attended: Tensor, inverse: Tensor) -> Tensor:
-        """Eq. 3, or it divided by lambda."""
+        """Mix both branches by Eq. 3, or by Eq. 3 divided by lambda."""
         if self.logit is not None:
             weight = torch.sigmoid(self.logit)
             self.record("lambda", weight)
@@ -206,48 +251,46 @@ def _masks(context: MixContext, *, shared: bool = False) -> dict[str, Any]:
     if bias is None or bias.dtype != torch.bool:
         return {"bias": bias, "visible": None}
     batch, heads, queries, _ = context.projected.q.shape
-    check_bias(bias, (batch, heads, queries, context.keys.shape[1]))
-    if bias.shape[0] not in (1, batch):  # entries that take turns: what an operation calls visible does not
+    ops.check_bias(bias, (batch, heads, queries, context.keys.shape[1]))
+    if bias.shape[0] not in (1, batch):  # entry i mod b applies to image i, which `visible` does not support
         bias = bias.repeat(batch // bias.shape[0], 1, 1, 1)
     return {"bias": None, "visible": bias}
 
 
 def _hide(bias: Tensor | None, seen: Tensor) -> Tensor:
-    """A bias or mask that hides all but what is `seen` (b, 1, Nq, Nk or 1)."""
+    """Return a bias or mask that hides everything but `seen` (b, 1, Nq, Nk or 1)."""
     if bias is None:
         return seen
-    if bias.shape[0] != seen.shape[0]:  # entries take turns; the least common multiple would fix an open batch size
+    if bias.shape[0] != seen.shape[0]:  # both repeat over the batch
         turns = math.lcm(bias.shape[0], seen.shape[0])
         bias, seen = (each.repeat(turns // each.shape[0], 1, 1, 1) for each in (bias, seen))
     return bias & seen if bias.dtype == torch.bool else torch.where(seen, bias, float("-inf"))
 
 
-def _each(present: Tensor, values: Tensor) -> Tensor:
-    """(b, N) as (B, 1, N, 1), entries taking turns; by shape, as `len` would fix the batch size of an exported program."""
+def _present_tokens(present: Tensor, values: Tensor) -> Tensor:
+    """Return (b, N), repeated over the batch, as (B, 1, N, 1); `len` would fix the batch size of an exported program."""
     return present.repeat(values.shape[0] // present.shape[0], 1)[:, None, :, None]
 
 
-def _of_present(values: Tensor, present: Tensor | None) -> Tensor:
-    """Values (B, H, N, s), zero where a token only fills up a window."""
-    if present is None:
-        return values
-    return values * _each(present, values)
+def _without_padding(values: Tensor, present: Tensor | None) -> Tensor:
+    """Return values (B, H, N, s), zero where a token only pads a window."""
+    return values if present is None else values * _present_tokens(present, values)
 
 
-def _share(context: MixContext, q: Tensor, k: Tensor) -> Tensor:
-    """L (B, H, Nq, Nk), the softmax over queries."""
+def _inverse_weights(context: MixContext, q: Tensor, k: Tensor) -> Tensor:
+    """Return L (B, H, Nq, Nk), the softmax over queries."""
     return reference.masked_softmax(reference.scores(q, k, **_masks(context), scale=context.scale), -2)
 
 
 def _over_tokens(heads: Tensor, present: Tensor | None) -> Tensor:
-    """Zero mean and unit variance over the tokens of every sequence and channel of (B, H, N, dv).
+    """Normalize to zero mean and unit variance over the tokens of every sequence and channel of (B, H, N, dv).
 
-    Tokens that fill up a window do not count.
+    Tokens that pad a window do not count.
     """
     if present is None:
         normalized = F.layer_norm(heads.transpose(2, 3), heads.shape[2:3], eps=NORM_EPS)
         return normalized.transpose(2, 3)
-    counted = _each(present, heads).to(heads.dtype)
+    counted = _present_tokens(present, heads).to(heads.dtype)
     number = counted.sum(2, keepdim=True)
     centred = (heads - (heads * counted).sum(2, keepdim=True) / number) * counted
     return centred * (centred.square().sum(2, keepdim=True) / number + NORM_EPS).rsqrt()

@@ -1,12 +1,13 @@
 """Inverse attention with an MLP instead of the hypernetwork (Table 3's ablation), in lean PyTorch.
 
-The first layer splits in a part for queries and one for values, a_i + b_j, and the second is linear, so it leaves the sum:
+The first layer splits into a part for queries and one for values, a_i + b_j, and the second is linear, so it moves out of
+the sum:
 
     isa_i = W2 sum_j L_ij GELU(a_i + b_j) + b2 sum_j L_ij
 
-What remains of N x N x m is streamed: a few (image, head) pairs at a time, or some keys of one, forgotten at once, and made
-again in the backward. Where plain operations must be seen (compiled, exported, under a function transform, on "meta") it is
-made whole: the activations of all B H N N m are there at once.
+The remaining N x N x m activations are streamed: a few (image, head) pairs at a time, or some keys of one, discarded at once
+and recomputed in the backward. Where plain operations must be visible (compiled, exported, under a function transform, on
+"meta") all B H N N m activations exist at once.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.dispatch.formula import Gradients, accurate, differentiable, formula_wanted, without_autocast
+from attngraft.dispatch.autograd import (
+    Gradients,
+    accumulation_dtype,
+    differentiable_gradients,
+    is_traced,
+    without_autocast,
+)
 from attngraft.mechanisms.bisa import reference
 
-#: numbers in the hidden activations that exist at a time, per thread; at least one key's
+#: numbers in the hidden activations at a time, per thread; at least those of one key
 NUMBERS = 2**18
-#: the same on other devices than the CPU, where there is no cache to stay in, but a limit to memory
-ELSEWHERE = 2**24
+#: the same on other devices than the CPU, which have no cache to stay in, but a limit to memory
+NUMBERS_OFF_CPU = 2**24
 
 
 def inverse_attention_mlp(
@@ -33,27 +40,16 @@ def inverse_attention_mlp(
     q_hat: Tensor,
     v_hat: Tensor,
     *,
-    expand: Tensor,
-    expand_bias: Tensor,
-    contract: Tensor,
-    contract_bias: Tensor,
     bias: Tensor | None = None,
     visible: Tensor | None = None,
     scale: float | None = None,
+    **layers: Tensor,
 ) -> Tensor:
-    """isa (B, H, Nq, dv)."""
-    found = reference.scores(q, k, bias=bias, visible=visible, scale=scale).to(accurate(q))
+    """Return isa (B, H, Nq, dv)."""
+    scores = reference.scores(q, k, bias=bias, visible=visible, scale=scale).to(accumulation_dtype(q))
     masked = bias is not None or visible is not None
-    share = reference.masked_softmax(found, -2) if masked else torch.softmax(found, -2)
-    return of_map(
-        share,
-        q_hat,
-        v_hat,
-        expand=expand,
-        expand_bias=expand_bias,
-        contract=contract,
-        contract_bias=contract_bias,
-    )
+    share = reference.masked_softmax(scores, -2) if masked else torch.softmax(scores, -2)
+    return of_map(share, q_hat, v_hat, **layers)
 
 
 def of_map(
@@ -66,8 +62,8 @@ def of_map(
     contract: Tensor,
     contract_bias: Tensor,
 ) -> Tensor:
-    """isa (B, H, Nq, dv) of a map L (B, H, Nq, Nk) that is there already."""
-    share, width = share.to(accurate(share)), q_hat.shape[-1]
+    """Return isa (B, H, Nq, dv) for a given map L (B, H, Nq, Nk)."""
+    share, width = share.to(accumulation_dtype(share)), q_hat.shape[-1]
     a = F.linear(q_hat, expand[:, :width], expand_bias)
     b = F.linear(v_hat, expand[:, width:])
     summed = _shared_hidden(share, a, b)
@@ -76,15 +72,15 @@ def of_map(
 
 
 def _shared_hidden(share: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """sum_j L_ij GELU(a_i + b_j): (B, H, Nq, m) in the dtype of `a`."""
-    if formula_wanted(share, a, b) or not a.numel() * b.numel():
+    """Return sum_j L_ij GELU(a_i + b_j): (B, H, Nq, m) in the dtype of `a`."""
+    if is_traced(share, a, b) or not a.numel() * b.numel():
         return formula(share, a, b)
     with torch.autocast(a.device.type, enabled=False):
         return _SharedHidden.apply(share, a, b)
 
 
 def formula(share: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The same, all at once."""
+    """Compute the same, all at once."""
     hidden = F.gelu(a.unsqueeze(3) + b.unsqueeze(2))
     return (share.to(a.dtype).unsqueeze(3) @ hidden).squeeze(3)
 
@@ -104,7 +100,7 @@ class _SharedHidden(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
         share, a, b = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return differentiable(lambda *tensors: (formula(*tensors),), (share, a, b), (gradient,))
+            return differentiable_gradients(lambda *tensors: (formula(*tensors),), (share, a, b), (gradient,))
         to_share = torch.empty(share.shape, dtype=share.dtype, device=share.device)
         to_a = torch.zeros(a.shape, dtype=share.dtype, device=a.device)
         to_b = torch.empty(b.shape, dtype=b.dtype, device=b.device)
@@ -120,9 +116,9 @@ class _SharedHidden(torch.autograd.Function):
 
 
 def _chunks(share: Tensor, a: Tensor, b: Tensor) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-    """Some pairs (image, head) and some keys, their part of L (pairs, Nq, keys), and a_i + b_j (pairs, Nq, keys, m)."""
+    """Yield pairs (image, head), keys, their part of L (pairs, Nq, keys), and a_i + b_j (pairs, Nq, keys, m)."""
     shares, queries, values = (tensor.flatten(0, 1) for tensor in (share, a, b))
-    most = NUMBERS * torch.get_num_threads() if a.device.type == "cpu" else ELSEWHERE
+    most = NUMBERS * torch.get_num_threads() if a.device.type == "cpu" else NUMBERS_OFF_CPU
     of_a_key = queries.shape[1] * queries.shape[2]
     step = min(max(1, most // of_a_key), values.shape[1])
     at_once = max(1, most // (of_a_key * values.shape[1]))
@@ -136,5 +132,5 @@ def _chunks(share: Tensor, a: Tensor, b: Tensor) -> Iterator[tuple[slice, slice,
 
 
 def _rows(lines: Tensor) -> Tensor:
-    """(pairs, Nq, width) as a row each (pairs * Nq, 1, width)."""
+    """Return (pairs, Nq, width) as a row each (pairs * Nq, 1, width)."""
     return lines.flatten(0, 1).unsqueeze(1)

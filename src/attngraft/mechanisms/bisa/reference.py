@@ -1,14 +1,18 @@
-"""The equations of bi-directional self-attention, spelled out: what every faster path is tested against.
+"""The equations of bi-directional self-attention, spelled out; every faster path is tested against them.
 
-Letters: B batch (windows), H heads, Nq queries, Nk keys, dk width of q and k, s width of q_hat and v_hat, dv width of what
-comes out. One score matrix S serves both directions:
+Letters: B batch (windows), H heads, Nq queries, Nk keys, dk width of q and k, s width of q_hat and v_hat, dv width of the
+result. One score matrix S serves both directions:
 
     S_ij = scale (q_i . k_j) + bias_ij                        i query, j key
     self-attention    A = softmax of S over keys j,     sa_i  = sum_j A_ij v_j                                   (Eq. 1)
     inverse           L = softmax of S over queries i,  isa_i = sum_j L_ij (q_hat_i W_j)                         (Eq. 2)
     hypernetwork      W_j[b, c] = sum_a v_hat_j[a] G[a, b, c], G shared by all heads                        (Sec. 3.1)
 
-A pair that is masked (`visible` False, or a bias of -inf) takes part in neither direction: a query that sees no key, and a
+Shapes: q (B, H, Nq, dk), k (B, H, Nk, dk), v (B, H, Nk, dv), q_hat (B, H, Nq, s), v_hat (B, H, Nk, s), hyper (s, s, dv).
+`bias` is added to the scaled scores: (b, H or 1, Nq or 1, Nk or 1), where b divides B and entry i has bias i mod b; a size
+of 1 is broadcast. `visible` is boolean and broadcastable to (B, H, Nq, Nk). `scale` is 1 / sqrt(dk) by default.
+
+A masked pair (`visible` False, or a bias of -inf) takes part in neither direction: a query that sees no key, and a
 key that no query sees, contribute zero.
 
 Source: "Bi-Directional Self-Attention for Vision Transformers", Sec. 3.1, Eqs. 1-3, Alg. 1 read by Eq. 2 and the text (its
@@ -25,17 +29,17 @@ from torch import Tensor
 def scores(
     q: Tensor, k: Tensor, *, bias: Tensor | None = None, visible: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """S (B, H, Nq, Nk), -inf where a pair is masked."""
+    """Return S (B, H, Nq, Nk), -inf where a pair is masked."""
     found = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
     if bias is not None:
         found = found + (bias if bias.shape[0] == 1 else bias.repeat(found.shape[0] // bias.shape[0], 1, 1, 1))
     return found if visible is None else found.masked_fill(~visible, float("-inf"))
 
 
-def masked_softmax(found: Tensor, dim: int) -> Tensor:
-    """Softmax along `dim`; zeros, and no gradient, where all of it is -inf."""
-    empty = (found == float("-inf")).all(dim, keepdim=True)
-    return torch.softmax(found.masked_fill(empty, 0), dim).masked_fill(empty, 0)
+def masked_softmax(scores: Tensor, dim: int) -> Tensor:
+    """Return the softmax along `dim`; zeros, and no gradient, where all of it is -inf."""
+    empty = (scores == float("-inf")).all(dim, keepdim=True)
+    return torch.softmax(scores.masked_fill(empty, 0), dim).masked_fill(empty, 0)
 
 
 def two_way_attention(
@@ -48,14 +52,32 @@ def two_way_attention(
     visible: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """sa (B, H, Nq, dv), None without values, and u_i = sum_j L_ij v_hat_j (B, H, Nq, s), of the same scores."""
+    """Compute both directions of one score matrix (Eq. 1, and the inner sum of Eq. 2); shapes as above.
+
+    Args:
+        v: None for the inverse direction alone (MISA).
+
+    Returns:
+        sa_i = sum_j A_ij v_j (B, H, Nq, dv) or None, and u_i = sum_j L_ij v_hat_j (B, H, Nq, s), A the softmax over keys
+        and L that over queries. The columns of L sum to 1, its rows need not.
+
+    Raises:
+        UsageError: an operand of another shape, a mask that is not boolean.
+        BackendError: the backend cannot be used here.
+    """
     found = scores(q, k, bias=bias, visible=visible, scale=scale)
     attended = None if v is None else masked_softmax(found, -1) @ v
     return attended, masked_softmax(found, -2) @ v_hat
 
 
 def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
-    """out_i[c] = sum_ab u_i[a] q_hat_i[b] G[a, b, c]: (B, H, N, dv)."""
+    """Compute out_i[c] = sum_ab u_i[a] q_hat_i[b] G[a, b, c] (Sec. 3.1), (B, H, N, dv): each query times its values' matrix.
+
+    Args:
+        u, q_hat: (B, H, N, s). hyper: G (s, s, dv); its first axis contracts with the values, its second with the query.
+
+    Errors as `two_way_attention`.
+    """
     return torch.einsum("nhia,nhib,abc->nhic", u, q_hat, hyper)
 
 
@@ -70,7 +92,10 @@ def inverse_attention(
     visible: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """isa (B, H, Nq, dv) as Eq. 2 says it: a matrix per value, every query through every value's matrix."""
+    """Compute isa_i = sum_j L_ij (q_hat_i W_j), W_j = v_hat_j G, L the softmax over queries (Eq. 2): (B, H, Nq, dv).
+
+    Errors as `two_way_attention`.
+    """
     share = masked_softmax(scores(q, k, bias=bias, visible=visible, scale=scale), -2)
     matrices = torch.einsum("bhja,acd->bhjcd", v_hat, hyper)
     transformed = torch.einsum("bhic,bhjcd->bhijd", q_hat, matrices)  # (B, H, Nq, Nk, dv)
@@ -91,9 +116,12 @@ def inverse_attention_mlp(
     visible: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """The ablation (Table 3): isa_i = sum_j L_ij W2 GELU(W1 [q_hat_i ; v_hat_j] + b1) + b2, shared by heads.
+    """Compute isa_i = sum_j L_ij (W2 GELU(W1 [q_hat_i ; v_hat_j] + b1) + b2), the MLP shared by heads (Table 3).
 
-    `expand` W1 is (m, 2 s), `contract` W2 (dv, m).
+    Args:
+        expand, expand_bias: W1 (m, 2 s), b1 (m). contract, contract_bias: W2 (dv, m), b2 (dv).
+
+    Errors as `two_way_attention`.
     """
     share = masked_softmax(scores(q, k, bias=bias, visible=visible, scale=scale), -2)
     nq, nk = share.shape[-2:]

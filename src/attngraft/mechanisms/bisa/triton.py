@@ -1,8 +1,8 @@
 """Both directions of one score matrix as Triton kernels, forward and backward: no N x N matrix in memory.
 
-Forward: the log-sum-exp of the columns, then both sums from one sweep over the scores. Backward: the scores again, from
-the saved log-sum-exps of rows and columns. A learned bias gets its gradient in a fixed order of summation, without atomics.
-Import this module only where the operation's obstacle found none.
+Forward: the log-sum-exp of the columns, then both sums from one sweep over the scores. Backward: the scores, recomputed from
+the saved log-sum-exps of rows and columns. The gradient of a learned bias is summed in a fixed order, without atomics.
+Import this module only where the operation has no obstacle to Triton.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ import torch
 import triton
 from torch import Tensor
 
-from attngraft.dispatch.flops import register_flops
-from attngraft.dispatch.formula import differentiable, in_autocast_dtype
+from attngraft.dispatch.autograd import cast_for_autocast, custom_op
 from attngraft.mechanisms.bisa import triton_kernels as kernels
-from attngraft.mechanisms.bisa.formula import formula
-from attngraft.mechanisms.layout import room
+from attngraft.mechanisms.bisa.scores import formula
+from attngraft.mechanisms.common import empty_heads
 from attngraft.mechanisms.triton_rows import operand
 
-#: programs that fill a large GPU: the sum over entries that share a bias is cut into parts until there are so many
+#: programs that fill a large GPU: the sum over entries that share a bias is split into parts until there are so many
 PROGRAMS = 1024
 
 
 def tiles(width: int, dtype: torch.dtype, *, large: bool = True) -> dict[str, int]:
-    """Tile sizes and launch options for operands of up to `width` channels.
+    """Return tile sizes and launch options for operands of up to `width` channels.
 
-    What a program keeps then fits its registers (compiled, hardly anything is spilled) and the shared memory of every GPU
-    from compute capability 8.0 on. `large` is False for the kernel that keeps the most.
+    A program then fits its registers (compiled, hardly anything is spilled) and the shared memory of every GPU from
+    compute capability 8.0 on. `large` is False for the kernel with the largest state.
     """
-    if dtype == torch.float32:  # exact products are made by the ordinary units, element by element
+    if dtype == torch.float32:  # exact products run on the ordinary units, element by element
         return {"BLOCK_Q": 32 if width <= 64 else 16, "BLOCK_K": 32, "num_warps": 8, "num_stages": 1}
     if large and width <= 64:
         return {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 8, "num_stages": 2}
@@ -38,82 +37,56 @@ def tiles(width: int, dtype: torch.dtype, *, large: bool = True) -> dict[str, in
 
 
 def _masks(bias: Tensor | None, visible: Tensor | None, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-    """Bias and mask with the strides of their broadcast forms, and the entries of the bias; nothing is copied."""
-    found_bias = found_visible = None
+    """Return bias and mask with the strides of their broadcast forms, and the entries of the bias, without copies."""
+    strided_bias = strided_visible = None
     if bias is not None:
-        found_bias = (bias, *bias.expand(-1, *sizes[1:]).stride())
+        strided_bias = (bias, *bias.expand(-1, *sizes[1:]).stride())
     if visible is not None:
         visible = visible.expand(sizes).view(torch.uint8)
-        found_visible = (visible, *visible.stride())
-    return found_bias, found_visible, 1 if bias is None else len(bias)
+        strided_visible = (visible, *visible.stride())
+    return strided_bias, strided_visible, 1 if bias is None else len(bias)
 
 
 def _widths(q: Tensor, v: Tensor | None, v_hat: Tensor) -> dict[str, int]:
     return {"DK": q.shape[-1], "DV": 0 if v is None else v.shape[-1], "S": v_hat.shape[-1]}
 
 
-@torch.library.custom_op("attngraft::two_way_attention", mutates_args=())
-def attend(
-    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, visible: Tensor | None, scale: float
+def _empty_outputs(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """sa (empty without values), u, and in float32 the log-sum-exp of rows (empty without values) and of columns."""
-    sa, u, row_lse, column_lse = _empty_outputs(q, k, v, v_hat)
-    if not (q.numel() and k.numel()):  # a sum of nothing
-        return sa.zero_(), u.zero_(), row_lse.zero_(), column_lse.zero_()
-    batch, heads, nq, nk = *q.shape[:3], k.shape[2]
-    operands = [operand(tensor) for tensor in (q, k, v, v_hat)]
-    masks, sizes = _masks(bias, visible, (batch, heads, nq, nk)), (heads, nq, nk)
-    widths = _widths(q, v, v_hat)
-    options = tiles(max(widths.values()), q.dtype)
-    with torch.cuda.device_of(q):
-        grid = (batch * heads * triton.cdiv(nk, options["BLOCK_K"]),)
-        kernels.column_kernel[grid](*operands[:2], masks, column_lse, sizes, scale, DK=widths["DK"], **options)
-        grid = (batch * heads * triton.cdiv(nq, options["BLOCK_Q"]),)
-        kernels.row_kernel[grid](
-            *operands, masks, column_lse, row_lse, operand(sa), operand(u), sizes, scale, **widths, **options
-        )
-    return sa, u, row_lse, column_lse
-
-
-def _empty_outputs(q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     row_lse = q.new_empty(0 if v is None else q.shape[:3], dtype=torch.float32)
     column_lse = q.new_empty(k.shape[:3], dtype=torch.float32)
-    return _room(q, v), _room(q, v_hat), row_lse, column_lse
+    return _empty(q, v), _empty(q, v_hat), row_lse, column_lse
 
 
-def _room(side: Tensor, values: Tensor | None) -> Tensor:
-    """Room for what has the width of `values`; empty where there are none."""
-    return side.new_empty(0) if values is None else room(side, values)
+def _empty(side: Tensor, values: Tensor | None) -> Tensor:
+    """Return empty heads of the width of `values`; nothing where there are none."""
+    return side.new_empty(0) if values is None else empty_heads(side, values)
 
 
-@attend.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, visible: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_outputs(q, k, v, v_hat)
+def _empty_gradients(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, *_: Any
+) -> tuple[Tensor, ...]:
+    dbias = q.new_empty(0) if bias is None else torch.empty_like(bias, memory_format=torch.contiguous_format)
+    return _empty(q, q), _empty(k, k), _empty(k, v), _empty(k, v_hat), dbias, q.new_empty(0)
 
 
-@torch.library.custom_op("attngraft::two_way_attention_backward", mutates_args=())
-def attend_backward(
-    dsa: Tensor | None,
-    du: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    v_hat: Tensor,
-    bias: Tensor | None,
-    visible: Tensor | None,
-    sa: Tensor,
-    row_lse: Tensor,
-    column_lse: Tensor,
-    scale: float,
-    bias_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v (empty without values), v_hat and the bias (empty where it is not asked for)."""
-    dq, dk, dv, dv_hat, dbias = _empty_gradients(q, k, v, v_hat, bias if bias_gradient else None)
+def _flops(q: Any, k: Any, v: Any, v_hat: Any, *_: Any) -> int:
+    """Count scores, A v and L v_hat, each once, also where a kernel recomputes its tiles."""
+    batch, heads, nq, dk = q
+    return int(2 * batch * heads * nq * k[2] * (dk + (0 if v is None else v[-1]) + v_hat[-1]))
+
+
+def _attend_backward(
+    to_outputs: Any, operands_and_masks: Any, saved: Any, scale: float, bias_gradient: bool
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k, v (empty without values), v_hat, the bias (empty if not needed) and the mask (empty)."""
+    (dsa, du), (q, k, v, v_hat, bias, visible), (sa, row_lse, column_lse) = to_outputs, operands_and_masks, saved
+    dq, dk, dv, dv_hat, dbias, none = _empty_gradients(q, k, v, v_hat, bias if bias_gradient else None, visible)
     if not (q.numel() and k.numel()):
-        return dq.zero_(), dk.zero_(), dv.zero_(), dv_hat.zero_(), dbias.zero_()
-    batch, heads, nq, nk = *q.shape[:3], k.shape[2]
+        return dq.zero_(), dk.zero_(), dv.zero_(), dv_hat.zero_(), dbias.zero_(), none
+    (batch, heads, nq), nk = q.shape[:3], k.shape[2]
+    dsa = None if v is None else dsa
     operands = [operand(tensor) for tensor in (q, k, v, v_hat, dsa, du)]
     masks, sizes = _masks(bias, visible, (batch, heads, nq, nk)), (heads, nq, nk)
     row_dot = row_lse if dsa is None else (dsa.float() * sa.float()).sum(-1).contiguous()
@@ -139,66 +112,40 @@ def attend_backward(
                 *shared, parts, bias_heads, members, per_part, sizes, scale, **widths, **options
             )
             dbias = parts.sum(0).sum_to_size(bias.shape).to(bias.dtype)
-    return dq, dk, dv, dv_hat, dbias
+    return dq, dk, dv, dv_hat, dbias, none
 
 
-def _empty_gradients(
-    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dbias = q.new_empty(0) if bias is None else torch.empty_like(bias, memory_format=torch.contiguous_format)
-    return _room(q, q), _room(k, k), _room(k, v), _room(k, v_hat), dbias
-
-
-@attend_backward.register_fake
-def _(
-    dsa: Tensor | None,
-    du: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    v_hat: Tensor,
-    bias: Tensor | None,
-    visible: Tensor | None,
-    sa: Tensor,
-    row_lse: Tensor,
-    column_lse: Tensor,
-    scale: float,
-    bias_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _empty_gradients(q, k, v, v_hat, bias if bias_gradient else None)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.scale = inputs
-    sa, _, row_lse, column_lse = output
-    ctx.save_for_backward(*tensors, sa, row_lse, column_lse)
-
-
-def _backward(ctx: Any, dsa: Tensor, du: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    *inputs, sa, row_lse, column_lse = ctx.saved_tensors
-    v, bias = inputs[2], inputs[4]
-    to_sa = None if v is None else dsa
-    if torch.is_grad_enabled():  # these gradients are to be differentiated again
-        return *differentiable(lambda *i: formula(*i, scale=ctx.scale), inputs, (to_sa, du)), None
-    learned = bias is not None and ctx.needs_input_grad[4]
-    dq, dk, dv, dv_hat, dbias = attend_backward(to_sa, du, *inputs, sa, row_lse, column_lse, ctx.scale, learned)
-    return dq, dk, None if v is None else dv, dv_hat, dbias if learned else None, None, None
-
-
-attend.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _forward_flops(q: Any, k: Any, v: Any, v_hat: Any, *_: Any, **__: Any) -> int:
-    """Scores, A v and L v_hat, each once: how often a kernel makes its tiles again is its own affair."""
-    batch, heads, nq, dk = q
-    return int(2 * batch * heads * nq * k[2] * (dk + (0 if v is None else v[-1]) + v_hat[-1]))
-
-
-register_flops(torch.ops.attngraft.two_way_attention, _forward_flops)
-register_flops(
-    torch.ops.attngraft.two_way_attention_backward,  # two products for each one of the forward
-    lambda dsa, du, *operands, **options: 2 * _forward_flops(*operands, **options),
+@custom_op(
+    "two_way_attention",
+    backward=_attend_backward,
+    formula=formula,
+    outputs=_empty_outputs,
+    gradients=_empty_gradients,
+    flops=_flops,
+    results=2,
+    saves=(0, 2, 3),
+    needs=4,
 )
+def attend(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, visible: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return sa (empty without values), u, and in float32 the log-sum-exp of rows (empty without values) and of columns."""
+    sa, u, row_lse, column_lse = _empty_outputs(q, k, v, v_hat)
+    if not (q.numel() and k.numel()):  # empty sums
+        return sa.zero_(), u.zero_(), row_lse.zero_(), column_lse.zero_()
+    batch, heads, nq, nk = *q.shape[:3], k.shape[2]
+    operands = [operand(tensor) for tensor in (q, k, v, v_hat)]
+    masks, sizes = _masks(bias, visible, (batch, heads, nq, nk)), (heads, nq, nk)
+    widths = _widths(q, v, v_hat)
+    options = tiles(max(widths.values()), q.dtype)
+    with torch.cuda.device_of(q):
+        grid = (batch * heads * triton.cdiv(nk, options["BLOCK_K"]),)
+        kernels.column_kernel[grid](*operands[:2], masks, column_lse, sizes, scale, DK=widths["DK"], **options)
+        grid = (batch * heads * triton.cdiv(nq, options["BLOCK_Q"]),)
+        kernels.row_kernel[grid](
+            *operands, masks, column_lse, row_lse, operand(sa), operand(u), sizes, scale, **widths, **options
+        )
+    return sa, u, row_lse, column_lse
 
 
 def two_way_attention(
@@ -211,7 +158,7 @@ def two_way_attention(
     visible: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """sa (B, H, Nq, dv) and u (B, H, Nq, s), in memory as (B, Nq, H, width)."""
-    q, k, v, v_hat = in_autocast_dtype(q, k, v, v_hat)
+    """Return sa (B, H, Nq, dv) and u (B, H, Nq, s), in memory as (B, Nq, H, width)."""
+    q, k, v, v_hat = cast_for_autocast(q, k, v, v_hat)
     sa, u, _, _ = attend(q, k, v, v_hat, bias, visible, q.shape[-1] ** -0.5 if scale is None else float(scale))
     return (None if v is None else sa), u

@@ -1,12 +1,12 @@
-"""The hypernetwork of inverse attention as Triton kernels: rows meet G slice by slice, and no matrix per query is made.
+"""The hypernetwork of inverse attention as Triton kernels: rows times G slice by slice, without a matrix per query.
 
-A row is one token of one head. With G_a = G[a] (s x dv) and g the gradient of what comes out,
+A row is one token of one head. With G_a = G[a] (s x dv) and g the gradient of the output,
 
     out_i = sum_a u_i[a] (q_hat_i G_a)
     T_ia = g_i G_a^T,    du_i[a] = T_ia . q_hat_i,    dq_hat_i = sum_a u_i[a] T_ia,    dG_a = sum_i u_i[a] q_hat_i (x) g_i
 
-The sum over rows in dG is cut into parts that are added in a fixed order. Sums are float32; so are products of float32
-operands ("ieee", not TF32). Import this module only where the operation's obstacle found none.
+The sum over rows in dG is split into parts that are added in a fixed order. Sums are float32; so are products of float32
+operands ("ieee", not TF32). Import this module only where the operation has no obstacle to Triton.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -20,11 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attngraft.dispatch.flops import register_flops
-from attngraft.dispatch.formula import differentiable, in_autocast_dtype
+from attngraft.dispatch.autograd import cast_for_autocast, custom_op
 from attngraft.mechanisms.bisa.hyper import formula
-from attngraft.mechanisms.layout import as_rows, room
-from attngraft.mechanisms.triton_rows import times
+from attngraft.mechanisms.common import as_rows, empty_heads
+from attngraft.mechanisms.triton_rows import matmul
 
 #: programs that fill a large GPU, see `triton.PROGRAMS`
 PROGRAMS = 1024
@@ -32,7 +31,7 @@ PROGRAMS = 1024
 
 @triton.jit
 def load_matrix(pointer, rows, count, WIDTH: tl.constexpr):
-    """Rows of a contiguous (count, WIDTH), zeros outside; as many lanes as tl.dot takes."""
+    """Load rows of a contiguous (count, WIDTH), zeros outside; as many lanes as tl.dot accepts."""
     lane = tl.arange(0, max(16, triton.next_power_of_2(WIDTH)))[None, :]
     inside = (rows[:, None] < count) & (lane < WIDTH)
     return tl.load(pointer + rows[:, None].to(tl.int64) * WIDTH + lane, mask=inside, other=0.0)
@@ -47,14 +46,14 @@ def store_matrix(pointer, value, rows, count, WIDTH: tl.constexpr):
 
 @triton.jit
 def transform_kernel(u, q_hat, hyper, out, rows, S: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr):
-    """What comes out for a tile of rows."""
+    """Compute out of a tile of rows."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wide = tl.arange(0, max(16, triton.next_power_of_2(S)))
     query = load_matrix(q_hat, row, rows, S)
     total = tl.zeros((BLOCK, max(16, triton.next_power_of_2(DV))), dtype=tl.float32)
     for a in range(S):
         weight = tl.load(u + row.to(tl.int64) * S + a, mask=row < rows, other=0.0).to(tl.float32)
-        total += weight[:, None] * times(query, load_matrix(hyper + a * S * DV, wide, S, DV))
+        total += weight[:, None] * matmul(query, load_matrix(hyper + a * S * DV, wide, S, DV))
     store_matrix(out, total, row, rows, DV)
 
 
@@ -62,7 +61,7 @@ def transform_kernel(u, q_hat, hyper, out, rows, S: tl.constexpr, DV: tl.constex
 def row_gradient_kernel(
     u, q_hat, hyper, gradient, du, dq_hat, rows, S: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """du and dq_hat of a tile of rows."""
+    """Compute du and dq_hat of a tile of rows."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wide = tl.arange(0, max(16, triton.next_power_of_2(S)))
     query = load_matrix(q_hat, row, rows, S).to(tl.float32)
@@ -71,7 +70,7 @@ def row_gradient_kernel(
     to_query = tl.zeros((BLOCK, max(16, triton.next_power_of_2(S))), dtype=tl.float32)
     for a in range(S):
         weight = tl.load(u + row.to(tl.int64) * S + a, mask=row < rows, other=0.0).to(tl.float32)
-        through = times(to_out, tl.trans(load_matrix(hyper + a * S * DV, wide, S, DV)))
+        through = matmul(to_out, tl.trans(load_matrix(hyper + a * S * DV, wide, S, DV)))
         to_u = tl.where(wide[None, :] == a, tl.sum(through * query, 1)[:, None], to_u)
         to_query += weight[:, None] * through
     store_matrix(du, to_u, row, rows, S)
@@ -83,7 +82,7 @@ def hyper_gradient_kernel(
     u, q_hat, gradient, parts, rows, per_part,
     S: tl.constexpr, DV: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """SLICES slices of dG (axis 0 of the grid), summed over a part of the rows (axis 1), into `parts` (parts, s, s, dv)."""
+    """Sum SLICES slices of dG (axis 0 of the grid) over a part of the rows (axis 1), into `parts` (parts, s, s, dv)."""
     WIDE: tl.constexpr = max(16, triton.next_power_of_2(S))
     first = tl.program_id(1) * per_part
     last = tl.minimum(first + per_part, rows)
@@ -95,9 +94,9 @@ def hyper_gradient_kernel(
         weight = tl.load(u + row[:, None].to(tl.int64) * S + slices[None, :], mask=inside, other=0.0).to(tl.float32)
         query, to_out = load_matrix(q_hat, row, last, S).to(tl.float32), load_matrix(gradient, row, last, DV)
         outer = tl.reshape(weight[:, :, None] * query[:, None, :], (BLOCK, SLICES * WIDE))
-        total += times(tl.trans(outer.to(to_out.dtype)), to_out)
-    place = tl.arange(0, SLICES * WIDE)
-    a, b = tl.program_id(0) * SLICES + place // WIDE, place % WIDE
+        total += matmul(tl.trans(outer.to(to_out.dtype)), to_out)
+    index = tl.arange(0, SLICES * WIDE)
+    a, b = tl.program_id(0) * SLICES + index // WIDE, index % WIDE
     lane = tl.arange(0, max(16, triton.next_power_of_2(DV)))[None, :]
     start = parts + tl.program_id(1).to(tl.int64) * S * S * DV
     inside = ((a < S) & (b < S))[:, None] & (lane < DV)
@@ -105,34 +104,27 @@ def hyper_gradient_kernel(
 
 
 def tiles(width: int, dtype: torch.dtype) -> dict[str, int]:
-    """Rows of a tile and launch options for operands of up to `width` channels; within the limits of `triton.tiles`."""
+    """Return rows of a tile and launch options for up to `width` channels; within the limits of `triton.tiles`."""
     if dtype == torch.float32 or width > 64:
         return {"BLOCK": 16 if dtype == torch.float32 and width > 64 else 32, "num_warps": 8, "num_stages": 1}
     return {"BLOCK": 64, "num_warps": 4, "num_stages": 2}
 
 
-@torch.library.custom_op("attngraft::hyper_transform", mutates_args=())
-def transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
-    """(B, H, N, dv)."""
-    out, rows = room(u, hyper), u.shape[:3].numel()
-    if rows:
-        options = tiles(max(hyper.shape), u.dtype)
-        with torch.cuda.device_of(u):
-            transform_kernel[(triton.cdiv(rows, options["BLOCK"]),)](
-                as_rows(u), as_rows(q_hat), hyper.contiguous(), out, rows, S=len(hyper), DV=hyper.shape[2], **options
-            )
-    return out
+def _flops(u: Any, q_hat: Any, hyper: Any) -> int:
+    """Count u_i G, then its product with q_hat_i, as the plain form does."""
+    batch, heads, tokens, width = u
+    return int(2 * batch * heads * tokens * (width + 1) * width * hyper[2])
 
 
-@transform.register_fake
-def _(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
-    return room(u, hyper)
+def _empty_gradients(u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    to_hyper = torch.empty_like(hyper, memory_format=torch.contiguous_format)
+    return empty_heads(u, u), empty_heads(u, u), to_hyper
 
 
-@torch.library.custom_op("attngraft::hyper_transform_backward", mutates_args=())
-def transform_backward(gradient: Tensor, u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """du, dq_hat and dG."""
-    du, dq_hat, rows = room(u, u), room(u, u), u.shape[:3].numel()
+def _transform_backward(to_outputs: Any, operands: Any, saved: Any) -> tuple[Tensor, ...]:
+    """Return du, dq_hat and dG."""
+    (gradient,), (u, q_hat, hyper) = to_outputs, operands
+    du, dq_hat, rows = empty_heads(u, u), empty_heads(u, u), u.shape[:3].numel()
     if not rows:
         return du, dq_hat, torch.zeros_like(hyper, memory_format=torch.contiguous_format)
     widths: dict[str, int] = {"S": len(hyper), "DV": hyper.shape[2]}
@@ -153,40 +145,27 @@ def transform_backward(gradient: Tensor, u: Tensor, q_hat: Tensor, hyper: Tensor
     return du, dq_hat, parts.sum(0).to(hyper.dtype)
 
 
-@transform_backward.register_fake
-def _(gradient: Tensor, u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    to_hyper = torch.empty_like(hyper, memory_format=torch.contiguous_format)
-    return room(u, u), room(u, u), to_hyper
-
-
-def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():  # these gradients are to be differentiated again
-        return differentiable(lambda *tensors: (formula(*tensors),), ctx.saved_tensors, (gradient,))
-    found: tuple[Tensor, ...] = transform_backward(gradient, *ctx.saved_tensors)
-    return found
-
-
-transform.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _forward_flops(u: Any, q_hat: Any, hyper: Any, **_: Any) -> int:
-    """u_i G, then q_hat_i with that, as the plain form has it."""
-    batch, heads, tokens, width = u
-    return int(2 * batch * heads * tokens * (width + 1) * width * hyper[2])
-
-
-register_flops(torch.ops.attngraft.hyper_transform, _forward_flops)
-register_flops(
-    torch.ops.attngraft.hyper_transform_backward,
-    lambda gradient, *operands, **options: 2 * _forward_flops(*operands, **options),
+@custom_op(
+    "hyper_transform",
+    backward=_transform_backward,
+    formula=lambda *operands: (formula(*operands),),
+    outputs=lambda u, q_hat, hyper: empty_heads(u, hyper),
+    gradients=_empty_gradients,
+    flops=_flops,
 )
+def transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
+    """Return (B, H, N, dv)."""
+    out, rows = empty_heads(u, hyper), u.shape[:3].numel()
+    if rows:
+        options = tiles(max(hyper.shape), u.dtype)
+        with torch.cuda.device_of(u):
+            transform_kernel[(triton.cdiv(rows, options["BLOCK"]),)](
+                as_rows(u), as_rows(q_hat), hyper.contiguous(), out, rows, S=len(hyper), DV=hyper.shape[2], **options
+            )
+    return out
 
 
 def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
-    """(B, H, N, dv), in memory as (B, N, H, dv)."""
-    u, q_hat, hyper = in_autocast_dtype(u, q_hat, hyper)
+    """Return (B, H, N, dv), in memory as (B, N, H, dv)."""
+    u, q_hat, hyper = cast_for_autocast(u, q_hat, hyper)
     return transform(u, q_hat, hyper)

@@ -1,4 +1,4 @@
-"""The Triton kernels of bi-directional attention: two softmaxes of one score matrix, which never stands in memory.
+"""The Triton kernels of bi-directional attention: two softmaxes of one score matrix, which is never in memory.
 
     c_j = log sum_i exp S_ij,   r_i = log sum_j exp S_ij,   A_ij = exp(S_ij - r_i),   L_ij = exp(S_ij - c_j)
 
@@ -7,8 +7,8 @@ scores is dS = A (dsa v^T - D) + L (du v_hat^T - E). c and r are 0 where a colum
 
 An operand is a tuple: its pointer, then the strides of batch, heads and tokens; its channels are next to each other.
 `masks` is (bias, visible, b): both operands with a fourth stride, or None, and how many batch entries the bias has. `sizes`
-is (heads, Nq, Nk). `lines` is (r, D, c, E), contiguous. A program has one tile of queries or of keys and sweeps over the
-other axis. Scores, exponentials and sums are float32, and so are float32 operands' products
+is (heads, Nq, Nk). `lines` is (r, D, c, E), contiguous. A program processes one tile of queries or of keys and sweeps over
+the other axis. Scores, exponentials and sums are float32, and so are float32 operands' products
 ("ieee", not TF32); those of half precision operands round A, L and dS to it.
 """
 
@@ -23,18 +23,18 @@ from attngraft.mechanisms.triton_rows import (
     finite,
     load_line,
     load_rows,
-    place,
-    something,
+    matmul,
+    nonzero,
+    program_index,
+    softmax_gradient,
     store_rows,
-    through_softmax,
-    times,
 )
 
 
 @triton.jit
 def score_tile(query, key, masks, sizes, batch, head, rows, columns, scale):
-    """S of a tile of queries and a tile of keys; -inf where a pair is masked or outside."""
-    found = times(query, tl.trans(key)) * scale
+    """Compute S of a tile of queries and a tile of keys; -inf where a pair is masked or outside."""
+    found = matmul(query, tl.trans(key)) * scale
     inside = (rows[:, None] < sizes[1]) & (columns[None, :] < sizes[2])
     row, column = rows[:, None].to(tl.int64), columns[None, :].to(tl.int64)
     if masks[0] is not None:
@@ -52,9 +52,9 @@ def score_tile(query, key, masks, sizes, batch, head, rows, columns, scale):
 def column_kernel(
     q, k, masks, column_lse, sizes, scale, DK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """c of a tile of keys."""
+    """Compute c of a tile of keys."""
     nq, nk = sizes[1], sizes[2]
-    tile, entry, batch, head = place(tl.cdiv(nk, BLOCK_K), sizes[0])
+    tile, entry, batch, head = program_index(tl.cdiv(nk, BLOCK_K), sizes[0])
     columns = tile * BLOCK_K + tl.arange(0, BLOCK_K)
     key = load_rows(k, batch, head, columns, nk, DK)
     highest = tl.full((BLOCK_K,), -float("inf"), dtype=tl.float32)
@@ -66,7 +66,7 @@ def column_kernel(
         new = tl.maximum(highest, tl.max(found, 0))
         total = total * tl.exp(highest - finite(new)) + tl.sum(tl.exp(found - finite(new)[None, :]), 0)
         highest = new
-    tl.store(column_lse + entry * nk + columns, finite(highest) + tl.log(something(total)), mask=columns < nk)
+    tl.store(column_lse + entry * nk + columns, finite(highest) + tl.log(nonzero(total)), mask=columns < nk)
 
 
 @triton.jit
@@ -74,9 +74,9 @@ def row_kernel(
     q, k, v, v_hat, masks, column_lse, row_lse, sa, u, sizes, scale,
     DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """sa, u and r of a tile of queries: each tile of scores serves both sums."""
+    """Compute sa, u and r of a tile of queries: each tile of scores serves both sums."""
     nq, nk = sizes[1], sizes[2]
-    tile, entry, batch, head = place(tl.cdiv(nq, BLOCK_Q), sizes[0])
+    tile, entry, batch, head = program_index(tl.cdiv(nq, BLOCK_Q), sizes[0])
     rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     query = load_rows(q, batch, head, rows, nq, DK)
     highest = tl.full((BLOCK_Q,), -float("inf"), dtype=tl.float32)
@@ -90,19 +90,19 @@ def row_kernel(
         found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
         share = tl.exp(found - load_line(column_lse, entry, columns, nk)[None, :])
         value_hat = load_rows(v_hat, batch, head, columns, nk, S)
-        summed += times(share.to(value_hat.dtype), value_hat)
+        summed += matmul(share.to(value_hat.dtype), value_hat)
         if v is not None:
             new = tl.maximum(highest, tl.max(found, 1))
             keep = tl.exp(highest - finite(new))
             weight = tl.exp(found - finite(new)[:, None])
             value = load_rows(v, batch, head, columns, nk, DV)
-            attended = attended * keep[:, None] + times(weight.to(value.dtype), value)
+            attended = attended * keep[:, None] + matmul(weight.to(value.dtype), value)
             total = total * keep + tl.sum(weight, 1)
             highest = new
     store_rows(u, summed, batch, head, rows, nq, S)
     if v is not None:
-        store_rows(sa, attended / something(total)[:, None], batch, head, rows, nq, DV)
-        tl.store(row_lse + entry * nq + rows, finite(highest) + tl.log(something(total)), mask=rows < nq)
+        store_rows(sa, attended / nonzero(total)[:, None], batch, head, rows, nq, DV)
+        tl.store(row_lse + entry * nq + rows, finite(highest) + tl.log(nonzero(total)), mask=rows < nq)
 
 
 @triton.jit
@@ -110,9 +110,9 @@ def key_gradient_kernel(
     q, k, v, v_hat, dsa, du, masks, lines, dk, dv, dv_hat, sizes, scale,
     DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """dv, dv_hat, E and dk of a tile of keys: one sweep over the queries for the values, then one for k, which needs E."""
+    """Compute dv, dv_hat, E and dk of a tile of keys: one sweep over the queries for the values, then one for k by E."""
     nq, nk = sizes[1], sizes[2]
-    tile, entry, batch, head = place(tl.cdiv(nk, BLOCK_K), sizes[0])
+    tile, entry, batch, head = program_index(tl.cdiv(nk, BLOCK_K), sizes[0])
     columns = tile * BLOCK_K + tl.arange(0, BLOCK_K)
     key = load_rows(k, batch, head, columns, nk, DK)
     column_lse = load_line(lines[2], entry, columns, nk)
@@ -124,11 +124,11 @@ def key_gradient_kernel(
         query = load_rows(q, batch, head, rows, nq, DK)
         found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
         to_u = load_rows(du, batch, head, rows, nq, S)
-        to_value_hat += times(tl.trans(tl.exp(found - column_lse[None, :]).to(to_u.dtype)), to_u)
+        to_value_hat += matmul(tl.trans(tl.exp(found - column_lse[None, :]).to(to_u.dtype)), to_u)
         if v is not None:
             to_sa = load_rows(dsa, batch, head, rows, nq, DV)
             row_lse = load_line(lines[0], entry, rows, nq)
-            to_value += times(tl.trans(tl.exp(found - row_lse[:, None]).to(to_sa.dtype)), to_sa)
+            to_value += matmul(tl.trans(tl.exp(found - row_lse[:, None]).to(to_sa.dtype)), to_sa)
     store_rows(dv_hat, to_value_hat, batch, head, columns, nk, S)
     value_hat = load_rows(v_hat, batch, head, columns, nk, S)
     column_dot = tl.sum(value_hat.to(tl.float32) * to_value_hat, 1)
@@ -142,12 +142,12 @@ def key_gradient_kernel(
         query = load_rows(q, batch, head, rows, nq, DK)
         found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
         to_u = load_rows(du, batch, head, rows, nq, S)
-        gradient = through_softmax(tl.exp(found - column_lse[None, :]), to_u, value_hat, column_dot[None, :])
+        gradient = softmax_gradient(tl.exp(found - column_lse[None, :]), to_u, value_hat, column_dot[None, :])
         if v is not None:
             to_sa = load_rows(dsa, batch, head, rows, nq, DV)
             weight = tl.exp(found - load_line(lines[0], entry, rows, nq)[:, None])
-            gradient += through_softmax(weight, to_sa, value, load_line(lines[1], entry, rows, nq)[:, None])
-        to_key += times(tl.trans(gradient.to(query.dtype)), query)
+            gradient += softmax_gradient(weight, to_sa, value, load_line(lines[1], entry, rows, nq)[:, None])
+        to_key += matmul(tl.trans(gradient.to(query.dtype)), query)
     store_rows(dk, to_key * scale, batch, head, columns, nk, DK)
 
 
@@ -156,9 +156,9 @@ def query_gradient_kernel(
     q, k, v, v_hat, dsa, du, masks, lines, dq, sizes, scale,
     DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """dq of a tile of queries."""
+    """Compute dq of a tile of queries."""
     nq, nk = sizes[1], sizes[2]
-    tile, entry, batch, head = place(tl.cdiv(nq, BLOCK_Q), sizes[0])
+    tile, entry, batch, head = program_index(tl.cdiv(nq, BLOCK_Q), sizes[0])
     rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     query = load_rows(q, batch, head, rows, nq, DK)
     to_u = load_rows(du, batch, head, rows, nq, S)
@@ -172,11 +172,11 @@ def query_gradient_kernel(
         found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
         value_hat = load_rows(v_hat, batch, head, columns, nk, S)
         share = tl.exp(found - load_line(lines[2], entry, columns, nk)[None, :])
-        gradient = through_softmax(share, to_u, value_hat, load_line(lines[3], entry, columns, nk)[None, :])
+        gradient = softmax_gradient(share, to_u, value_hat, load_line(lines[3], entry, columns, nk)[None, :])
         if v is not None:
             value = load_rows(v, batch, head, columns, nk, DV)
-            gradient += through_softmax(tl.exp(found - row_lse[:, None]), to_sa, value, row_dot[:, None])
-        to_query += times(gradient.to(key.dtype), key)
+            gradient += softmax_gradient(tl.exp(found - row_lse[:, None]), to_sa, value, row_dot[:, None])
+        to_query += matmul(gradient.to(key.dtype), key)
     store_rows(dq, to_query * scale, batch, head, rows, nq, DK)
 
 
@@ -185,13 +185,13 @@ def bias_gradient_kernel(
     q, k, v, v_hat, dsa, du, masks, lines, parts, bias_heads, members, per_part, sizes, scale,
     DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """A tile of the sum of dS over a part of the `members`, the batch entries (and heads) that share one bias.
+    """Compute a tile of the sum of dS over a part of the `members`, the batch entries (and heads) that share one bias.
 
-    Axis 0 of the grid: bias and tile; axis 1: the part. Each part has its place in `parts` (parts, b, bias_heads, Nq, Nk),
-    so the order of the sum never changes.
+    Axis 0 of the grid: bias and tile; axis 1: the part. Each part has its own slice of `parts` (parts, b, bias_heads, Nq,
+    Nk), so the order of the sum never changes.
     """
     heads, nq, nk = sizes[0], sizes[1], sizes[2]
-    tile, shared, bias_batch, bias_head = place(tl.cdiv(nq, BLOCK_Q) * tl.cdiv(nk, BLOCK_K), bias_heads)
+    tile, shared, bias_batch, bias_head = program_index(tl.cdiv(nq, BLOCK_Q) * tl.cdiv(nk, BLOCK_K), bias_heads)
     rows = tile // tl.cdiv(nk, BLOCK_K) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     columns = tile % tl.cdiv(nk, BLOCK_K) * BLOCK_K + tl.arange(0, BLOCK_K)
     sharing = heads // bias_heads  # heads with one bias: one, or all of them
@@ -204,10 +204,10 @@ def bias_gradient_kernel(
         found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
         to_u, value_hat = load_rows(du, batch, head, rows, nq, S), load_rows(v_hat, batch, head, columns, nk, S)
         share = tl.exp(found - load_line(lines[2], entry, columns, nk)[None, :])
-        total += through_softmax(share, to_u, value_hat, load_line(lines[3], entry, columns, nk)[None, :])
+        total += softmax_gradient(share, to_u, value_hat, load_line(lines[3], entry, columns, nk)[None, :])
         if v is not None:
             to_sa, value = load_rows(dsa, batch, head, rows, nq, DV), load_rows(v, batch, head, columns, nk, DV)
             weight = tl.exp(found - load_line(lines[0], entry, rows, nq)[:, None])
-            total += through_softmax(weight, to_sa, value, load_line(lines[1], entry, rows, nq)[:, None])
-    places = parts + ((part * masks[2] * bias_heads + shared) * nq + rows[:, None]) * nk + columns[None, :]
-    tl.store(places, total, mask=(rows[:, None] < nq) & (columns[None, :] < nk))
+            total += softmax_gradient(weight, to_sa, value, load_line(lines[1], entry, rows, nq)[:, None])
+    pointers = parts + ((part * masks[2] * bias_heads + shared) * nq + rows[:, None]) * nk + columns[None, :]
+    tl.store(pointers, total, mask=(rows[:, None] < nq) & (columns[None, :] < nk))

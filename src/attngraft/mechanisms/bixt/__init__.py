@@ -4,29 +4,22 @@
     latents  softmax over tokens(A) v_tokens
     tokens   softmax over latents(A) v_latents
 
-Where latents look is where tokens look back: one set of references per side serves as queries and as keys. The work grows
-linearly with N.
+One set of references per side serves as queries and as keys. The work grows linearly with N.
 
 Source: "Perceiving Longer Sequences With Bi-Directional Cross-Attention Transformers".
 
-| file | what |
+| file | contents |
 |---|---|
-| reference.py | the equation |
-| formula.py | the equation as plain operations, softmaxes in float32; the tokens' projections around it |
+| reference.py | the equations |
+| formula.py | the equation as plain operations, softmaxes in float32; shapes and costs of the custom operations |
 | eager.py, pieces.py | lean PyTorch: tokens piece by piece, no map of all of them |
 | folded.py | lean PyTorch: the tokens' projections folded into the latents |
 | triton.py, triton_kernels.py | the GPU: one sweep over the tokens, forward and backward |
-| derivatives.py | what custom operations with a written-out backward share |
-| ops.py | the public operations and their backends |
+| ops.py | the operations and their backends |
 | layer.py | the whole layers, bi-directional and one-sided |
 """
 
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention
 from attngraft.mechanisms.bixt.ops import bidirectional_attention, projected_attention
 
-__all__ = [
-    "BidirectionalCrossAttention",
-    "OneSidedCrossAttention",
-    "bidirectional_attention",
-    "projected_attention",
-]
+__all__ = ["BidirectionalCrossAttention", "OneSidedCrossAttention", "bidirectional_attention", "projected_attention"]

@@ -1,13 +1,13 @@
 """Bi-directional cross-attention in lean PyTorch: no map of all tokens, forward or backward.
 
-The tokens of an image come piece by piece (pieces.py); the backward makes the scores of a piece once more. Half precision
-is worked on in float32. Where the maps are so small that to keep them costs nothing, plain operations run, which are faster
-there, and without gradients, unless an image has few tokens, PyTorch's fused attention, once for each direction. With
-dropout the equation itself runs: what is dropped is kept for the backward, and is as large as the maps.
+The tokens of an image come piece by piece (pieces.py); the backward recomputes the scores of a piece. Half precision is
+computed in float32. Where the maps are small, plain operations are faster, and without gradients, except for few tokens,
+PyTorch's fused attention, once for each direction. With dropout the equation itself runs: the dropped entries are kept for
+the backward, and are as large as the maps.
 
-With the projections of the tokens in the operation, these are folded into the latents where that is less work (folding.py),
-and of very many tokens: in plain operations where the maps are small, else piece by piece (folded.py). One image's few
-tokens take fewer calls.
+With the projections of the tokens in the operation, these are folded into the latents where that is less work, and for very
+many tokens (folded.py): in plain operations where the maps are small, else piece by piece. The few tokens of one image take
+fewer calls.
 """
 
 from __future__ import annotations
@@ -18,52 +18,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.dispatch.formula import accurate, counted, in_autocast_dtype, plain_wanted
-from attngraft.mechanisms.bixt import folded, folding, reference
-from attngraft.mechanisms.bixt.derivatives import empty_gradients, empty_outputs, register
-from attngraft.mechanisms.bixt.formula import formula, projected
+from attngraft.dispatch.autograd import accumulation_dtype, cast_for_autocast, in_dispatch_mode, needs_aten_ops
+from attngraft.mechanisms.bixt import folded, reference
+from attngraft.mechanisms.bixt.formula import empty_gradients, empty_outputs, formula, two_way_op
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
-#: numbers in one direction's maps together up to which plain operations or fused attention are the faster ones
+#: numbers in one direction's maps together up to which plain operations or fused attention are faster
 SMALL = 2**22
-#: tokens of an image from which on fused attention, which makes the similarity twice, is faster than maps
+#: tokens of an image from which on fused attention, which computes the similarity twice, is faster than maps
 FUSED_FROM = 512
 #: the same for several images together, whose maps are slower without AVX-512
 FUSED_FROM_OF_SEVERAL = FUSED_FROM if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
-#: tokens of an image from which on their projections are too large to exist, though to fold them may be more work
+#: tokens of an image from which on their projections are too large to exist, even if folding them is more work
 MANY_TOKENS = 2**17
-#: tokens of one image up to which calls are felt beside the work
+#: tokens of one image up to which calls take a noticeable part of the time
 FEW_TOKENS = 256
-#: dtypes that softmaxes and long sums need not leave
+#: dtypes that are accurate enough for softmaxes and long sums
 ACCURATE = (torch.float32, torch.float64)
 #: tokens of an image from which on piece by piece is faster than the maps of some images at once
 FEWEST_TOKENS = 1024
 
 
 def bidirectional_attention(
-    r_latents: Tensor,
-    r_tokens: Tensor,
-    v_latents: Tensor,
-    v_tokens: Tensor,
-    *,
-    scale: float,
-    dropout: float = 0.0,
+    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, *, scale: float, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Latents (B, H, M, dt) and tokens (B, H, N, dl)."""
+    """Return latents (B, H, M, dt) and tokens (B, H, N, dl)."""
     if dropout:
         return reference.bidirectional_attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale, dropout=dropout)
-    operands = in_autocast_dtype(r_latents, r_tokens, v_latents, v_tokens)
-    if torch.compiler.is_exporting():  # may leave sizes open, and is not to be asked for them
-        return formula(*operands, scale=scale)
+    operands = cast_for_autocast(r_latents, r_tokens, v_latents, v_tokens)
+    if torch.compiler.is_exporting():  # sizes may be symbolic, and must not be compared
+        return formula(*operands, scale)  # type: ignore[call-arg]
     numbers = r_tokens.shape[0] * r_tokens.shape[1] * r_tokens.shape[2] * r_latents.shape[2]
     if numbers <= SMALL:
         fewest = FUSED_FROM if len(r_tokens) == 1 else FUSED_FROM_OF_SEVERAL
-        fused = r_tokens.shape[2] >= fewest and _unwatched(*operands)
+        fused = r_tokens.shape[2] >= fewest and _is_plain_inference(*operands)
         return (_fused if fused else formula)(*operands, scale=scale)
-    if plain_wanted(*operands):
-        return formula(*operands, scale=scale)
+    if needs_aten_ops(*operands):
+        return formula(*operands, scale)  # type: ignore[call-arg]
     with torch.autocast(r_tokens.device.type, enabled=False):
-        latents, tokens, _ = attend(*(tensor.to(accurate(tensor)) for tensor in operands), float(scale))
+        accurate = (tensor.to(accumulation_dtype(tensor)) for tensor in operands)
+        latents, tokens, _ = attend_in_pieces(*accurate, float(scale))
     return latents.to(operands[3].dtype), tokens.to(operands[2].dtype)
 
 
@@ -78,55 +72,57 @@ def projected_attention(
     *,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Latents (B, H, M, d) and tokens (B, N, c')."""
+    """Return latents (B, H, M, d) and tokens (B, N, c')."""
     operands = (r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias)
-    if not torch.compiler.is_exporting():  # an exporter may leave sizes open, and is not to be asked for them
-        if _few_of_one_image(tokens):
+    if not torch.compiler.is_exporting():  # sizes may be symbolic, and must not be compared
+        # the few tokens of one image, with no backward to follow and nothing to cast
+        if (
+            len(tokens) == 1
+            and not torch.is_grad_enabled()
+            and tokens.shape[1] <= FEW_TOKENS
+            and tokens.dtype in ACCURATE
+            and not torch._C._is_any_autocast_enabled()
+        ):
             return _of_one_image(*operands, scale=scale)
-        pays = tokens.shape[1] >= MANY_TOKENS or folding.pays(r_latents, tokens, out_weight)
-        if pays and r_latents.numel() and not plain_wanted(*operands) and not _mixed(operands):
+        pays = tokens.shape[1] >= MANY_TOKENS or folded.pays(r_latents, tokens, out_weight)
+        if pays and r_latents.numel() and not needs_aten_ops(*operands) and _has_one_accurate_dtype(operands):
             return _folded(*operands, scale=scale)
-    return projected(*operands, attention=bidirectional_attention, scale=scale)
-
-
-def _few_of_one_image(tokens: Tensor) -> bool:
-    """Whether calls are felt, with no backward to follow, and nothing is to be cast."""
-    return (
-        len(tokens) == 1
-        and not torch.is_grad_enabled()
-        and tokens.shape[1] <= FEW_TOKENS
-        and tokens.dtype in ACCURATE
-        and not torch._C._is_any_autocast_enabled()
-    )
+    return reference.projected_attention(*operands, attention=bidirectional_attention, scale=scale)
 
 
 def _folded(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any, scale: float) -> tuple[Tensor, Tensor]:
-    """With the maps of all images where these are small, else of none, or of some of few tokens at once."""
+    """Use the maps of all images where these are small, else of none, or of groups of images with few tokens."""
     operands = (r_latents, v_latents, tokens, *weights)
     images = SMALL // (tokens.shape[1] * r_latents.shape[1] * r_latents.shape[2])
-    if images >= len(tokens) and not counted():
-        return folding.attend(*operands, scale=scale)
-    if images and tokens.shape[1] < FEWEST_TOKENS and _unwatched(r_latents, v_latents, tokens):
-        return folding.attend_by_groups(*operands, scale=scale, images=images)
-    latents, out, *_ = folded.attend(*operands, float(scale))
+    if images >= len(tokens) and not in_dispatch_mode():
+        return folded.attend(*operands, scale=scale)
+    if images and tokens.shape[1] < FEWEST_TOKENS and _is_plain_inference(r_latents, v_latents, tokens):
+        return folded.attend_in_groups(*operands, scale=scale, images=images)
+    latents, out, *_ = folded.attend_in_pieces(*operands, float(scale))
     return latents, out
 
 
-def _unwatched(*operands: Tensor) -> bool:
-    """Whether nobody differentiates, compiles, casts or looks on: then a small call needs no further questions, and the
-    similarity may be made twice, where a counter of multiply-adds is to see the equation's one.
+def _is_plain_inference(*operands: Tensor) -> bool:
+    """Return whether nothing differentiates, compiles, casts or counts: then the similarity may be computed twice.
 
-    Small calls take less than a millisecond, of which Python's questions are a part that one sees: few, and in few words.
+    Small calls take less than a millisecond, of which Python's checks are a noticeable part: few, and cheap ones.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         return False
-    if counted() or torch._C._are_functorch_transforms_active():
+    if in_dispatch_mode() or torch._C._are_functorch_transforms_active():
         return False
     dtype = operands[0].dtype
     for tensor in operands:
         if not (type(tensor) is Tensor and tensor.is_cpu and tensor.dtype == dtype and tensor.numel()):
             return False
     return dtype in ACCURATE
+
+
+def _has_one_accurate_dtype(operands: tuple[Tensor | None, ...]) -> bool:
+    """Return whether all operands are float32, or all float64, and stay so under autocast."""
+    tensors = [tensor for tensor in operands if tensor is not None]
+    dtypes = {tensor.dtype for tensor in (*tensors, *cast_for_autocast(*tensors))}
+    return dtypes in ({torch.float32}, {torch.float64})
 
 
 def _fused(
@@ -141,18 +137,11 @@ def _fused(
 
 
 def _of_one_image(
-    r_latents: Tensor,
-    v_latents: Tensor,
-    tokens: Tensor,
-    in_weight: Tensor,
-    in_bias: Tensor | None,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    *,
-    scale: float,
+    r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """`projected` by head from the start, without an axis of images, so that nothing is copied, and in few calls: of half a
-    millisecond, theirs is a part that one sees."""
+    """Project by head from the start, without an image axis: no copies and few calls, a noticeable part of half a
+    millisecond."""
+    in_weight, in_bias, out_weight, out_bias = weights
     heads, width = r_latents.shape[1], r_latents.shape[3]
     inputs, weight = tokens.expand(2 * heads, -1, -1), in_weight.reshape(2 * heads, width, -1).mT
     if in_bias is None:
@@ -162,36 +151,12 @@ def _of_one_image(
     r_tokens, v_tokens = parts.split(heads)
     scores = torch.baddbmm(tokens.new_empty(1), r_tokens, r_latents[0].mT, beta=0, alpha=scale)
     latents = torch.bmm(scores.softmax(1).mT, v_tokens)
-    got = torch.bmm(scores.softmax(2), v_latents[0]).transpose(0, 1).flatten(1)
-    return latents.unsqueeze(0), F.linear(got, out_weight, out_bias).unsqueeze(0)
-
-
-def _mixed(operands: tuple[Tensor | None, ...]) -> bool:
-    """Whether the operands are not all of one dtype that is accurate, or autocast is about to change it."""
-    given = [tensor for tensor in operands if tensor is not None]
-    dtypes = {tensor.dtype for tensor in (*given, *in_autocast_dtype(*given))}
-    return dtypes not in ({torch.float32}, {torch.float64})
-
-
-@torch.library.custom_op("attngraft::bidirectional_attention_lean", mutates_args=())
-def attend(
-    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Latents, tokens, and log sum over tokens of exp(A) (B, H, M); all of one dtype, float32 or float64."""
-    latents, tokens, log_sums = empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
-    steps, buffers = _pieces(2, r_tokens, log_sums)
-    if not steps:  # sums of nothing
-        return latents.zero_(), tokens.zero_(), log_sums.zero_()
-    for image in range(len(r_tokens)):
-        walk = Forward(of_image(r_latents, image) * scale, of_image(v_latents, image), buffers)
-        for step in steps:
-            walk.step(r_tokens[image, :, step], v_tokens[image, :, step], out=tokens[image, :, step])
-        latents[image], log_sums[image] = walk.latents()
-    return latents, tokens, log_sums
+    merged = torch.bmm(scores.softmax(2), v_latents[0]).transpose(0, 1).flatten(1)
+    return latents.unsqueeze(0), F.linear(merged, out_weight, out_bias).unsqueeze(0)
 
 
 def _pieces(tiles: int, r_tokens: Tensor, log_sums: Tensor) -> tuple[list[slice], Buffers]:
-    """The pieces of each image, none where there is nothing to attend to, and room for so many tiles of scores."""
+    """Return the pieces of each image, none where there is nothing to attend to, and buffers for `tiles` score tiles."""
     heads, count = log_sums.shape[1:]
     if not (log_sums.numel() and r_tokens.shape[2]):
         return [], Buffers(tiles, (0,), log_sums)
@@ -199,37 +164,30 @@ def _pieces(tiles: int, r_tokens: Tensor, log_sums: Tensor) -> tuple[list[slice]
     return steps, Buffers(tiles, (heads, steps[0].stop, count), log_sums)
 
 
-def of_image(latents: Tensor, image: int) -> Tensor:
-    """An image's, or those that all share."""
+def _of_image(latents: Tensor, image: int) -> Tensor:
+    """Return the latents of an image, or those that all images share."""
     return latents[image if len(latents) > 1 else 0]
 
 
-@torch.library.custom_op("attngraft::bidirectional_attention_lean_backward", mutates_args=())
-def attend_backward(
-    to_latents: Tensor,
-    to_tokens: Tensor,
-    r_latents: Tensor,
-    r_tokens: Tensor,
-    v_latents: Tensor,
-    v_tokens: Tensor,
-    latents: Tensor,
-    log_sums: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of r_latents, r_tokens, v_latents and v_tokens."""
-    found = to_r_latents, to_r, to_v_latents, to_v = empty_gradients(r_latents, r_tokens, v_latents, v_tokens)
+def _attend_backward(to_outputs: Any, operands: Any, saved: Any, scale: float) -> tuple[Tensor, ...]:
+    (to_latents, to_tokens), (r_latents, r_tokens, v_latents, v_tokens), (latents, log_sums) = (
+        to_outputs,
+        operands,
+        saved,
+    )
+    gradients = to_r_latents, to_r, to_v_latents, to_v = empty_gradients(*operands)
     to_r_latents.zero_()
     to_v_latents.zero_()
     steps, buffers = _pieces(3, r_tokens, log_sums)
     if not steps:
         to_r.zero_()
         to_v.zero_()
-        return found
+        return gradients
     with torch.autocast(r_tokens.device.type, enabled=False):
         for image in range(len(r_tokens)):
-            walk = Backward(
-                of_image(r_latents, image) * scale,
-                of_image(v_latents, image),
+            backward = Backward(
+                _of_image(r_latents, image) * scale,
+                _of_image(v_latents, image),
                 to_latents=to_latents[image],
                 latents=latents[image],
                 log_sums=log_sums[image],
@@ -237,10 +195,24 @@ def attend_backward(
             )
             for step in steps:
                 piece = (tensor[image, :, step] for tensor in (r_tokens, v_tokens, to_tokens))
-                walk.step(*piece, to_r=to_r[image, :, step], to_v=to_v[image, :, step])
-            of_image(to_r_latents, image).add_(walk.to_r, alpha=scale)
-            of_image(to_v_latents, image).add_(walk.to_v)
-    return found
+                backward.step(*piece, to_r=to_r[image, :, step], to_v=to_v[image, :, step])
+            _of_image(to_r_latents, image).add_(backward.to_r, alpha=scale)
+            _of_image(to_v_latents, image).add_(backward.to_v)
+    return gradients
 
 
-register("bidirectional_attention_lean", attend, attend_backward)
+@two_way_op("bidirectional_attention_lean", backward=_attend_backward)
+def attend_in_pieces(
+    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return latents, tokens, and log sum over tokens of exp(A) (B, H, M); all of one dtype, float32 or float64."""
+    latents, tokens, log_sums = empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
+    steps, buffers = _pieces(2, r_tokens, log_sums)
+    if not steps:  # empty sums
+        return latents.zero_(), tokens.zero_(), log_sums.zero_()
+    for image in range(len(r_tokens)):
+        forward = Forward(_of_image(r_latents, image) * scale, _of_image(v_latents, image), buffers)
+        for step in steps:
+            forward.step(r_tokens[image, :, step], v_tokens[image, :, step], out=tokens[image, :, step])
+        latents[image], log_sums[image] = forward.latents()
+    return latents, tokens, log_sums

@@ -1,22 +1,116 @@
-"""Bi-directional cross-attention with folded projections (folding.py), piece by piece, with its backward written out."""
+"""Bi-directional cross-attention with the tokens' projections folded into the latents, which are few.
+
+Tokens x_n become references and values by W_r, W_v, and their results leave by W_out. All of that is linear. So the latents
+are projected in the tokens' place, and tokens are used as they are; of head h and latent m:
+
+    A        x_n . key_hm                                key_hm     scale r_latent_hm W_r,h
+    latents  (softmax over tokens(A) x)_hm W_v,h^T
+    tokens   sum_hm softmax over m(A)_nhm answer_hm      answer_hm  v_latent_hm W_out,h^T
+
+Per token three products remain, each with all heads at once: less than before where d > M c / (M + c), d a head's
+width and c the tokens' (three quarters of it for heads of 64, 64 latents, c = 192). References, values and the tokens'
+results before their projection never exist. The references' bias shifts a latent's scores of all tokens alike, which
+matters in the tokens' softmax over latents; the other two are added after weighting, because weights add up to 1, that of
+the output in equal shares to the heads' answers.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.flops import register_flops
-from attngraft.dispatch.formula import differentiable
-from attngraft.mechanisms.bixt.folding import Latents, by_head, fold, unfold
-from attngraft.mechanisms.bixt.formula import formula, projected
+from attngraft.dispatch.autograd import custom_op
+from attngraft.mechanisms.bixt import reference
+from attngraft.mechanisms.bixt.formula import formula
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
+#: part of the unfolded products that the folded ones may take, to make up for the time of folding
+WORTH = 0.9
 
-def _of(latents: Latents, image: int, heads: int) -> dict[str, Any]:
-    """What `Forward` and `Backward` take of an image: all heads share its tokens, as one matrix."""
-    keys, answers = _at(image, latents.keys), _at(image, latents.answers)
+
+def pays(r_latents: Tensor, tokens: Tensor, out_weight: Tensor) -> bool:
+    """Return whether folded projections take clearly fewer multiply-adds.
+
+    Of a head, with channels of the tokens counted twice in and once out: M (N + d) times these folded; unfolded N d times
+    these, and N M d for each of three products.
+    """
+    rows, width, count = *r_latents.shape[2:], tokens.shape[1]
+    channels = 2 * tokens.shape[2] + out_weight.shape[0]
+    return rows * channels * (count + width) < WORTH * count * width * (channels + 3 * rows)
+
+
+class Weights(NamedTuple):
+    """The projections of the tokens by head."""
+
+    to_r: Tensor  #: (H, d, c)
+    to_v: Tensor  #: (H, d, c)
+    out: Tensor  #: (H, d, c')
+    r_bias: Tensor | None  #: (H, 1, d)
+    v_bias: Tensor | None  #: (H, 1, d)
+
+
+class Latents(NamedTuple):
+    """The latents, folded."""
+
+    keys: Tensor  #: (b, H M, c)
+    shifts: Tensor  #: (b, 1, H M), added to the scores of all tokens
+    answers: Tensor  #: (b, H M, c')
+
+
+def by_head(in_weight: Tensor, in_bias: Tensor | None, out_weight: Tensor, heads: int) -> Weights:
+    to_r, to_v = in_weight.unflatten(0, (2, heads, -1))
+    biases = (None, None) if in_bias is None else in_bias.view(2, heads, 1, -1).unbind()
+    return Weights(to_r, to_v, out_weight.t().unflatten(0, (heads, -1)), *biases)
+
+
+def fold(r_latents: Tensor, v_latents: Tensor, weights: Weights, out_bias: Tensor, scale: float) -> Latents:
+    scaled = r_latents * scale
+    keys = (scaled @ weights.to_r).flatten(1, 2)
+    if weights.r_bias is None:
+        shifts = keys.new_zeros(len(keys), 1, keys.shape[1])
+    else:
+        shifts = (scaled @ weights.r_bias.mT).view(len(keys), 1, -1)
+    return Latents(keys, shifts, (v_latents @ weights.out).flatten(1, 2) + out_bias / r_latents.shape[1])
+
+
+def unfold(gathered: Tensor, weights: Weights) -> Tensor:
+    """Project the tokens that each latent gathered (B, H M, c) to values (B, H, M, d)."""
+    values = gathered.unflatten(1, (len(weights.to_v), -1)) @ weights.to_v.mT
+    return values if weights.v_bias is None else values + weights.v_bias
+
+
+def attend(
+    r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *projections: Any, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return latents (B, H, M, d) and tokens (B, N, c') in plain operations, with the maps of all images at once."""
+    in_weight, in_bias, out_weight, out_bias = projections
+    batch, heads = len(tokens), r_latents.shape[1]
+    weights = by_head(in_weight, in_bias, out_weight, heads)
+    latents = fold(r_latents, v_latents, weights, out_bias, scale)
+    keys, shifts, answers = (tensor.expand(batch, -1, -1) for tensor in latents)
+    scores = torch.baddbmm(shifts, tokens, keys.mT)
+    attended = unfold(torch.bmm(scores.softmax(1).mT, tokens), weights)
+    return attended, torch.bmm(scores.unflatten(2, (heads, -1)).softmax(-1).flatten(2), answers)
+
+
+def attend_in_groups(
+    r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *projections: Any, scale: float, images: int
+) -> tuple[Tensor, Tensor]:
+    """Run `attend` with the maps of `images` images at once."""
+    some = tokens.split(images)
+    groups = (
+        latents.split(images) if len(latents) > 1 else [latents] * len(some) for latents in (r_latents, v_latents)
+    )
+    results = [attend(*group, *projections, scale=scale) for group in zip(*groups, some, strict=True)]
+    latents, out = zip(*results, strict=True)
+    return torch.cat(latents), torch.cat(out)
+
+
+def _of_image(latents: Latents, image: int, heads: int) -> dict[str, Any]:
+    """Return the arguments of `Forward` and `Backward` for an image: all heads share its tokens, as one matrix."""
+    keys, answers = _index(image, latents.keys), _index(image, latents.answers)
     return {
         "r_latents": latents.keys[keys],
         "v_latents": latents.answers[answers],
@@ -25,8 +119,8 @@ def _of(latents: Latents, image: int, heads: int) -> dict[str, Any]:
     }
 
 
-def _at(image: int, latents: Tensor) -> slice:
-    """Where an image has its own, or those that all share: references and values may differ in that."""
+def _index(image: int, latents: Tensor) -> slice:
+    """Return the index of an image's latents; references and values may be shared by all images independently."""
     return slice(image, image + 1) if len(latents) > 1 else slice(1)
 
 
@@ -36,38 +130,14 @@ def _pieces(tiles: int, r_latents: Tensor, tokens: Tensor) -> tuple[list[slice],
     return steps, Buffers(tiles, (steps[0].stop, columns), tokens)
 
 
-@torch.library.custom_op("attngraft::projected_attention_lean", mutates_args=())
-def attend(
-    r_latents: Tensor,
-    v_latents: Tensor,
-    tokens: Tensor,
-    in_weight: Tensor,
-    in_bias: Tensor | None,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    scale: float,
+def _formula(*arguments: Any) -> tuple[Tensor, Tensor]:
+    *operands, scale = arguments
+    return reference.projected_attention(*operands, attention=formula, scale=scale)
+
+
+def _empty_outputs(
+    r_latents: Tensor, v_latents: Tensor, tokens: Tensor, in_weight: Tensor, in_bias: Any, out_weight: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Latents (B, H, M, d), tokens (B, N, c'), what was gathered (B, H M, c), log sum over tokens of exp(A) (B, H M).
-
-    All of one dtype, float32 or float64; neither M nor N is 0.
-    """
-    found, out, gathered, log_sums = _empty_outputs(r_latents, tokens, out_weight)
-    heads = r_latents.shape[1]
-    weights = by_head(in_weight, in_bias, out_weight, heads)
-    latents = fold(r_latents, v_latents, weights, out_bias, scale)
-    steps, buffers = _pieces(2, r_latents, tokens)
-    for image in range(len(tokens)):
-        one = slice(image, image + 1)
-        walk = Forward(**_of(latents, image, heads), buffers=buffers)
-        for step in steps:
-            piece = tokens[one, step]
-            walk.step(piece, piece, out=out[one, step])
-        gathered[one], log_sums[one] = walk.latents()
-    found.copy_(unfold(gathered, weights))
-    return found, out, gathered, log_sums
-
-
-def _empty_outputs(r_latents: Tensor, tokens: Tensor, out_weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (batch, count, width), (heads, rows, head_width) = tokens.shape, r_latents.shape[1:]
     return (
         tokens.new_empty(batch, rows, heads, head_width).transpose(1, 2),
@@ -77,36 +147,24 @@ def _empty_outputs(r_latents: Tensor, tokens: Tensor, out_weight: Tensor) -> tup
     )
 
 
-@attend.register_fake
-def _(
-    r_latents: Tensor,
-    v_latents: Tensor,
-    tokens: Tensor,
-    in_weight: Tensor,
-    in_bias: Tensor | None,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty_outputs(r_latents, tokens, out_weight)
+def _empty_gradients(*operands: Any) -> tuple[Tensor, ...]:
+    in_weight = operands[3]
+    given = (in_weight.new_empty(len(in_weight)) if operand is None else operand for operand in operands)
+    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in given)
 
 
-@torch.library.custom_op("attngraft::projected_attention_lean_backward", mutates_args=())
-def attend_backward(
-    to_latents: Tensor,
-    to_out: Tensor,
-    r_latents: Tensor,
-    v_latents: Tensor,
-    tokens: Tensor,
-    in_weight: Tensor,
-    in_bias: Tensor | None,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    gathered: Tensor,
-    log_sums: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of the seven operands; that of `in_bias` also where it is None, and means nothing then."""
+def _flops(*arguments: Any) -> int:
+    """Count the layer as defined, unfolded: projections, similarity and both sums, each once."""
+    r_latents, tokens, in_weight, out_weight = arguments[0], arguments[2], arguments[3], arguments[5]
+    (batch, count, _), (heads, rows, width) = tokens, r_latents[1:]
+    per_token = in_weight[0] * in_weight[1] + out_weight[0] * out_weight[1] + 3 * heads * rows * width
+    return int(2 * batch * count * per_token)
+
+
+def _attend_backward(to_outputs: Any, operands: Any, saved: Any, scale: float) -> tuple[Tensor, ...]:
+    """Return the gradients of the seven operands; that of `in_bias` is meaningless where it is None."""
+    (to_latents, to_out), (gathered, log_sums) = to_outputs, saved
+    r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias = operands
     with torch.autocast(tokens.device.type, enabled=False):
         heads = r_latents.shape[1]
         weights = by_head(in_weight, in_bias, out_weight, heads)
@@ -117,8 +175,8 @@ def attend_backward(
         to_gathered = (to_latents @ weights.to_v).flatten(1, 2)
         for image in range(len(tokens)):
             one = slice(image, image + 1)
-            walk = Backward(
-                **_of(latents, image, heads),
+            backward = Backward(
+                **_of_image(latents, image, heads),
                 to_latents=to_gathered[one],
                 latents=gathered[one],
                 log_sums=log_sums[one],
@@ -126,10 +184,10 @@ def attend_backward(
             )
             for step in steps:
                 piece, out = tokens[one, step], to_tokens[one, step]
-                walk.step(piece, piece, to_out[one, step], to_r=out, to_v=out)
-            to_keys[_at(image, to_keys)] += walk.to_r
-            to_shifts[_at(image, to_shifts)] += walk.to_shift
-            to_answers[_at(image, to_answers)] += walk.to_v
+                backward.step(piece, piece, to_out[one, step], to_r=out, to_v=out)
+            to_keys[_index(image, to_keys)] += backward.to_r
+            to_shifts[_index(image, to_shifts)] += backward.to_shift
+            to_answers[_index(image, to_answers)] += backward.to_v
         of_keys, of_answers = (tensor.unflatten(1, (heads, -1)) for tensor in (to_keys, to_answers))
         of_shifts = to_shifts.view(*of_keys.shape[:3], 1)
         to_scaled = of_keys @ weights.to_r.mT
@@ -149,10 +207,17 @@ def attend_backward(
         )
 
 
-@attend_backward.register_fake
-def _(
-    to_latents: Tensor,
-    to_out: Tensor,
+@custom_op(
+    "projected_attention_lean",
+    backward=_attend_backward,
+    formula=_formula,
+    outputs=_empty_outputs,
+    gradients=_empty_gradients,
+    flops=_flops,
+    results=2,
+    saves=(2, 3),
+)
+def attend_in_pieces(
     r_latents: Tensor,
     v_latents: Tensor,
     tokens: Tensor,
@@ -160,43 +225,23 @@ def _(
     in_bias: Tensor | None,
     out_weight: Tensor,
     out_bias: Tensor,
-    *_: Any,
-) -> tuple[Tensor, ...]:
-    bias = in_weight.new_empty(len(in_weight))
-    operands = (r_latents, v_latents, tokens, in_weight, bias, out_weight, out_bias)
-    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in operands)
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return latents (B, H, M, d), tokens (B, N, c'), the gathered tokens (B, H M, c), log sum of exp(A) (B, H M).
 
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.scale = inputs
-    ctx.save_for_backward(*tensors, *output[2:])
-
-
-def _backward(ctx: Any, to_latents: Tensor, to_out: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    *inputs, gathered, log_sums = ctx.saved_tensors
-    if torch.is_grad_enabled():  # these gradients are to be differentiated again
-
-        def plain(*operands: Tensor) -> tuple[Tensor, Tensor]:
-            return projected(*operands, attention=formula, scale=ctx.scale)
-
-        return *differentiable(plain, inputs, (to_latents, to_out)), None
-    found = attend_backward(to_latents, to_out, *inputs, gathered, log_sums, ctx.scale)
-    return *(gradient if tensor is not None else None for tensor, gradient in zip(inputs, found, strict=True)), None
-
-
-attend.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _forward_flops(*operands: Any, **options: Any) -> int:
-    """Of the layer as it is defined, unfolded: projections, similarity and both sums, each once."""
-    r_latents, tokens, in_weight, out_weight = operands[0], operands[2], operands[3], operands[5]
-    (batch, count, _), (heads, rows, width) = tokens, r_latents[1:]
-    per_token = in_weight[0] * in_weight[1] + out_weight[0] * out_weight[1] + 3 * heads * rows * width
-    return int(2 * batch * count * per_token)
-
-
-register_flops(torch.ops.attngraft.projected_attention_lean, _forward_flops)
-register_flops(
-    torch.ops.attngraft.projected_attention_lean_backward,  # two products for each one of the forward
-    lambda to_latents, to_out, *operands, **options: 2 * _forward_flops(*operands, **options),
-)
+    All of one dtype, float32 or float64; neither M nor N is 0.
+    """
+    attended, out, gathered, log_sums = _empty_outputs(r_latents, v_latents, tokens, in_weight, in_bias, out_weight)
+    heads = r_latents.shape[1]
+    weights = by_head(in_weight, in_bias, out_weight, heads)
+    latents = fold(r_latents, v_latents, weights, out_bias, scale)
+    steps, buffers = _pieces(2, r_latents, tokens)
+    for image in range(len(tokens)):
+        one = slice(image, image + 1)
+        forward = Forward(**_of_image(latents, image, heads), buffers=buffers)
+        for step in steps:
+            piece = tokens[one, step]
+            forward.step(piece, piece, out=out[one, step])
+        gathered[one], log_sums[one] = forward.latents()
+    attended.copy_(unfold(gathered, weights))
+    return attended, out, gathered, log_sums

@@ -1,44 +1,47 @@
-"""Both directions as plain operations: for exporters, function transforms, second derivatives and small calls."""
+"""Both directions as plain operations, and what the custom operations of both backends share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.dispatch.formula import accurate
+from attngraft.dispatch.autograd import accumulation_dtype, custom_op
+from attngraft.mechanisms.common import empty_heads
 
 
 def formula(
-    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, *, scale: float
+    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The equation with softmaxes in float32, and the maps as (B, H, N, M): neither is copied to be transposed."""
-    found = (r_tokens @ (r_latents * scale).transpose(-2, -1)).to(accurate(r_tokens))
-    latents = torch.softmax(found, -2).to(v_tokens.dtype).transpose(-2, -1) @ v_tokens
-    return latents, torch.softmax(found, -1).to(v_latents.dtype) @ v_latents
+    """Compute the equation with softmaxes in float32 and the maps as (B, H, N, M), neither copied to be transposed."""
+    scores = (r_tokens @ (r_latents * scale).transpose(-2, -1)).to(accumulation_dtype(r_tokens))
+    latents = torch.softmax(scores, -2).to(v_tokens.dtype).transpose(-2, -1) @ v_tokens
+    return latents, torch.softmax(scores, -1).to(v_latents.dtype) @ v_latents
 
 
-def projected(
-    r_latents: Tensor,
-    v_latents: Tensor,
-    tokens: Tensor,
-    in_weight: Tensor,
-    in_bias: Tensor | None,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    *,
-    attention: Callable[..., tuple[Tensor, Tensor]],
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Tokens (B, N, c) to references and values, `attention`, and what the tokens got to (B, N, c')."""
+def empty_outputs(
+    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return empty latents (B, H, M, dt), tokens (B, H, N, dl), and the latents' log-sum-exp (B, H, M) in full precision."""
+    latents = r_latents.expand(len(r_tokens), -1, -1, -1)
+    lse = r_latents.new_empty(latents.shape[:3], dtype=accumulation_dtype(r_latents))
+    return empty_heads(latents, v_tokens), empty_heads(r_tokens, v_latents), lse
 
-    # by itself, so that references and values are gone at the output projection
-    def attended() -> tuple[Tensor, Tensor]:
-        parts = F.linear(tokens, in_weight, in_bias).view(*tokens.shape[:2], 2, r_latents.shape[1], r_latents.shape[3])
-        r_tokens, v_tokens = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        return attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale)
 
-    latents, got = attended()
-    return latents, F.linear(got.transpose(1, 2).flatten(2), out_weight, out_bias)
+def empty_gradients(*operands: Tensor) -> tuple[Tensor, ...]:
+    """Return empty gradients of the four operands, those of shared latents with a batch of 1."""
+    return tuple(empty_heads(operand, operand) for operand in operands)
+
+
+def flops(r_latents: Any, r_tokens: Any, v_latents: Any, v_tokens: Any, *_: Any) -> int:
+    """Count the similarity and both sums, each once, also where an implementation recomputes its scores."""
+    batch, heads, tokens, width = r_tokens
+    return int(2 * batch * heads * tokens * r_latents[2] * (width + v_latents[-1] + v_tokens[-1]))
+
+
+#: decorator of the operation in both backends: latents, tokens and the log-sum-exp of the latents' scores
+two_way_op = partial(
+    custom_op, formula=formula, outputs=empty_outputs, gradients=empty_gradients, flops=flops, results=2, saves=(0, 2)
+)

@@ -1,7 +1,7 @@
 """Cross-attention between latents and tokens as whole layers, from the projections to the output projections.
 
-Parameters have the names and the row order of the published checkpoints: a fused projection's first rows make the
-references, its last the values.
+Parameters have the names and the row order of the published checkpoints: the first rows of a fused projection are the
+references, the last ones the values.
 """
 
 from __future__ import annotations
@@ -12,35 +12,16 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bixt.ops import BIDIRECTIONAL_ATTENTION, PROJECTED_ATTENTION
+from attngraft.mechanisms.bixt.ops import bidirectional_attention, projected_attention
 
-#: what a recorder is offered of a two-way layer
-OFFERED = ("scores", "latents_to_tokens", "tokens_to_latents")
+#: tensors that a two-way layer records
+RECORDED = ("scores", "latents_to_tokens", "tokens_to_latents")
 
 
-class BidirectionalCrossAttention(Recordable, nn.Module):
-    """Latents attend to tokens and tokens to latents, by one similarity.
+class _CrossAttention(Recordable, nn.Module):
+    """Projections and dropout of both layers; two-way ones have values of the latents and an output for the tokens."""
 
-        r_l, v_l = rv_latents(latents);  r_t, v_t = rv_patches(tokens)      per head
-        A = r_l r_t^T / sqrt(d)
-        latents' = proj_lat(softmax over tokens(A) v_t)
-        tokens'  = proj_pat(softmax over latents(A^T) v_l)
-
-    Args:
-        dim_latents: width of the latents. dim_tokens: width of the tokens.
-        dim_attention: H d, width of references and values.
-        rv_bias: whether the projections to references and values have biases; the output projections always do.
-        attn_drop: share of attention weights that is dropped in training, drawn for each direction by itself.
-        proj_drop: dropout behind the output projections.
-
-    A recorder is offered the maps after softmax: `latents_to_tokens` (B, H, M, N), whose rows say where the latents look,
-    and `tokens_to_latents` (B, H, N, M).
-
-    Raises:
-        UsageError: H does not divide `dim_attention`.
-
-    Source: BiXT, section 3.2.
-    """
+    two_way = False
 
     def __init__(
         self,
@@ -57,14 +38,48 @@ class BidirectionalCrossAttention(Recordable, nn.Module):
         self.heads = heads
         self.scale = head_width(dim_attention, heads) ** -0.5
         self.attn_drop = attn_drop
-        self.rv_latents = nn.Linear(dim_latents, 2 * dim_attention, bias=rv_bias)
+        if self.two_way:
+            self.rv_latents = nn.Linear(dim_latents, 2 * dim_attention, bias=rv_bias)
+        else:
+            self.r_latents = nn.Linear(dim_latents, dim_attention, bias=rv_bias)
         self.rv_patches = nn.Linear(dim_tokens, 2 * dim_attention, bias=rv_bias)
         self.proj_lat = nn.Linear(dim_attention, dim_latents)
-        self.proj_pat = nn.Linear(dim_attention, dim_tokens)
+        if self.two_way:
+            self.proj_pat = nn.Linear(dim_attention, dim_tokens)
         self.proj_drop = nn.Dropout(proj_drop)
 
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}"
+
+
+class BidirectionalCrossAttention(_CrossAttention):
+    """Latents attend to tokens and tokens to latents, by one similarity.
+
+        r_l, v_l = rv_latents(latents);  r_t, v_t = rv_patches(tokens)      per head
+        A = r_l r_t^T / sqrt(d)
+        latents' = proj_lat(softmax over tokens(A) v_t)
+        tokens'  = proj_pat(softmax over latents(A^T) v_l)
+
+    Args:
+        dim_latents: width of the latents. dim_tokens: width of the tokens.
+        dim_attention: H d, width of references and values.
+        rv_bias: biases in the projections to references and values; the output projections always have them.
+        attn_drop: share of attention weights that is dropped in training, independently in each direction.
+        proj_drop: dropout after the output projections.
+
+    Records the maps after softmax: `latents_to_tokens` (B, H, M, N), whose rows are the maps of the latents, and
+    `tokens_to_latents` (B, H, N, M).
+
+    Raises:
+        UsageError: H does not divide `dim_attention`.
+
+    Source: BiXT, section 3.2.
+    """
+
+    two_way = True
+
     def forward(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what each gets from the other: B of both.
+        """Attend between (B or 1, M, dim_latents) and (B, N, dim_tokens); returns B of both.
 
         Raises:
             UsageError: latents of another batch.
@@ -77,7 +92,7 @@ class BidirectionalCrossAttention(Recordable, nn.Module):
         dropout = self.training and self.attn_drop
         if not dropout and are_plain(*linears):
             return self._dropped(*self.attend_projected(latents, tokens, *linears))
-        for_latents, for_tokens = self.attend(latents, tokens)  # by itself, so that references and values are gone here
+        for_latents, for_tokens = self.attend(latents, tokens)  # a call, so that references and values are freed here
         return self._dropped(self.proj_lat(merge_heads(for_latents)), self.proj_pat(merge_heads(for_tokens)))
 
     def attend_projected(
@@ -89,16 +104,19 @@ class BidirectionalCrossAttention(Recordable, nn.Module):
         latents_out: nn.Linear,
         tokens_out: nn.Linear,
     ) -> tuple[Tensor, Tensor]:
-        """`forward` with the tokens' projections in the operation. Modules are looked up once and not called: few tokens
-        take so little that it is felt. A recorder's maps are made for him alone; that he listens changes nothing."""
+        """Run `forward` with the tokens' projections in the operation.
+
+        Modules are read once and not called, which would take a noticeable part of the time for few tokens. The maps are
+        computed for a recorder only, beside the output.
+        """
         projected = F.linear(latents, latents_in.weight, latents_in.bias)
         r_latents, v_latents = split_parts(projected, 2, self.heads)
-        if self.is_recording(*OFFERED):
+        if self.is_recording(*RECORDED):
             count = len(tokens_in.weight) // 2
             bias = None if tokens_in.bias is None else tokens_in.bias[:count]
             references = F.linear(tokens, tokens_in.weight[:count], bias)
-            self.offer_maps(r_latents, *split_parts(references, 1, self.heads))
-        for_latents, tokens = PROJECTED_ATTENTION(  # not its public form: the shapes fit by themselves
+            self.record_maps(r_latents, *split_parts(references, 1, self.heads))
+        for_latents, tokens = projected_attention.unchecked(
             r_latents,
             v_latents,
             tokens,
@@ -111,76 +129,48 @@ class BidirectionalCrossAttention(Recordable, nn.Module):
         return F.linear(merge_heads(for_latents), latents_out.weight, latents_out.bias), tokens
 
     def _dropped(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.proj_drop.training:  # two calls that do nothing are felt where there are few tokens
+        if not self.proj_drop.training:  # two calls that do nothing take time where there are few tokens
             return latents, tokens
         return self.proj_drop(latents), self.proj_drop(tokens)
 
     def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """What each gets by head, (B, H, M, d) and (B, H, N, d), before the output projections."""
+        """Return both outputs by head, (B, H, M, d) and (B, H, N, d), before the output projections."""
         r_latents, v_latents = split_parts(self.rv_latents(latents), 2, self.heads)
         r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
-        if self.is_recording(*OFFERED):
-            self.offer_maps(r_latents, r_tokens)
-        found: tuple[Tensor, Tensor] = BIDIRECTIONAL_ATTENTION(  # not its public form: the shapes fit by themselves
-            r_latents,
-            r_tokens,
-            v_latents,
-            v_tokens,
-            scale=self.scale,
-            dropout=self.attn_drop if self.training else 0.0,
+        if self.is_recording(*RECORDED):
+            self.record_maps(r_latents, r_tokens)
+        dropout = self.attn_drop if self.training else 0.0
+        return bidirectional_attention.unchecked(
+            r_latents, r_tokens, v_latents, v_tokens, scale=self.scale, dropout=dropout
         )
-        return found
 
-    def offer_maps(self, r_latents: Tensor, r_tokens: Tensor) -> None:
-        """The similarity and its two softmaxes, to a recorder."""
+    def record_maps(self, r_latents: Tensor, r_tokens: Tensor) -> None:
+        """Record the similarity and its two softmaxes."""
         scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
         self.record("scores", scores)
         self.record("latents_to_tokens", scores.softmax(dim=-1))
         self.record("tokens_to_latents", scores.transpose(-2, -1).softmax(dim=-1))
 
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}"
 
-
-class OneSidedCrossAttention(Recordable, nn.Module):
-    """Latents attend to tokens, and tokens to nothing: what the last layer needs, whose tokens nobody reads.
+class OneSidedCrossAttention(_CrossAttention):
+    """Latents attend to tokens only, for the last layer, whose tokens are not used.
 
         r_l = r_latents(latents);  r_t, v_t = rv_patches(tokens)
         latents' = proj_lat(softmax over tokens(r_l r_t^T / sqrt(d)) v_t)
 
-    Arguments, errors and source as of `BidirectionalCrossAttention`; a recorder is offered `latents_to_tokens`.
+    Arguments, errors and source as of `BidirectionalCrossAttention`; records `latents_to_tokens`.
     """
 
-    offers = "latents_to_tokens"  #: what a recorder knows the map by
-
-    def __init__(
-        self,
-        dim_latents: int,
-        dim_tokens: int,
-        *,
-        dim_attention: int,
-        heads: int,
-        rv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.heads = heads
-        self.scale = head_width(dim_attention, heads) ** -0.5
-        self.attn_drop = attn_drop
-        self.r_latents = nn.Linear(dim_latents, dim_attention, bias=rv_bias)
-        self.rv_patches = nn.Linear(dim_tokens, 2 * dim_attention, bias=rv_bias)
-        self.proj_lat = nn.Linear(dim_attention, dim_latents)
-        self.proj_drop = nn.Dropout(proj_drop)
+    map_name = "latents_to_tokens"  #: name of the recorded map
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
-        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to what the latents get, (B, M, dim_latents)."""
+        """Attend from (B or 1, M, dim_latents) to (B, N, dim_tokens); returns (B, M, dim_latents)."""
         (r_latents,) = split_parts(self.r_latents(latents), 1, self.heads)
         r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
-        if self.is_recording("scores", self.offers):
+        if self.is_recording("scores", self.map_name):
             scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
             self.record("scores", scores)
-            self.record(self.offers, scores.softmax(dim=-1))
+            self.record(self.map_name, scores.softmax(dim=-1))
         found = F.scaled_dot_product_attention(
             r_latents.expand(tokens.shape[0], -1, -1, -1),
             r_tokens,
@@ -190,22 +180,19 @@ class OneSidedCrossAttention(Recordable, nn.Module):
         )
         return self.proj_drop(self.proj_lat(merge_heads(found)))
 
-    def extra_repr(self) -> str:
-        return f"heads={self.heads}"
-
 
 class TokensAttend(OneSidedCrossAttention):
-    """Tokens attend to latents: `OneSidedCrossAttention` with the roles exchanged, so that "latents" in the names of its
-    arguments and parameters are the tokens."""
+    """Tokens attend to latents: `OneSidedCrossAttention` with exchanged roles: "latents" in the names of its arguments and
+    parameters are the tokens."""
 
-    offers = "tokens_to_latents"
+    map_name = "tokens_to_latents"
 
 
 def head_width(dim: int, heads: int) -> int:
-    """How wide a head is.
+    """Return the width of a head.
 
     Raises:
-        UsageError: it is no whole number.
+        UsageError: the number of heads does not divide `dim`.
     """
     if dim % heads:
         raise UsageError(f"{heads} heads do not divide the attention's width {dim}; give another number or width")
@@ -213,7 +200,7 @@ def head_width(dim: int, heads: int) -> int:
 
 
 def are_plain(*linears: nn.Module) -> bool:
-    """Whether to call these is to multiply by the weight and add the bias, and nobody looks on: then others may do it."""
+    """Return whether calling these only multiplies by the weight and adds the bias, without hooks."""
     for linear in linears:
         if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
             return False
@@ -223,11 +210,11 @@ def are_plain(*linears: nn.Module) -> bool:
 
 
 def split_parts(projected: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """(B, N, parts * H * d), the parts one after another, to so many (B, H, N, d)."""
+    """Split (B, N, parts * H * d), the parts one after another, into tensors (B, H, N, d)."""
     batch, count, width = projected.shape
     return projected.view(batch, count, parts, heads, width // (parts * heads)).permute(2, 0, 3, 1, 4).unbind()
 
 
 def merge_heads(values: Tensor) -> Tensor:
-    """(B, H, N, d) to (B, N, H * d)."""
+    """Return (B, H, N, d) as (B, N, H * d)."""
     return values.transpose(1, 2).flatten(2)

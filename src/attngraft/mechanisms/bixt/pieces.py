@@ -1,44 +1,44 @@
-"""Both directions while the tokens of an image come piece by piece: what one piece adds, forward and backward.
+"""Both directions while the tokens of an image come piece by piece: the contribution of one piece, forward and backward.
 
-A piece sees all M latents. So the softmax over latents is complete in it, and the one over tokens is gathered: running
+A piece sees all M latents. So the softmax over latents is complete in it, and the one over tokens is accumulated: running
 maxima, sums of exponentials and sums of values. The scores of P tokens are (H, P, M), latents last, so that both
 softmaxes have contiguous rows. They live in buffers that stay in the cache and serve every piece.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-#: numbers in the scores of a piece; on other devices than the CPU there is no cache to stay in, but a limit to memory
+#: numbers in the scores of a piece; other devices than the CPU have no cache to stay in, but a limit to memory
 NUMBERS = 2**18
-ELSEWHERE = 2**26
+NUMBERS_OFF_CPU = 2**26
 #: tokens below which products with a piece are no longer at full speed
 FEWEST_TOKENS = 64
 
 
 def pieces(tokens: int, scores: int, device: torch.device) -> list[slice]:
-    """The pieces of so many tokens, all but the last of the same size, where one token has so many scores."""
-    most = NUMBERS if device.type == "cpu" else ELSEWHERE
+    """Return the pieces of so many tokens with so many scores each, all but the last of the same size."""
+    most = NUMBERS if device.type == "cpu" else NUMBERS_OFF_CPU
     step = min(tokens, max(most // scores, FEWEST_TOKENS))
     return [slice(start, min(start + step, tokens)) for start in range(0, tokens, step)]
 
 
 class Buffers:
-    """Room for so many tiles, the largest of shape `most`."""
+    """Memory for `count` tiles, the largest of shape `most`."""
 
     def __init__(self, count: int, most: tuple[int, ...], like: Tensor) -> None:
         self._flat = like.new_empty(count, torch.Size(most).numel())
 
     def tiles(self, *shape: int) -> tuple[Tensor, ...]:
-        """All of them in this shape, no larger than `most`; what was in them is lost."""
+        """Return all of them in this shape, no larger than `most`; their contents are lost."""
         return tuple(flat[: torch.Size(shape).numel()].view(shape) for flat in self._flat)
 
 
 class Forward:
-    """What the latents of an image gather from tokens that come piece by piece.
+    """Both directions of an image whose tokens come piece by piece.
 
     Letters: n matrices, each with the latents of all heads that share tokens: L = heads * M columns. A head a matrix is
     n = H and heads = 1; tokens that all heads share are n = 1 and heads = H.
@@ -56,10 +56,10 @@ class Forward:
         self._heads, self._shift = heads, shift
         self._largest: Any = None  # (n, 1, L) of the scores so far
         self._sums: Any = None  # of exp(A - largest), (n, 1, L)
-        self._gathered: Any = None  # of exp(A - largest) times the values, (n, L, dt)
+        self._weighted: Any = None  # of exp(A - largest) times the values, (n, L, dt)
 
     def step(self, r_tokens: Tensor, v_tokens: Tensor, *, out: Tensor) -> None:
-        """Take in references (n, P, d) and values (n, P, dt) of some tokens; what these get (n, P, dl) goes to `out`."""
+        """Add references (n, P, d) and values (n, P, dt) of some tokens; write the result of these (n, P, dl) to `out`."""
         scores, weights = self._buffers.tiles(*r_tokens.shape[:2], self._r.shape[1])
         _similarity(r_tokens, self._r, self._shift, scores)
         largest, before = scores.amax(-2, keepdim=True), self._largest
@@ -67,26 +67,26 @@ class Forward:
         torch.sub(scores, self._largest, out=weights).exp_()
         sums = weights.sum(-2, keepdim=True)
         if before is None:
-            self._sums, self._gathered = sums, torch.bmm(weights.mT, v_tokens)
+            self._sums, self._weighted = sums, torch.bmm(weights.mT, v_tokens)
         else:
-            shrunk = before.sub_(self._largest).exp_()
-            self._sums.mul_(shrunk).add_(sums)
-            _gather(self._gathered.mul_(shrunk.mT), weights.mT, v_tokens)
-        by_head = _by_head(scores, self._heads)
+            rescale = before.sub_(self._largest).exp_()
+            self._sums.mul_(rescale).add_(sums)
+            _add_product(self._weighted.mul_(rescale.mT), weights.mT, v_tokens)
+        by_head = scores.unflatten(-1, (self._heads, -1))
         torch.softmax(by_head, -1, out=by_head)
         torch.bmm(scores, self._v, out=out)
 
     def latents(self) -> tuple[Tensor, Tensor]:
-        """What the latents get (n, L, dt), and log sum over tokens of exp(A) (n, L); after the last piece."""
-        return self._gathered.div_(self._sums.mT), self._sums.log_().add_(self._largest).squeeze(-2)
+        """Return the latents (n, L, dt) and log sum over tokens of exp(A) (n, L), after the last piece."""
+        return self._weighted.div_(self._sums.mT), self._sums.log_().add_(self._largest).squeeze(-2)
 
 
 class Backward:
-    """Gradients, from scores made once more.
+    """Gradients, from recomputed scores.
 
     Args:
         r_latents, v_latents, heads, shift: as of `Forward`.
-        to_latents: gradient (n, L, dt). latents, log_sums: what `Forward.latents` returned.
+        to_latents: gradient (n, L, dt). latents, log_sums: as returned by `Forward.latents`.
         buffers: three tiles.
 
     Attributes:
@@ -113,7 +113,7 @@ class Backward:
         self.to_shift: Any = None if shift is None else torch.zeros_like(shift)
 
     def step(self, r_tokens: Tensor, v_tokens: Tensor, to_tokens: Tensor, *, to_r: Tensor, to_v: Tensor) -> None:
-        """From the gradient (n, P, dl) of what the tokens of a piece got, those of their references and values.
+        """Write the gradients of a piece's references and values, from the gradient (n, P, dl) of its tokens' results.
 
         Where `to_r` and `to_v` are one tensor, it receives their sum.
         """
@@ -122,40 +122,30 @@ class Backward:
         torch.sub(scores, self._log_sums, out=weights).exp_()
         torch.bmm(weights, self._to_latents, out=to_v)
         to_scores = torch.bmm(v_tokens, self._to_latents.mT, out=third).sub_(self._mean).mul_(weights)
-        by_head = _by_head(scores, self._heads)
+        by_head = scores.unflatten(-1, (self._heads, -1))
         torch.softmax(by_head, -1, out=by_head)
-        _gather(self.to_v, scores.mT, to_tokens)
+        _add_product(self.to_v, scores.mT, to_tokens)
         torch.bmm(to_tokens, self._v.mT, out=weights)
-        to_scores.add_(_through_softmax(_by_head(weights, self._heads), by_head).view(to_scores.shape))
-        _gather(self.to_r, to_scores.mT, r_tokens)
+        # through the softmax over latents, in place of the gradient of its output
+        gradient = weights.unflatten(-1, (self._heads, -1))
+        torch.ops.aten._softmax_backward_data.out(gradient, by_head, -1, by_head.dtype, grad_input=gradient)
+        to_scores.add_(gradient.view(to_scores.shape))
+        _add_product(self.to_r, to_scores.mT, r_tokens)
         if self.to_shift is not None:
             self.to_shift.add_(to_scores.sum(-2, keepdim=True))
         if to_r is to_v:
-            _gather(to_r, to_scores, self._r)
+            _add_product(to_r, to_scores, self._r)
         else:
             torch.bmm(to_scores, self._r, out=to_r)
 
 
 def _similarity(r_tokens: Tensor, r_latents: Tensor, shift: Tensor | None, out: Tensor) -> None:
-    """The scores (n, P, L) to `out`."""
+    """Write the scores (n, P, L) to `out`."""
     if shift is None:
         torch.bmm(r_tokens, r_latents.mT, out=out)
     else:
         torch.baddbmm(shift, r_tokens, r_latents.mT, out=out)
 
 
-def _by_head(tile: Tensor, heads: int) -> Tensor:
-    """(n, P, heads * M) as (n, P, heads, M)."""
-    return tile.unflatten(-1, (heads, -1))
-
-
-def _through_softmax(gradient: Tensor, weights: Tensor) -> Tensor:
-    """The gradient of a softmax's input along the last axis, in place of that of its output `weights`."""
-    return cast(
-        Tensor,
-        torch.ops.aten._softmax_backward_data.out(gradient, weights, -1, weights.dtype, grad_input=gradient),
-    )
-
-
-def _gather(so_far: Tensor, left: Tensor, right: Tensor) -> None:
-    torch.baddbmm(so_far, left, right, out=so_far)
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    torch.baddbmm(total, left, right, out=total)

@@ -1,9 +1,9 @@
 """Bi-directional cross-attention as Triton kernels, forward and backward: each tile of tokens is read once and serves both
-directions, and no M x N map stands in memory.
+directions, and no M x N map is in memory.
 
-Where images and heads are few, the tokens are cut into parts, each for a program of its own; what the parts found for the
-latents is put together here, in a fixed order: the same call gives the same bits.
-Import this module only where the operation's obstacle found none.
+Where images and heads are few, the tokens are split into parts, one program each; the parts' results for the latents are
+combined here, in a fixed order: the same call gives the same bits.
+Import this module only where the operation has no obstacle to Triton.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import torch
 import triton
 from torch import Tensor
 
-from attngraft.dispatch.formula import in_autocast_dtype
+from attngraft.dispatch.autograd import cast_for_autocast
 from attngraft.mechanisms.bixt import triton_kernels as kernels
-from attngraft.mechanisms.bixt.derivatives import empty_gradients, empty_outputs, register
+from attngraft.mechanisms.bixt.formula import empty_gradients, empty_outputs, two_way_op
 from attngraft.mechanisms.triton_rows import operand
 
-#: programs that fill a large GPU: the tokens are cut into parts until there are so many
+#: programs that fill a large GPU: the tokens are split into parts until there are so many
 PROGRAMS = 1024
 
 
 def tiles(latents: int, width: int, dtype: torch.dtype) -> dict[str, int]:
-    """Tile sizes and launch options for so many latents and operands of up to `width` channels, both powers of two.
+    """Return tile sizes and launch options for `latents` latents and operands of up to `width` channels, powers of two.
 
-    What a program keeps then fits the shared memory of every GPU from compute capability 8.0 on, and its registers:
-    compiled, hardly anything is spilled but by the backward of float32 where latents are many and wide.
+    A program then fits the shared memory of every GPU from compute capability 8.0 on, and its registers: compiled, hardly
+    anything is spilled except by the backward of float32 where latents are many and wide.
     """
     numbers = latents * width
-    if dtype == torch.float32:  # exact products are made by the ordinary units, element by element
+    if dtype == torch.float32:  # exact products run on the ordinary units, element by element
         if numbers > 64 * 64:
             return {"BLOCK_N": 16, "PIECE": 16, "num_warps": 16, "num_stages": 1}
         return {"BLOCK_N": 32 if numbers <= 64 * 32 else 16, "PIECE": 0, "num_warps": 8, "num_stages": 1}
@@ -40,12 +40,12 @@ def tiles(latents: int, width: int, dtype: torch.dtype) -> dict[str, int]:
 
 
 def _power(size: int) -> int:
-    """The least power of two from `size` on that tl.dot takes."""
+    """Return the least power of two from `size` on that tl.dot accepts."""
     return max(16, triton.next_power_of_2(size))
 
 
 class _Launch(NamedTuple):
-    """How a call is laid out: a program per image, head and part of the tokens."""
+    """The layout of a call: a program per image, head and part of the tokens."""
 
     batch: int
     sizes: tuple[int, int, int]  #: heads, M, N
@@ -57,8 +57,8 @@ class _Launch(NamedTuple):
     def grid(self) -> tuple[int]:
         return (self.batch * self.sizes[0] * self.parts,)
 
-    def room(self, tensor: Tensor, *width: int) -> Tensor:
-        """For what each part finds for the latents, (B, H, parts, M) or (B, H, parts, M, width)."""
+    def empty_parts(self, tensor: Tensor, *width: int) -> Tensor:
+        """Return empty results of each part for the latents, (B, H, parts, M) or (B, H, parts, M, width)."""
         heads, latents, _ = self.sizes
         return tensor.new_empty((self.batch, heads, self.parts, latents, *width), dtype=torch.float32)
 
@@ -74,56 +74,22 @@ def _launch(r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Te
 
 
 def _operands(r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor) -> list[tuple[Any, ...] | None]:
-    """As the kernels take them; latents of a batch of 1 are read again for every image."""
+    """Return the arguments of the kernels; latents of a batch of 1 are read again for every image."""
     images = (len(r_tokens), -1, -1, -1)
     return [operand(tensor) for tensor in (r_latents.expand(images), r_tokens, v_latents.expand(images), v_tokens)]
 
 
-@torch.library.custom_op("attngraft::bidirectional_attention", mutates_args=())
-def attend(
-    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Latents, tokens, and in float32 the log-sum-exp of the latents (B, H, M)."""
-    latents, tokens, lse = empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
-    if not (lse.numel() and r_tokens.shape[2]):  # a sum of nothing
-        return latents.zero_(), tokens.zero_(), lse.zero_()
-    launch = _launch(r_latents, r_tokens, v_latents, v_tokens)
-    found, found_lse = launch.room(r_tokens, v_tokens.shape[-1]), launch.room(r_tokens)
-    with torch.cuda.device_of(r_tokens):
-        kernels.forward_kernel[launch.grid](
-            *_operands(r_latents, r_tokens, v_latents, v_tokens),
-            *(found, found_lse, operand(tokens)),
-            *(launch.sizes, launch.per_part, scale),
-            **launch.options,
-        )
-    lse = torch.logsumexp(found_lse, 2)
-    latents.copy_((found * (found_lse - lse.unsqueeze(2)).exp().unsqueeze(-1)).sum(2))
-    return latents, tokens, lse
-
-
-@torch.library.custom_op("attngraft::bidirectional_attention_backward", mutates_args=())
-def attend_backward(
-    dlatents: Tensor,
-    dtokens: Tensor,
-    r_latents: Tensor,
-    r_tokens: Tensor,
-    v_latents: Tensor,
-    v_tokens: Tensor,
-    latents: Tensor,
-    lse: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of r_latents, r_tokens, v_latents and v_tokens."""
-    gradients = empty_gradients(r_latents, r_tokens, v_latents, v_tokens)
-    dr_latents, dr_tokens, dv_latents, dv_tokens = gradients
+def _attend_backward(to_outputs: Any, operands: Any, saved: Any, scale: float) -> tuple[Tensor, ...]:
+    (dlatents, dtokens), (r_latents, r_tokens, v_latents, _), (latents, lse) = to_outputs, operands, saved
+    gradients = dr_latents, dr_tokens, dv_latents, dv_tokens = empty_gradients(*operands)
     if not (lse.numel() and r_tokens.shape[2]):
-        return dr_latents.zero_(), dr_tokens.zero_(), dv_latents.zero_(), dv_tokens.zero_()
-    launch = _launch(r_latents, r_tokens, v_latents, v_tokens)
-    to_r, to_v = launch.room(r_tokens, r_latents.shape[-1]), launch.room(r_tokens, v_latents.shape[-1])
+        return tuple(gradient.zero_() for gradient in gradients)
+    launch = _launch(*operands)
+    to_r, to_v = launch.empty_parts(r_tokens, r_latents.shape[-1]), launch.empty_parts(r_tokens, v_latents.shape[-1])
     dot = (dlatents.float() * latents.float()).sum(-1).contiguous()
     with torch.cuda.device_of(r_tokens):
         kernels.backward_kernel[launch.grid](
-            *_operands(r_latents, r_tokens, v_latents, v_tokens),
+            *_operands(*operands),
             *(operand(dlatents), operand(dtokens), lse, dot),
             *(to_r, operand(dr_tokens), to_v, operand(dv_tokens)),
             *(launch.sizes, launch.per_part, scale),
@@ -134,12 +100,31 @@ def attend_backward(
     return gradients
 
 
-register("bidirectional_attention", attend, attend_backward)
+@two_way_op("bidirectional_attention", backward=_attend_backward)
+def attend(
+    r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return latents, tokens, and in float32 the log-sum-exp of the latents (B, H, M)."""
+    latents, tokens, lse = empty_outputs(r_latents, r_tokens, v_latents, v_tokens)
+    if not (lse.numel() and r_tokens.shape[2]):  # empty sums
+        return latents.zero_(), tokens.zero_(), lse.zero_()
+    launch = _launch(r_latents, r_tokens, v_latents, v_tokens)
+    by_part, lse_by_part = launch.empty_parts(r_tokens, v_tokens.shape[-1]), launch.empty_parts(r_tokens)
+    with torch.cuda.device_of(r_tokens):
+        kernels.forward_kernel[launch.grid](
+            *_operands(r_latents, r_tokens, v_latents, v_tokens),
+            *(by_part, lse_by_part, operand(tokens)),
+            *(launch.sizes, launch.per_part, scale),
+            **launch.options,
+        )
+    lse = torch.logsumexp(lse_by_part, 2)
+    latents.copy_((by_part * (lse_by_part - lse.unsqueeze(2)).exp().unsqueeze(-1)).sum(2))
+    return latents, tokens, lse
 
 
 def bidirectional_attention(
     r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, *, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Latents (B, H, M, dt) and tokens (B, H, N, dl), in memory as (B, M, H, dt) and (B, N, H, dl)."""
-    latents, tokens, _ = attend(*in_autocast_dtype(r_latents, r_tokens, v_latents, v_tokens), float(scale))
+    """Return latents (B, H, M, dt) and tokens (B, H, N, dl), in memory as (B, M, H, dt) and (B, N, H, dl)."""
+    latents, tokens, _ = attend(*cast_for_autocast(r_latents, r_tokens, v_latents, v_tokens), float(scale))
     return latents, tokens

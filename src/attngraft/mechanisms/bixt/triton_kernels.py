@@ -2,20 +2,20 @@
 
     A = scale r_latents r_tokens^T,   l_m = log sum_n exp A_mn,   P_mn = exp(A_mn - l_m),   Q_mn = softmax over m of A_mn
 
-A program belongs to one image and head, and sweeps over its part of the tokens tile by tile. It has all M latents, so in
-a tile every token's softmax Q closes, and nothing of it is kept. The latents' sums are of this part of the tokens alone:
-they are written with their log-sum-exp l, for whoever puts the parts together.
+A program processes one image and head, and sweeps over its part of the tokens tile by tile. It has all M latents, so every
+token's softmax Q is complete in a tile, and nothing of it is kept. The latents' sums are of this part of the tokens alone:
+they are written with their log-sum-exp l, from which the parts are combined.
 
 The backward sweeps in the same way, from the joined l. With D_m = dlatents_m . latents_m and E_n = sum_m Q_mn dQ_mn,
 
     dP = dlatents v_tokens^T,   dQ = v_latents dtokens^T,   dA = P (dP - D) + Q (dQ - E)
 
-and what a part of the tokens adds to dr_latents and dv_latents has its own place: no atomics, so the order of the sum never
-changes. No exponent is positive, so nothing overflows.
+and each part of the tokens writes its share of dr_latents and dv_latents to its own slice: no atomics, so the order of the
+sum never changes. No exponent is positive, so nothing overflows.
 
 Operands as in `triton_rows`. `sizes` is (heads, M, N). BLOCK_M is M, rounded up to a power of two; A is -inf for latents and
-tokens outside, which leaves them no weight. The latents' operands are held whole where there is room for them (PIECE = 0),
-else read again at each tile, PIECE channels at a time. A, P, Q and sums are float32; products of half precision operands
+tokens outside, which gives them no weight. The latents' operands are held whole where they fit (PIECE = 0), else read again
+at each tile, PIECE channels at a time. A, P, Q and sums are float32; products of half precision operands
 round P, Q and dA to it.
 """
 
@@ -30,56 +30,56 @@ from attngraft.mechanisms.triton_rows import (
     finite,
     load_line,
     load_rows,
-    place,
-    places_at,
-    something,
+    matmul,
+    nonzero,
+    pointers_at,
+    program_index,
     store_rows,
-    times,
 )
 
 
 @triton.jit
-def side_of(operand, spot, WIDTH: tl.constexpr):
-    """Rows of an operand, held, beside where they come from. `spot` is (batch, head, rows, count)."""
-    return load_rows(operand, *spot, WIDTH), operand, spot
+def held_rows(operand, index, WIDTH: tl.constexpr):
+    """Return rows of an operand, with their source. `index` is (batch, head, rows, count)."""
+    return load_rows(operand, *index, WIDTH), operand, index
 
 
 @triton.jit
 def load_piece(side, first, WIDTH: tl.constexpr, PIECE: tl.constexpr):
-    """Of the same rows, PIECE channels from `first` on."""
-    places, inside = places_at(side[1], *side[2], first + tl.arange(0, PIECE), WIDTH)
-    return tl.load(places, mask=inside, other=0.0)
+    """Load PIECE channels of the same rows from `first` on."""
+    pointers, inside = pointers_at(side[1], *side[2], first + tl.arange(0, PIECE), WIDTH)
+    return tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
 def products(latents, tokens, WIDTH: tl.constexpr, PIECE: tl.constexpr):
-    """Of each latent's row with each token's (BLOCK_M, BLOCK_N)."""
+    """Return the products of each latent's row with each token's (BLOCK_M, BLOCK_N)."""
     if PIECE == 0:
-        return times(latents[0], tl.trans(tokens[0]))
+        return matmul(latents[0], tl.trans(tokens[0]))
     else:
         total = tl.zeros((latents[0].shape[0], tokens[0].shape[0]), dtype=tl.float32)
         for first in range(0, WIDTH, PIECE):
             token = load_piece(tokens, first, WIDTH, PIECE)
-            total += times(load_piece(latents, first, WIDTH, PIECE), tl.trans(token))
+            total += matmul(load_piece(latents, first, WIDTH, PIECE), tl.trans(token))
         return total
 
 
 @triton.jit
-def store_sums(out, spot, weight, factor, latents, WIDTH: tl.constexpr, PIECE: tl.constexpr):
-    """factor weight^T latents: each token's sum of the latents' rows by these weights (BLOCK_M, BLOCK_N)."""
+def store_sums(out, index, weight, factor, latents, WIDTH: tl.constexpr, PIECE: tl.constexpr):
+    """Store factor weight^T latents: each token's sum of the latents' rows by these weights (BLOCK_M, BLOCK_N)."""
     weight = tl.trans(weight.to(latents[0].dtype))
     if PIECE == 0:
-        store_rows(out, times(weight, latents[0]) * factor, *spot, WIDTH)
+        store_rows(out, matmul(weight, latents[0]) * factor, *index, WIDTH)
     else:
         for first in range(0, WIDTH, PIECE):
-            found = times(weight, load_piece(latents, first, WIDTH, PIECE)) * factor
-            places, inside = places_at(out, *spot, first + tl.arange(0, PIECE), WIDTH)
-            tl.store(places, found.to(out[0].dtype.element_ty), mask=inside)
+            found = matmul(weight, load_piece(latents, first, WIDTH, PIECE)) * factor
+            pointers, inside = pointers_at(out, *index, first + tl.arange(0, PIECE), WIDTH)
+            tl.store(pointers, found.to(out[0].dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def similarity(r_latent, r_token, scale, D: tl.constexpr, PIECE: tl.constexpr):
-    """A of all latents and a tile of tokens; -inf where there is no such latent or token."""
+    """Compute A of all latents and a tile of tokens; -inf for latents and tokens that do not exist."""
     rows, columns = r_latent[2][2], r_token[2][2]
     inside = (rows[:, None] < r_latent[2][3]) & (columns[None, :] < r_token[2][3])
     return tl.where(inside, products(r_latent, r_token, D, PIECE) * scale, -float("inf"))
@@ -87,16 +87,16 @@ def similarity(r_latent, r_token, scale, D: tl.constexpr, PIECE: tl.constexpr):
 
 @triton.jit
 def softmax_over_latents(found):
-    """Q; zeros where there is no such token."""
+    """Compute Q; zeros for tokens that do not exist."""
     share = tl.exp(found - finite(tl.max(found, 0))[None, :])
-    return share / something(tl.sum(share, 0))[None, :]
+    return share / nonzero(tl.sum(share, 0))[None, :]
 
 
 @triton.jit
-def store_part(parts, value, spot, WIDTH: tl.constexpr):
-    """What this program found for the latents, to its place in the contiguous `parts` (B, H, parts, M, WIDTH)."""
-    own = (parts + tl.program_id(0).to(tl.int64) * spot[3] * WIDTH, 0, 0, WIDTH)
-    store_rows(own, value, *spot, WIDTH)
+def store_part(parts, value, index, WIDTH: tl.constexpr):
+    """Store this program's result for the latents, in its slice of the contiguous `parts` (B, H, parts, M, WIDTH)."""
+    part = (parts + tl.program_id(0).to(tl.int64) * index[3] * WIDTH, 0, 0, WIDTH)
+    store_rows(part, value, *index, WIDTH)
 
 
 @triton.jit
@@ -105,29 +105,29 @@ def forward_kernel(
     D: tl.constexpr, DL: tl.constexpr, DT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PIECE: tl.constexpr
 ):  # fmt: skip
-    """The latents' sums over a part of the tokens with their l, and the sums of these tokens."""
+    """Compute the latents' sums over a part of the tokens with their l, and the sums of these tokens."""
     m, n = sizes[1], sizes[2]
-    part, _, batch, head = place(tl.cdiv(n, per_part), sizes[0])
+    part, _, batch, head = program_index(tl.cdiv(n, per_part), sizes[0])
     rows = tl.arange(0, BLOCK_M)
-    spot = (batch, head, rows, m)
-    r_latent, v_latent = side_of(r_latents, spot, D), side_of(v_latents, spot, DL)
+    index = (batch, head, rows, m)
+    r_latent, v_latent = held_rows(r_latents, index, D), held_rows(v_latents, index, DL)
     highest = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
     attended = tl.zeros((BLOCK_M, max(16, triton.next_power_of_2(DT))), dtype=tl.float32)
     for start in range(part * per_part, tl.minimum((part + 1) * per_part, n), BLOCK_N):
-        here = (batch, head, start + tl.arange(0, BLOCK_N), n)
-        found = similarity(r_latent, side_of(r_tokens, here, D), scale, D, PIECE)
-        store_sums(tokens, here, softmax_over_latents(found), 1.0, v_latent, DL, PIECE)
+        tile_index = (batch, head, start + tl.arange(0, BLOCK_N), n)
+        found = similarity(r_latent, held_rows(r_tokens, tile_index, D), scale, D, PIECE)
+        store_sums(tokens, tile_index, softmax_over_latents(found), 1.0, v_latent, DL, PIECE)
         new = tl.maximum(highest, tl.max(found, 1))
         keep = tl.exp(highest - finite(new))
         weight = tl.exp(found - finite(new)[:, None])
-        v_token = load_rows(v_tokens, *here, DT)
-        attended = attended * keep[:, None] + times(weight.to(v_token.dtype), v_token)
+        v_token = load_rows(v_tokens, *tile_index, DT)
+        attended = attended * keep[:, None] + matmul(weight.to(v_token.dtype), v_token)
         total = total * keep + tl.sum(weight, 1)
         highest = new
-    store_part(latents, attended / something(total)[:, None], spot, DT)
+    store_part(latents, attended / nonzero(total)[:, None], index, DT)
     line = latents_lse + tl.program_id(0).to(tl.int64) * m + rows
-    tl.store(line, finite(highest) + tl.log(something(total)), mask=rows < m)
+    tl.store(line, finite(highest) + tl.log(nonzero(total)), mask=rows < m)
 
 
 @triton.jit
@@ -137,30 +137,30 @@ def backward_kernel(
     D: tl.constexpr, DL: tl.constexpr, DT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PIECE: tl.constexpr
 ):  # fmt: skip
-    """The gradients of a part of the tokens, and what it adds to those of the latents. `latents_dot` is D."""
+    """Compute the gradients of a part of the tokens, and its share of those of the latents. `latents_dot` is D."""
     m, n = sizes[1], sizes[2]
-    part, entry, batch, head = place(tl.cdiv(n, per_part), sizes[0])
+    part, entry, batch, head = program_index(tl.cdiv(n, per_part), sizes[0])
     rows = tl.arange(0, BLOCK_M)
-    spot = (batch, head, rows, m)
-    r_latent, v_latent = side_of(r_latents, spot, D), side_of(v_latents, spot, DL)
-    to_latent = side_of(dlatents, spot, DT)
+    index = (batch, head, rows, m)
+    r_latent, v_latent = held_rows(r_latents, index, D), held_rows(v_latents, index, DL)
+    to_latent = held_rows(dlatents, index, DT)
     lse, dot = load_line(latents_lse, entry, rows, m), load_line(latents_dot, entry, rows, m)
     to_r_latents = tl.zeros((BLOCK_M, max(16, triton.next_power_of_2(D))), dtype=tl.float32)
     to_v_latents = tl.zeros((BLOCK_M, max(16, triton.next_power_of_2(DL))), dtype=tl.float32)
     for start in range(part * per_part, tl.minimum((part + 1) * per_part, n), BLOCK_N):
-        here = (batch, head, start + tl.arange(0, BLOCK_N), n)
-        r_token = side_of(r_tokens, here, D)
+        tile_index = (batch, head, start + tl.arange(0, BLOCK_N), n)
+        r_token = held_rows(r_tokens, tile_index, D)
         found = similarity(r_latent, r_token, scale, D, PIECE)
         weight = tl.exp(found - lse[:, None])
-        store_sums(dv_tokens, here, weight, 1.0, to_latent, DT, PIECE)
-        gradient = weight * (products(to_latent, side_of(v_tokens, here, DT), DT, PIECE) - dot[:, None])
+        store_sums(dv_tokens, tile_index, weight, 1.0, to_latent, DT, PIECE)
+        gradient = weight * (products(to_latent, held_rows(v_tokens, tile_index, DT), DT, PIECE) - dot[:, None])
         share = softmax_over_latents(found)
-        to_token = side_of(dtokens, here, DL)
-        to_v_latents += times(share.to(to_token[0].dtype), to_token[0])
+        to_token = held_rows(dtokens, tile_index, DL)
+        to_v_latents += matmul(share.to(to_token[0].dtype), to_token[0])
         to_share = products(v_latent, to_token, DL, PIECE)
         gradient += share * (to_share - tl.sum(share * to_share, 0)[None, :])
         gradient = gradient.to(r_token[0].dtype)
-        store_sums(dr_tokens, here, gradient, scale, r_latent, D, PIECE)
-        to_r_latents += times(gradient, r_token[0])
-    store_part(dr_latents, to_r_latents * scale, spot, D)
-    store_part(dv_latents, to_v_latents, spot, DL)
+        store_sums(dr_tokens, tile_index, gradient, scale, r_latent, D, PIECE)
+        to_r_latents += matmul(gradient, r_token[0])
+    store_part(dr_latents, to_r_latents * scale, index, D)
+    store_part(dv_latents, to_v_latents, index, DL)

@@ -1,4 +1,4 @@
-"""Context broadcasting (CB): uniform attention, which transformers find hard to learn, added by hand.
+"""Context broadcasting (CB): uniform attention, which is hard to learn, added explicitly.
 
     CB         (x_i + mean_j x_j) / 2            no parameters
     CB_S       x_i + Lambda * mean_j x_j         Lambda (C), per site
@@ -11,16 +11,15 @@ token's distance to it; its gradient is CB of the gradient.
 
 Source: "Scratching Visual Transformer's Back with Uniform Attention" (ICCV 2023): Eq. 1, Sec. 2.2, Table 10, Appendix B.
 
-| file | what |
+| file | contents |
 |---|---|
 | reference.py | the equations |
 | eager.py, triton.py | lean PyTorch; one fused kernel |
-| ops.py | the public operations and their backends |
-| layer.py, attention.py | modules for any network |
+| ops.py | the operations, their checks and backends |
+| layer.py | modules for any network; attention with uniform heads |
 | graft.py | the grafts cb, cb_s, cb_gate, cb_hybrid, se, uniform_heads |
 """
 
-from attngraft.mechanisms.context_broadcast.attention import UniformHeadAttention
 from attngraft.mechanisms.context_broadcast.layer import (
     ContextBroadcast,
     ContextGate,
@@ -29,6 +28,7 @@ from attngraft.mechanisms.context_broadcast.layer import (
     MixerBlock,
     ScaledContextBroadcast,
     SqueezeExcitation,
+    UniformHeadAttention,
 )
 from attngraft.mechanisms.context_broadcast.ops import (
     context_broadcast,

@@ -1,6 +1,6 @@
 """Context broadcasting in lean PyTorch: one pass to average, one to write, forward and backward alike.
 
-Averaging over tokens is its own adjoint, so the backward of CB is CB, and it keeps nothing. CB_S keeps the average alone
+Averaging over tokens is its own adjoint, so the backward of CB is CB, and it saves nothing. CB_S saves only the average
 (B, C), never the tokens. Averages of half-precision tokens are accumulated in float32, and results have the tokens' dtype.
 """
 
@@ -16,7 +16,7 @@ from attngraft.mechanisms.context_broadcast.reference import Context
 
 
 def _mean(x: Tensor) -> Tensor:
-    """The mean token with the token axes kept at size 1, in float32 at least."""
+    """Return the mean token with the token axes kept at size 1, in float32 at least."""
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else None
     return x.mean(tuple(range(1, x.ndim - 1)), keepdim=True, dtype=dtype)
 
@@ -42,7 +42,7 @@ class _Halfway(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Nothing to keep."""
+        """Save nothing."""
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class _Halfway(torch.autograd.Function):
 
 
 class _Scaled(torch.autograd.Function):
-    """x_i + Lambda * mean x, and the mean, which the backward of Lambda needs."""
+    """x_i + Lambda * mean x, and the mean for the backward of Lambda."""
 
     generate_vmap_rule = True
 
@@ -74,7 +74,7 @@ class _Scaled(torch.autograd.Function):
 
 
 def context_broadcast(x: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tensor:
-    """(x_i + context) / 2."""
+    """Return (x_i + context) / 2."""
     if prefix:
         patches = x[:, prefix:]
         halfway = (
@@ -85,7 +85,7 @@ def context_broadcast(x: Tensor, *, context: Context = "mean", prefix: int = 0) 
 
 
 def scaled_context_broadcast(x: Tensor, scale: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tensor:
-    """x_i + Lambda * context."""
+    """Return x_i + Lambda * context."""
     patches = x[:, prefix:] if prefix else x
     if context == "mean":
         scaled = _Scaled.apply(patches, scale)[0]
@@ -96,39 +96,35 @@ def scaled_context_broadcast(x: Tensor, scale: Tensor, *, context: Context = "me
 
 
 def context_gate(x: Tensor, *, prefix: int = 0) -> Tensor:
-    """x_i * (x_0 + 1)."""
+    """Return x_i * (x_0 + 1)."""
     patches = x[:, prefix:] if prefix else x
     gated = torch.addcmul(patches, patches, x[:, :1])
     return torch.cat([x[:, :prefix], gated], dim=1) if prefix else gated
 
 
 def context_hybrid(x: Tensor, *, prefix: int = 0) -> Tensor:
-    """x_i * (x_0 + 1/2) + mean / 2."""
+    """Return x_i * (x_0 + 1/2) + mean / 2."""
     patches = x[:, prefix:] if prefix else x
     mixed = torch.addcmul((_mean(patches) / 2).to(x.dtype), patches, x[:, :1] + 0.5)
     return torch.cat([x[:, :prefix], mixed], dim=1) if prefix else mixed
 
 
 def squeeze_excitation(
-    x: Tensor,
-    squeeze: Tensor,
-    excite: Tensor,
-    squeeze_bias: Tensor | None = None,
-    excite_bias: Tensor | None = None,
+    x: Tensor, squeeze: Tensor, excite: Tensor, squeeze_bias: Tensor | None = None, excite_bias: Tensor | None = None
 ) -> Tensor:
-    """x * sigmoid(W2 relu(W1 mean))."""
+    """Return x * sigmoid(W2 relu(W1 mean))."""
     hidden = F.linear(_mean(x).to(x.dtype), squeeze, squeeze_bias).relu_()
     return x * F.linear(hidden, excite, excite_bias).sigmoid().to(x.dtype)
 
 
 def uniform_share(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows that share their weight among the keys they may see, in the shape of `visible`; zeros where they see none."""
+    """Return rows of equal weights for the visible keys, in the shape of `visible`; zeros where there are none."""
     seen = visible.to(torch.promote_types(dtype, torch.float32))
     return (seen / seen.sum(-1, keepdim=True).clamp_min(1)).to(dtype)
 
 
 def uniform_weights(weights: Tensor, visible: Tensor | None, *, count: int, keep_half: bool = False) -> Tensor:
-    """The attention map with its last `count` heads uniform; their share is computed once per distinct mask."""
+    """Return the map with its last `count` heads uniform, computed once per distinct mask."""
     if visible is None:
         uniform = weights.new_full((1, 1, 1, weights.shape[-1]), 1 / max(weights.shape[-1], 1))
     else:

@@ -1,15 +1,17 @@
-"""Context broadcasting as grafts, and what the paper compares it with (`se`) or starts from (`uniform_heads`)."""
+"""The grafts of context broadcasting, with the paper's comparison (`se`) and starting point (`uniform_heads`)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from attngraft.attention import AttentionGeometry, Geometry, Graft, GraftType, HookPoint, LinearLayer, Unused
+from attngraft.attention import Geometry, Graft, GraftType, HookPoint, LinearLayer, Unused
+from attngraft.mechanisms.common import attention_geometry, check_positive
 from attngraft.mechanisms.context_broadcast import layer, ops
 from attngraft.mechanisms.context_broadcast.reference import Context
 from attngraft.mechanisms.registry import register_graft
@@ -19,26 +21,30 @@ class ContextBroadcastGraft(layer.ContextBroadcast, Graft):
     """`ContextBroadcast` at a site."""
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str:
-        """(x + context) / 2 is y + context of y with y = x / 2, so the half can go into the layer before, weight and bias;
-        into the layer after it goes as a factor of the weight alone. x + context is left: CB_S with Lambda = 1."""
+        """Fold the half: (x + context) / 2 is y + context of y with y = x / 2, so the half can go into the layer before,
+        weight and bias; into the layer after it goes as a factor of the weight alone. x + context, CB_S with Lambda = 1,
+        remains."""
         if self.prefix_tokens:
-            return "it leaves the prefix tokens as they are, and a factor in a linear layer would halve those too"
-        layer = before or after
-        if layer is None:
-            return "no linear layer stands next to it"
+            return "it leaves the prefix tokens unchanged, and a factor in a linear layer would halve those too"
+        linear = before or after
+        if linear is None:
+            return "there is no linear layer next to it"
         with torch.no_grad():
-            layer.weight.mul_(0.5)
+            linear.weight.mul_(0.5)
             if before is not None and before.bias is not None:
                 before.bias.mul_(0.5)
-        width = layer.weight.shape[0 if before is not None else 1]
-        left = ScaledContextBroadcastGraft(
-            width, init=1.0, context=self.context, device=layer.weight.device, dtype=layer.weight.dtype
+        rest = ScaledContextBroadcastGraft(
+            linear.weight.shape[0 if before is not None else 1],
+            init=1.0,
+            context=self.context,
+            device=linear.weight.device,
+            dtype=linear.weight.dtype,
         )
-        left.scale.requires_grad_(False)
-        left.kind, left.options = "cb_s", {**self.options, "init": 1.0}
+        rest.scale.requires_grad_(False)
+        rest.kind, rest.options = "cb_s", {**self.options, "init": 1.0}
         side = "before" if before is not None else "after"
-        left.folded = f"the half of {self.kind} stands in the weights of the linear layer {side} it"
-        return left
+        rest.folded = f"the half of {self.kind} is folded into the weights of the linear layer {side} it"
+        return rest
 
 
 class ScaledContextBroadcastGraft(layer.ScaledContextBroadcast, Graft):
@@ -58,7 +64,7 @@ class SqueezeExcitationGraft(layer.SqueezeExcitation, Graft):
 
 
 class UniformHeadsGraft(Graft):
-    """Makes the last heads of an attention map uniform over the keys that each query may see."""
+    """Make the last heads of an attention map uniform over the keys that each query sees."""
 
     def __init__(self, *, count: int, keep_half: bool) -> None:
         super().__init__()
@@ -74,16 +80,16 @@ class UniformHeadsGraft(Graft):
 
 @dataclass(frozen=True)
 class PlaceOptions:
-    """Where in a block; `scope` matters where attention has windows, `tokens` where there are prefix tokens."""
+    """Hook points in a block; `scope` matters where attention has windows, `tokens` where there are prefix tokens."""
 
-    at: Literal["mlp", "attention", "both"] = "mlp"  #: which branch of the block
+    at: Literal["mlp", "attention", "both"] = "mlp"  #: branch of the block
     position: Literal["front", "mid", "end"] = "end"  #: in the MLP: before fc1, after the activation, after fc2
-    scope: Literal["image", "window"] = "image"  #: attention with windows: over which tokens
-    tokens: Literal["all", "patches"] = "all"  #: `patches` leaves class token and registers out
+    scope: Literal["image", "window"] = "image"  #: attention with windows: the tokens of the context
+    tokens: Literal["all", "patches"] = "all"  #: `patches` excludes class token and registers
 
     def __post_init__(self) -> None:
         if self.at == "attention" and self.position != "end":
-            raise ValueError(f"position={self.position} is a place in the MLP, and at=attention leaves the MLP alone")
+            raise ValueError(f"position={self.position} is in the MLP, and at=attention does not change the MLP")
         if self.at == "mlp" and self.scope != "image":
             raise ValueError("scope=window is for attention (at=attention or both); an MLP sees the whole map")
 
@@ -95,7 +101,7 @@ class PlaceOptions:
         ]
 
     def prefix(self, geometry: Geometry) -> int:
-        """How many leading tokens are left out."""
+        """Return the number of leading tokens that are excluded."""
         return geometry.prefix_tokens if self.tokens == "patches" else 0
 
 
@@ -106,41 +112,52 @@ class ContextOptions(PlaceOptions):
 
 @dataclass(frozen=True)
 class ScaledOptions(ContextOptions):
-    init: float = 0.0  #: first value of every Lambda; 0 leaves the host as it is
+    init: float = 0.0  #: initial value of every Lambda; 0 leaves the host unchanged
 
 
-OptionsT = TypeVar("OptionsT", bound=PlaceOptions)
+class ContextType(GraftType[Any]):
+    """One of the four forms: `layer(width, prefix, options)` builds it for tokens of `width`."""
 
+    def __init__(
+        self, name: str, summary: str, source: str, options: type, layer: Callable[[int, int, Any], Graft]
+    ) -> None:
+        self.name, self.summary, self.source, self.Options = name, summary, f"Context Broadcasting, {source}", options
+        self.layer = layer
 
-class _ContextType(GraftType[OptionsT]):
-    """What the four forms share: where they stand and what they refuse."""
-
-    def hook_points(self, options: OptionsT) -> tuple[HookPoint, ...]:
+    def hook_points(self, options: PlaceOptions) -> tuple[HookPoint, ...]:
         return options.hook_points()
 
-    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> str | None:
-        if self.needs_class_token(options) and not geometry.class_token:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: PlaceOptions) -> Graft:
+        return self.layer(geometry.width(hook_point), options.prefix(geometry), options)
+
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: PlaceOptions) -> str | None:
+        if getattr(options, "context", "class") == "class" and not geometry.class_token:
             return "it has no class token to broadcast; use cb or cb_s with context=mean or max"
         if options.prefix(geometry) and _tokens(geometry, hook_point) == options.prefix(geometry):
-            return "only prefix tokens come here, and tokens=patches leaves them out; name other sites with @"
+            return "it has only prefix tokens, and tokens=patches excludes them; name other sites with @"
         return refuse_mixing(geometry)
 
-    def notes(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> tuple[str, ...]:
-        alone = _tokens(geometry, hook_point) == 1
-        return ("a single token comes here, so the context is that token itself",) if alone else ()
+    def starts_as_identity(self, options: PlaceOptions) -> bool:
+        return isinstance(options, ScaledOptions) and options.init == 0
 
-    def needs_class_token(self, options: OptionsT) -> bool:
-        return getattr(options, "context", "class") == "class"
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: PlaceOptions) -> tuple[str, ...]:
+        if _tokens(geometry, hook_point) == 1:
+            return ("there is a single token, so the context is that token itself",)
+        if self.name == "cb":
+            return (
+                "never the identity: it halves each token's distance to the context, so a pretrained host must be tuned",
+            )
+        return ()
 
 
 def _tokens(geometry: Geometry, hook_point: HookPoint) -> int | None:
-    """How many tokens of an input stand at `hook_point`, windows put together; None where that is not known."""
+    """Return the number of tokens of an input at `hook_point`, windows joined; None if unknown."""
     shape = geometry.shape(hook_point)
     return None if shape is None else math.prod(shape[:-1])
 
 
 def refuse_mixing(geometry: Geometry) -> str | None:
-    """Why tokens cannot be averaged here."""
+    """Return why tokens cannot be averaged at a site, or None."""
     if geometry.causal:
         return "its tokens must not see later ones, and this averages over all; horizontal and vertical mix no tokens"
     if geometry.padded:
@@ -148,81 +165,15 @@ def refuse_mixing(geometry: Geometry) -> str | None:
     return None
 
 
-class ContextBroadcastType(_ContextType[ContextOptions]):
-    """`cb`."""
-
-    name = "cb"
-    summary = "context broadcasting: each token moves halfway to the mean token (or max, class token); no parameters"
-    source = "Context Broadcasting, Eq. 1, Table 10"
-    Options = ContextOptions
-
-    def build(self, geometry: Geometry, hook_point: HookPoint, options: ContextOptions) -> Graft:
-        return ContextBroadcastGraft(context=options.context, prefix_tokens=options.prefix(geometry))
-
-    def notes(self, geometry: Geometry, hook_point: HookPoint, options: ContextOptions) -> tuple[str, ...]:
-        if alone := super().notes(geometry, hook_point, options):
-            return alone
-        return (
-            "never the identity: it halves each token's distance to the context, so a pretrained host must be tuned",
-        )
-
-
-class ScaledContextBroadcastType(_ContextType[ScaledOptions]):
-    """`cb_s`."""
-
-    name = "cb_s"
-    summary = (
-        "scaled context broadcasting: adds Lambda * mean token, a learned Lambda per channel; starts as the identity"
-    )
-    source = "Context Broadcasting, Sec. 2.2, Fig. 6"
-    Options = ScaledOptions
-
-    def build(self, geometry: Geometry, hook_point: HookPoint, options: ScaledOptions) -> Graft:
-        return ScaledContextBroadcastGraft(
-            geometry.width(hook_point),
-            init=options.init,
-            context=options.context,
-            prefix_tokens=options.prefix(geometry),
-        )
-
-    def starts_as_identity(self, options: ScaledOptions) -> bool:
-        return options.init == 0
-
-
-class ContextGateType(_ContextType[PlaceOptions]):
-    """`cb_gate`."""
-
-    name = "cb_gate"
-    summary = "multiplies each token by (class token + 1); no parameters"
-    source = "Context Broadcasting, Appendix B.6, Table 13"
-    Options = PlaceOptions
-
-    def build(self, geometry: Geometry, hook_point: HookPoint, options: PlaceOptions) -> Graft:
-        return ContextGateGraft(prefix_tokens=options.prefix(geometry))
-
-
-class ContextHybridType(_ContextType[PlaceOptions]):
-    """`cb_hybrid`."""
-
-    name = "cb_hybrid"
-    summary = "context broadcasting plus each token times the class token; no parameters"
-    source = "Context Broadcasting, Appendix B.6, Table 13"
-    Options = PlaceOptions
-
-    def build(self, geometry: Geometry, hook_point: HookPoint, options: PlaceOptions) -> Graft:
-        return ContextHybridGraft(prefix_tokens=options.prefix(geometry))
-
-
 @dataclass(frozen=True)
 class SqueezeExcitationOptions:
-    """What `se` leaves open."""
+    """Options of `se`."""
 
     reduction: int = 16  #: the hidden width is C // reduction
     bias: bool = False  #: of both linear layers
 
     def __post_init__(self) -> None:
-        if self.reduction < 1:
-            raise ValueError(f"reduction is at least 1, not {self.reduction}")
+        check_positive("reduction", self.reduction)
 
 
 class SqueezeExcitationType(GraftType[SqueezeExcitationOptions]):
@@ -247,21 +198,20 @@ class SqueezeExcitationType(GraftType[SqueezeExcitationOptions]):
 
 @dataclass(frozen=True)
 class UniformHeadsOptions:
-    """What `uniform_heads` leaves open."""
+    """Options of `uniform_heads`."""
 
-    count: int = 1  #: how many heads, from the last
-    value: Literal["average", "cb"] = "average"  #: what they put out: the average of the values, or `cb` of them
+    count: int = 1  #: number of heads, from the last
+    value: Literal["average", "cb"] = "average"  #: their output: the average of the values, or `cb` of them
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"count is at least 1, not {self.count}")
+        check_positive("count", self.count)
 
 
 class UniformHeadsType(GraftType[UniformHeadsOptions]):
     """`uniform_heads`."""
 
     name = "uniform_heads"
-    summary = "the last heads attend to all visible tokens alike; their q and k rows stay in the host, unused"
+    summary = "the last heads attend uniformly to all visible tokens; their q and k rows stay in the host, unused"
     source = "Context Broadcasting, Table 1 (Replc.)"
     Options = UniformHeadsOptions
 
@@ -269,10 +219,10 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
         return ("weights",)
 
     def refusal(self, geometry: Geometry, hook_point: HookPoint, options: UniformHeadsOptions) -> str | None:
-        heads = _attention(geometry).heads
-        if options.count > heads:
-            return f"it has {heads} heads; use count={heads} or less"
-        if options.value == "cb" and not _attention(geometry).own_keys:
+        site = attention_geometry(geometry)
+        if options.count > site.heads:
+            return f"it has {site.heads} heads; use count={site.heads} or less"
+        if options.value == "cb" and not site.own_keys:
             return (
                 "its queries are not its keys, so a head cannot do CB on its values; use value=average, or name other "
                 "sites with @"
@@ -283,7 +233,7 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
         return UniformHeadsGraft(count=options.count, keep_half=options.value == "cb")
 
     def unused(self, geometry: Geometry, hook_point: HookPoint, options: UniformHeadsOptions) -> Unused:
-        site = _attention(geometry)
+        site = attention_geometry(geometry)
         kept = site.heads - options.count
         rows = (*site.head_rows("q", kept, site.heads), *site.head_rows("k", kept, site.heads))
         if kept == 0:
@@ -293,7 +243,7 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
         return Unused(rows=rows, columns=columns)
 
     def notes(self, geometry: Geometry, hook_point: HookPoint, options: UniformHeadsOptions) -> tuple[str, ...]:
-        rows = [block for role in ("q", "k") for block in _attention(geometry).rows.get(role, ())]
+        rows = [block for role in ("q", "k") for block in attention_geometry(geometry).rows.get(role, ())]
         saved = sum(options.count * block.width * sum(block.parameters.values()) for block in rows)
         return (
             f"Table 1 counts a model without the unused q and k rows: {saved:,} parameters fewer at this site "
@@ -301,20 +251,40 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
         )
 
 
-def _attention(geometry: Geometry) -> AttentionGeometry:
-    if not isinstance(geometry, AttentionGeometry):
-        raise TypeError(f"heads are made uniform at attention sites, and this is a {type(geometry).__name__}")
-    return geometry
-
-
-GRAFTS: tuple[GraftType[Any], ...] = tuple(
-    register_graft(graft_type)
-    for graft_type in (
-        ContextBroadcastType(),
-        ScaledContextBroadcastType(),
-        ContextGateType(),
-        ContextHybridType(),
+TYPES = [
+    register_graft(each)
+    for each in (
+        ContextType(
+            "cb",
+            "context broadcasting: each token moves halfway to the mean token (or max, class token); no parameters",
+            "Eq. 1, Table 10",
+            ContextOptions,
+            lambda width, prefix, options: ContextBroadcastGraft(context=options.context, prefix_tokens=prefix),
+        ),
+        ContextType(
+            "cb_s",
+            "scaled context broadcasting: adds Lambda * mean token, a learned Lambda per channel; starts as the identity",
+            "Sec. 2.2, Fig. 6",
+            ScaledOptions,
+            lambda width, prefix, options: ScaledContextBroadcastGraft(
+                width, init=options.init, context=options.context, prefix_tokens=prefix
+            ),
+        ),
+        ContextType(
+            "cb_gate",
+            "multiplies each token by (class token + 1); no parameters",
+            "Appendix B.6, Table 13",
+            PlaceOptions,
+            lambda width, prefix, options: ContextGateGraft(prefix_tokens=prefix),
+        ),
+        ContextType(
+            "cb_hybrid",
+            "context broadcasting plus each token times the class token; no parameters",
+            "Appendix B.6, Table 13",
+            PlaceOptions,
+            lambda width, prefix, options: ContextHybridGraft(prefix_tokens=prefix),
+        ),
         SqueezeExcitationType(),
         UniformHeadsType(),
     )
-)
+]

@@ -1,29 +1,32 @@
-"""Context broadcasting as modules, usable in any network.
+"""Context broadcasting as modules for any network, and attention with uniform heads.
 
-All but `SqueezeExcitation` take (B, N, C) or (B, H, W, C) and return the same shape; `prefix_tokens` leading tokens are
-neither averaged nor changed (0, the paper's way, treats all tokens alike).
-
-Each offers to a recorder what it broadcasts or multiplies by, with the token axes kept at size 1: `context`, `gate`. It is
-computed beside the output, which stays what it is without a recorder.
+The context modules take (B, N, C) or (B, H, W, C) and return the same shape; `prefix_tokens` leading tokens are neither
+averaged nor changed (0, as in the paper, treats all tokens alike). Each records the tensor that it broadcasts or multiplies
+by, with the token axes kept at size 1: `context`, `gate`; it is computed beside the output, which does not change.
+`factory` is device and dtype, as for `torch.nn.Linear`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attngraft.attention import Recordable
+from attngraft.errors import UsageError
+from attngraft.mechanisms.common import InitRule, init_matrix
 from attngraft.mechanisms.context_broadcast import ops
+from attngraft.mechanisms.context_broadcast.eager import uniform_share
 from attngraft.mechanisms.context_broadcast.reference import Context, context_of, excitation
-from attngraft.mechanisms.initialization import InitRule, init_matrix
 
 
 class ContextBroadcast(Recordable, nn.Module):
     """CB: each token moves halfway to the context, (x_i + context) / 2 (Eq. 1). No parameters, never the identity.
 
-    Offers `context` to a recorder.
+    Records `context`.
     """
 
     def __init__(self, *, context: Context = "mean", prefix_tokens: int = 0) -> None:
@@ -43,27 +46,20 @@ class ContextBroadcast(Recordable, nn.Module):
 class ScaledContextBroadcast(Recordable, nn.Module):
     """CB_S: x_i + Lambda * context, one Lambda (C) per site, without halving (Sec. 2.2).
 
-    Offers `context` to a recorder.
+    Records `context`.
 
     Args:
         dim: C.
-        init: Lambda's first value. The paper gives none; 0 starts as the identity, 1 as twice CB's form.
+        init: initial value of Lambda. The paper gives none; 0 starts as the identity, 1 as twice CB's form.
     """
 
     def __init__(
-        self,
-        dim: int,
-        *,
-        init: float = 0.0,
-        context: Context = "mean",
-        prefix_tokens: int = 0,
-        device: Any = None,
-        dtype: Any = None,
+        self, dim: int, *, init: float = 0.0, context: Context = "mean", prefix_tokens: int = 0, **factory: Any
     ) -> None:
         super().__init__()
         self.context: Context = context
         self.prefix_tokens = prefix_tokens
-        self.scale = nn.Parameter(torch.full((dim,), init, device=device, dtype=dtype))
+        self.scale = nn.Parameter(torch.full((dim,), init, **factory))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_recording("context"):
@@ -78,7 +74,7 @@ class ScaledContextBroadcast(Recordable, nn.Module):
 class ContextGate(Recordable, nn.Module):
     """CB_gate: x_i * (x_0 + 1), x_0 the class token (Appendix B.6). (B, N, C) only.
 
-    Offers `gate`, x_0 + 1, to a recorder.
+    Records `gate`, x_0 + 1.
     """
 
     def __init__(self, *, prefix_tokens: int = 0) -> None:
@@ -94,7 +90,7 @@ class ContextGate(Recordable, nn.Module):
 class ContextHybrid(Recordable, nn.Module):
     """CB_hybrid: x_i * x_0 + (x_i + mean x) / 2, x_0 the class token (Appendix B.6). (B, N, C) only.
 
-    Offers `gate`, x_0, and `context`, mean x, to a recorder.
+    Records `gate`, x_0, and `context`, mean x.
     """
 
     def __init__(self, *, prefix_tokens: int = 0) -> None:
@@ -110,9 +106,9 @@ class ContextHybrid(Recordable, nn.Module):
 
 
 class SqueezeExcitation(Recordable, nn.Module):
-    """x * sigmoid(W2 relu(W1 mean x)) over tokens: what the paper compares CB with (Tables 2, 3).
+    """x * sigmoid(W2 relu(W1 mean x)) over tokens, the paper's comparison with CB (Tables 2, 3).
 
-    Offers `gate`, what x is multiplied by, to a recorder.
+    Records `gate`, the factor of x.
 
     Args:
         dim: C.
@@ -121,19 +117,12 @@ class SqueezeExcitation(Recordable, nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        *,
-        reduction: int = 16,
-        bias: bool = False,
-        init: InitRule = "trunc_normal",
-        device: Any = None,
-        dtype: Any = None,
+        self, dim: int, *, reduction: int = 16, bias: bool = False, init: InitRule = "trunc_normal", **factory: Any
     ) -> None:
         super().__init__()
         hidden = max(1, dim // reduction)
-        self.squeeze = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
-        self.excite = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)
+        self.squeeze = nn.Linear(dim, hidden, bias=bias, **factory)
+        self.excite = nn.Linear(hidden, dim, bias=bias, **factory)
         for linear in (self.squeeze, self.excite):
             init_matrix(linear.weight, init)
             if bias:
@@ -143,18 +132,16 @@ class SqueezeExcitation(Recordable, nn.Module):
         squeeze, excite = self.squeeze, self.excite
         if self.is_recording("gate"):
             self.record("gate", excitation(x, squeeze.weight, excite.weight, squeeze.bias, excite.bias))
-        return ops.squeeze_excitation(
-            x, squeeze.weight, excite.weight, squeeze_bias=squeeze.bias, excite_bias=excite.bias
-        )
+        return ops.squeeze_excitation(x, squeeze.weight, excite.weight, squeeze.bias, excite.bias)
 
 
 class ContextMlp(nn.Module):
     """fc1 -> GELU -> fc2 with a context module at the front (input of fc1), mid (after GELU) or end (after fc2).
 
-    Mid and end are the same function for CB with a mean or class context, as fc2 is affine; for the others they are not.
+    Mid and end are the same function only for CB with a mean or class context, as fc2 is affine.
 
     Args:
-        dim: C; `hidden` is the width in between, at which a context at mid must work.
+        dim: C; `hidden` is the inner width, that of a context at mid.
         context: any module from tokens to tokens.
     """
 
@@ -165,13 +152,12 @@ class ContextMlp(nn.Module):
         *,
         context: nn.Module,
         position: Literal["front", "mid", "end"] = "end",
-        device: Any = None,
-        dtype: Any = None,
+        **factory: Any,
     ) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden, device=device, dtype=dtype)
+        self.fc1 = nn.Linear(dim, hidden, **factory)
         self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden, dim, device=device, dtype=dtype)
+        self.fc2 = nn.Linear(hidden, dim, **factory)
         self.context = context
         self.position = position
 
@@ -187,7 +173,7 @@ class ContextMlp(nn.Module):
 class MixerBlock(nn.Module):
     """A Mixer block with context in its channel MLP: x + tokens(norm1(x)^T)^T, then x + channels(norm2(x)).
 
-    In the token MLP the second axis holds channels, so context there would average channels: it stays as it is.
+    In the token MLP the second axis is channels, and context there would average channels, so there is none.
 
     Args:
         dim: C.
@@ -196,21 +182,118 @@ class MixerBlock(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        *,
-        token_mlp: nn.Module,
-        channel_mlp: nn.Module,
-        eps: float = 1e-6,
-        device: Any = None,
-        dtype: Any = None,
+        self, dim: int, *, token_mlp: nn.Module, channel_mlp: nn.Module, eps: float = 1e-6, **factory: Any
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=eps, device=device, dtype=dtype)
+        self.norm1 = nn.LayerNorm(dim, eps=eps, **factory)
         self.mlp_tokens = token_mlp
-        self.norm2 = nn.LayerNorm(dim, eps=eps, device=device, dtype=dtype)
+        self.norm2 = nn.LayerNorm(dim, eps=eps, **factory)
         self.mlp_channels = channel_mlp
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.mlp_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
         return x + cast(Tensor, self.mlp_channels(self.norm2(x)))
+
+
+class UniformHeadAttention(nn.Module):
+    """Multi-head self-attention whose last `uniform_heads` heads are uniform over all visible tokens (Table 1).
+
+    Uniform heads have no scores and no q and k rows. It replaces `timm.layers.Attention` (the same arguments and forward);
+    the paper's models are configurations: `VisionTransformer(attn_layer=UniformHeadAttention)` is Table 1's "replaced", with
+    `mlp_ratio=1600 / 384` its "compensated", with `embed_dim=448, num_heads=7` its "appended".
+
+    The rows of `qkv` are q of the attending heads, k of the attending heads, v of all heads, heads contiguous.
+
+    Args:
+        dim: C. num_heads: H, uniform ones included.
+        attn_head_dim: D, C / H by default. dim_out: width of the output, C by default.
+        uniform_heads: number of uniform heads, 1..H.
+        uniform_value: their output: the average of their values, or CB of them, (v_i + mean v) / 2.
+
+    Raises:
+        UsageError: H does not divide C, or `uniform_heads` is not within 1..H.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        attn_head_dim: int | None = None,
+        dim_out: int | None = None,
+        qkv_bias: bool = False,
+        qk_norm: bool = False,
+        scale_norm: bool = False,
+        proj_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        norm_layer: Callable[..., nn.Module] | None = None,
+        uniform_heads: int = 1,
+        uniform_value: Literal["average", "cb"] = "average",
+        **factory: Any,
+    ) -> None:
+        super().__init__()
+        if attn_head_dim is None and dim % num_heads:
+            raise UsageError(f"{num_heads} heads do not divide the width {dim}; give attn_head_dim")
+        if not 1 <= uniform_heads <= num_heads:
+            raise UsageError(f"uniform_heads is {uniform_heads}, and there are {num_heads} heads")
+        self.num_heads, self.uniform_heads, self.uniform_value = num_heads, uniform_heads, uniform_value
+        self.head_dim = attn_head_dim or dim // num_heads
+        self.attending = num_heads - uniform_heads
+        self.scale = self.head_dim**-0.5
+        norm_layer = norm_layer or nn.LayerNorm
+        width = num_heads * self.head_dim
+        rows = 2 * self.attending * self.head_dim + width
+        self.qkv = nn.Linear(dim, rows, bias=qkv_bias, **factory)
+        self.q_norm = norm_layer(self.head_dim, **factory) if qk_norm else nn.Identity()
+        self.k_norm = norm_layer(self.head_dim, **factory) if qk_norm else nn.Identity()
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.norm = norm_layer(width, **factory) if scale_norm else nn.Identity()
+        self.proj = nn.Linear(width, dim_out or dim, bias=proj_bias, **factory)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Attend from (B, N, C) to (B, N, dim_out); masks as in `scaled_dot_product_attention`."""
+        if is_causal:
+            attn_mask = None
+        width = self.attending * self.head_dim
+        q, k, v, uniform = self.qkv(x).split((width, width, width, self.uniform_heads * self.head_dim), dim=-1)
+        parts = [self._uniform(uniform, _visible(x, attn_mask, is_causal))]
+        if self.attending:
+            parts.insert(0, self._attended(q, k, v, attn_mask, is_causal))
+        return self.proj_drop(self.proj(self.norm(torch.cat(parts, dim=-1))))
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+        q, k, v = (tokens.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for tokens in (q, k, v))
+        if attn_mask is not None and attn_mask.ndim >= 3 and attn_mask.shape[-3] == self.num_heads > 1:
+            attn_mask = attn_mask[..., : self.attending, :, :]
+        heads = F.scaled_dot_product_attention(
+            self.q_norm(q),
+            self.k_norm(k),
+            v,
+            attn_mask=attn_mask,
+            dropout_p=self.attn_drop.p if self.training else 0.0,
+            is_causal=is_causal,
+            scale=self.scale,
+        )
+        return heads.transpose(1, 2).flatten(2)
+
+    def _uniform(self, values: Tensor, visible: Tensor | None) -> Tensor:
+        """Average the values (B, N, heads * D) over the tokens visible to each token."""
+        if visible is None:
+            average = values.mean(dim=1, keepdim=True).expand_as(values)
+        else:
+            heads = values.unflatten(-1, (self.uniform_heads, self.head_dim)).transpose(1, 2)
+            own_masks = visible.ndim >= 3 and visible.shape[-3] > 1
+            share = uniform_share(visible[..., -self.uniform_heads :, :, :] if own_masks else visible, values.dtype)
+            average = (share @ heads).transpose(1, 2).flatten(2)
+        return torch.lerp(values, average, 0.5) if self.uniform_value == "cb" else average
+
+
+def _visible(x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
+    """Return the mask of tokens visible to each token, boolean; None for all."""
+    if is_causal:
+        return x.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    if attn_mask is None or attn_mask.dtype == torch.bool:
+        return attn_mask
+    return attn_mask != float("-inf")

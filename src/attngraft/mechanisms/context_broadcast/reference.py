@@ -1,8 +1,8 @@
-"""The equations of context broadcasting, spelled out: what every faster path is tested against.
+"""The equations of context broadcasting, spelled out; every faster path is tested against them.
 
 `x` is (B, N, C) or (B, H, W, C): all axes between the first and the last are tokens. The first `prefix` tokens (class,
-distillation, registers) are left out of the context and left as they are; 0 treats all tokens alike, as the paper does.
-The class token x_0 is token 0, prefix or not.
+distillation, registers) are neither part of the context nor changed; 0 treats all tokens alike, as the paper does.
+The class token x_0 is token 0, prefix or not. A prefix and a class token need (B, N, C).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Context = Literal["mean", "max", "class"]
 
 
 def context_of(x: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tensor:
-    """What is broadcast, with the token axes kept at size 1: mean_j x_j, max_j x_j per channel, or x_0."""
+    """Return the context, with the token axes kept at size 1: mean_j x_j, max_j x_j per channel, or x_0."""
     axes = tuple(range(1, x.ndim - 1))
     if context == "class":
         return x[:, :1]
@@ -25,48 +25,54 @@ def context_of(x: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tens
 
 
 def context_broadcast(x: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tensor:
-    """(x_i + context) / 2 (Eq. 1; max and class: Table 10)."""
+    """Compute CB, (x_i + context) / 2 for every token i (Eq. 1; contexts max and class: Table 10).
+
+    Args:
+        x: (B, N, C) or (B, H, W, C).
+        context: the mean of all tokens, their maximum per channel, or token 0.
+
+    Raises:
+        UsageError: a prefix or a class token on a map.
+        BackendError: the backend cannot be used here.
+    """
     mixed = (x[:, prefix:] + context_of(x, context=context, prefix=prefix)) / 2
     return torch.cat([x[:, :prefix], mixed], dim=1)
 
 
 def scaled_context_broadcast(x: Tensor, scale: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tensor:
-    """x_i + Lambda * context, Lambda (C) elementwise, without halving (Sec. 2.2)."""
+    """Compute CB_S, x_i + Lambda * context, without halving (Sec. 2.2). `scale` is Lambda (C); errors as CB."""
     mixed = x[:, prefix:] + scale * context_of(x, context=context, prefix=prefix)
     return torch.cat([x[:, :prefix], mixed], dim=1)
 
 
 def context_gate(x: Tensor, *, prefix: int = 0) -> Tensor:
-    """x_i * (x_0 + 1) (Appendix B.6)."""
+    """Compute CB_gate, x_i * (x_0 + 1) (Appendix B.6), of (B, N, C); errors as CB."""
     return torch.cat([x[:, :prefix], x[:, prefix:] * (x[:, :1] + 1)], dim=1)
 
 
 def context_hybrid(x: Tensor, *, prefix: int = 0) -> Tensor:
-    """x_i * x_0 + (x_i + mean_j x_j) / 2 (Appendix B.6)."""
+    """Compute CB_hybrid, x_i * x_0 + (x_i + mean_j x_j) / 2 (Appendix B.6), of (B, N, C); errors as CB."""
     gated = x[:, prefix:] * x[:, :1]
     mixed = gated + (x[:, prefix:] + context_of(x, prefix=prefix)) / 2
     return torch.cat([x[:, :prefix], mixed], dim=1)
 
 
 def squeeze_excitation(
-    x: Tensor,
-    squeeze: Tensor,
-    excite: Tensor,
-    squeeze_bias: Tensor | None = None,
-    excite_bias: Tensor | None = None,
+    x: Tensor, squeeze: Tensor, excite: Tensor, squeeze_bias: Tensor | None = None, excite_bias: Tensor | None = None
 ) -> Tensor:
-    """x * sigmoid(W2 relu(W1 mean_j x_j)), W1 (C/r, C), W2 (C, C/r): the comparison of Tables 2 and 3."""
+    """Compute x * sigmoid(W2 relu(W1 mean_j x_j)), the comparison of Tables 2 and 3.
+
+    Args:
+        x: (B, N, C) or (B, H, W, C).
+        squeeze, excite: W1 (C / r, C) and W2 (C, C / r); biases are optional.
+    """
     return x * excitation(x, squeeze, excite, squeeze_bias, excite_bias)
 
 
 def excitation(
-    x: Tensor,
-    squeeze: Tensor,
-    excite: Tensor,
-    squeeze_bias: Tensor | None = None,
-    excite_bias: Tensor | None = None,
+    x: Tensor, squeeze: Tensor, excite: Tensor, squeeze_bias: Tensor | None = None, excite_bias: Tensor | None = None
 ) -> Tensor:
-    """The gate of `squeeze_excitation`, sigmoid(W2 relu(W1 mean_j x_j)), with the token axes kept at size 1."""
+    """Return the gate of `squeeze_excitation`, sigmoid(W2 relu(W1 mean_j x_j)), with the token axes kept at size 1."""
     hidden = context_of(x) @ squeeze.T
     hidden = torch.relu(hidden if squeeze_bias is None else hidden + squeeze_bias)
     gate = hidden @ excite.T
@@ -74,10 +80,16 @@ def excitation(
 
 
 def uniform_weights(weights: Tensor, visible: Tensor | None, *, count: int, keep_half: bool = False) -> Tensor:
-    """The attention map with its last `count` heads uniform over the keys that each query may see (Table 1).
+    """Make the last `count` heads of an attention map uniform over the keys that each query sees (Table 1).
 
-    `weights` is (B, H, Nq, Nk), `visible` boolean and broadcastable to it, None for all. A query that sees nothing gets
-    zeros. With `keep_half` half of the weight stays with the query's own key, so that the head does CB on its values.
+    Args:
+        weights: (B, H, Nq, Nk), rows sum to 1.
+        visible: boolean, broadcastable to `weights`; None for all. A query that sees nothing gets zeros.
+        count: 1..H.
+        keep_half: leave half of the weight with the query's own key (Nq = Nk), so that the head does CB on its values.
+
+    Raises:
+        UsageError: `count` is not within 1..H.
     """
     kept, replaced = weights[:, : weights.shape[1] - count], weights[:, weights.shape[1] - count :]
     seen = torch.ones_like(replaced) if visible is None else visible.expand_as(weights)[:, -count:].to(weights.dtype)

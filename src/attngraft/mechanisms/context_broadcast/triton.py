@@ -1,6 +1,6 @@
 """Context broadcasting as one Triton kernel: a program averages its channels over the tokens, then writes them.
 
-The map is symmetric, so the same kernel is the backward. Import this module only where `triton_obstacle` found none.
+The map is symmetric, so the same kernel is the backward. Import this module only where Triton has no obstacle.
 """
 
 from __future__ import annotations
@@ -12,24 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attngraft.dispatch.flops import register_flops
+from attngraft.dispatch.autograd import register_flops
 
 BLOCK_TOKENS, BLOCK_CHANNELS = 64, 64
 
 
 @triton.jit
 def _broadcast_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,
-    scale_ptr,
-    out_ptr,
-    mean_ptr,
-    tokens,
-    channels,
-    HAS_SCALE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    """One batch entry (axis 0 of the grid) and one block of channels (axis 1)."""
+    x_ptr, scale_ptr, out_ptr, mean_ptr, tokens, channels,
+    HAS_SCALE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """Process one batch entry (axis 0 of the grid) and one block of channels (axis 1)."""
     batch = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
@@ -37,9 +30,9 @@ def _broadcast_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros((BLOCK_C,), dtype=tl.float32)
     for start in range(0, tokens, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
-        places = first + token[:, None] * channels + channel[None, :]
+        pointers = first + token[:, None] * channels + channel[None, :]
         mask = (token[:, None] < tokens) & inside[None, :]
-        total += tl.sum(tl.load(x_ptr + places, mask=mask, other=0.0).to(tl.float32), axis=0)
+        total += tl.sum(tl.load(x_ptr + pointers, mask=mask, other=0.0).to(tl.float32), axis=0)
     mean = total / tokens
     tl.store(mean_ptr + batch * channels + channel, mean, mask=inside)
     if HAS_SCALE:
@@ -50,15 +43,15 @@ def _broadcast_kernel(  # type: ignore[no-untyped-def]
         row = mean * 0.5
     for start in range(0, tokens, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
-        places = first + token[:, None] * channels + channel[None, :]
+        pointers = first + token[:, None] * channels + channel[None, :]
         mask = (token[:, None] < tokens) & inside[None, :]
-        tile = tl.load(x_ptr + places, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out_ptr + places, (tile * keep + row[None, :]).to(out_ptr.dtype.element_ty), mask=mask)
+        tile = tl.load(x_ptr + pointers, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_ptr + pointers, (tile * keep + row[None, :]).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @torch.library.custom_op("attngraft::context_broadcast", mutates_args=())
 def broadcast(x: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(x_i + mean x) / 2, or x_i + scale * mean x where there is a scale; and the mean (B, C) in float32."""
+    """Return (x_i + mean x) / 2, or x_i + scale * mean x with a scale; and the mean (B, C) in float32."""
     x = x.contiguous()
     out = torch.empty_like(x)
     mean = x.new_empty((x.shape[0], x.shape[-1]), dtype=torch.float32)
@@ -66,12 +59,7 @@ def broadcast(x: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     if x.numel():
         grid = (x.shape[0], triton.cdiv(channels, BLOCK_CHANNELS))
         _broadcast_kernel[grid](
-            x,
-            mean if scale is None else scale.contiguous(),
-            out,
-            mean,
-            tokens,
-            channels,
+            *(x, mean if scale is None else scale.contiguous(), out, mean, tokens, channels),
             HAS_SCALE=scale is not None,
             BLOCK_N=BLOCK_TOKENS,
             BLOCK_C=BLOCK_CHANNELS,
@@ -101,14 +89,9 @@ def _backward(ctx: Any, gradient: Tensor, mean_gradient: Tensor) -> tuple[Tensor
 
 
 broadcast.register_autograd(_backward, setup_context=_setup_context)
-register_flops(torch.ops.attngraft.context_broadcast, lambda *shapes, **_: 0)  # elementwise work and a mean
+register_flops("context_broadcast", lambda *shapes, **_: 0)  # elementwise work and a mean
 
 
-def context_broadcast(x: Tensor, *, context: str = "mean", prefix: int = 0) -> Tensor:
-    """(x_i + mean x) / 2."""
-    return broadcast(x, None)[0]
-
-
-def scaled_context_broadcast(x: Tensor, scale: Tensor, *, context: str = "mean", prefix: int = 0) -> Tensor:
-    """x_i + scale * mean x."""
+def context_broadcast(x: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Return (x_i + mean x) / 2, or x_i + scale * mean x."""
     return broadcast(x, scale)[0]

@@ -1,14 +1,13 @@
 """Horizontal and vertical attention in lean PyTorch.
 
-Both work token by token, on rows (B * N): the heads are read as (B, N, H, dv), which is how fused attention leaves them
-and how the output projection wants them, so nothing is transposed. The backward passes are written out: what is kept is
-relu's output and alpha (or beta), buffers are used again (a fresh one costs as much as a product with it), the context
-x W is computed once for all heads, and the score bias b^B, which a softmax over heads cannot feel, is never added; its
-gradient is zero. At the sizes of small models on a CPU what remains is mostly the matrix products' own time, with inputs
-that a training step has pushed out of the cache, and a fixed price per operation: hence few of them.
+Both work token by token, on rows (B * N): the heads are read as (B, N, H, dv), the output layout of fused attention and the
+input layout of the output projection, so nothing is transposed. The backward passes are written out: relu's output and alpha
+(or beta) are kept, buffers are reused (a fresh one costs as much as a product with it), the context x W is computed once for
+all heads, and the score bias b^B, which cancels in a softmax over heads, is never added; its gradient is zero. At the sizes
+of small models on a CPU the remaining time is mostly that of the matrix products, with inputs that a training step has
+evicted from the cache, and a fixed price per operation: hence few of them.
 
-Where a compiler or a function transform needs to see the formula, and where gradients are differentiated again, the
-equations themselves run.
+The equations themselves run under a compiler or a function transform, and where gradients are differentiated again.
 """
 
 from __future__ import annotations
@@ -19,42 +18,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.formula import Gradients, accurate, differentiable, formula_wanted, in_autocast_dtype
+from attngraft.dispatch.autograd import (
+    Gradients,
+    accumulation_dtype,
+    cast_for_autocast,
+    differentiable_gradients,
+    is_traced,
+)
 from attngraft.mechanisms.horizontal_vertical import reference
 
 
 def horizontal_attention(
-    heads: Tensor,
-    x: Tensor,
-    *,
-    head: Tensor,
-    context: Tensor,
-    score: Tensor,
-    score_bias: Tensor,
-    identity: bool = False,
+    heads: Tensor, x: Tensor, head: Tensor, context: Tensor, score: Tensor, score_bias: Tensor, identity: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The weighed heads (B, H, N, dv) and alpha (B, N, H)."""
-    tensors = in_autocast_dtype(heads, x, head, context, score, score_bias)
-    if formula_wanted():
-        return _plain_horizontal(*tensors, identity=identity)
-    return _Horizontal.apply(*tensors, identity)
+    """Return the weighted heads (B, H, N, dv) and alpha (B, N, H)."""
+    tensors = cast_for_autocast(heads, x, head, context, score, score_bias)
+    function: Any = reference.horizontal_attention if is_traced() else _Horizontal.apply
+    return function(*tensors, identity)
 
 
 def vertical_attention(
     merged: Tensor,
     x: Tensor,
-    *,
     context: Tensor,
     merged_weight: Tensor,
     gate: Tensor,
     gate_bias: Tensor,
     identity: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The gated tokens and beta, both (B, N, C)."""
-    tensors = in_autocast_dtype(merged, x, context, merged_weight, gate, gate_bias)
-    if formula_wanted():
-        return _plain_vertical(*tensors, identity=identity)
-    return _Vertical.apply(*tensors, identity)
+    """Return the gated tokens and beta, both (B, N, C)."""
+    tensors = cast_for_autocast(merged, x, context, merged_weight, gate, gate_bias)
+    function: Any = reference.vertical_attention if is_traced() else _Vertical.apply
+    return function(*tensors, identity)
 
 
 class _Horizontal(torch.autograd.Function):
@@ -68,19 +63,19 @@ class _Horizontal(torch.autograd.Function):
         hidden = torch.mm(by_token.view(-1, width), head.t())
         shared = torch.mm(x.reshape(-1, x.shape[-1]), context.t())
         hidden.view(-1, count, width).add_(shared.unsqueeze(1)).relu_()
-        alpha = torch.softmax(torch.mm(hidden, score.t()).view(-1, count), -1, dtype=accurate(heads))
-        weighed = by_token * _factor(alpha, ctx.identity, heads.dtype)
+        alpha = torch.softmax(torch.mm(hidden, score.t()).view(-1, count), -1, dtype=accumulation_dtype(heads))
+        weighted = by_token * _factor(alpha, ctx.identity, heads.dtype)
         ctx.save_for_backward(*inputs[:-1], hidden, alpha)
         ctx.set_materialize_grads(False)
-        shown = alpha.to(heads.dtype).view(batch, tokens, count)
-        return weighed.view(batch, tokens, count, width).transpose(1, 2), shown
+        alpha_out = alpha.to(heads.dtype).view(batch, tokens, count)
+        return weighted.view(batch, tokens, count, width).transpose(1, 2), alpha_out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, alpha_gradient: Tensor | None) -> Gradients:
         *inputs, hidden, alpha = ctx.saved_tensors
         if torch.is_grad_enabled():
-            plain = partial(_plain_horizontal, identity=ctx.identity)
-            return *differentiable(plain, inputs, (gradient, alpha_gradient)), None
+            plain = partial(reference.horizontal_attention, identity=ctx.identity)
+            return *differentiable_gradients(plain, inputs, (gradient, alpha_gradient)), None
         heads, x, head, context, score, score_bias = inputs
         count, width = heads.shape[1], heads.shape[3]
         by_token = heads.transpose(1, 2).contiguous().view(-1, count, width)
@@ -121,7 +116,7 @@ class _Vertical(torch.autograd.Function):
         rows = merged.reshape(-1, merged.shape[-1])
         hidden = torch.mm(x.reshape(-1, x.shape[-1]), context.t())
         torch.addmm(hidden, rows, merged_weight.t(), out=hidden).relu_()
-        beta = torch.mm(hidden, gate.t()).add_(gate_bias).sigmoid_()  # addmm would first write the bias into every row
+        beta = torch.mm(hidden, gate.t()).add_(gate_bias).sigmoid_()  # addmm would first write the bias to every row
         gated = rows * beta
         if ctx.identity:
             gated.mul_(2)
@@ -133,8 +128,8 @@ class _Vertical(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None, beta_gradient: Tensor | None) -> Gradients:
         *inputs, hidden, beta = ctx.saved_tensors
         if torch.is_grad_enabled():
-            plain = partial(_plain_vertical, identity=ctx.identity)
-            return *differentiable(plain, inputs, (gradient, beta_gradient)), None
+            plain = partial(reference.vertical_attention, identity=ctx.identity)
+            return *differentiable_gradients(plain, inputs, (gradient, beta_gradient)), None
         merged, x, context, merged_weight, gate, _ = inputs
         rows, x_rows = merged.reshape(beta.shape), x.reshape(-1, x.shape[-1])
         if gradient is None:
@@ -154,35 +149,12 @@ class _Vertical(torch.autograd.Function):
             torch.mm(to_hidden, context).view(x.shape),
             torch.mm(to_hidden.t(), x_rows),
             torch.mm(to_hidden.t(), rows),
-            torch.mm(hidden.t(), to_gate).t(),  # this way round the product reads both by rows: half the time
+            torch.mm(hidden.t(), to_gate).t(),  # in this order the product reads both by rows: half the time
             to_gate.sum(0),
             None,
         )
 
 
-def _plain_horizontal(
-    heads: Tensor, x: Tensor, head: Tensor, context: Tensor, score: Tensor, score_bias: Tensor, *, identity: bool
-) -> tuple[Tensor, Tensor]:
-    return reference.horizontal_attention(
-        heads, x, head=head, context=context, score=score, score_bias=score_bias, identity=identity
-    )
-
-
-def _plain_vertical(
-    merged: Tensor,
-    x: Tensor,
-    context: Tensor,
-    merged_weight: Tensor,
-    gate: Tensor,
-    gate_bias: Tensor,
-    *,
-    identity: bool,
-) -> tuple[Tensor, Tensor]:
-    return reference.vertical_attention(
-        merged, x, context=context, merged_weight=merged_weight, gate=gate, gate_bias=gate_bias, identity=identity
-    )
-
-
 def _factor(alpha: Tensor, identity: bool, dtype: torch.dtype) -> Tensor:
-    """What the heads (rows, H, dv) are multiplied by."""
+    """Return the factor of the heads (rows, H, dv)."""
     return (alpha.shape[-1] * alpha if identity else alpha).to(dtype).unsqueeze(-1)

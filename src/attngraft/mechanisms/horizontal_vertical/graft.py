@@ -1,10 +1,11 @@
-"""Horizontal and vertical attention as grafts."""
+"""The grafts of horizontal and vertical attention."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attngraft.attention import AttentionGeometry, Geometry, Graft, GraftType, HookPoint
+from attngraft.attention import Geometry, Graft, GraftType, HookPoint
+from attngraft.mechanisms.common import attention_geometry, check_positive
 from attngraft.mechanisms.horizontal_vertical import layer
 from attngraft.mechanisms.registry import register_graft
 
@@ -19,28 +20,27 @@ class VerticalGraft(layer.VerticalAttention, Graft):
 
 @dataclass(frozen=True)
 class HorizontalOptions:
-    """What `horizontal` leaves open."""
+    """Options of `horizontal`."""
 
-    identity: bool = False  #: weigh by H alpha with a zero score, so that a pretrained host starts unchanged
+    identity: bool = False  #: weight by H alpha with a zero score, which leaves a pretrained host unchanged
 
 
 @dataclass(frozen=True)
 class VerticalOptions:
-    """What `vertical` leaves open."""
+    """Options of `vertical`."""
 
     reduction: int = 4  #: C over the squeezed width
-    identity: bool = False  #: gate by 2 beta with beta 1/2 at first, so that a pretrained host starts unchanged
+    identity: bool = False  #: gate by 2 beta with beta 1/2 at first, which leaves a pretrained host unchanged
 
     def __post_init__(self) -> None:
-        if self.reduction < 1:
-            raise ValueError(f"reduction is at least 1, not {self.reduction}")
+        check_positive("reduction", self.reduction)
 
 
 class HorizontalType(GraftType[HorizontalOptions]):
     """`horizontal`."""
 
     name = "horizontal"
-    summary = "horizontal attention: the heads of each token weighed by a softmax over heads"
+    summary = "horizontal attention: the heads of each token weighted by a softmax over heads"
     source = "Horizontal and Vertical Attention in Transformers, Eqs. 5 and 6"
     Options = HorizontalOptions
 
@@ -49,22 +49,22 @@ class HorizontalType(GraftType[HorizontalOptions]):
 
     def build(self, geometry: Geometry, hook_point: HookPoint, options: HorizontalOptions) -> Graft:
         return HorizontalGraft(
-            geometry.dim, _attention(geometry).value_width, identity=options.identity, init=geometry.init
+            geometry.dim, attention_geometry(geometry).value_width, identity=options.identity, init=geometry.init
         )
 
     def starts_as_identity(self, options: HorizontalOptions) -> bool:
         return options.identity
 
     def notes(self, geometry: Geometry, hook_point: HookPoint, options: HorizontalOptions) -> tuple[str, ...]:
-        heads = _attention(geometry).heads
+        heads = attention_geometry(geometry).heads
         if heads == 1:
-            return ("with a single head alpha is 1: nothing here can be learned",)
+            return ("with a single head alpha is 1: there is nothing to learn",)
         if options.identity:
             return ()
         return (f"starts by dividing the heads by about {heads}; identity=true starts from the host",)
 
     def inert_parameters(self, geometry: Geometry, hook_point: HookPoint, options: HorizontalOptions) -> frozenset[str]:
-        if _attention(geometry).heads == 1:
+        if attention_geometry(geometry).heads == 1:
             return frozenset({"head.weight", "context.weight", "score.weight", "score.bias"})
         return frozenset({"score.bias"})
 
@@ -95,12 +95,6 @@ class VerticalType(GraftType[VerticalOptions]):
 
     def notes(self, geometry: Geometry, hook_point: HookPoint, options: VerticalOptions) -> tuple[str, ...]:
         return () if options.identity else ("starts by halving the branch; identity=true starts from the host",)
-
-
-def _attention(geometry: Geometry) -> AttentionGeometry:
-    if not isinstance(geometry, AttentionGeometry):
-        raise TypeError(f"heads are weighed at attention sites, and this is a {type(geometry).__name__}")
-    return geometry
 
 
 HORIZONTAL = register_graft(HorizontalType())

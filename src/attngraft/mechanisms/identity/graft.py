@@ -1,4 +1,4 @@
-"""The graft that does nothing."""
+"""The graft `identity`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from attngraft.mechanisms.registry import register_graft
 
 
 class IdentityGraft(Graft):
-    """Hands on what stands at its hook point: the same tensor, not a copy."""
+    """Return the input, not a copy."""
 
     def forward(self, value: Tensor, context: Tensor | None = None) -> Tensor:
         return value
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> None:
-        """Nothing is all there is, so nothing stays."""
+        """Nothing remains."""
 
 
 @dataclass(frozen=True)
 class IdentityOptions:
-    """What `identity` leaves open. Not `mix` or `space`: a graft there is the attention itself, and has to compute it."""
+    """Options of `identity`. Not `mix` or `space`: a graft there computes the attention itself."""
 
-    #: where it stands
+    #: its hook point
     stage: Literal["weights", "heads", "tokens", "attn.end", "attn.window", "mlp.front", "mlp.mid", "mlp.end"] = (
         "tokens"
     )
@@ -46,13 +46,13 @@ class IdentityType(GraftType[IdentityOptions]):
         return IdentityGraft()
 
     def starts_as_identity(self, options: IdentityOptions) -> bool:
-        """At `weights` only up to rounding: to have a map at all, scores and softmax are computed one by one."""
+        """At `weights` only up to rounding: scores and softmax are then computed one by one, not fused."""
         return options.stage != "weights"
 
     def notes(self, geometry: Geometry, hook_point: HookPoint, options: IdentityOptions) -> tuple[str, ...]:
         if hook_point != "weights":
             return ()
-        return ("takes the host's explicit path, so outputs are a fused host's up to rounding, not bit for bit",)
+        return ("uses the host's explicit path, so outputs equal a fused host's up to rounding, not bit for bit",)
 
 
 IDENTITY = register_graft(IdentityType())

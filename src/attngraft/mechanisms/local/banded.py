@@ -1,35 +1,136 @@
 """Weights of neighborhoods as the bands of matrices, so that the sums over neighbors are products of matrices.
 
-For one row i of the neighborhood, the neighbors of a block of T places lie within S = T + reach places (offsets.Strip). Put
-each place's weights on the band that starts at the diagonal of a T x S matrix, zeros elsewhere, and
+For one row i of the neighborhood, the neighbors of a block of T positions lie within S = T + reach positions (`Strip`). Put
+each position's weights on the band that starts at the diagonal of a T x S matrix, zeros elsewhere, and
 
-    sum over i of band_i (T x S) @ values_i (S x D)        is what the block gets,
+    sum over i of band_i (T x S) @ values_i (S x D)        is the output of the block,
     the same band of gradient (T x D) @ values_i^T (D x S)  is the gradient of the weights.
 
-A product multiplies S / k times more numbers than there are, and is many times faster than to touch every neighbor by
-itself. Bands are written without a loop: rows of S + 1 numbers, weights first, are bands where they are read S at a time.
+A product multiplies S / k times more numbers than necessary, and is many times faster than touching every neighbor.
+Bands are written without a loop: rows of S + 1 numbers, weights first, are bands when read S at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from attngraft.mechanisms.local.offsets import Strip
+from attngraft.mechanisms.local.geometry import Neighborhood
+
+#: positions that are multiplied at a time: more make larger products, with a larger share of zeros
+BLOCK = 16
+#: numbers in a strip's values, about: they stay in the cache from one row of the neighborhood to the next
+NUMBERS = 2**19
+#: numbers in the values of a stack, at most: images of this size gain nothing from being stacked
+STACKED_NUMBERS = 2**16
 
 
-class Padded:
-    """Room for the values of a strip, with zeros around them."""
+@dataclass(frozen=True)
+class Stack:
+    """Small images one below another, as one tall image: an operation costs as much for a small image as for a larger one.
+
+    Below each image are rows of zeros, which its own pixels and those of the next one see beyond their borders.
+    """
+
+    batch: int
+    height: int  #: rows of an image
+    gap: int  #: rows of zeros below each
+    count: int  #: images in a stack; the last stack may hold images of zeros
+
+    @classmethod
+    def of(cls, values: Tensor, heads: int, neighborhood: Neighborhood) -> Stack:
+        """Stack values (B, Y, X, C), images a block of positions (`Strip`) further apart than their neighborhoods reach."""
+        batch, height, columns, channels = values.shape
+        gap = neighborhood.radius + -(-BLOCK // (heads * (columns + neighborhood.reach)))
+        most = STACKED_NUMBERS // ((height + gap) * columns * channels) if neighborhood.stride == 1 else 1
+        stacks = -(-batch // max(most, 1))
+        return cls(batch, height, gap, -(-batch // stacks))
+
+    def stack(self, maps: Tensor) -> Tensor:
+        """Return (B, Y, X, N) as (stacks, rows, X, N)."""
+        if self.count == 1:
+            return maps
+        stacks = -(-self.batch // self.count)
+        padded = maps.new_zeros(stacks * self.count, self.height + self.gap, *maps.shape[2:])
+        padded[: self.batch, : self.height].copy_(maps)
+        return padded.view(stacks, -1, *maps.shape[2:])
+
+    def unstack(self, maps: Tensor) -> Tensor:
+        """Return (stacks, rows, X, N) as (B, Y, X, N), contiguous."""
+        if self.count == 1:
+            return maps
+        single = maps.view(-1, self.height + self.gap, *maps.shape[2:])
+        return single[: self.batch, : self.height].contiguous()
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Rows of a map with the zeros around them, pixel after pixel, as one long sequence.
+
+    A row of the map is repeated per head, one head after another, so pixel (y, h, x) has position p = (y H + h) wide + x,
+    and its neighbor (i, j) is at p + i d H wide + j d, at the same distance from every p. Positions are processed `BLOCK` at
+    a time: the neighbors j of a block lie within `span` positions.
+    """
+
+    neighborhood: Neighborhood
+    rows: int
+    columns: int
+    heads: int
+
+    @classmethod
+    def of(cls, values: Tensor, heads: int, neighborhood: Neighborhood) -> Strip:
+        """Take as many rows of values (B, Y, X, C) as stay in the cache, at least a neighborhood's."""
+        _, height, width, channels = values.shape
+        rows = max(NUMBERS // (width * channels), neighborhood.reach + 1)
+        return cls(neighborhood, min(rows, height), width, heads)
+
+    def steps(self, height: int) -> Iterator[slice]:
+        """Yield the rows of an image, strip by strip."""
+        for start in range(0, height, self.rows):
+            yield slice(start, start + self.rows)
+
+    @property
+    def wide(self) -> int:
+        """Positions of a row and a head, zeros included."""
+        return self.columns + self.neighborhood.reach
+
+    @property
+    def line(self) -> int:
+        """Positions of a row, all heads."""
+        return self.heads * self.wide
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks that hold all positions; the last one may reach beyond."""
+        return -(-self.rows * self.line // BLOCK)
+
+    @property
+    def span(self) -> int:
+        """Positions that contain the neighbors in one row of a block."""
+        return BLOCK + self.neighborhood.reach
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows with those above and below that contain neighbors."""
+        return self.rows + self.neighborhood.reach
+
+
+class PaddedValues:
+    """Memory for the values of a strip, with zeros around them."""
 
     def __init__(self, strip: Strip, like: Tensor) -> None:
         self._strip, self._width = strip, like.shape[-1] // strip.heads
-        self._places = like.new_zeros(strip.padded_places, self._width)
-        lines = self._places[: strip.padded_rows * strip.line].view(strip.padded_rows, strip.heads, strip.wide, -1)
+        positions = strip.padded_rows * strip.line
+        self._values = like.new_zeros(positions + BLOCK + strip.span, self._width)  # the last block reaches beyond
+        lines = self._values[:positions].view(strip.padded_rows, strip.heads, strip.wide, -1)
         radius = strip.neighborhood.radius
         self._inside = lines[:, :, radius : radius + strip.columns].transpose(1, 2)
 
     def fill(self, image: Tensor, start: int) -> None:
-        """From an image (Y, X, C), the rows from `start` on and those that they need around them."""
+        """Copy the rows of an image (Y, X, C) from `start` on and those around them."""
         radius, rows = self._strip.neighborhood.radius, self._strip.padded_rows
         first, last = max(start - radius, 0), min(start - radius + rows, len(image))
         above, below = first - (start - radius), last - (start - radius)
@@ -38,69 +139,68 @@ class Padded:
         self._inside[above:below].copy_(image[first:last].unflatten(-1, (self._strip.heads, self._width)))
 
     def neighbors(self, row: int) -> Tensor:
-        """The places of all neighbors in one row of the neighborhood: (blocks, S, D)."""
+        """Return all neighbors in one row of the neighborhood: (blocks, S, D)."""
         strip = self._strip
-        return self._windows(row * strip.neighborhood.dilation * strip.line, strip.span)
+        return self._blocks(row * strip.neighborhood.dilation * strip.line, strip.span)
 
     def centers(self) -> Tensor:
-        """The blocks' own places: (blocks, T, D)."""
+        """Return the blocks' own positions: (blocks, T, D)."""
         radius = self._strip.neighborhood.radius
-        return self._windows(radius * self._strip.line + radius, self._strip.block)
+        return self._blocks(radius * self._strip.line + radius, BLOCK)
 
-    def _windows(self, start: int, count: int) -> Tensor:
-        block, width = self._strip.block, self._width
-        return self._places.as_strided((self._strip.blocks, count, width), (block * width, width, 1), start * width)
+    def _blocks(self, start: int, count: int) -> Tensor:
+        width = self._width
+        return self._values.as_strided((self._strip.blocks, count, width), (BLOCK * width, width, 1), start * width)
 
 
 class Band:
-    """Room for the weights of a strip in one row of the neighborhood, and for sums over neighbors by them."""
+    """Memory for the weights of a strip in one row of the neighborhood, and for weighted sums over neighbors."""
 
     def __init__(self, strip: Strip, like: Tensor) -> None:
-        self._strip, size, place = strip, strip.neighborhood.size, strip.span + 1
-        self._sums = like.new_empty(strip.blocks, strip.block, like.shape[-1] // strip.heads)
-        weights = like.new_zeros(strip.blocks * strip.block, place)
+        self._strip, size, length = strip, strip.neighborhood.size, strip.span + 1
+        self._sums = like.new_empty(strip.blocks, BLOCK, like.shape[-1] // strip.heads)
+        weights = like.new_zeros(strip.blocks * BLOCK, length)
         self._inside = weights.as_strided(
             (strip.rows, strip.heads, strip.columns, size),
-            (strip.line * place, strip.wide * place, place, strip.neighborhood.dilation),
+            (strip.line * length, strip.wide * length, length, strip.neighborhood.dilation),
         )
-        self._matrix = weights.as_strided((strip.blocks, strip.block, strip.span), (strip.block * place, strip.span, 1))
+        self._matrix = weights.as_strided((strip.blocks, BLOCK, strip.span), (BLOCK * length, strip.span, 1))
 
-    def sums(self, weights: Tensor, padded: Padded, out: Tensor) -> None:
-        """Weigh every place's neighbors.
+    def sums(self, weights: Tensor, padded: PaddedValues, out: Tensor) -> None:
+        """Write the weighted sum of every position's neighbors.
 
         Args:
-            weights: (k, rows, H, X, k). Where there are fewer rows than in the strip, the others' sums mean nothing.
+            weights: (k, rows, H, X, k). With fewer rows than in the strip, the others' sums are meaningless.
             out: (rows, X, C).
         """
         strip, count = self._strip, len(out)
         for row in range(strip.neighborhood.size):
             self._inside[:count].copy_(weights[row])
-            # beta 0 does not read what is there
+            # with beta 0 the old contents are not read
             self._sums.baddbmm_(self._matrix, padded.neighbors(row), beta=1 if row else 0)
-        places = self._sums.view(-1, self._sums.shape[-1])[: strip.rows * strip.line]
-        lines = places.view(strip.rows, strip.heads, strip.wide, -1)[:count, :, : strip.columns]
+        positions = self._sums.view(-1, self._sums.shape[-1])[: strip.rows * strip.line]
+        lines = positions.view(strip.rows, strip.heads, strip.wide, -1)[:count, :, : strip.columns]
         out.unflatten(-1, (strip.heads, -1)).copy_(lines.transpose(1, 2))
 
 
 class Products:
-    """Room for the products of every place with its neighbors: the gradients of weights."""
+    """Memory for the products of every position with its neighbors: the gradients of weights."""
 
     def __init__(self, strip: Strip, like: Tensor) -> None:
         self._strip, size = strip, strip.neighborhood.size
-        self._matrix = like.new_empty(strip.blocks, strip.block, strip.span)
+        self._matrix = like.new_empty(strip.blocks, BLOCK, strip.span)
         self._band = self._matrix.as_strided(
-            (strip.blocks, strip.block, size),
-            (self._matrix.stride(0), strip.span + 1, strip.neighborhood.dilation),
+            (strip.blocks, BLOCK, size), (self._matrix.stride(0), strip.span + 1, strip.neighborhood.dilation)
         )
-        self._products = like.new_empty(strip.blocks * strip.block, strip.neighborhood.offsets)
+        self._products = like.new_empty(strip.blocks * BLOCK, strip.neighborhood.offsets)
 
-    def of(self, centers: Padded, neighbors: Padded, rows: int) -> Tensor:
-        """(rows, X, H, K), a view that the next call overwrites."""
+    def of(self, centers: PaddedValues, neighbors: PaddedValues, rows: int) -> Tensor:
+        """Return (rows, X, H, K), a view that the next call overwrites."""
         strip, size = self._strip, self._strip.neighborhood.size
-        products = self._products.view(strip.blocks, strip.block, size, size)
-        own = centers.centers()
+        products = self._products.view(strip.blocks, BLOCK, size, size)
+        middle = centers.centers()
         for row in range(size):
-            torch.bmm(own, neighbors.neighbors(row).transpose(1, 2), out=self._matrix)
+            torch.bmm(middle, neighbors.neighbors(row).transpose(1, 2), out=self._matrix)
             products[:, :, row].copy_(self._band)
         lines = self._products[: strip.rows * strip.line].view(strip.rows, strip.heads, strip.wide, -1)
         return lines[:rows, :, : strip.columns].transpose(1, 2)
@@ -109,22 +209,23 @@ class Products:
 class Mirrored:
     """An image's weights with zeros around them, read from the side of the neighbors.
 
-    Pixel i gives to its neighbor i + o by weight o; so what comes to a pixel from its own neighbor -o has that weight of the
-    neighbor's. Read so, weights sum up gradients of outputs to those of values, as they sum up values to outputs.
+    Pixel i contributes to its neighbor i + o with weight o; so the contribution to a pixel from its neighbor -o has that
+    weight of the neighbor's. Read this way, weights sum gradients of outputs to those of values, as they sum values to
+    outputs.
     """
 
     def __init__(self, strip: Strip, like: Tensor, rows: int) -> None:
         self._strip, near = strip, strip.neighborhood
-        self._room = like.new_zeros(rows + near.reach, strip.columns + near.reach, strip.heads, near.offsets)
+        padded = like.new_zeros(rows + near.reach, strip.columns + near.reach, strip.heads, near.offsets)
         inside = slice(near.radius, near.radius + rows), slice(near.radius, near.radius + strip.columns)
-        self.weights = self._room[inside]  #: (Y, X, H, K), to be filled
-        line, pixel, head, _ = self._room.stride()
-        self._seen = self._room.as_strided(
+        self.weights = padded[inside]  #: (Y, X, H, K), to be filled
+        line, pixel, head, _ = padded.stride()
+        self._mirrored = padded.as_strided(
             (near.size, rows, strip.heads, strip.columns, near.size),
             (near.dilation * line - near.size, line, head, pixel, near.dilation * pixel - 1),
             near.offsets - 1,
         )
 
-    def seen(self, start: int, rows: int) -> Tensor:
-        """(k, rows, H, X, k) of the rows from `start` on, for `Band.sums`."""
-        return self._seen[:, start : start + rows]
+    def rows(self, start: int, rows: int) -> Tensor:
+        """Return the weights (k, rows, H, X, k) of the rows from `start` on, for `Band.sums`."""
+        return self._mirrored[:, start : start + rows]

@@ -1,12 +1,12 @@
-"""What ELSA is compared with: filters that no pair of pixels makes, on maps (B, Y, X, dim).
+"""The paper's comparisons with ELSA: filters that do not depend on pairs of pixels, on maps (B, Y, X, dim).
 
     out = W_out sum over o of f[c, o] (W_in x)_(i + o)[c]
 
 | layer | f, of channel c and offset o, at pixel i |
 |---|---|
 | `DepthwiseConvolution` | w[head of c, o], the same everywhere |
-| `DynamicConvolution` | made of the image's mean |
-| `DecoupledFilter` | made of the pixel, times made of the image's mean |
+| `DynamicConvolution` | from the image's mean |
+| `DecoupledFilter` | from the pixel, times from the image's mean |
 
 Involution and attention in windows are `unified.LocalAttention` with other terms; outlook attention is timm's.
 
@@ -24,30 +24,29 @@ from torch import Tensor, nn
 
 from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
-from attngraft.mechanisms.local.offsets import Neighborhood
-from attngraft.mechanisms.local.ops import check_neighborhood, local_filter
+from attngraft.mechanisms.local.geometry import Neighborhood
+from attngraft.mechanisms.local.ops import local_filter
 
 
 class _Filtered(Recordable, ABC, nn.Module):
-    """A linear map, filters, a linear map. A recorder is offered `local_filters`, as they are applied."""
+    """A linear map, filters, a linear map. Records `local_filters`, as they are applied."""
 
     def __init__(self, dim: int, *, kernel_size: int, proj_drop: float) -> None:
         super().__init__()
         self.neighborhood = Neighborhood(kernel_size)
-        check_neighborhood(self.neighborhood)
+        self.neighborhood.check()
         self.proj_in = nn.Linear(dim, dim)
         self.proj_out = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
     @abstractmethod
     def filtered(self, values: Tensor, x: Tensor) -> Tensor:
-        """Values (B, dim, Y, X) of the map x (B, Y, X, dim), to the same."""
+        """Filter the values (B, dim, Y, X) of the map x (B, Y, X, dim)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, Y, X, dim) to the same."""
+        """Filter a map (B, Y, X, dim)."""
         values = self.proj_in(x).permute(0, 3, 1, 2)
-        found: Tensor = self.proj_drop(self.proj_out(self.filtered(values, x).permute(0, 2, 3, 1)))
-        return found
+        return self.proj_drop(self.proj_out(self.filtered(values, x).permute(0, 2, 3, 1)))
 
 
 class DepthwiseConvolution(_Filtered):
@@ -56,8 +55,8 @@ class DepthwiseConvolution(_Filtered):
     Args:
         heads: contiguous blocks of channels that share a filter; `dim`, the usual depthwise convolution, by default.
 
-    A recorder is offered `local_filters` (heads, K). `filters` (heads, k, k) start as those of a convolution in PyTorch:
-    uniform within 1 / k.
+    Records `local_filters` (heads, K). `filters` (heads, k, k) start as those of a convolution in PyTorch: uniform within
+    1 / k.
 
     Raises:
         UsageError: an even kernel size, heads that do not divide `dim`.
@@ -84,8 +83,8 @@ class DepthwiseConvolution(_Filtered):
 class DynamicConvolution(_Filtered):
     """A filter per channel and image: two linear maps of the image's mean, a norm and ReLU between them.
 
-    A recorder is offered `local_filters` (B, dim, K). Which norm is not said; here a layer norm, which leaves the images of
-    a batch apart. `squeeze` (dim / reduction wide), `norm`, `expand` (dim k k).
+    Records `local_filters` (B, dim, K). The paper does not name the norm; here it is a layer norm, which keeps the images of
+    a batch independent. `squeeze` (dim / reduction wide), `norm`, `expand` (dim k k).
     """
 
     def __init__(self, dim: int, *, kernel_size: int = 7, reduction: int = 4, proj_drop: float = 0.0) -> None:
@@ -100,24 +99,23 @@ class DynamicConvolution(_Filtered):
         size = self.neighborhood.size
         filters = self.expand(self.norm(self.squeeze(x.mean((1, 2)))).relu()).view(batch * channels, 1, size, size)
         self.record("local_filters", filters.view(batch, channels, size**2))
-        if torch.compiler.is_exporting():  # a program's groups do not follow its batch
-            return _slid(values, filters.view(batch, channels, size, size))
+        if torch.compiler.is_exporting():  # an exported program cannot have as many groups as its batch
+            return _by_offset(values, filters.view(batch, channels, size, size))
         joined = values.reshape(1, batch * channels, *values.shape[2:])  # an image's channels beside the next one's
-        found = F.conv2d(joined, filters, padding=self.neighborhood.radius, groups=batch * channels)
-        return found.view(values.shape)
+        return F.conv2d(joined, filters, padding=self.neighborhood.radius, groups=batch * channels).view(values.shape)
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.neighborhood.size}"
 
 
 class DecoupledFilter(_Filtered):
-    """The product of a filter per pixel, for all channels, and one per channel and image; both with a filter norm.
+    """The product of a filter per pixel, for all channels, and one per channel and image, both with a filter norm.
 
         FN(spatial x_i)[o] * FN(expand(relu(squeeze(mean x))))[c, o],    FN(f) = scale (f - mean f) / (std f + 1e-5) + shift
 
     mean and std over the offsets, std biased; `spatial_scale`, `spatial_shift` (1), `channel_scale`, `channel_shift` (dim),
-    of ones and zeros at first. A recorder is offered the two factors, `local_filters` (B, 1, K, Y, X) and `channel_filters`
-    (B, dim, K). The paper names the norm, and a learned scale and shift after it, and no more.
+    ones and zeros at first. Records the two factors, `local_filters` (B, 1, K, Y, X) and `channel_filters` (B, dim, K). The
+    paper only names the norm, with a learned scale and shift after it.
     """
 
     def __init__(self, dim: int, *, kernel_size: int = 7, squeeze: float = 0.2, proj_drop: float = 0.0) -> None:
@@ -132,26 +130,28 @@ class DecoupledFilter(_Filtered):
     def filtered(self, values: Tensor, x: Tensor) -> Tensor:
         channels, size = values.shape[1], self.neighborhood.size
         spatial = filter_norm(self.spatial(x)) * self.spatial_scale + self.spatial_shift  # (B, Y, X, K)
-        made = self.expand(self.squeeze(x.mean((1, 2))).relu()).unflatten(1, (channels, -1))
-        by_channel = filter_norm(made) * self.channel_scale.unsqueeze(1) + self.channel_shift.unsqueeze(1)  # (B, C, K)
+        filters = self.expand(self.squeeze(x.mean((1, 2))).relu()).unflatten(1, (channels, -1))
+        by_channel = filter_norm(filters) * self.channel_scale.unsqueeze(1) + self.channel_shift.unsqueeze(
+            1
+        )  # (B, C, K)
         self.record("local_filters", spatial.permute(0, 3, 1, 2).unsqueeze(1))
         self.record("channel_filters", by_channel)
-        # as one image, in which each of the batch is a head: all of its channels share the filters of its pixels
-        found = local_filter(
+        # as one image whose heads are the images of the batch: all channels of an image share its pixels' filters
+        out = local_filter(
             values.flatten(0, 1).unsqueeze(0),
             spatial.permute(0, 3, 1, 2).flatten(0, 1).unsqueeze(0),
             by_channel.flatten(0, 1).unflatten(1, (size, size)),
             kernel_size=size,
             softmax=False,
         )
-        return found.view(values.shape)
+        return out.view(values.shape)
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.neighborhood.size}"
 
 
-def _slid(values: Tensor, filters: Tensor) -> Tensor:
-    """Values (B, C, Y, X) weighed by filters (B, C, k, k), one offset after another."""
+def _by_offset(values: Tensor, filters: Tensor) -> Tensor:
+    """Apply filters (B, C, k, k) to values (B, C, Y, X), one offset after another."""
     rows, columns = values.shape[2:]
     size = filters.shape[-1]
     padded = F.pad(values, (size // 2,) * 4)
@@ -161,6 +161,6 @@ def _slid(values: Tensor, filters: Tensor) -> Tensor:
 
 
 def filter_norm(filters: Tensor) -> Tensor:
-    """(..., K) with mean 0 and standard deviation 1 over the last axis."""
+    """Normalize (..., K) to mean 0 and standard deviation 1 over the last axis."""
     centered = filters - filters.mean(-1, keepdim=True)
     return centered / (centered.square().mean(-1, keepdim=True).sqrt() + 1e-5)

@@ -1,11 +1,11 @@
-"""The ghost head on attention maps of a whole grid: from each head's map several, by two static matrices each.
+"""The ghost head on attention maps of a whole grid: several maps from each head's, by two static matrices each.
 
     w_c[i, j] = mul_c[j - i]^lam a_h(c)[i, j] + gamma add_c[j - i]
 
 a is the map after softmax, H heads; c counts `parts` H ghost heads, h(c) = c // parts. Each has its own share of the head's
-values. The matrices know only where the key lies as seen from the query, rows and columns apart.
+values. The matrices depend only on the position of the key relative to the query, in rows and columns.
 
-Source: ELSA, Eq. 8 and Table 11. The text says c mod H; blocks of neighbors are the published code's choice for
+Source: ELSA, Eq. 8 and Table 11. The text has c mod H; contiguous blocks are the published code's choice for
 neighborhoods, and the same up to the order of channels. For whole grids `parts` is known to be 2, lam and gamma are not.
 """
 
@@ -17,30 +17,30 @@ from torch import Tensor, nn
 
 from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
-from attngraft.mechanisms.local.windows import relative_places
+from attngraft.mechanisms.local.geometry import relative_positions
 
 
 class GhostHead(Recordable, nn.Module):
-    """Maps (B, H, N, N) to (B, parts H, N, N).
+    """Attention maps (B, H, N, N) to (B, parts H, N, N).
 
     Args:
         heads: H. grid: rows and columns of the tokens.
-        prefix: leading tokens that stand on no grid; their rows and columns stay what they are.
+        prefix: leading tokens that are not on the grid; their rows and columns are unchanged.
         parts: ghost heads per head.
-        lam, gamma: exponent of `mul` and factor of `add`; 0 is without. `mul` starts out of either sign, so lam is a whole
+        lam, gamma: exponent of `mul` and factor of `add`; 0 is without. `mul` starts with either sign, so lam is a whole
             number.
-        identity: start with mul 1 and add 0, so that the maps are what they were, each `parts` times.
+        identity: start with mul 1 and add 0, which repeats each map `parts` times.
 
     `mul` and `add` are (parts H, (2 rows - 1) (2 columns - 1)), by key minus query. As published they start as a normal of
     std 1 and a truncated normal of std 0.02.
 
-    A recorder is offered `ghost_mul` and `ghost_add` (parts H, N', N') of the tokens on the grid, as they are applied.
+    Records `ghost_mul` and `ghost_add` (parts H, N', N') of the tokens on the grid, as they are applied.
 
     Raises:
         UsageError: called with maps of another size.
     """
 
-    places: Tensor
+    indices: Tensor
 
     def __init__(
         self,
@@ -55,31 +55,31 @@ class GhostHead(Recordable, nn.Module):
     ) -> None:
         super().__init__()
         self.grid, self.prefix, self.parts, self.lam, self.gamma = grid, prefix, parts, lam, gamma
-        self.register_buffer("places", relative_places(*grid), persistent=False)
+        self.register_buffer("indices", relative_positions(*grid), persistent=False)
         shape = heads * parts, (2 * grid[0] - 1) * (2 * grid[1] - 1)
         self.mul = nn.Parameter(torch.ones(shape) if identity else torch.randn(shape)) if lam else None
         add = torch.zeros(shape) if identity else nn.init.trunc_normal_(torch.empty(shape), std=0.02)
         self.add = nn.Parameter(add) if gamma else None
 
     def forward(self, weights: Tensor, visible: Tensor | None = None) -> Tensor:
-        """`visible` (boolean, broadcastable to the maps): what is added to the others is nothing."""
+        """Apply the ghost head; nothing is added where `visible` (boolean, broadcastable to the maps) is False."""
         tokens = self.prefix + self.grid[0] * self.grid[1]
         if weights.shape[-2:] != (tokens, tokens):
             raise UsageError(
-                f"the ghost head was made for {tokens} tokens ({self.grid[0]} x {self.grid[1]} on the grid), and these maps "
-                f"are {weights.shape[-2]} x {weights.shape[-1]}; graft a model that is made for images of this size"
+                f"the ghost head is for {tokens} tokens ({self.grid[0]} x {self.grid[1]} on the grid), and these maps are "
+                f"{weights.shape[-2]} x {weights.shape[-1]}; graft a model that is built for images of this size"
             )
-        found = weights.repeat_interleave(self.parts, 1)
+        maps = weights.repeat_interleave(self.parts, 1)
         if self.mul is not None:
-            found = found * self._everywhere(self.mul**self.lam, 1.0, "ghost_mul")
+            maps = maps * self._for_all_pairs(self.mul**self.lam, 1.0, "ghost_mul")
         if self.add is not None:
-            added = self._everywhere(self.gamma * self.add, 0.0, "ghost_add")
-            found = found + (added if visible is None else added * visible)
-        return found
+            added = self._for_all_pairs(self.gamma * self.add, 0.0, "ghost_add")
+            maps = maps + (added if visible is None else added * visible)
+        return maps
 
-    def _everywhere(self, table: Tensor, prefix: float, name: str) -> Tensor:
-        """(parts H, N, N) of a table, with one value for all that is not on the grid."""
-        matrices = table[:, self.places]
+    def _for_all_pairs(self, table: Tensor, prefix: float, name: str) -> Tensor:
+        """Return (parts H, N, N) of a table, with one value for all pairs that are not on the grid."""
+        matrices = table[:, self.indices]
         self.record(name, matrices)
         return F.pad(matrices, (self.prefix, 0, self.prefix, 0), value=prefix)
 

@@ -1,12 +1,12 @@
-"""Hadamard attention: a pixel's filters from the element-wise product of its query and key, no score of any pair.
+"""Hadamard attention: a pixel's filters from the element-wise product of its query and key, without scores of pairs.
 
     p = scale q * k                                      (Y, X, dq), element by element
     filters = conv1x1(GELU(conv_kxk(p)))                 H K maps; the final form, as published
     filters_i[h, o] = p_i . rk[h, o] + p_(i + o) . rq[h, o] + rb[h, o]      the strict form, Eq. 7
     out = post_proj(local_filter(v, filters, ghost head))
 
-The final form swaps the strict one's two steps and puts a GELU between them: the grouped convolution lets every pixel's
-product see those of its neighbors, the second one turns that into filters. All released models are of that form.
+The final form swaps the two steps of the strict one and puts a GELU between them: the grouped convolution combines every
+pixel's product with those of its neighbors, the second one turns that into filters. All released models have that form.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
-from attngraft.mechanisms.local.offsets import Neighborhood
-from attngraft.mechanisms.local.ops import check_neighborhood, local_filter
+from attngraft.mechanisms.local.geometry import Neighborhood
+from attngraft.mechanisms.local.ops import local_filter
 from attngraft.mechanisms.local.shifted import read_at_neighbors
 
 
@@ -27,25 +27,25 @@ class HadamardAttention(Recordable, nn.Module):
 
     Args:
         dim: channels. heads: H; each has its own filters, and `dim_v` / H channels of the values.
-        kernel_size: k, odd. dilation: of the neighborhood, and of the convolution that makes the filters.
-        dim_qk: channels of queries and keys; two thirds of `dim` by default. In any case rounded up to a multiple of
-            `group_width`, the channels that a group of the k x k convolution has.
+        kernel_size: k, odd. dilation: of the neighborhood, and of the convolution that computes the filters.
+        dim_qk: channels of queries and keys; two thirds of `dim` by default. Always rounded up to a multiple of
+            `group_width`, the channels of a group of the k x k convolution.
         dim_v: channels of the values; `dim` by default.
-        groups: of the 1 x 1 convolution that gives the filters.
-        scale: of the products. The published blocks take 1; the published module by itself (dim_v / H)^-0.5.
+        groups: of the 1 x 1 convolution that outputs the filters.
+        scale: of the products. The published blocks use 1; the published module by itself (dim_v / H)^-0.5.
         lam, gamma: exponent of the ghost head's multiplier and factor of its addend; 0 is without. All published models
-            have lam 0 and gamma 1. The multiplier starts out of either sign, so lam is a whole number.
-        strict: the strict form instead of the final one; its product is all there is to it, so `dim_qk` stands as it is
-            given, and `group_width` and `groups` mean nothing.
-        attn_drop: share of the softmaxed filters that is dropped in training, before the ghost head. proj_drop: behind the
+            have lam 0 and gamma 1. The multiplier starts with either sign, so lam is a whole number.
+        strict: the strict form instead of the final one; it has no convolutions, so `dim_qk` is not rounded, and
+            `group_width` and `groups` are ignored.
+        attn_drop: share of the softmaxed filters that is dropped in training, before the ghost head. proj_drop: after the
             output projection.
 
     Parameters have the names of the published checkpoints: `pre_proj` (rows: queries, keys, values), `attn.0`, `attn.2`
     (`attn.rq`, `attn.rk`, `attn.rb` in the strict form), `ghost_head` (2, 1, dim_v, k, k) with multiplier and addend,
     (1, dim_v, k, k) with one of them, `post_proj`.
 
-    A recorder is offered `local_filters` (B, H, K, Y, X), after softmax, and `ghost_mul` and `ghost_add` (dim_v, k, k) as
-    they are applied.
+    Records `local_filters` (B, H, K, Y, X), after softmax, and `ghost_mul` and `ghost_add` (dim_v, k, k) as they are
+    applied.
 
     Raises:
         UsageError: sizes that do not divide each other, an even kernel size, a fractional `lam`.
@@ -78,8 +78,16 @@ class HadamardAttention(Recordable, nn.Module):
         dim_qk = dim // 3 * 2 if dim_qk is None else dim_qk
         if not strict:
             dim_qk = -(-dim_qk // group_width) * group_width
-        check_neighborhood(self.neighborhood)
-        _check(dim_v, heads, lam=lam)
+        self.neighborhood.check()
+        if dim_v % heads:
+            raise UsageError(
+                f"{heads} heads do not divide the {dim_v} channels of the values; give another number or width"
+            )
+        if lam != int(lam):
+            raise UsageError(
+                f"lam is a whole number, as the multiplier starts with either sign and has no {lam:g}-th power where it is "
+                "negative; call local_filter with a positive multiplier instead"
+            )
         self.heads, self.scale, self.lam, self.gamma = heads, scale, lam, gamma
         self.widths = (dim_qk, dim_qk, dim_v)
         self.attn_drop = attn_drop
@@ -94,7 +102,7 @@ class HadamardAttention(Recordable, nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def ghosts(self) -> tuple[Tensor | None, Tensor | None]:
-        """Multiplier and addend as they were trained, (dim_v, k, k); None where there is none."""
+        """Return multiplier and addend as they are trained, (dim_v, k, k); None where there is none."""
         if self.ghost_head is None:
             return None, None
         if self.lam and self.gamma:
@@ -102,20 +110,18 @@ class HadamardAttention(Recordable, nn.Module):
         return (self.ghost_head[0], None) if self.lam else (None, self.ghost_head[0])
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, Y, X, dim) to the same."""
+        """Attend on a map (B, Y, X, dim)."""
         q, k, v = self.pre_proj(x.permute(0, 3, 1, 2)).split(self.widths, 1)
         product = q * k if self.scale == 1 else q * k * self.scale
         filters, (mul, add) = self.attn(product), self.ghosts()
-        if self.is_recording(
-            "local_filters"
-        ):  # the softmax is in the operation, and what that gives stays, bit for bit
+        if self.is_recording("local_filters"):  # beside the operation, whose output stays the same bit for bit
             self.record("local_filters", self._softmax(filters))
         if mul is not None and self.is_recording("ghost_mul"):
             self.record("ghost_mul", mul**self.lam)
         if add is not None and self.is_recording("ghost_add"):
             self.record("ghost_add", self.gamma * add)
-        apart = self.training and self.attn_drop > 0
-        if apart:
+        dropped = self.training and self.attn_drop > 0
+        if dropped:
             filters = F.dropout(self._softmax(filters), self.attn_drop).flatten(1, 2)
         near = self.neighborhood
         out = local_filter(
@@ -127,13 +133,12 @@ class HadamardAttention(Recordable, nn.Module):
             dilation=near.dilation,
             lam=self.lam,
             gamma=self.gamma,
-            softmax=not apart,
+            softmax=not dropped,
         )
-        found: Tensor = self.proj_drop(self.post_proj(out.permute(0, 2, 3, 1)))
-        return found
+        return self.proj_drop(self.post_proj(out.permute(0, 2, 3, 1)))
 
     def _softmax(self, filters: Tensor) -> Tensor:
-        """(B, H K, Y, X) to (B, H, K, Y, X)."""
+        """Return the softmax of (B, H K, Y, X), as (B, H, K, Y, X)."""
         return filters.unflatten(1, (self.heads, self.neighborhood.offsets)).softmax(2)
 
     def extra_repr(self) -> str:
@@ -141,7 +146,7 @@ class HadamardAttention(Recordable, nn.Module):
 
 
 class StrictFilters(nn.Module):
-    """Filters by Eq. 7: what a pixel's own product says for each offset, and what the neighbor's says there.
+    """Filters by Eq. 7: for each offset a term of the pixel's own product, and one of the neighbor's.
 
     (B, dim, Y, X), zero outside of the map, to (B, H K, Y, X). `rk` and `rq` (dim, H, K) pair with the pixel's and with the
     neighbor's product, `rb` (H, K) is added. All start as a truncated normal of std 0.02.
@@ -159,12 +164,12 @@ class StrictFilters(nn.Module):
             nn.init.trunc_normal_(parameter, std=0.02)
 
     def forward(self, product: Tensor) -> Tensor:
-        own, theirs = (torch.einsum("bcyx,cho->bhoyx", product, weight) for weight in (self.rk, self.rq))
-        return (own + read_at_neighbors(theirs, self.neighborhood) + self.rb[..., None, None]).flatten(1, 2)
+        pixels, neighbors = (torch.einsum("bcyx,cho->bhoyx", product, weight) for weight in (self.rk, self.rq))
+        return (pixels + read_at_neighbors(neighbors, self.neighborhood) + self.rb[..., None, None]).flatten(1, 2)
 
 
 def final_filters(dim: int, heads: int, neighborhood: Neighborhood, *, group_width: int, groups: int) -> nn.Sequential:
-    """Filters of the final form: a convolution over the neighborhood in groups of `group_width` channels, GELU, 1 x 1."""
+    """Build the filters of the final form: convolution over the neighborhood in groups, GELU, 1 x 1 convolution."""
     return nn.Sequential(
         nn.Conv2d(
             dim,
@@ -180,7 +185,7 @@ def final_filters(dim: int, heads: int, neighborhood: Neighborhood, *, group_wid
 
 
 def _ghost_head(dim: int, kernel_size: int, *, mul: bool, add: bool) -> nn.Parameter | None:
-    """The multiplier starts as a normal of std 1, the addend as a truncated normal of std 0.02, as published."""
+    """Initialize the multiplier from a normal of std 1, the addend from a truncated normal of std 0.02, as published."""
     parts = []
     if mul:
         parts.append(torch.randn(1, dim, kernel_size, kernel_size))
@@ -189,15 +194,3 @@ def _ghost_head(dim: int, kernel_size: int, *, mul: bool, add: bool) -> nn.Param
     if not parts:
         return None
     return nn.Parameter(torch.stack(parts) if len(parts) > 1 else parts[0])
-
-
-def _check(dim_v: int, heads: int, *, lam: float) -> None:
-    if dim_v % heads:
-        raise UsageError(
-            f"{heads} heads do not divide the {dim_v} channels of the values; give another number or width"
-        )
-    if lam != int(lam):
-        raise UsageError(
-            f"lam is a whole number, as the multiplier starts out of either sign and {lam:g} powers of negative numbers are "
-            "none; call local_filter with a positive multiplier instead"
-        )

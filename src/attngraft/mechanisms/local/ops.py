@@ -1,4 +1,4 @@
-"""The public operations of local attention, with their backends."""
+"""The operations of local attention, their shape checks and backends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 from attngraft.dispatch import Backend, Op, operands_obstacle
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local import eager, reference
-from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local.geometry import Neighborhood
 
-WIDEST = 128  #: channels of a head that the kernels' tiles have room for
+WIDEST = 128  #: channels of a head that fit the kernels' tiles
 
 
 def _triton(*operands: Any, **options: Any) -> Tensor:
@@ -27,24 +27,18 @@ def _obstacle(
     obstacle = operands_obstacle(*given, widest=max(tensor.shape[-1] for tensor in given))
     width = values.shape[1] * neighborhood.offsets // filters.shape[1]
     if obstacle is None and width > WIDEST:
-        obstacle = f"the kernels take heads of up to {WIDEST} channels, and these have {width}"
+        obstacle = f"the kernels take heads of up to {WIDEST} channels, not {width}"
     return obstacle
 
 
 LOCAL_FILTER = Op(
-    "local_filter",
+    reference.local_filter,
     "sum over the neighbors of a pixel of (mul^lam weights + gamma add) values",
-    backends={
-        "reference": Backend(reference.local_filter),
-        "eager": Backend(eager.local_filter),
-        "triton": Backend(_triton, _obstacle),
-    },
+    eager=eager.local_filter,
+    triton=Backend(_triton, _obstacle),
 )
-
 LOCAL_SCORES = Op(
-    "local_scores",
-    "a pixel's query times the keys of its neighbors",
-    backends={"reference": Backend(reference.local_scores), "eager": Backend(eager.local_scores)},
+    reference.local_scores, "the products of a pixel's query with its neighbors' keys", eager=eager.local_scores
 )
 
 
@@ -62,29 +56,29 @@ def local_filter(
     softmax: bool = True,
     backend: str = "auto",
 ) -> Tensor:
-    """Weigh the neighborhood of every pixel by its own filters, and by the ghost head's matrices.
+    """Weight the neighborhood of every pixel by its own filters and by the ghost head's matrices.
 
         out_i[c] = sum_o (mul[c, o]^lam * softmax over o(filters_i[h(c)])[o] + gamma * add[c, o]) v_(s i + d o)[c]
 
-    s is the stride, d the dilation; h(c) is the contiguous block of channels that c lies in; values outside of the
-    map are zero, and the softmax counts them.
+    s is the stride, d the dilation; h(c) is the contiguous block of channels that contains c; values outside of the
+    map are zero, and the softmax includes them.
 
     Args:
         values: (B, C, Y, X).
         filters: (B, H K, Y', X'), the K = kernel_size^2 offsets of a head row by row. Y' and X' are Y and X over `stride`,
             rounded up or down.
-        stride: 1 in all that was published, so another one is held to the equation (`reference`) alone.
-        mul, add: (C, kernel_size, kernel_size), the ghost head; without one, or with its exponent `lam` or factor `gamma`
-            0, that part is left out. A `lam` that is no whole number makes NaN of negative entries of `mul`.
-        softmax: False takes the filters as they are.
+        stride: always 1 in published models; others are tested against the equation (`reference`) alone.
+        mul, add: (C, kernel_size, kernel_size), the ghost head. Without it, or where its exponent `lam` or factor `gamma`
+            is 0, that part is omitted. A fractional `lam` makes NaN of negative entries of `mul`.
+        softmax: False uses the filters unchanged.
 
     Returns:
-        (B, C, Y', X') in the dtype of the values. A value that is not finite can make NaN of a few pixels beside its
-        neighborhood, too, as products of matrices multiply it by zeros.
+        (B, C, Y', X') in the dtype of the values. A value that is not finite can also make NaN of a few pixels beside its
+        neighborhood, as products of matrices multiply it by zeros.
 
     Raises:
-        UsageError: a kernel size that is even, operands whose shapes do not fit each other.
-        BackendError: a backend asked for by name cannot be used here.
+        UsageError: an even kernel size, operands whose shapes do not fit each other.
+        BackendError: the backend cannot be used here.
 
     Source: ELSA, Eq. 5 and 8.
     """
@@ -92,69 +86,54 @@ def local_filter(
     _check(values, filters, mul, add, neighborhood)
     multiplier = None if mul is None or lam == 0 else mul if lam == 1 else mul**lam
     addend = None if add is None or gamma == 0 else add if gamma == 1 else gamma * add
-    found: Tensor = LOCAL_FILTER(
+    return LOCAL_FILTER(
         values, filters, multiplier, addend, neighborhood=neighborhood, softmax=softmax, backend=backend
     )
-    return found
 
 
 def local_scores(
     queries: Tensor, keys: Tensor, *, heads: int, kernel_size: int, dilation: int = 1, backend: str = "auto"
 ) -> Tensor:
-    """Scores of every pixel with its neighborhood: q_i . k_(i + dilation o) for each head and offset o, no scale.
+    """Compute scores of every pixel with its neighborhood: q_i . k_(i + dilation o) per head and offset o, without scale.
 
     Args:
         queries, keys: (B, C, Y, X); C is a multiple of `heads`, contiguous blocks of channels.
 
     Returns:
-        (B, H K, Y, X), as `local_filter` takes them; 0 where the neighbor is outside of the map.
+        (B, H K, Y, X), for `local_filter`; 0 where the neighbor is outside of the map.
 
     Raises:
-        UsageError: a kernel size that is even, operands of different shapes, heads that do not divide the channels.
-        BackendError: a backend asked for by name cannot be used here.
+        UsageError: an even kernel size, operands of different shapes, heads that do not divide the channels.
+        BackendError: the backend cannot be used here.
 
     Source: ELSA, Eq. 4, its first term.
     """
     neighborhood = Neighborhood(kernel_size, dilation)
-    check_neighborhood(neighborhood)
+    neighborhood.check()
     if queries.ndim != 4 or queries.shape != keys.shape:
         raise UsageError(
             f"queries and keys are (B, C, Y, X) both, not of shapes {tuple(queries.shape)} and {tuple(keys.shape)}"
         )
     if heads < 1 or queries.shape[1] % heads:
         raise UsageError(f"{heads} heads do not divide the {queries.shape[1]} channels; give another number")
-    found: Tensor = LOCAL_SCORES(queries, keys, heads=heads, neighborhood=neighborhood, backend=backend)
-    return found
-
-
-def check_neighborhood(neighborhood: Neighborhood) -> None:
-    """Refuse one without a middle, or with steps of less than a pixel.
-
-    Raises:
-        UsageError: says which.
-    """
-    size = neighborhood.size
-    if size < 1 or size % 2 == 0:
-        raise UsageError(f"kernel_size is an odd number, so that every pixel stands in the middle, not {size}")
-    if neighborhood.dilation < 1 or neighborhood.stride < 1:
-        raise UsageError(f"dilation and stride are 1 or more, not {neighborhood.dilation} and {neighborhood.stride}")
+    return LOCAL_SCORES(queries, keys, heads=heads, neighborhood=neighborhood, backend=backend)
 
 
 def _check(values: Tensor, filters: Tensor, mul: Tensor | None, add: Tensor | None, neighborhood: Neighborhood) -> None:
-    check_neighborhood(neighborhood)
+    neighborhood.check()
     size, stride = neighborhood.size, neighborhood.stride
     for name, tensor, axes in (("values", values, "B, C, Y, X"), ("filters", filters, "B, H K, Y', X'")):
         if tensor.ndim != 4:
             raise UsageError(f"{name} are ({axes}), not of shape {tuple(tensor.shape)}")
-    (batch, channels, *sizes), (of_filters, maps, *found) = values.shape, filters.shape
-    if batch != of_filters:
-        raise UsageError(f"values of {batch} images and filters of {of_filters} do not fit each other")
+    (batch, channels, *sizes), (filter_batch, maps, *filter_sizes) = values.shape, filters.shape
+    if batch != filter_batch:
+        raise UsageError(f"values of {batch} images and filters of {filter_batch} do not fit each other")
     if maps % neighborhood.offsets or not maps or channels % (maps // neighborhood.offsets):
         raise UsageError(
-            f"filters have {neighborhood.offsets} maps for each head of a {size} x {size} neighborhood, and the heads "
-            f"divide the {channels} channels of the values; {maps} maps do not"
+            f"filters have {neighborhood.offsets} maps per head for a {size} x {size} neighborhood, and heads that divide "
+            f"the {channels} channels of the values; {maps} maps do not fit"
         )
-    for axis, whole, part in zip("YX", sizes, found, strict=True):
+    for axis, whole, part in zip("YX", sizes, filter_sizes, strict=True):
         if part not in (whole // stride, -(-whole // stride)):
             raise UsageError(
                 f"{axis} is {whole} in the values and, with stride {stride}, cannot be {part} in the filters"

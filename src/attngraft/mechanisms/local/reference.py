@@ -1,14 +1,14 @@
-"""The equation of local attention, spelled out: what every faster path is tested against.
+"""The equation of local attention, spelled out; every faster path is tested against it.
 
-Letters: B images, C channels, Y x X pixels, H heads, K = k * k offsets, row by row; Y' x X' pixels that get something, all
-of them unless there is a stride.
+Letters: B images, C channels, Y x X pixels, H heads, K = k * k offsets, row by row; Y' x X' output pixels, all of them
+without a stride.
 
     out_i[c] = sum_o (multiplier[c, o] * weights_i[h(c), o] + addend[c, o]) v_(s i + d o)[c]
 
 with stride s, dilation d, o from -(k // 2) to k // 2 in both directions, v = 0 outside of the map, and h(c) the contiguous
-block of channels that c lies in. The softmax over the offsets counts those outside of the map: what falls there is lost.
+block of channels that contains c. The softmax over the offsets includes those outside of the map: their share is lost.
 
-Source: ELSA, Eq. 5 and 8; which channels a head has is the published code's choice, where the text says c mod H.
+Source: ELSA, Eq. 5 and 8; the channels of a head follow the published code, where the text has c mod H.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local.geometry import Neighborhood
 
 
 def local_filter(
@@ -29,7 +29,7 @@ def local_filter(
     neighborhood: Neighborhood,
     softmax: bool,
 ) -> Tensor:
-    """Values (B, C, Y, X), filters (B, H K, Y', X'), multiplier and addend (C, k, k), to (B, C, Y', X')."""
+    """Apply filters (B, H K, Y', X') to values (B, C, Y, X), with ghosts (C, k, k), to (B, C, Y', X')."""
     offsets, channels = neighborhood.offsets, values.shape[1]
     batch, maps, rows, columns = filters.shape
     heads = maps // offsets
@@ -39,19 +39,19 @@ def local_filter(
     for ghost, join in ((multiplier, torch.mul), (addend, torch.add)):
         if ghost is not None:
             weights = join(weights, ghost.to(values.dtype).reshape(heads, channels // heads, offsets, 1, 1))
-    found = (weights * windows(values, neighborhood, rows, columns).unflatten(1, (heads, -1))).sum(3)
-    return found.flatten(1, 2)
+    out = (weights * windows(values, neighborhood, rows, columns).unflatten(1, (heads, -1))).sum(3)
+    return out.flatten(1, 2)
 
 
 def local_scores(queries: Tensor, keys: Tensor, *, heads: int, neighborhood: Neighborhood) -> Tensor:
-    """q_i . k_(i + d o) for every head and offset, of (B, C, Y, X) both: (B, H K, Y, X). Outside of the map k is zero."""
+    """Compute q_i . k_(i + d o) for every head and offset, of (B, C, Y, X) both: (B, H K, Y, X). k is zero outside."""
     near = windows(keys, neighborhood, *keys.shape[2:]).unflatten(1, (heads, -1))  # (B, H, D, K, Y, X)
     return (queries.unflatten(1, (heads, -1)).unsqueeze(3) * near).sum(2).flatten(1, 2)
 
 
 def windows(values: Tensor, neighborhood: Neighborhood, rows: int, columns: int) -> Tensor:
-    """Every pixel's neighborhood: (B, C, Y, X) to (B, C, K, Y', X')."""
+    """Return every pixel's neighborhood: (B, C, Y, X) to (B, C, K, Y', X')."""
     size, dilation, stride = neighborhood.size, neighborhood.dilation, neighborhood.stride
-    found = F.unfold(values, size, dilation=dilation, padding=neighborhood.radius, stride=stride)
+    unfolded = F.unfold(values, size, dilation=dilation, padding=neighborhood.radius, stride=stride)
     whole = [-(-count // stride) for count in values.shape[2:]]
-    return found.view(*values.shape[:2], neighborhood.offsets, *whole)[..., :rows, :columns]
+    return unfolded.view(*values.shape[:2], neighborhood.offsets, *whole)[..., :rows, :columns]

@@ -1,8 +1,8 @@
-"""Local attention for multipliers by channel, of which no one product of matrices is made, and for strides.
+"""Local attention with multipliers by channel, which are not one product of matrices, and with strides.
 
-Of an image there are, channels first: its values with zeros around them, its weights, and what it gets. Outputs are made a
-few channels of a few rows at a time, of all their neighbors in one room; gradients one offset after another, in rooms of the
-size of what an image gets. Nothing is k * k times as large as an image.
+An image has, channels first: its values with zeros around them, its weights, and its output. Outputs are computed a
+few channels of a few rows at a time, with all their neighbors in one buffer; gradients one offset after another, in buffers
+of the size of an image's output. Nothing is k * k times as large as an image.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local.geometry import Neighborhood
 
-#: channels whose outputs are made at a time; numbers in the room for their neighbors, about, and at most this part of all of
-#: an image's: what lies in a cache between two operations, which are few enough for their own cost to be small
+#: channels of a step; numbers in the buffer for their neighbors, about, and at most this part of all of an image's: they
+#: stay in a cache between two operations, and operations are few enough for their own cost to be small
 CHANNELS, NUMBERS, PART = 32, 2**21, 1 / 8
 
 
 class Shifted:
-    """Room for an image (Y, X, C) with zeros around it, seen as (H, D, Y', X') at any offset.
+    """Memory for an image (Y, X, C) with zeros around it, viewed as (H, D, Y', X') at any offset.
 
     Args:
         like: an image. sizes: Y' and X'.
@@ -35,18 +35,22 @@ class Shifted:
         self.inside = inside.permute(1, 2, 0)  #: (Y, X, C), to be filled or read
 
     def clear(self) -> None:
-        """Zeros everywhere."""
+        """Set everything to zero."""
         self._padded.zero_()
 
     def neighbors(self, channels: slice, top: int, rows: int) -> Tensor:
-        """(c, k, k, rows, X'), a view: what the pixels of some rows see in every direction, in some channels."""
-        near, of = self._near, self._padded.stride()
-        between = of[0], *(near.dilation * step for step in of[1:]), *(near.stride * step for step in of[1:])
+        """Return the neighbors of the pixels of some rows in some channels: (c, k, k, rows, X'), a view."""
+        near, strides = self._near, self._padded.stride()
+        steps = (
+            strides[0],
+            *(near.dilation * step for step in strides[1:]),
+            *(near.stride * step for step in strides[1:]),
+        )
         shape = channels.stop - channels.start, near.size, near.size, rows, self.sizes[1]
-        return self._padded.as_strided(shape, between, channels.start * of[0] + top * near.stride * of[1])
+        return self._padded.as_strided(shape, steps, channels.start * strides[0] + top * near.stride * strides[1])
 
     def at_every_offset(self) -> Iterator[Tensor]:
-        """(H, D, Y', X'), views: what every pixel sees in that direction."""
+        """Yield the neighbors of every pixel at each offset: (H, D, Y', X'), views."""
         near, rows, columns = self._near, *self.sizes
         for i in range(near.size):
             for j in range(near.size):
@@ -60,10 +64,10 @@ class Shifted:
 
 
 class Sums:
-    """What images of one shape get: their neighbors times weights, then summed by a product with the multiplier.
+    """The outputs of images of one shape: neighbors times weights, summed by a product with the multiplier.
 
     Args:
-        values: room for the values of an image.
+        values: memory for the values of an image.
         multiplier: (C, K).
     """
 
@@ -75,11 +79,11 @@ class Sums:
         self._group = min(CHANNELS, self._width)
         numbers = min(NUMBERS, int(PART * channels * offsets * rows * columns))
         self._strip = min(max(numbers // (self._group * offsets * columns), 1), rows)
-        self._room = multiplier.new_empty(self._group * offsets * self._strip * columns)
+        self._buffer = multiplier.new_empty(self._group * offsets * self._strip * columns)
         self._sums = multiplier.new_empty(channels * self._strip * columns)
 
     def fill(self, weights: Tensor, out: Tensor) -> None:
-        """`out` (Y', X', C) of the image that is in the values' room, by weights (H, K, Y', X')."""
+        """Write the output (Y', X', C) of the image in `values`, by weights (H, K, Y', X')."""
         height, columns, channels = out.shape
         for top in range(0, height, self._strip):
             rows = min(self._strip, height - top)
@@ -89,9 +93,9 @@ class Sums:
                 for start in range(first, first + self._width, self._group):
                     some = slice(start, min(start + self._group, first + self._width))
                     neighbors = self._values.neighbors(some, top, rows)
-                    room = self._room[: neighbors.numel()].view(neighbors.shape)
-                    weighed = torch.mul(neighbors, of_head.view(neighbors.shape[1:]), out=room)
-                    torch.bmm(self._multiplier[some], weighed.flatten(1, 2).flatten(2), out=sums[some])
+                    buffer = self._buffer[: neighbors.numel()].view(neighbors.shape)
+                    weighted = torch.mul(neighbors, of_head.view(neighbors.shape[1:]), out=buffer)
+                    torch.bmm(self._multiplier[some], weighted.flatten(1, 2).flatten(2), out=sums[some])
             out[top : top + rows].copy_(sums.view(channels, rows, columns).permute(1, 2, 0))
 
 
@@ -103,28 +107,31 @@ def gradients(
     to_out: Tensor,
     to_weights: Tensor,
     to_multiplier: Tensor | None,
-    rooms: tuple[Tensor, Tensor],
+    buffers: tuple[Tensor, Tensor],
 ) -> None:
-    """Fill `to_values` and `to_weights` (H, K, Y', X'), add to `to_multiplier` (K, H, D, 1, 1). Rooms are like `to_out`."""
+    """Fill `to_values` and `to_weights` (H, K, Y', X'), add to `to_multiplier` (K, H, D, 1, 1).
+
+    Buffers are like `to_out`.
+    """
     to_values.clear()
-    products, given = rooms
+    products, weighted = buffers
     heads, width = to_out.shape[:2]
     ones, to_offset = to_out.new_ones(heads, 1, width), torch.empty_like(to_out[:, :1]).flatten(2)
     for offset, (seen, to_seen) in enumerate(zip(values.at_every_offset(), to_values.at_every_offset(), strict=True)):
         flat = torch.mul(to_out, seen, out=products).flatten(2)
         by = ones if multiplier is None else multiplier[offset].view(heads, 1, width)
         to_weights[:, offset].flatten(1).copy_(torch.bmm(by, flat, out=to_offset).squeeze(1))
-        own = weights[:, offset].unsqueeze(1)
+        weight = weights[:, offset].unsqueeze(1)
         if multiplier is None or to_multiplier is None:
-            to_seen.addcmul_(to_out, own)
+            to_seen.addcmul_(to_out, weight)
         else:
-            # rows times maps: maps times columns, which is the same, takes ten times as long
-            to_multiplier[offset].view(heads, 1, width).baddbmm_(own.flatten(2), flat.transpose(1, 2))
-            to_seen.addcmul_(torch.mul(to_out, own, out=given), multiplier[offset])
+            # rows times maps; the same as maps times columns would take ten times as long
+            to_multiplier[offset].view(heads, 1, width).baddbmm_(weight.flatten(2), flat.transpose(1, 2))
+            to_seen.addcmul_(torch.mul(to_out, weight, out=weighted), multiplier[offset])
 
 
 def read_at_neighbors(maps: Tensor, neighborhood: Neighborhood) -> Tensor:
-    """A map for each offset (B, H, K, Y, X), read at that neighbor of every pixel; 0 outside of the map."""
+    """Read a map for each offset (B, H, K, Y, X) at that neighbor of every pixel; 0 outside of the map."""
     near, (rows, columns) = neighborhood, maps.shape[-2:]
     padded = F.pad(maps, (near.radius,) * 4)
     moved = []

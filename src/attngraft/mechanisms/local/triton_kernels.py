@@ -1,14 +1,14 @@
-"""The Triton kernels of local attention: one sweep over the offsets closes the softmax on its way.
+"""The Triton kernels of local attention: one sweep over the offsets completes the softmax.
 
     out_p[c] = sum_o (mul[c, o] w_p,o + add[c, o]) v_(s p + d o)[c],    w = softmax over o of the filters, or the filters
 
-A program belongs to one image and head and a tile of pixels, all channels of the head. It reads each filter once: the sum is
-rescaled when a larger score comes. What the softmax divides by is kept as a log-sum-exp l per pixel, so that the backward
-makes any weight again by itself, exp(filter - l). No exponent is positive, so nothing overflows.
+A program processes one image and head and a tile of pixels, all channels of the head. It reads each filter once: the sum is
+rescaled when a larger score comes. The divisor of the softmax is kept as a log-sum-exp l per pixel, so that the backward
+recomputes any weight as exp(filter - l). No exponent is positive, so nothing overflows.
 
-The backward has three kernels, each of which has its results to itself: no atomics, so the order of sums never changes.
+The backward has three kernels, and no two programs write to one result: no atomics, so the order of sums never changes.
 
-    dv_q = sum_o (mul w_p,o + add) dout_p,  p the pixel that sees q at offset o        a tile of pixels q
+    dv_q = sum_o (mul w_p,o + add) dout_p,  p the pixel with neighbor q at offset o    a tile of pixels q
     df_p,o = w_p,o (g_p,o - sum_o' w_p,o' g_p,o'),  g_p,o = sum_c mul dout_p v_(p+o)   a tile of pixels p, swept twice
     dmul = sum_p w_p,o dout_p v_(p+o),  dadd = sum_p dout_p v_(p+o)                    a head, an offset, some of the images
 
@@ -23,52 +23,52 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attngraft.mechanisms.triton_rows import finite, place, something
+from attngraft.mechanisms.triton_rows import finite, nonzero, program_index
 
 
 @triton.jit
 def pixels(tile, rows, columns, BLOCK_P: tl.constexpr):
-    """Those of a tile: their numbers, rows, columns, and which are there."""
+    """Return the pixels of a tile: their numbers, rows, columns, and whether they exist."""
     number = tile * BLOCK_P + tl.arange(0, BLOCK_P)
     return number, number // columns, number % columns, number < rows * columns
 
 
 @triton.jit
-def away(offset, SIZE: tl.constexpr, DILATION: tl.constexpr):
-    """How far a neighbor lies: rows and columns."""
+def offset_distance(offset, SIZE: tl.constexpr, DILATION: tl.constexpr):
+    """Return the distance of a neighbor: rows and columns."""
     return (offset // SIZE - SIZE // 2) * DILATION, (offset % SIZE - SIZE // 2) * DILATION
 
 
 @triton.jit
-def load_map(maps, channel, y, x, there, rows, columns):
-    """(channels, pixels) of contiguous maps, zero where there is no such channel or pixel, or it lies outside."""
+def load_map(maps, channel, y, x, exists, rows, columns):
+    """Load (channels, pixels) of contiguous maps, zero for channels and pixels that do not exist or lie outside."""
     lane, inside = channel
-    seen = there & (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
-    places = maps + lane[:, None] * rows * columns + (y * columns + x)[None, :]
-    return tl.load(places, mask=inside[:, None] & seen[None, :], other=0.0).to(tl.float32), seen
+    seen = exists & (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
+    pointers = maps + lane[:, None] * rows * columns + (y * columns + x)[None, :]
+    return tl.load(pointers, mask=inside[:, None] & seen[None, :], other=0.0).to(tl.float32), seen
 
 
 @triton.jit
-def load_ghost(ghost, own, offset, OFFSETS: tl.constexpr):
-    """(channels, 1) of a ghost matrix."""
-    lane, inside = own
+def load_ghost(ghost, ghost_channel, offset, OFFSETS: tl.constexpr):
+    """Load (channels, 1) of a ghost matrix."""
+    lane, inside = ghost_channel
     return tl.load(ghost + lane * OFFSETS + offset, mask=inside, other=0.0).to(tl.float32)[:, None]
 
 
 @triton.jit
 def lanes(entry, head, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """A head's channels: in the maps of the batch, and in the ghost matrices."""
+    """Return a head's channels: in the maps of the batch, and in the ghost matrices."""
     lane = tl.arange(0, BLOCK_D)
     return (entry * D + lane, lane < D), (head * D + lane, lane < D)
 
 
 @triton.jit
-def weight_of(filters, lse, entry, offset, number, there, count, OFFSETS: tl.constexpr, SOFTMAX: tl.constexpr):
-    """The weights at an offset, zero where there is no such pixel."""
-    found = tl.load(filters + (entry * OFFSETS + offset) * count + number, mask=there, other=0.0).to(tl.float32)
+def weight_of(filters, lse, entry, offset, number, exists, count, OFFSETS: tl.constexpr, SOFTMAX: tl.constexpr):
+    """Load the weights at an offset, zero for pixels that do not exist."""
+    found = tl.load(filters + (entry * OFFSETS + offset) * count + number, mask=exists, other=0.0).to(tl.float32)
     if SOFTMAX:
-        found = tl.exp(found - tl.load(lse + entry * count + number, mask=there, other=0.0))
-    return tl.where(there, found, 0.0)
+        found = tl.exp(found - tl.load(lse + entry * count + number, mask=exists, other=0.0))
+    return tl.where(exists, found, 0.0)
 
 
 @triton.jit
@@ -80,34 +80,34 @@ def forward_kernel(
 ):  # fmt: skip
     heads, rows, columns, out_rows, out_columns = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     count, OFFSETS = out_rows * out_columns, SIZE * SIZE
-    tile, entry, _, head = place(tl.cdiv(count, BLOCK_P), heads)
-    channel, own = lanes(entry, head, D, BLOCK_D)
-    number, y, x, there = pixels(tile, out_rows, out_columns, BLOCK_P)
+    tile, entry, _, head = program_index(tl.cdiv(count, BLOCK_P), heads)
+    channel, ghost_channel = lanes(entry, head, D, BLOCK_D)
+    number, y, x, exists = pixels(tile, out_rows, out_columns, BLOCK_P)
     highest = tl.full((BLOCK_P,), -float("inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_P,), dtype=tl.float32)
-    weighed = tl.zeros((BLOCK_D, BLOCK_P), dtype=tl.float32)
+    weighted = tl.zeros((BLOCK_D, BLOCK_P), dtype=tl.float32)
     added = tl.zeros((BLOCK_D, BLOCK_P), dtype=tl.float32)
     for offset in range(OFFSETS):
-        down, right = away(offset, SIZE, DILATION)
-        seen, _on_map = load_map(values, channel, y * STRIDE + down, x * STRIDE + right, there, rows, columns)
-        score = tl.load(filters + (entry * OFFSETS + offset) * count + number, mask=there, other=0.0).to(tl.float32)
+        down, right = offset_distance(offset, SIZE, DILATION)
+        seen, _on_map = load_map(values, channel, y * STRIDE + down, x * STRIDE + right, exists, rows, columns)
+        score = tl.load(filters + (entry * OFFSETS + offset) * count + number, mask=exists, other=0.0).to(tl.float32)
         if SOFTMAX:
             new = tl.maximum(highest, score)
             keep, score = tl.exp(highest - finite(new)), tl.exp(score - finite(new))
             total = total * keep + score
-            weighed = weighed * keep[None, :]
+            weighted = weighted * keep[None, :]
             highest = new
         part = seen * score[None, :]
         if MUL:
-            part = part * load_ghost(mul, own, offset, OFFSETS)
-        weighed += part
+            part = part * load_ghost(mul, ghost_channel, offset, OFFSETS)
+        weighted += part
         if ADD:
-            added += seen * load_ghost(add, own, offset, OFFSETS)
+            added += seen * load_ghost(add, ghost_channel, offset, OFFSETS)
     if SOFTMAX:
-        weighed = weighed / something(total)[None, :]
-        tl.store(lse + entry * count + number, finite(highest) + tl.log(something(total)), mask=there)
-    places = out + channel[0][:, None] * count + number[None, :]
-    tl.store(places, (weighed + added).to(out.dtype.element_ty), mask=channel[1][:, None] & there[None, :])
+        weighted = weighted / nonzero(total)[None, :]
+        tl.store(lse + entry * count + number, finite(highest) + tl.log(nonzero(total)), mask=exists)
+    pointers = out + channel[0][:, None] * count + number[None, :]
+    tl.store(pointers, (weighted + added).to(out.dtype.element_ty), mask=channel[1][:, None] & exists[None, :])
 
 
 @triton.jit
@@ -117,28 +117,28 @@ def values_kernel(
     SIZE: tl.constexpr, DILATION: tl.constexpr, STRIDE: tl.constexpr,
     SOFTMAX: tl.constexpr, MUL: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
-    """The values' gradients: each pixel collects from those that see it."""
+    """Compute the values' gradients: each pixel gathers from those with it as a neighbor."""
     heads, rows, columns, out_rows, out_columns = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     count, OFFSETS = out_rows * out_columns, SIZE * SIZE
-    tile, entry, _, head = place(tl.cdiv(rows * columns, BLOCK_P), heads)
-    channel, own = lanes(entry, head, D, BLOCK_D)
-    number, y, x, there = pixels(tile, rows, columns, BLOCK_P)
+    tile, entry, _, head = program_index(tl.cdiv(rows * columns, BLOCK_P), heads)
+    channel, ghost_channel = lanes(entry, head, D, BLOCK_D)
+    number, y, x, exists = pixels(tile, rows, columns, BLOCK_P)
     total = tl.zeros((BLOCK_D, BLOCK_P), dtype=tl.float32)
     for offset in range(OFFSETS):
-        down, right = away(offset, SIZE, DILATION)
+        down, right = offset_distance(offset, SIZE, DILATION)
         from_y, from_x = y - down, x - right
-        on = there & (from_y >= 0) & (from_x >= 0) & (from_y % STRIDE == 0) & (from_x % STRIDE == 0)
+        on = exists & (from_y >= 0) & (from_x >= 0) & (from_y % STRIDE == 0) & (from_x % STRIDE == 0)
         from_y, from_x = from_y // STRIDE, from_x // STRIDE
         gradient, seen = load_map(dout, channel, from_y, from_x, on, out_rows, out_columns)
         pixel = tl.where(seen, from_y * out_columns + from_x, 0)
         weight = weight_of(filters, lse, entry, offset, pixel, seen, count, OFFSETS, SOFTMAX)[None, :]
         if MUL:
-            weight = weight * load_ghost(mul, own, offset, OFFSETS)
+            weight = weight * load_ghost(mul, ghost_channel, offset, OFFSETS)
         if ADD:
-            weight = weight + load_ghost(add, own, offset, OFFSETS)
+            weight = weight + load_ghost(add, ghost_channel, offset, OFFSETS)
         total += weight * gradient
-    places = dvalues + channel[0][:, None] * rows * columns + number[None, :]
-    tl.store(places, total.to(dvalues.dtype.element_ty), mask=channel[1][:, None] & there[None, :])
+    pointers = dvalues + channel[0][:, None] * rows * columns + number[None, :]
+    tl.store(pointers, total.to(dvalues.dtype.element_ty), mask=channel[1][:, None] & exists[None, :])
 
 
 @triton.jit
@@ -147,30 +147,30 @@ def filters_kernel(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr,
     SIZE: tl.constexpr, DILATION: tl.constexpr, STRIDE: tl.constexpr, SOFTMAX: tl.constexpr, MUL: tl.constexpr
 ):  # fmt: skip
-    """The filters' gradients (float32): those of the weights first, then, of a softmax, through it."""
+    """Compute the filters' gradients (float32): those of the weights first, then through a softmax."""
     heads, rows, columns, out_rows, out_columns = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     count, OFFSETS = out_rows * out_columns, SIZE * SIZE
-    tile, entry, _, head = place(tl.cdiv(count, BLOCK_P), heads)
-    channel, own = lanes(entry, head, D, BLOCK_D)
-    number, y, x, there = pixels(tile, out_rows, out_columns, BLOCK_P)
-    gradient, _on_map = load_map(dout, channel, y, x, there, out_rows, out_columns)
+    tile, entry, _, head = program_index(tl.cdiv(count, BLOCK_P), heads)
+    channel, ghost_channel = lanes(entry, head, D, BLOCK_D)
+    number, y, x, exists = pixels(tile, out_rows, out_columns, BLOCK_P)
+    gradient, _on_map = load_map(dout, channel, y, x, exists, out_rows, out_columns)
     dot = tl.zeros((BLOCK_P,), dtype=tl.float32)
     for offset in range(OFFSETS):
-        down, right = away(offset, SIZE, DILATION)
-        seen, _on_map = load_map(values, channel, y * STRIDE + down, x * STRIDE + right, there, rows, columns)
+        down, right = offset_distance(offset, SIZE, DILATION)
+        seen, _on_map = load_map(values, channel, y * STRIDE + down, x * STRIDE + right, exists, rows, columns)
         part = gradient * seen
         if MUL:
-            part = part * load_ghost(mul, own, offset, OFFSETS)
+            part = part * load_ghost(mul, ghost_channel, offset, OFFSETS)
         found = tl.sum(part, 0)
         if SOFTMAX:
-            dot += found * weight_of(filters, lse, entry, offset, number, there, count, OFFSETS, SOFTMAX)
-        tl.store(dfilters + (entry * OFFSETS + offset) * count + number, found, mask=there)
+            dot += found * weight_of(filters, lse, entry, offset, number, exists, count, OFFSETS, SOFTMAX)
+        tl.store(dfilters + (entry * OFFSETS + offset) * count + number, found, mask=exists)
     if SOFTMAX:
-        tl.debug_barrier()  # what was stored is read again
+        tl.debug_barrier()  # stored values are read below
         for offset in range(OFFSETS):
-            places = dfilters + (entry * OFFSETS + offset) * count + number
-            weight = weight_of(filters, lse, entry, offset, number, there, count, OFFSETS, SOFTMAX)
-            tl.store(places, weight * (tl.load(places, mask=there, other=0.0) - dot), mask=there)
+            pointers = dfilters + (entry * OFFSETS + offset) * count + number
+            weight = weight_of(filters, lse, entry, offset, number, exists, count, OFFSETS, SOFTMAX)
+            tl.store(pointers, weight * (tl.load(pointers, mask=exists, other=0.0) - dot), mask=exists)
 
 
 @triton.jit
@@ -180,28 +180,30 @@ def ghosts_kernel(
     SIZE: tl.constexpr, DILATION: tl.constexpr, STRIDE: tl.constexpr,
     SOFTMAX: tl.constexpr, MUL: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
-    """What some of the images add to the ghost matrices' gradients, (parts, C, K); a program per part, head and offset."""
+    """Compute the gradients of the ghost matrices over parts of the images, (parts, C, K), per part, head and offset."""
     heads, rows, columns, out_rows, out_columns = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     count, OFFSETS = out_rows * out_columns, SIZE * SIZE
-    offset, _, part, head = place(OFFSETS, heads)
-    down, right = away(offset, SIZE, DILATION)
+    offset, _, part, head = program_index(OFFSETS, heads)
+    down, right = offset_distance(offset, SIZE, DILATION)
     to_mul = tl.zeros((BLOCK_D, BLOCK_P), dtype=tl.float32)
     to_add = tl.zeros((BLOCK_D, BLOCK_P), dtype=tl.float32)
     for image in range(part * per_part, tl.minimum((part + 1) * per_part, batch)):
         entry = image * heads + head
-        channel, _own = lanes(entry, head, D, BLOCK_D)
+        channel, _unused = lanes(entry, head, D, BLOCK_D)
         for tile in range(tl.cdiv(count, BLOCK_P)):
-            number, y, x, there = pixels(tile, out_rows, out_columns, BLOCK_P)
-            gradient, _on_map = load_map(dout, channel, y, x, there, out_rows, out_columns)
-            seen, _on_map = load_map(values, channel, y * STRIDE + down, x * STRIDE + right, there, rows, columns)
+            number, y, x, exists = pixels(tile, out_rows, out_columns, BLOCK_P)
+            gradient, _on_map = load_map(dout, channel, y, x, exists, out_rows, out_columns)
+            seen, _on_map = load_map(values, channel, y * STRIDE + down, x * STRIDE + right, exists, rows, columns)
             both = gradient * seen
             if MUL:
-                to_mul += both * weight_of(filters, lse, entry, offset, number, there, count, OFFSETS, SOFTMAX)[None, :]
+                to_mul += (
+                    both * weight_of(filters, lse, entry, offset, number, exists, count, OFFSETS, SOFTMAX)[None, :]
+                )
             if ADD:
                 to_add += both
     lane = tl.arange(0, BLOCK_D)
-    places = ((part * heads + head) * D + lane) * OFFSETS + offset
+    pointers = ((part * heads + head) * D + lane) * OFFSETS + offset
     if MUL:
-        tl.store(dmul + places, tl.sum(to_mul, 1), mask=lane < D)
+        tl.store(dmul + pointers, tl.sum(to_mul, 1), mask=lane < D)
     if ADD:
-        tl.store(dadd + places, tl.sum(to_add, 1), mask=lane < D)
+        tl.store(dadd + pointers, tl.sum(to_add, 1), mask=lane < D)

@@ -1,14 +1,14 @@
-"""The family of local attention in one module: which scores, among whom, and how they become weights.
+"""The family of local attention in one module: terms of the scores, windows or neighborhoods, and norm.
 
     scores_ij = q_i . k_j + q_i . rk_(j - i) + rq_(j - i) . k_j + rb_(j - i)        each of the four on or off
     out_i = sum over j of norm(scores_i)_j v_j
 
 j runs over the windows of Swin, or over the k x k neighborhood of i; the norm is a softmax, a filter norm (mean 0 and
 standard deviation 1 over j), or the identity. In a neighborhood keys and values outside of the map are zero and take part;
-shifted windows leave out pixels that the shift alone has brought together.
+shifted windows mask pairs of pixels that only the shift brings together.
 
-Source: ELSA, Eq. 4 and 6, Tables 1 to 3. The printed Eq. 4 has rb multiply the value inside of the norm; the paper's other
-equations show that a sum is meant.
+Source: ELSA, Eq. 4 and 6, Tables 1 to 3. In the printed Eq. 4 rb multiplies the value inside of the norm; the paper's other
+equations imply a sum.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ from torch import Tensor, nn
 
 from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
-from attngraft.mechanisms.local.offsets import Neighborhood
+from attngraft.mechanisms.local.geometry import (
+    Neighborhood,
+    join_windows,
+    relative_positions,
+    shifted_window_mask,
+    split_windows,
+)
 from attngraft.mechanisms.local.ops import local_filter, local_scores
 from attngraft.mechanisms.local.shifted import read_at_neighbors
-from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows
 
 Term = Literal["qk", "qr", "rk", "rb"]  #: q.k, q.r^k, r^q.k, r^b
 Norm = Literal["softmax", "filter", "identity"]
@@ -52,18 +57,18 @@ class LocalAttention(Recordable, nn.Module):
         heads: H. With H = dim, `terms=("rb",)`, a neighborhood and the identity it is a depthwise convolution between two
             linear layers; with `terms=("qr",)` there, an involution; with ("qk", "rb") in windows with a softmax, Swin's
             attention.
-        terms: which of "qk", "qr", "rk", "rb" are summed; `NETWORKS` has the paper's.
+        terms: those of "qk", "qr", "rk", "rb" that are summed; `NETWORKS` has the paper's.
         area: "window" or "neighborhood". size: rows, and columns, of it; odd for a neighborhood.
-        shift: of the windows, less than `size`; maps that windows do not divide are filled up with zeros, which take part.
+        shift: of the windows, less than `size`; maps that windows do not divide are padded with zeros, which take part.
         norm: "softmax", "filter" or "identity".
         scale: of the queries; (dim / H)^-0.5 by default.
 
-    `proj_in` has the rows of queries, keys and values, one after another, of which those that no term needs are left out.
-    `rk`, `rq` (H, D, places) and `rb` (H, places) start as truncated normals of std 0.02; there are size^2 places in a
-    neighborhood, (2 size - 1)^2 in a window, by key minus query.
+    `proj_in` has the rows of queries, keys and values, one after another, without those that no term needs.
+    `rk`, `rq` (H, D, positions) and `rb` (H, positions) start as truncated normals of std 0.02; a neighborhood has size^2
+    positions, a window (2 size - 1)^2, by key minus query.
 
-    A recorder is offered what values are weighed by: `local_filters` (B, H, K, Y, X) of neighborhoods, `weights` (B,
-    windows, H, n, n) in windows.
+    Records the weights of the values: `local_filters` (B, H, K, Y, X) of neighborhoods, `weights` (B, windows, H, n, n) of
+    windows.
 
     Raises:
         UsageError: an unknown term, area or norm, none of the terms, or sizes that do not fit.
@@ -93,21 +98,20 @@ class LocalAttention(Recordable, nn.Module):
         self.scale = width**-0.5 if scale is None else scale
         self.has_queries, self.has_keys = bool(self.terms & {"qk", "qr"}), bool(self.terms & {"qk", "rk"})
         self.proj_in = nn.Linear(dim, dim * (1 + self.has_queries + self.has_keys), bias=qkv_bias)
-        places = size**2 if area == "neighborhood" else (2 * size - 1) ** 2
-        self.rk = _table("qr" in self.terms, heads, width, places)
-        self.rq = _table("rk" in self.terms, heads, width, places)
-        self.rb = _table("rb" in self.terms, heads, places)
+        positions = size**2 if area == "neighborhood" else (2 * size - 1) ** 2
+        self.rk = _table("qr" in self.terms, heads, width, positions)
+        self.rq = _table("rk" in self.terms, heads, width, positions)
+        self.rb = _table("rb" in self.terms, heads, positions)
         self.proj_out = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, Y, X, dim) to the same."""
+        """Attend on a map (B, Y, X, dim)."""
         out = self._in_windows(x) if self.area == "window" else self._in_neighborhoods(x)
-        found: Tensor = self.proj_drop(self.proj_out(out))
-        return found
+        return self.proj_drop(self.proj_out(out))
 
     def _projected(self, x: Tensor, form: Callable[[Tensor], Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Queries, scaled, keys and values (..., dim), each made what `form` makes of it."""
+        """Return queries, scaled, keys and values (..., dim), each passed through `form`."""
         *parts, values = self.proj_in(x).chunk(1 + self.has_queries + self.has_keys, -1)
         queries = form(parts[0] * self.scale) if self.has_queries else None
         return queries, form(parts[-1]) if self.has_keys else None, form(values)
@@ -117,8 +121,7 @@ class LocalAttention(Recordable, nn.Module):
         q, k, v = self._projected(x, lambda part: part.permute(0, 3, 1, 2))
         scores = v.new_zeros(v.shape[0], self.heads, near.offsets, *v.shape[2:])
         if q is not None and k is not None and "qk" in self.terms:
-            found = local_scores(q, k, heads=self.heads, kernel_size=self.size)
-            scores = scores + found.unflatten(1, (self.heads, -1))
+            scores = scores + local_scores(q, k, heads=self.heads, kernel_size=self.size).unflatten(1, (self.heads, -1))
         if q is not None and self.rk is not None:
             scores = scores + torch.einsum("bhdyx,hdo->bhoyx", q.unflatten(1, (self.heads, -1)), self.rk)
         if k is not None and self.rq is not None:
@@ -128,7 +131,7 @@ class LocalAttention(Recordable, nn.Module):
             scores = scores + self.rb[..., None, None]
         if self.norm == "filter":
             scores = normalized(scores.movedim(2, -1), self.norm).movedim(-1, 2)
-        if self.is_recording("local_filters"):  # the softmax is in the operation
+        if self.is_recording("local_filters"):  # beside the operation, which includes the softmax
             self.record("local_filters", scores.softmax(2) if self.norm == "softmax" else scores)
         out = local_filter(v, scores.flatten(1, 2), kernel_size=self.size, softmax=self.norm == "softmax")
         return out.permute(0, 2, 3, 1)
@@ -139,20 +142,20 @@ class LocalAttention(Recordable, nn.Module):
         padded, visible = x.shape[1:3], None
         if self.shift:
             x = x.roll((-self.shift, -self.shift), (1, 2))
-            visible = neighbors_before(padded, self.size, self.shift, x.device).unsqueeze(1)
+            visible = shifted_window_mask(padded, self.size, self.shift, x.device).unsqueeze(1)
         q, k, v = self._projected(  # (B, windows, H, n, D)
             split_windows(x, self.size), lambda part: part.unflatten(-1, (self.heads, -1)).transpose(2, 3)
         )
-        places = relative_places(self.size, self.size).to(x.device)
+        positions = relative_positions(self.size, self.size).to(x.device)
         scores = v.new_zeros(*v.shape[:4], v.shape[3])
         if q is not None and k is not None and "qk" in self.terms:
             scores = scores + q @ k.transpose(-2, -1)
         if q is not None and self.rk is not None:
-            scores = scores + _taken(q @ self.rk, places)
+            scores = scores + _at_positions(q @ self.rk, positions)
         if k is not None and self.rq is not None:
-            scores = scores + _taken(k @ self.rq, places.t()).transpose(-2, -1)
+            scores = scores + _at_positions(k @ self.rq, positions.t()).transpose(-2, -1)
         if self.rb is not None:
-            scores = scores + self.rb[:, places]
+            scores = scores + self.rb[:, positions]
         weights = normalized(scores, self.norm, visible)
         self.record("weights", weights)
         out = weights @ v
@@ -167,13 +170,13 @@ class LocalAttention(Recordable, nn.Module):
 
 
 def normalized(scores: Tensor, norm: Norm, visible: Tensor | None = None) -> Tensor:
-    """Scores (..., pixels) to weights.
+    """Normalize scores (..., pixels) to weights.
 
     Args:
-        visible: of a shape that can be broadcast to the scores'; who is not has weight 0, and no part in the norm.
+        visible: broadcastable to the scores; hidden pixels have weight 0 and take no part in the norm.
 
-    A filter norm gives (scores - mean) / (standard deviation + 1e-5), both over who is visible, the latter biased; the paper
-    names the norm and leaves these out.
+    A filter norm is (scores - mean) / (standard deviation + 1e-5), both over visible pixels, the latter biased; the paper
+    only names the norm.
     """
     if norm == "softmax":
         return (scores if visible is None else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
@@ -185,13 +188,13 @@ def normalized(scores: Tensor, norm: Norm, visible: Tensor | None = None) -> Ten
     return scores * seen
 
 
-def _taken(products: Tensor, places: Tensor) -> Tensor:
-    """From products with every place of a table (..., n, places) those that are meant, (..., n, n)."""
-    return products.gather(-1, places.expand(*products.shape[:-1], -1))
+def _at_positions(products: Tensor, positions: Tensor) -> Tensor:
+    """Gather products with every entry of a table (..., n, positions) at the pairs' relative positions, (..., n, n)."""
+    return products.gather(-1, positions.expand(*products.shape[:-1], -1))
 
 
-def _table(wanted: bool, *shape: int) -> nn.Parameter | None:
-    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02)) if wanted else None
+def _table(used: bool, *shape: int) -> nn.Parameter | None:
+    return nn.Parameter(nn.init.trunc_normal_(torch.empty(shape), std=0.02)) if used else None
 
 
 def _check(dim: int, heads: int, *, terms: Collection[Term], area: str, size: int, shift: int, norm: str) -> None:
@@ -203,7 +206,7 @@ def _check(dim: int, heads: int, *, terms: Collection[Term], area: str, size: in
     if area not in ("window", "neighborhood"):
         raise UsageError(f"area is window or neighborhood, not {area!r}")
     if norm not in NORMS:
-        raise UsageError(f"norm is one of {', '.join(NORMS)}, not {norm!r}")
+        raise UsageError(f"norm must be one of {', '.join(NORMS)}, not {norm!r}")
     if size < 1 or (area == "neighborhood" and size % 2 == 0):
         raise UsageError(
             f"the size of a {area} is {'an odd number' if area == 'neighborhood' else '1 or more'}, not {size}"

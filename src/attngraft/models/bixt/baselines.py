@@ -1,14 +1,14 @@
-"""What BiXT is compared with: the same frame and blocks, and another way for latents and tokens to read each other.
+"""Baselines of BiXT: the same base class and blocks, with other forms of cross-attention.
 
-| names | what | parameters |
+| names | class | parameters |
 |---|---|---|
 | `iterative_sa5_d8_k1`, `sa6_d7`, `sa6_d8`, `sa4_d12`, `sa1_d22`, `sa1_d24` | `Iterative` | 10.6M to 22.2M |
 | `iterative_sa5_d8_k2`, ... | the same with two cross-attentions | 11.0M to 22.6M |
 | `sequential_d11`, `sequential_d12` | `Sequential` | 14.6M, 15.9M |
 
 `sa5_d8` has 8 blocks with 5 self-attentions each. k1 is the paper's dagger, one cross-attention for all blocks; k2 its
-double dagger, the first block's own and one for the rest. All have width 192, 64 latents and the paper's 3 heads; no code or
-weights of them are published.
+double dagger, one for the first block and one for the rest. All have width 192, 64 latents and the paper's 3 heads; neither
+code nor weights of them are published.
 
 Source: BiXT, tables 1 and A1.
 """
@@ -26,19 +26,19 @@ from attngraft.mechanisms.bixt.layer import OneSidedCrossAttention, TokensAttend
 from attngraft.models.bixt.latent_model import LatentModel, as_map
 from attngraft.models.bixt.layers import CrossAttentionBlock, OneSidedBlock, latent_block
 from attngraft.models.bixt.model import BiXT
-from attngraft.models.bixt.model import checkpoint_filter_fn as checkpoint_filter_fn  # beside the models' classes
-from attngraft.models.bixt.refusal import checkpoint_refusal_fn as checkpoint_refusal_fn
+from attngraft.models.bixt.model import checkpoint_filter_fn as checkpoint_filter_fn  # for weights of these classes
+from attngraft.models.bixt.model import checkpoint_refusal_fn as checkpoint_refusal_fn
 
 
 class SequentialBlock(CrossAttentionBlock):
-    """Latents read the tokens, then the tokens read the refined latents: two similarities in place of one.
+    """Latents attend to the tokens, then the tokens to the updated latents: two similarities instead of one.
 
         l = l + dp(ls1_lat(attn(norm1_lat(l), norm1_pat(t))))
         t = t + dp(ls1_pat(attn_pat(norm1_pat(t), norm1_lat(l))))
-        and the feed-forward networks of `CrossAttentionBlock`, whose arguments it has
+        and the feed-forward networks of `CrossAttentionBlock`, whose arguments it takes
 
-    The paper has "latents first query, followed by the tokens querying the latents", and its parameters leave room for four
-    norms; which latents the tokens read it leaves open. Here those of the line above, through the norm of all attention.
+    The paper has "latents first query, followed by the tokens querying the latents", and its parameter count fits four
+    norms; it does not specify which latents the tokens attend to. Here these are the updated ones, after the same norm.
     """
 
     attention = OneSidedCrossAttention
@@ -50,30 +50,22 @@ class SequentialBlock(CrossAttentionBlock):
         *,
         dim_attention: int,
         heads: int,
-        rv_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
         **others: Any,
     ) -> None:
-        both: dict[str, Any] = {
-            "dim_attention": dim_attention,
-            "heads": heads,
-            "rv_bias": rv_bias,
-            "attn_drop": attn_drop,
-            "proj_drop": proj_drop,
-        }
+        both: dict[str, Any] = {"dim_attention": dim_attention, "heads": heads}
         super().__init__(dim_latents, dim_tokens, **both, **others)
+        both |= {name: others[name] for name in ("rv_bias", "attn_drop", "proj_drop") if name in others}
         self.attn_pat = TokensAttend(dim_tokens, dim_latents, **both)
 
     def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The attentions' part of `forward`, with the residual sums."""
+        """Apply both attentions with their residual sums."""
         normed = self.norm1_pat(tokens)
         latents = latents + self.drop_path(self.ls1_lat(self.attn(self.norm1_lat(latents), normed)))
         return latents, tokens + self.drop_path(self.ls1_pat(self.attn_pat(normed, self.norm1_lat(latents))))
 
 
 class Sequential(BiXT):
-    """BiXT with a `SequentialBlock` in each layer but the last, which is one-sided as BiXT's.
+    """BiXT with a `SequentialBlock` in each layer except the last, which is one-sided as in BiXT.
 
     Arguments as of `BiXT`.
     """
@@ -82,25 +74,25 @@ class Sequential(BiXT):
 
 
 class Iterative(LatentModel):
-    """Latents read the same tokens again and again, as in a Perceiver; nobody updates the tokens.
+    """Latents attend to the same tokens repeatedly, as in a Perceiver; tokens are never updated.
 
         l = cross(l, t);  l = block(l), `self_layers` times        `depth` times
 
-    Every block computes keys and values from the tokens anew. A cross-attention that several blocks share, with its norms
-    and feed-forward network, is held, counted and saved once, in `cross_attention`.
+    Every block computes keys and values from the tokens again. A cross-attention that several blocks share, with its norms
+    and feed-forward network, is stored, counted and saved once, in `cross_attention`.
 
     Args:
-        depth: number of blocks. self_layers: of self-attentions in each; these are never shared.
-        cross_sets: how many cross-attentions there are: the first blocks have one each, the last serves the rest. 1 and 2
-            are the paper's.
-        attention_dim: width of cross-attention; that of the latents where not given.
+        depth: number of blocks. self_layers: number of self-attentions in each; these are never shared.
+        cross_sets: number of cross-attentions: the first blocks have one each, the remaining blocks share the last. The
+            paper has 1 and 2.
+        attention_dim: width of cross-attention; default: that of the latents.
         num_heads, mlp_ratio, qkv_bias, rv_bias, init_values, proj_drop_rate, attn_drop_rate: as of `BiXT`.
-        drop_path_rate: of the last self-attention, from 0 at the first on. A cross-attention has the mean of the rates of
-            the blocks it serves.
-        frame: the others, as of `LatentModel`.
+        drop_path_rate: of the last self-attention, rising from 0 at the first. A cross-attention has the mean rate of the
+            blocks that use it.
+        frame: other arguments of `LatentModel`.
 
     Raises:
-        UsageError: sizes that do not go together, or an unknown word.
+        UsageError: inconsistent sizes, or an unknown choice.
     """
 
     def __init__(
@@ -123,10 +115,10 @@ class Iterative(LatentModel):
         drop_path_rate: float = 0.0,
         **frame: Any,
     ) -> None:
-        if self_layers < 1:  # latents would meet each other nowhere
-            raise UsageError(f"self_layers is 1 or more, not {self_layers}")
+        if self_layers < 1:  # else latents never attend to each other
+            raise UsageError(f"self_layers must be 1 or more, not {self_layers}")
         if not 1 <= cross_sets <= depth:
-            raise UsageError(f"cross_sets is from 1 to the depth, here {depth}, not {cross_sets}")
+            raise UsageError(f"cross_sets must be from 1 to the depth, {depth}, not {cross_sets}")
         branches: dict[str, Any] = {
             "mlp_ratio": mlp_ratio,
             "layer_scale": init_values,
@@ -144,6 +136,8 @@ class Iterative(LatentModel):
             for _ in range(depth)
         )
         super().__init__(img_size, blocks=blocks, embed_dim=embed_dim, token_dim=token_dim, **frame)
+        rates_by_block = calculate_drop_path_rates(drop_path_rate, depth)
+        served = [*([rate] for rate in rates_by_block[: cross_sets - 1]), rates_by_block[cross_sets - 1 :]]
         self.cross_attention = nn.ModuleList(
             OneSidedBlock(
                 embed_dim,
@@ -151,42 +145,37 @@ class Iterative(LatentModel):
                 dim_attention=attention_dim or embed_dim,
                 heads=num_heads,
                 rv_bias=rv_bias,
-                drop_path=fmean(served),
+                drop_path=fmean(block_rates),
                 **branches,
             )
-            for served in _served(calculate_drop_path_rates(drop_path_rate, depth), cross_sets)
+            for block_rates in served
         )
         self.init_weights()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """How timm groups the parameters in layers; a shared cross-attention is of the first block that it serves."""
+        """Return timm's patterns for grouping parameters by layer; a shared cross-attention belongs to its first block."""
         groups = super().group_matcher(coarse)
         return {**groups, "blocks": [(r"^(?:blocks|cross_attention)\.(\d+)", None), *groups["blocks"][1:]]}
 
     def run_layer(
         self, index: int, latents: Tensor, tokens: Tensor, grid: tuple[int, int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Block `index`; the tokens leave it as they came."""
+        """Run block `index`; tokens are returned unchanged."""
         cross = self.cross_attention[min(index, len(self.cross_attention) - 1)]
         return self.blocks[index](cross(latents, tokens)), tokens
 
     def token_layers(self) -> int:
-        """How many blocks give tokens: all give the same."""
+        """Return the number of blocks: all return the same tokens."""
         return len(self.blocks)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """As `LatentModel`'s; the cross-attentions that only served those blocks go with them."""
+        """As of `LatentModel`; also removes the cross-attentions that only removed blocks use."""
         taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
         self.cross_attention = self.cross_attention[: len(self.blocks)]
         return taken
 
     def forward_tokens(self, images: Tensor) -> Tensor:
-        """Images to a map (B, token_dim, rows, columns): the tokens as every block reads them."""
+        """Images to the map (B, token_dim, rows, columns) of the tokens that every block attends to."""
         return as_map(self.embed(images), self.grid(images))
-
-
-def _served(rates: list[float], sets: int) -> list[list[float]]:
-    """The blocks' rates by the cross-attention that serves them."""
-    return [*([rate] for rate in rates[: sets - 1]), rates[sets - 1 :]]

@@ -1,10 +1,18 @@
-"""The frame that BiXT and its baselines share: images in, latents that layers refine, a head; and timm's interface.
+"""Base class of BiXT and its baselines: images to tokens, latents that layers refine, a head; with timm's interface.
 
-    tokens  = patch_embed(images) + positions;   latents = a parameter that all images share
+    tokens  = patch_embed(images) + positions;   latents = a parameter, shared by all images
     latents, tokens = layer(latents, tokens)     for each layer
     logits  = head(fc_norm(mean of the latents))
 
-What a layer does is the subclasses' to say: `model.BiXT`, `baselines.Iterative`, `baselines.Sequential`.
+Subclasses (`model.BiXT`, `baselines.Iterative`, `baselines.Sequential`) implement the layers. Initial values:
+
+| | "jax", as the published models were trained | "skip", PyTorch's own |
+|---|---|---|
+| linear layers | Xavier's uniform, a fused projection as one matrix | as `torch.nn.Linear` |
+| their biases | 0, but N(0, 1e-6) in the MLPs | |
+| the head | 0 | |
+| convolutions | LeCun's normal, biases 0 | as `torch.nn.Conv2d` |
+| latents | truncated normal of std 0.02 | standard normal |
 """
 
 from __future__ import annotations
@@ -13,42 +21,44 @@ from abc import ABC, abstractmethod
 from typing import Any, Literal, cast
 
 import torch
+from timm.layers import lecun_normal_, trunc_normal_
 from timm.models import checkpoint
-from timm.models._features import feature_take_indices  # what timm's own models use
+from timm.models._features import feature_take_indices  # private, but used by all of timm's models
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
-from attngraft.models.bixt.initialization import Initialization, initialize, initialize_all
 from attngraft.models.bixt.layers import EPS
 from attngraft.models.bixt.positions import Positions, StaticPositions, make_positions
-from attngraft.models.bixt.tokenizers import Tokenizer, make_tokenizer, token_grid
-from attngraft.models.bixt.words import known
+from attngraft.models.bixt.tokenizers import Tokenizer, check_choice, make_tokenizer, token_grid
+from attngraft.models.timm_model import TimmModel
 
-Pool = Literal["avg", ""]
+Initialization = Literal["jax", "skip"]
 
 
-class LatentModel(ABC, nn.Module):
+class LatentModel(ABC, TimmModel):
     """Images (B, in_chans, H, W) to logits (B, num_classes), by layers of latents and tokens.
 
-    A subclass gives the layers, says what one does, and calls `init_weights` when it is complete.
+    A subclass passes the layers, implements `run_layer`, and calls `init_weights` at the end of its `__init__`.
 
     Args:
-        img_size: of the images, one number or (rows, columns).
+        img_size: image size, one number or (rows, columns).
         blocks: the layers.
         global_pool: "avg", the mean of the latents, or "", all of them.
-        patch_size, stride: of the tokenizer; the grid has H / stride x W / stride tokens. A stride of None is the patch's
-            size, the only one of the convolutional tokenizer.
+        patch_size, stride: of the tokenizer; the grid has H / stride x W / stride tokens. A stride of None is the patch
+            size, the only one that the convolutional tokenizer supports.
         tokenizer: "linear" or "conv" (`tokenizers`).
-        positions: "static", of the one grid of `img_size`, "dynamic", of each image's own, or "none" (`positions`).
-        embed_dim: width of the latents. token_dim: of the tokens; the same where not given.
-        fc_norm: norm behind the pooling, and not in front of it.
-        drop_rate: dropout in front of the head.
-        weight_init: "jax", as the published models were trained, or "skip", PyTorch's own with standard-normal latents, as
-            those of 384 pixels start, which are fine-tuned anyway.
+        positions: "static" for the grid of `img_size`, "dynamic" for any grid, or "none" (`positions`).
+        embed_dim: width of the latents. token_dim: of the tokens; default: the same.
+        fc_norm: apply the norm after pooling instead of before it.
+        drop_rate: dropout before the head.
+        weight_init: "jax", as the published models were trained, or "skip", PyTorch's own with standard normal latents,
+            as in the published models for 384 pixels, which are fine-tuned.
 
     Raises:
-        UsageError: sizes that do not go together, or an unknown word.
+        UsageError: inconsistent sizes, or an unknown choice.
     """
+
+    pools = ("avg", "")
 
     def __init__(
         self,
@@ -57,7 +67,7 @@ class LatentModel(ABC, nn.Module):
         blocks: nn.ModuleList,
         in_chans: int = 3,
         num_classes: int = 1000,
-        global_pool: Pool = "avg",
+        global_pool: str = "avg",
         patch_size: int = 16,
         stride: int | None = None,
         tokenizer: Tokenizer = "linear",
@@ -73,11 +83,11 @@ class LatentModel(ABC, nn.Module):
     ) -> None:
         super().__init__()
         if not blocks or num_latents < 1:
-            raise UsageError(f"depth and num_latents of BiXT are 1 or more, not {len(blocks)} and {num_latents}")
+            raise UsageError(f"depth and num_latents of BiXT must be 1 or more, not {len(blocks)} and {num_latents}")
         token_dim = token_dim or embed_dim
         self.num_classes, self.in_chans = num_classes, in_chans
-        self.global_pool = known("global_pool", global_pool, ("avg", ""))
-        self.weight_init = known("weight_init", weight_init, ("jax", "skip"))
+        self.global_pool = self.check_pool(global_pool)
+        self.weight_init = check_choice("weight_init", weight_init, ("jax", "skip"))
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.token_dim = token_dim
         self.grad_checkpointing = False
@@ -96,86 +106,87 @@ class LatentModel(ABC, nn.Module):
         self.norm_lat = nn.Identity() if fc_norm else nn.LayerNorm(embed_dim, eps=EPS)
         self.fc_norm = nn.LayerNorm(embed_dim, eps=EPS) if fc_norm else nn.Identity()
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = _head(embed_dim, num_classes)
-
-    # -- what a subclass says ------------------------------------------------------------------------------------------
+        self.head = super().make_head(num_classes)
 
     @abstractmethod
     def run_layer(
         self, index: int, latents: Tensor, tokens: Tensor, grid: tuple[int, int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Layer `index` of latents (B or 1, M, embed_dim) and tokens (B, N, token_dim), on a grid of (rows, columns): both
-        anew; None for tokens that no layer behind it may read."""
+        """Update latents (B or 1, M, embed_dim) and tokens (B, N, token_dim) on a grid of (rows, columns) by layer `index`.
+
+        Returns None for tokens that no later layer may use.
+        """
 
     @abstractmethod
     def token_layers(self) -> int:
-        """How many layers, from the first on, give tokens."""
-
-    # -- as timm's models ----------------------------------------------------------------------------------------------
+        """Return the number of layers, from the first on, that return tokens."""
 
     def init_weights(self) -> None:
-        """Initial values, by `weight_init`, and position codes."""
+        """Initialize parameters by `weight_init`, and position codes."""
         self.fourier_pos_encode.set_grid(self.grid_size)
-        initialize_all(self, self.weight_init)
+        if self.latents.is_meta:  # slow in PyTorch, for nothing
+            return
+        if self.weight_init == "skip":
+            nn.init.normal_(self.latents)
+            return
+        trunc_normal_(self.latents, std=0.02)
+        for name, module in self.named_modules():
+            _initialize(module, name)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that are not decayed, beside vectors: none. The paper's recipe decays the latents."""
+        """Return names of parameters without weight decay, besides vectors: none. The paper's recipe decays the latents."""
         return set()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """How timm groups the parameters in layers."""
+        """Return timm's patterns for grouping parameters by layer."""
         return {
             "stem": r"^latents|^patch_embed|^fourier_pos_encode",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm_lat|^fc_norm", (99999,))],
         }
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute the layers again in the backward pass, to save memory."""
+        """Enable activation checkpointing of the layers."""
         self.grad_checkpointing = enable
 
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: Pool | None = None) -> None:
-        """A new head for `num_classes`, which starts as the model's did; 0: none."""
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.global_pool = known("global_pool", global_pool, ("avg", ""))
-        head = _head(self.embed_dim, num_classes).to(device=self.latents.device, dtype=self.latents.dtype)
+    def make_head(self, classes: int) -> nn.Module:
+        """Return a new head, initialized as the model's."""
+        head = super().make_head(classes)
         if self.weight_init == "jax":
-            initialize(head, "head")
-        self.head = head.train(self.training)
+            _initialize(head, "head")
+        return head
+
+    def check_pool(self, pool: str) -> str:
+        """Return `pool`.
+
+        Raises:
+            UsageError: it is not one of `pools`.
+        """
+        return check_choice("global_pool", pool, self.pools)
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Take images of another size: position codes are computed anew, nothing else depends on it."""
+        """Change the image size: position codes are recomputed, nothing else depends on it."""
         self.grid_size = token_grid(img_size, self.patch_embed.stride)
         self.fourier_pos_encode.set_grid(self.grid_size)
 
-    # -- forward -------------------------------------------------------------------------------------------------------
-
     def embed(self, images: Tensor) -> Tensor:
-        """Images to the tokens (B, N, token_dim) that enter the first layer."""
+        """Images to the input tokens (B, N, token_dim) of the first layer."""
         return self.patch_embed(images) + self.fourier_pos_encode(self.grid(images))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to latents (B, M, embed_dim) behind the last layer, normed where `fc_norm` is off."""
+        """Images to latents (B, M, embed_dim) after the last layer, normalized unless `fc_norm` is set."""
         latents, _ = self._layers(images, len(self.blocks))
         return cast(Tensor, self.norm_lat(latents))
 
     def forward_tokens(self, images: Tensor) -> Tensor:
-        """Images to a map (B, token_dim, rows, columns): the tokens behind the last layer that updates them."""
+        """Images to the map (B, token_dim, rows, columns) of the tokens after the last layer that updates them."""
         _, tokens = self._layers(images, self.token_layers())
         return as_map(cast(Tensor, tokens), self.grid(images))
 
     def forward_head(self, latents: Tensor, pre_logits: bool = False) -> Tensor:
-        """Latents to logits, or to what enters the head."""
+        """Latents to logits, or to the input of the head."""
         pooled = self.fc_norm(latents.mean(dim=1) if self.global_pool == "avg" else latents)
         pooled = self.head_drop(pooled)
         return pooled if pre_logits else cast(Tensor, self.head(pooled))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(images))
 
     def forward_intermediates(
         self,
@@ -187,21 +198,22 @@ class LatentModel(ABC, nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """The tokens that leave some of the layers that update them, as timm's models give it: (latents, intermediates),
-        or the latter alone. The first is what `forward_features` gives.
+        """Return tokens after some of the layers that update them, as timm's models do.
+
+        The result is (latents, intermediates), or the latter alone; the latents are those of `forward_features`.
 
         Args:
-            indices: the last so many of these layers, those named, or all (None).
-            return_prefix_tokens: give pairs (map, latents of that layer).
+            indices: the last n of these layers (a number), those listed, or all (None).
+            return_prefix_tokens: return pairs (map, latents of that layer).
             norm: apply the final norm to those latents too; tokens have none.
-            stop_early: leave out the layers above.
+            stop_early: stop after the last layer in `indices`.
             output_fmt: "NCHW" or "NLC".
 
         Raises:
-            ValueError: another format.
+            ValueError: unknown `output_fmt`.
         """
         if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt is NCHW or NLC, not {output_fmt!r}")
+            raise ValueError(f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
         taken, last = feature_take_indices(self.token_layers(), indices)
         grid, tokens = self.grid(x), self.embed(x)
         latents: Tensor = self.latents
@@ -209,14 +221,15 @@ class LatentModel(ABC, nn.Module):
         for index in range(last + 1 if stop_early else len(self.blocks)):
             latents, tokens = self._run(index, latents, tokens, grid)
             if index in taken:
-                given = as_map(tokens, grid) if output_fmt == "NCHW" else tokens
-                found.append((given, self.norm_lat(latents) if norm else latents) if return_prefix_tokens else given)
+                layer_tokens = as_map(tokens, grid) if output_fmt == "NCHW" else tokens
+                prefix = self.norm_lat(latents) if norm else latents
+                found.append((layer_tokens, prefix) if return_prefix_tokens else layer_tokens)
         return found if intermediates_only else (self.norm_lat(latents), found)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Take away the layers that `forward_intermediates` does not need for `indices`."""
+        """Remove the layers that `forward_intermediates` does not need for `indices`."""
         taken, last = feature_take_indices(self.token_layers(), indices)
         self.blocks = self.blocks[: last + 1]
         if prune_norm:
@@ -227,7 +240,7 @@ class LatentModel(ABC, nn.Module):
         return cast(list[int], taken)
 
     def _layers(self, images: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
-        """Through the first `count` layers."""
+        """Run the first `count` layers."""
         grid, tokens = self.grid(images), self.embed(images)
         latents: Tensor = self.latents
         for index in range(count):
@@ -238,17 +251,17 @@ class LatentModel(ABC, nn.Module):
         return checkpoint(self.run_layer, *inputs) if self.grad_checkpointing else self.run_layer(*inputs)
 
     def grid(self, images: Tensor) -> tuple[int, int]:
-        """Rows and columns of the images' tokens.
+        """Return rows and columns of the images' tokens.
 
         Raises:
-            UsageError: the model's positions are of another grid.
+            UsageError: the model's position codes are for another grid.
         """
         grid = token_grid((images.shape[2], images.shape[3]), self.patch_embed.stride)
         if isinstance(self.fourier_pos_encode, StaticPositions) and grid != self.grid_size:
             height, width = (side * self.patch_embed.stride for side in self.grid_size)
             raise UsageError(
                 f"this model is for images of {height} x {width}, and these are {images.shape[2]} x {images.shape[3]}; "
-                "call set_input_size, make it with another img_size, or with positions='dynamic'"
+                "call set_input_size, or create it with another img_size or with positions='dynamic'"
             )
         return grid
 
@@ -258,5 +271,18 @@ def as_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
     return tokens.transpose(1, 2).unflatten(2, grid).contiguous()
 
 
-def _head(dim: int, classes: int) -> nn.Module:
-    return nn.Linear(dim, classes) if classes > 0 else nn.Identity()
+def _initialize(module: nn.Module, name: str) -> None:
+    """Initialize the module called `name` by the rule "jax", if it is a linear layer or a convolution."""
+    if isinstance(module, nn.Conv2d):
+        lecun_normal_(module.weight)
+    elif not isinstance(module, nn.Linear):
+        return
+    elif name == "head":
+        nn.init.zeros_(module.weight)
+    else:
+        nn.init.xavier_uniform_(module.weight)
+    if module.bias is not None:
+        if "mlp" in name:
+            nn.init.normal_(module.bias, std=1e-6)
+        else:
+            nn.init.zeros_(module.bias)

@@ -1,11 +1,12 @@
-"""The layers of BiXT: cross-attention with its feed-forward networks, then a transformer block over the latents.
+"""Layers of BiXT: cross-attention with its feed-forward networks, then a transformer block over the latents.
 
-All is pre-norm. `ls` is layer scale (with `layer_scale` alone), `dp` drop path; parameters have the published names.
+All blocks are pre-norm. `ls` is layer scale (only with `layer_scale`), `dp` drop path; parameters have the published names.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from timm.layers import DropPath, LayerScale, Mlp
 from timm.models.vision_transformer import Block
@@ -28,7 +29,7 @@ def latent_block(
     attn_drop: float = 0.0,
     proj_drop: float = 0.0,
 ) -> Block:
-    """Self-attention of the latents: timm's own block, so that what reads a ViT's blocks reads these.
+    """Create a self-attention block over the latents. It is timm's own, so that adapters treat it like a ViT's block.
 
     l = l + dp(ls1(attn(norm1(l))));  l = l + dp(ls2(mlp(norm2(l))))
 
@@ -49,23 +50,18 @@ def latent_block(
     )
 
 
-class CrossAttentionBlock(nn.Module):
-    """Latents and tokens read each other at once, then each goes through its own feed-forward network.
+class OneSidedBlock(nn.Module):
+    """Latents attend to the tokens, which do not change.
 
-        l', t' = attn(norm1_lat(l), norm1_pat(t))
-        l = l + dp(ls1_lat(l'));  l = l + dp(ls2_lat(mlp_lat(norm2_lat(l))))
-        t = t + dp(ls1_pat(t'));  [t = t + dp(ls_lpi(lpi(norm_lpi(t))))];  t = t + dp(ls2_pat(mlp_pat(norm2_pat(t))))
+        l = l + dp(ls1_lat(attn(norm1_lat(l), norm1_pat(t))));  l = l + dp(ls2_lat(mlp_lat(norm2_lat(l))))
 
     Args:
-        dim_latents, dim_tokens, dim_attention: widths; `heads` share the last.
-        layer_scale: what the scales start from; None: no scales.
-        local: let neighbouring tokens interact, by the convolutions in brackets. Where they stand is our reading, XCiT's
-            place; BiXT does not say. They need to know the `grid`.
-
-    Source: BiXT, section 3.2 and figure 2.
+        dim_latents, dim_tokens, dim_attention: widths; `heads` divide the last.
+        layer_scale: initial value of layer scale; None: no layer scale.
     """
 
-    attention: type[nn.Module] = BidirectionalCrossAttention
+    attention: type[nn.Module] = OneSidedCrossAttention
+    updates_tokens = False
 
     def __init__(
         self,
@@ -80,7 +76,6 @@ class CrossAttentionBlock(nn.Module):
         drop_path: float = 0.0,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
-        local: bool = False,
     ) -> None:
         super().__init__()
         self.norm1_lat = nn.LayerNorm(dim_latents, eps=EPS)
@@ -95,95 +90,91 @@ class CrossAttentionBlock(nn.Module):
             proj_drop=proj_drop,
         )
         self.ls1_lat = _scale(dim_latents, layer_scale)
-        self.ls1_pat = _scale(dim_tokens, layer_scale)
+        if self.updates_tokens:  # registered here, which fixes the order of parameters
+            self.ls1_pat = _scale(dim_tokens, layer_scale)
         self.norm2_lat = nn.LayerNorm(dim_latents, eps=EPS)
         self.mlp_lat = Mlp(dim_latents, int(mlp_ratio * dim_latents), drop=proj_drop)
         self.ls2_lat = _scale(dim_latents, layer_scale)
-        self.norm_lpi = nn.LayerNorm(dim_tokens, eps=EPS) if local else None
-        self.lpi = LocalPatchInteraction(dim_tokens) if local else None
-        self.ls_lpi = _scale(dim_tokens, layer_scale if local else None)
-        self.norm2_pat = nn.LayerNorm(dim_tokens, eps=EPS)
-        self.mlp_pat = Mlp(dim_tokens, int(mlp_ratio * dim_tokens), drop=proj_drop)
-        self.ls2_pat = _scale(dim_tokens, layer_scale)
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
-    def forward(self, latents: Tensor, tokens: Tensor, grid: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to both anew, B of each.
+    def forward(self, latents: Tensor, tokens: Tensor) -> Any:
+        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to (B, M, dim_latents)."""
+        found = self.attn(self.norm1_lat(latents), self.norm1_pat(tokens))
+        return self.feed_forward(latents + self.drop_path(self.ls1_lat(found)))
 
-        Args:
-            grid: rows and columns of the tokens; needed with `local`.
-        """
-        latents, tokens = self.attend(latents, tokens)
-        latents = latents + self.drop_path(self.ls2_lat(self.mlp_lat(self.norm2_lat(latents))))
-        if self.lpi is not None and self.norm_lpi is not None:
-            tokens = tokens + self.drop_path(self.ls_lpi(self.lpi(self.norm_lpi(tokens), grid)))
-        tokens = tokens + self.drop_path(self.ls2_pat(self.mlp_pat(self.norm2_pat(tokens))))
-        return latents, tokens
-
-    def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The attention's part of `forward`, its residual sums included."""
-        for_latents, for_tokens = self.attn(self.norm1_lat(latents), self.norm1_pat(tokens))
-        return latents + self.drop_path(self.ls1_lat(for_latents)), tokens + self.drop_path(self.ls1_pat(for_tokens))
+    def feed_forward(self, latents: Tensor) -> Tensor:
+        """Apply the feed-forward network of the latents, with its residual sum."""
+        return latents + self.drop_path(self.ls2_lat(self.mlp_lat(self.norm2_lat(latents))))
 
 
-class OneSidedBlock(nn.Module):
-    """Latents read the tokens, which stay what they are.
+class CrossAttentionBlock(OneSidedBlock):
+    """Latents and tokens attend to each other at once, then pass their own feed-forward networks.
 
-        l = l + dp(ls1_lat(attn(norm1_lat(l), norm1_pat(t))));  l = l + dp(ls2_lat(mlp_lat(norm2_lat(l))))
+        l', t' = attn(norm1_lat(l), norm1_pat(t))
+        l = l + dp(ls1_lat(l'));  l = l + dp(ls2_lat(mlp_lat(norm2_lat(l))))
+        t = t + dp(ls1_pat(t'));  [t = t + dp(ls_lpi(lpi(norm_lpi(t))))];  t = t + dp(ls2_pat(mlp_pat(norm2_pat(t))))
 
-    Arguments as of `CrossAttentionBlock`.
+    Args:
+        local: add the local patch interaction in brackets, convolutions that need the `grid`. Its position is our reading,
+            that of XCiT; BiXT does not specify it.
+        The others: as of `OneSidedBlock`.
+
+    Source: BiXT, section 3.2 and figure 2.
     """
+
+    attention: type[nn.Module] = BidirectionalCrossAttention
+    updates_tokens = True
 
     def __init__(
         self,
         dim_latents: int,
         dim_tokens: int,
         *,
-        dim_attention: int,
-        heads: int,
         mlp_ratio: float = 4.0,
-        rv_bias: bool = True,
         layer_scale: float | None = None,
-        drop_path: float = 0.0,
-        attn_drop: float = 0.0,
         proj_drop: float = 0.0,
+        local: bool = False,
+        **others: Any,
     ) -> None:
-        super().__init__()
-        self.norm1_lat = nn.LayerNorm(dim_latents, eps=EPS)
-        self.norm1_pat = nn.LayerNorm(dim_tokens, eps=EPS)
-        self.attn = OneSidedCrossAttention(
-            dim_latents,
-            dim_tokens,
-            dim_attention=dim_attention,
-            heads=heads,
-            rv_bias=rv_bias,
-            attn_drop=attn_drop,
-            proj_drop=proj_drop,
-        )
-        self.ls1_lat = _scale(dim_latents, layer_scale)
-        self.norm2_lat = nn.LayerNorm(dim_latents, eps=EPS)
-        self.mlp_lat = Mlp(dim_latents, int(mlp_ratio * dim_latents), drop=proj_drop)
-        self.ls2_lat = _scale(dim_latents, layer_scale)
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        shared: dict[str, Any] = {"mlp_ratio": mlp_ratio, "layer_scale": layer_scale, "proj_drop": proj_drop}
+        super().__init__(dim_latents, dim_tokens, **shared, **others)
+        self.norm_lpi = nn.LayerNorm(dim_tokens, eps=EPS) if local else None
+        self.lpi = LocalPatchInteraction(dim_tokens) if local else None
+        self.ls_lpi = _scale(dim_tokens, layer_scale if local else None)
+        self.norm2_pat = nn.LayerNorm(dim_tokens, eps=EPS)
+        self.mlp_pat = Mlp(dim_tokens, int(mlp_ratio * dim_tokens), drop=proj_drop)
+        self.ls2_pat = _scale(dim_tokens, layer_scale)
 
-    def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
-        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to (B, M, dim_latents)."""
-        found = self.attn(self.norm1_lat(latents), self.norm1_pat(tokens))
-        latents = latents + self.drop_path(self.ls1_lat(found))
-        return latents + self.drop_path(self.ls2_lat(self.mlp_lat(self.norm2_lat(latents))))
+    def forward(self, latents: Tensor, tokens: Tensor, grid: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to updated latents and tokens.
+
+        Args:
+            grid: rows and columns of the tokens; needed with `local`.
+        """
+        latents, tokens = self.attend(latents, tokens)
+        latents = self.feed_forward(latents)
+        if self.lpi is not None and self.norm_lpi is not None:
+            tokens = tokens + self.drop_path(self.ls_lpi(self.lpi(self.norm_lpi(tokens), grid)))
+        tokens = tokens + self.drop_path(self.ls2_pat(self.mlp_pat(self.norm2_pat(tokens))))
+        return latents, tokens
+
+    def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the cross-attention with its residual sums."""
+        for_latents, for_tokens = self.attn(self.norm1_lat(latents), self.norm1_pat(tokens))
+        return latents + self.drop_path(self.ls1_lat(for_latents)), tokens + self.drop_path(self.ls1_pat(for_tokens))
 
 
 class Layer(nn.Module):
     """Cross-attention, then a block over the latents: l, t = cross(l, t); l = block(l).
 
     Args:
-        dim_latents, dim_tokens, dim_attention: widths; the last of the cross-attention alone, self-attention is as wide as
-            the latents.
-        sa_heads, ca_heads: of self- and cross-attention. sa_drop_path, ca_drop_path: their drop paths.
-        one_sided: tokens are read and not written, as in a last layer; its output has none.
-        layer_scale: what the scales of all branches start from; None: no scales.
+        dim_latents, dim_tokens, dim_attention: widths; the last of cross-attention only, self-attention is as wide as the
+            latents.
+        sa_heads, ca_heads: heads of self- and cross-attention. sa_drop_path, ca_drop_path: their drop paths.
+        one_sided: do not update the tokens, as in a last layer, which returns none.
         local: see `CrossAttentionBlock`; a one-sided layer has none.
-        two_way: the block in which tokens are written.
+        two_way: the block that updates the tokens.
+        branches: mlp_ratio, layer_scale, attn_drop, proj_drop of both blocks.
     """
 
     def __init__(
@@ -194,17 +185,14 @@ class Layer(nn.Module):
         dim_attention: int,
         sa_heads: int,
         ca_heads: int,
-        mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         rv_bias: bool = True,
-        layer_scale: float | None = None,
         sa_drop_path: float = 0.0,
         ca_drop_path: float = 0.0,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
         one_sided: bool = False,
         local: bool = False,
         two_way: type[CrossAttentionBlock] = CrossAttentionBlock,
+        **branches: Any,
     ) -> None:
         super().__init__()
         cross = OneSidedBlock if one_sided else partial(two_way, local=local)
@@ -213,29 +201,19 @@ class Layer(nn.Module):
             dim_tokens,
             dim_attention=dim_attention,
             heads=ca_heads,
-            mlp_ratio=mlp_ratio,
             rv_bias=rv_bias,
-            layer_scale=layer_scale,
             drop_path=ca_drop_path,
-            attn_drop=attn_drop,
-            proj_drop=proj_drop,
+            **branches,
         )
         self.self_attention_latents = latent_block(
-            dim_latents,
-            heads=sa_heads,
-            mlp_ratio=mlp_ratio,
-            qkv_bias=qkv_bias,
-            layer_scale=layer_scale,
-            drop_path=sa_drop_path,
-            attn_drop=attn_drop,
-            proj_drop=proj_drop,
+            dim_latents, heads=sa_heads, qkv_bias=qkv_bias, drop_path=sa_drop_path, **branches
         )
         self.one_sided = one_sided
 
     def forward(
         self, latents: Tensor, tokens: Tensor, grid: tuple[int, int] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to both anew; None for the tokens of a one-sided layer."""
+        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to updated latents and tokens; a one-sided layer: to None."""
         if self.one_sided:
             return self.self_attention_latents(self.cross_attention_latents_token(latents, tokens)), None
         latents, tokens = self.cross_attention_latents_token(latents, tokens, grid)

@@ -1,10 +1,10 @@
 """BiXT: a few latents and many tokens that refine each other, layer by layer.
 
-    tokens  = patch_embed(images) + positions;   latents = a parameter that all images share
-    latents, tokens = layer(latents, tokens)     `depth` times; the last layer reads the tokens only
+    tokens  = patch_embed(images) + positions;   latents = a parameter, shared by all images
+    latents, tokens = layer(latents, tokens)     `depth` times; the last layer does not update the tokens
     logits  = head(fc_norm(mean of the latents))
 
-Attention costs latents times tokens, so that the work grows linearly with the tokens.
+The cost of attention is latents times tokens, so that it grows linearly with the number of tokens.
 
 Source: M. Hiller, K. A. Ehinger, T. Drummond, "Perceiving Longer Sequences With Bi-Directional Cross-Attention
 Transformers", 2024. Parameters have the names of the published checkpoints.
@@ -12,54 +12,43 @@ Transformers", 2024. Parameters have the names of the published checkpoints.
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
-from timm.layers import calculate_drop_path_rates
+from timm.layers import Attention, calculate_drop_path_rates
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
-from attngraft.models.bixt.initialization import Initialization
-from attngraft.models.bixt.latent_model import LatentModel, Pool
+from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention
+from attngraft.models.bixt.latent_model import LatentModel
 from attngraft.models.bixt.layers import CrossAttentionBlock, Layer
-from attngraft.models.bixt.positions import Positions
-from attngraft.models.bixt.refusal import checkpoint_refusal_fn as checkpoint_refusal_fn  # beside the model's class
-from attngraft.models.bixt.tokenizers import Tokenizer
+from attngraft.models.bixt.registration import MODELS
 
 
 class BiXT(LatentModel):
     """Images (B, in_chans, H, W) to logits (B, num_classes).
 
     Args:
-        depth: number of layers. The last is one-sided: it updates the latents only.
-        attention_dim: width of cross-attention; that of the latents where not given.
+        depth: number of layers. The last one updates only the latents.
+        attention_dim: width of cross-attention; default: that of the latents.
         num_heads: of self- and cross-attention; sa_heads, ca_heads: where they differ.
-        init_values: what layer scale starts from; None: none.
+        init_values: initial value of layer scale; None: no layer scale.
         local: local patch interaction of the tokens in every layer that updates them (`layers.CrossAttentionBlock`).
-        dense: without the last layer, see `drop_last_layer`.
-        drop_path_rate: of the last layer, from 0 at the first on; sa_drop_path_rate, ca_drop_path_rate: of self- and
+        dense: remove the last layer, see `drop_last_layer`.
+        drop_path_rate: of the last layer, rising from 0 at the first; sa_drop_path_rate, ca_drop_path_rate: of self- and
             cross-attention, where they differ.
-        The others: as of `LatentModel`.
+        frame: other arguments of `LatentModel`.
 
     Raises:
-        UsageError: sizes that do not go together, or an unknown word.
+        UsageError: inconsistent sizes, or an unknown choice.
     """
 
-    two_way: type[CrossAttentionBlock] = CrossAttentionBlock  #: how latents and tokens read each other
+    two_way: type[CrossAttentionBlock] = CrossAttentionBlock  #: block of the layers that update tokens
 
     def __init__(
         self,
         img_size: int | tuple[int, int] = 224,
         *,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        global_pool: Pool = "avg",
-        patch_size: int = 16,
-        stride: int | None = None,
-        tokenizer: Tokenizer = "linear",
-        positions: Positions = "static",
-        position_dim: int = 32,
-        temperature: float = 10000.0,
-        num_latents: int = 64,
         embed_dim: int = 192,
         token_dim: int | None = None,
         attention_dim: int | None = None,
@@ -71,16 +60,14 @@ class BiXT(LatentModel):
         qkv_bias: bool = True,
         rv_bias: bool = True,
         init_values: float | None = None,
-        fc_norm: bool = True,
         local: bool = False,
         dense: bool = False,
-        drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         sa_drop_path_rate: float | None = None,
         ca_drop_path_rate: float | None = None,
-        weight_init: Initialization = "jax",
+        **frame: Any,
     ) -> None:
         sa_rate = drop_path_rate if sa_drop_path_rate is None else sa_drop_path_rate
         ca_rate = drop_path_rate if ca_drop_path_rate is None else ca_drop_path_rate
@@ -106,25 +93,7 @@ class BiXT(LatentModel):
             )
             for index, (sa_drop_path, ca_drop_path) in enumerate(rates)
         )
-        super().__init__(
-            img_size,
-            blocks=blocks,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            global_pool=global_pool,
-            patch_size=patch_size,
-            stride=stride,
-            tokenizer=tokenizer,
-            positions=positions,
-            position_dim=position_dim,
-            temperature=temperature,
-            num_latents=num_latents,
-            embed_dim=embed_dim,
-            token_dim=token_dim,
-            fc_norm=fc_norm,
-            drop_rate=drop_rate,
-            weight_init=weight_init,
-        )
+        super().__init__(img_size, blocks=blocks, embed_dim=embed_dim, token_dim=token_dim, **frame)
         self.init_weights()
         if dense:
             self.drop_last_layer()
@@ -132,33 +101,62 @@ class BiXT(LatentModel):
     def run_layer(
         self, index: int, latents: Tensor, tokens: Tensor, grid: tuple[int, int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Layer `index`; a one-sided one gives no tokens."""
+        """Run layer `index`; a one-sided one returns no tokens."""
         return cast(tuple[Tensor, Tensor | None], self.blocks[index](latents, tokens, grid))
 
     def token_layers(self) -> int:
-        """How many layers update the tokens."""
+        """Return the number of layers that update the tokens."""
         return sum(not layer.one_sided for layer in self.blocks)
 
     def drop_last_layer(self) -> None:
-        """Take away the last layer, which does not update the tokens: what is left is for dense tasks.
+        """Remove the last layer, which does not update the tokens, for dense tasks.
 
-        Train with 13 layers, then work with the tokens of the first 12 (`forward_tokens`).
+        Train with 13 layers, then use the tokens of the first 12 (`forward_tokens`).
 
         Raises:
-            UsageError: it is gone already, or the only one.
+            UsageError: it was removed already, or is the only layer.
         """
         if not self.blocks[-1].one_sided:
             raise UsageError("the last layer of this model updates its tokens, so there is no one-sided layer to drop")
         if len(self.blocks) == 1:
-            raise UsageError("this model's only layer is its one-sided last one; give a depth of 2 or more")
+            raise UsageError("this model's only layer is its one-sided last one; set a depth of 2 or more")
         self.blocks = self.blocks[:-1]
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: LatentModel) -> dict[str, Tensor]:
-    """Published weights, or ours, made to fit `model`: its grid's position code, and no more layers than it has where it
-    went without its last one."""
+    """Adapt published weights, or ours, to `model`: its grid's position code, and its layers if the last was removed."""
     layers = len(model.blocks)
     dropped = f"blocks.{layers}." if isinstance(model, BiXT) and layers == model.token_layers() else None
     values = {name: value for name, value in state_dict.items() if dropped is None or not name.startswith(dropped)}
     model.fourier_pos_encode.adapt(values, "fourier_pos_encode.pos")
     return values
+
+
+def checkpoint_refusal_fn(architecture: str, arguments: Mapping[str, Any], model: LatentModel) -> str | None:
+    """Return why weights of the model `architecture`, created with `arguments`, do not fit `model` although all shapes do.
+
+    Shapes do not depend on heads, whose number differs between the paper's models and the published weights. They do not
+    depend on stride and image size either, but weights may move between those.
+    """
+    if architecture not in MODELS:
+        return None  # another family, whose names differ
+    settings = {**MODELS[architecture], **arguments}
+
+    def first(*kinds: type[nn.Module]) -> Any:
+        return next(module for module in model.modules() if isinstance(module, kinds))
+
+    def heads(counts: Mapping[str, int]) -> str:
+        latents, cross = counts["sa_heads"], counts["ca_heads"]
+        return f"{cross} heads" if latents == cross else f"{cross} heads ({latents} among latents)"
+
+    own = {
+        "sa_heads": first(Attention).num_heads,
+        "ca_heads": first(BidirectionalCrossAttention, OneSidedCrossAttention).heads,
+    }
+    stored = {name: settings.get(name) or settings["num_heads"] for name in own}
+    if own == stored:
+        return None
+    return (
+        f"whose attention has {heads(stored)}, and this model's has {heads(own)}: shapes would fit, but outputs would be "
+        f"wrong. Create the model by that name, or with num_heads={settings['num_heads']}"
+    )

@@ -1,37 +1,35 @@
-"""The published BiXT models, and the paper's baselines (`baselines`), by name.
+"""Names of the published BiXT models and the paper's baselines (`baselines`).
 
-A name says width (`ti` 192, `ed256`, `sm` 384; with `LS` layer scale of 1e-5), heads where they are not 32 wide (`h3`,
-`h6`), tokenizer (`cnv` convolutional, `lpi` linear with local patch interaction), latents (`l64`), layers where they are not
+A name contains the width (`ti` 192, `ed256`, `sm` 384; with `LS` layer scale of 1e-5), heads if they are not 32 wide (`h3`,
+`h6`), tokenizer (`cnv` convolutional, `lpi` linear with local patch interaction), latents (`l64`), layers if they are not
 12 (`d13`), patch and stride (`p16s8`), and `ft384` for images of 384 pixels with dynamic positions.
 
-| names | what | parameters |
+| names | models | parameters |
 |---|---|---|
 | `bixt_ti_l64_p16`, `p16s8`, `p16s4` | the default | 15.1M |
 | `bixt_ti_l32_p16`, `bixt_ti_l128_p16`, both `p16s8` | fewer, more latents | 15.1M |
 | `bixt_ti_l64_d13_p16`, `p16s8`, `p16s4` | for dense tasks: `dense=True`, `drop_last_layer` | 16.4M |
 | `bixt_ed256_l64_p16`, `p16s8`, `bixt_ed256LS_l64_p16s8` | wider | 26.7M |
 | `bixt_ti_cnv_l64_p16`, `bixt_ti_cnv_l64_d13_p16`, `p8`, `p4` | convolutional tokenizer | 15.2M, 16.4M |
-| `bixt_conv_ti_l64_p16`, `bixt_conv_ti_l64_d13_p16`, `p8` | the same, as the page of weights has it | |
+| `bixt_conv_ti_l64_p16`, `bixt_conv_ti_l64_d13_p16`, `p8` | the same, named as on the page of weights | |
 | `..._ft384` of those at the default, `d13`, and `p16s8` of `ed256` | 384 pixels | |
 | `bixt_ti_h3_l64_p16`, `l32`, `l128` | the paper's tiny: heads of 64 | 15.1M |
 | `bixt_sm_h6_l64_p16`, `l32`, `l128` | the paper's small | 59.6M |
 | `bixt_ti_h3_l64_p32s16`, `p32s8`, `p16s8`, `p16s4`, `p8`, `p8s4`, `p4` | its Table A2 | 15.0M to 15.6M |
 | `bixt_ti_h3_l64_d13_p16`, `bixt_ti_h3_cnv_l64_p16`, `bixt_ti_h3_lpi_l64_p16` | its dense and local models | |
 
-The paper counts 3 heads (tiny) and 6 (small); published code and checkpoints have heads of 32. No weights are fetched; the
-authors' files load as they are.
+The paper counts 3 heads (tiny) and 6 (small); published code and checkpoints have heads of 32. No weights are
+downloaded; the authors' files load unchanged.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 
-if TYPE_CHECKING:
-    from attngraft.models.bixt.latent_model import LatentModel
+from attngraft.models.timm_model import config, register
 
 STRIDES = ("p16", "p16s8", "p16s4")
 NAMES = (
@@ -51,52 +49,45 @@ PATTERN = re.compile(
     r"_l(?P<latents>\d+)(_d(?P<depth>\d+))?_p(?P<patch>\d+)(s(?P<stride>\d+))?(_ft(?P<size>\d+))?"
 )
 WIDTHS = {"ti": 192, "ed256": 256, "sm": 384}
-HEAD_WIDTH = 32  #: where the name does not say the heads
+HEAD_WIDTH = 32  #: if the name does not contain the heads
 
 
 def arguments(name: str) -> dict[str, Any]:
-    """What a name stands for, as arguments of `BiXT`.
+    """Parse a name; returns arguments of `BiXT`.
 
     Raises:
-        ValueError: the name is not built like the others.
+        ValueError: the name does not follow the pattern.
     """
     found = PATTERN.fullmatch(name)
     if found is None:
-        raise ValueError(f"{name!r} does not name a BiXT as bixt_ti_l64_d13_p16s8_ft384 does")
+        raise ValueError(f"{name!r} does not follow the pattern of BiXT names (bixt_ti_l64_d13_p16s8_ft384)")
     width = WIDTHS[found["width"]]
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "embed_dim": width,
         "num_heads": int(found["heads"] or width // HEAD_WIDTH),
         "num_latents": int(found["latents"]),
         "depth": int(found["depth"] or 12),
         "patch_size": int(found["patch"]),
     }
-    if found["stride"]:  # else that of the patches, also where a caller gives others
-        said["stride"] = int(found["stride"])
+    if found["stride"]:  # else the patch size, which a caller may change
+        settings["stride"] = int(found["stride"])
     if found["conv"] or found["kind"] == "cnv":
-        said["tokenizer"] = "conv"
+        settings["tokenizer"] = "conv"
     if found["kind"] == "lpi":
-        said["local"] = True
+        settings["local"] = True
     if found["scaled"]:
-        said["init_values"] = 1e-5
+        settings["init_values"] = 1e-5
     if found["size"]:
-        said |= {"img_size": int(found["size"]), "positions": "dynamic", "weight_init": "skip"}
-    return said
+        settings |= {"img_size": int(found["size"]), "positions": "dynamic", "weight_init": "skip"}
+    return settings
 
 
-def _config(said: dict[str, Any]) -> dict[str, Any]:
-    size = said.get("img_size", 224)
-    return {
-        "num_classes": 1000,
-        "input_size": (3, size, size),
-        "fixed_input_size": "positions" not in said,
-        "crop_pct": 0.875,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj.0.0" if "tokenizer" in said else "patch_embed.proj",
-        "classifier": "head",
-    }
+def _config(settings: dict[str, Any]) -> dict[str, Any]:
+    return config(
+        settings.get("img_size", 224),
+        fixed_input_size="positions" not in settings,
+        first_conv="patch_embed.proj.0.0" if "tokenizer" in settings else "patch_embed.proj",
+    )
 
 
 #: name -> arguments
@@ -114,39 +105,9 @@ BASELINES: dict[str, dict[str, Any]] = {
     **{f"sequential_d{depth}": {"depth": depth, "num_heads": 3} for depth in (11, 12)},
 }
 MODELS = {**{name: arguments(name) for name in NAMES}, **BASELINES}
-default_cfgs = generate_default_cfgs({name: _config(said) for name, said in MODELS.items()})
+default_cfgs = generate_default_cfgs({name: _config(settings) for name, settings in MODELS.items()})
 
 
-def _network(name: str) -> type[LatentModel]:
-    """The class of that name's models; imported here, so that a name costs no operations."""
-    from attngraft.models.bixt import BiXT, Iterative, Sequential
-
-    networks: dict[str, type[LatentModel]] = {"bixt": BiXT, "iterative": Iterative, "sequential": Sequential}
-    return networks[name.partition("_")[0]]
-
-
-def _register(name: str, said: dict[str, Any]) -> None:
-    """Give timm a function of this name, as its decorator wants it."""
-
-    def make(pretrained: bool = False, **kwargs: Any) -> LatentModel:
-        from attngraft.models.bixt.model import checkpoint_filter_fn
-
-        out_indices = kwargs.pop("out_indices", 3)
-        model = build_model_with_cfg(
-            _network(name),
-            name,
-            pretrained,
-            pretrained_filter_fn=checkpoint_filter_fn,
-            feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-            **{**said, **kwargs},
-        )
-        return cast("LatentModel", model)
-
-    make.__name__ = make.__qualname__ = name
-    make.__doc__ = f"As `models.bixt` makes it with {said}."
-    register_model(make)  # which puts the name into __all__
-    globals()[name] = make
-
-
-for _name, _said in MODELS.items():
-    _register(_name, _said)
+_NETWORKS = {"bixt": "model:BiXT", "iterative": "baselines:Iterative", "sequential": "baselines:Sequential"}
+for _name, _arguments in MODELS.items():
+    register(_name, f"attngraft.models.bixt.{_NETWORKS[_name.partition('_')[0]]}", _arguments, module=__name__)

@@ -1,31 +1,42 @@
-"""Images to tokens, and tokens to their neighbours: the parts of BiXT that see the grid."""
+"""Tokenizers of BiXT, and local interaction of tokens on their grid."""
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 from timm.layers import to_2tuple
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
-from attngraft.models.bixt.words import known
 
 LocalNorm = Literal["bn", "ln"]
 Tokenizer = Literal["linear", "conv"]
+Choice = TypeVar("Choice", bound=str)
+
+
+def check_choice(name: str, value: Choice, choices: tuple[str, ...]) -> Choice:
+    """Return `value` of the argument `name`.
+
+    Raises:
+        UsageError: it is not one of `choices`.
+    """
+    if value not in choices:
+        raise UsageError(f"{name} of BiXT must be {' or '.join(map(repr, choices))}, not {value!r}")
+    return value
 
 
 class PatchEmbedding(nn.Module):
     """A linear map of patches that may overlap: (B, in_chans, H, W) to (B, N, dim), row by row.
 
-    With padding (patch - stride) / 2 on all sides, N = H / stride * W / stride whatever the patch.
+    With padding (patch - stride) / 2 on all sides, N = H / stride * W / stride for any patch size.
 
     Args:
-        patch_size: side of a patch. stride: from one to the next; the patch's size where not given.
+        patch_size: side of a patch. stride: from one patch to the next; default: the patch size.
 
     Raises:
-        UsageError: the padding is no whole number.
+        UsageError: the padding is not an integer.
     """
 
     def __init__(self, patch_size: int = 16, stride: int | None = None, *, in_chans: int = 3, dim: int = 192) -> None:
@@ -34,8 +45,8 @@ class PatchEmbedding(nn.Module):
         padding, odd = divmod(patch_size - self.stride, 2)
         if odd or padding < 0:
             raise UsageError(
-                f"patches of {patch_size} at stride {self.stride} do not lie on a grid of image / stride; "
-                "give a stride that is smaller by an even number"
+                f"patches of {patch_size} at stride {self.stride} do not form a grid of image / stride; "
+                "set a stride that is smaller by an even number"
             )
         self.proj = nn.Conv2d(in_chans, dim, patch_size, stride=self.stride, padding=padding)
 
@@ -44,15 +55,15 @@ class PatchEmbedding(nn.Module):
 
 
 class ConvolutionalEmbedding(nn.Module):
-    """3x3 convolutions of stride 2 with batch norm, GELU between: (B, in_chans, H, W) to (B, N, dim), row by row.
+    """3x3 convolutions of stride 2 with batch norm, GELU between them: (B, in_chans, H, W) to (B, N, dim), row by row.
 
     N = H / patch * W / patch; the widths double up to `dim`.
 
     Args:
-        patch_size: 4, 8, 16: two to the number of convolutions.
+        patch_size: 4, 8 or 16, which is 2 to the power of the number of convolutions.
 
     Raises:
-        UsageError: another size, or a width that cannot be halved as often.
+        UsageError: another size, or a width that cannot be halved that often.
 
     Source: the tokenizer of XCiT, as BiXT's appendix B.3 has it.
     """
@@ -61,9 +72,9 @@ class ConvolutionalEmbedding(nn.Module):
         super().__init__()
         stages = patch_size.bit_length() - 1
         if patch_size not in (4, 8, 16):
-            raise UsageError(f"the convolutional tokenizer makes patches of 4, 8 or 16, not of {patch_size}")
+            raise UsageError(f"patch_size of the convolutional tokenizer must be 4, 8 or 16, not {patch_size}")
         if dim % 2 ** (stages - 1):
-            raise UsageError(f"a width of {dim} cannot be halved {stages - 1} times; patches of {patch_size} need that")
+            raise UsageError(f"patches of {patch_size} need a width that can be halved {stages - 1} times, not {dim}")
         self.stride = patch_size
         widths = [in_chans, *(dim >> stage for stage in reversed(range(stages)))]
         layers: list[nn.Module] = []
@@ -79,20 +90,20 @@ class ConvolutionalEmbedding(nn.Module):
 def make_tokenizer(
     kind: Tokenizer, patch_size: int, stride: int | None = None, *, in_chans: int, dim: int
 ) -> PatchEmbedding | ConvolutionalEmbedding:
-    """The tokenizer called "linear" or "conv".
+    """Create the tokenizer called "linear" or "conv".
 
     Raises:
-        UsageError: as they do; another word; or a stride for convolutions, whose patches lie side by side.
+        UsageError: as the classes; another name; or a stride for convolutions, whose patches do not overlap.
     """
-    if known("tokenizer", kind, ("linear", "conv")) == "linear":
+    if check_choice("tokenizer", kind, ("linear", "conv")) == "linear":
         return PatchEmbedding(patch_size, stride, in_chans=in_chans, dim=dim)
     if stride not in (None, patch_size):
-        raise UsageError(f"the convolutional tokenizer's patches of {patch_size} lie side by side; give no stride")
+        raise UsageError(f"the convolutional tokenizer's patches of {patch_size} do not overlap; set no stride")
     return ConvolutionalEmbedding(patch_size, in_chans=in_chans, dim=dim)
 
 
 class LocalPatchInteraction(nn.Module):
-    """Each channel of a token from its 5x5 neighbours: depthwise 3x3, GELU, norm, depthwise 3x3.
+    """Mix each channel with its 5x5 neighborhood: depthwise 3x3, GELU, norm, depthwise 3x3.
 
     Args:
         dim: C of the tokens (B, N, C).
@@ -101,12 +112,12 @@ class LocalPatchInteraction(nn.Module):
     Raises:
         UsageError: another norm.
 
-    Source: XCiT's module as BiXT's code has it; the layer norm's eps is 1e-5, unlike the rest of the model's.
+    Source: XCiT's module as BiXT's code has it; the layer norm's eps is 1e-5, unlike in the rest of the model.
     """
 
     def __init__(self, dim: int, *, norm: LocalNorm = "bn") -> None:
         super().__init__()
-        known("norm", norm, ("bn", "ln"))
+        check_choice("norm", norm, ("bn", "ln"))
         self.conv1 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
         self.act = nn.GELU()
         self.bn: nn.Module = nn.BatchNorm2d(dim) if norm == "bn" else ChannelNorm(dim)
@@ -116,10 +127,10 @@ class LocalPatchInteraction(nn.Module):
         """(B, N, C) to (B, N, C).
 
         Args:
-            grid: rows and columns of the tokens; a square one where not given.
+            grid: rows and columns of the tokens; default: a square.
 
         Raises:
-            UsageError: N is no square, and there is no grid.
+            UsageError: N is not a square number, and `grid` is not set.
         """
         maps = tokens.transpose(1, 2).unflatten(2, grid or square(tokens.shape[1]))
         return self.conv2(self.bn(self.act(self.conv1(maps)))).flatten(2).transpose(1, 2)
@@ -133,24 +144,24 @@ class ChannelNorm(nn.LayerNorm):
 
 
 def square(tokens: int) -> tuple[int, int]:
-    """Rows and columns of a square grid.
+    """Return rows and columns of a square grid.
 
     Raises:
-        UsageError: there is none of so many tokens.
+        UsageError: the number of tokens is not a square.
     """
     side = math.isqrt(tokens)
     if side * side != tokens:
-        raise UsageError(f"{tokens} tokens make no square grid; give its rows and columns")
+        raise UsageError(f"{tokens} tokens do not form a square grid; pass its rows and columns")
     return side, side
 
 
 def token_grid(img_size: int | tuple[int, int], stride: int) -> tuple[int, int]:
-    """Rows and columns of the tokens of an image.
+    """Return rows and columns of the tokens of an image.
 
     Raises:
         UsageError: the stride does not divide the image.
     """
     height, width = to_2tuple(img_size)
     if height % stride or width % stride or not height or not width:
-        raise UsageError(f"images of {height} x {width} do not divide into steps of {stride}; give sizes that do")
+        raise UsageError(f"images of {height} x {width} are not divisible by the stride {stride}; use sizes that are")
     return height // stride, width // stride

@@ -1,12 +1,14 @@
-"""The blocks of ELSA-Swin and ELSA-VOLO, on maps (B, Y, X, C), with the published names of parameters.
+"""Blocks of ELSA-Swin and ELSA-VOLO, on maps (B, Y, X, C), with the published names of parameters.
 
-Norms have eps 1e-5. What stays as in Swin stays so with the published code's own names and order: in the last stage's
-windows the fused projection's rows are values, queries, keys, and the bias table is (heads, (2w - 1)^2), by key minus query.
+Norms have eps 1e-5. Parts of Swin have the names and order of the published code: in the windows of the last stage the rows
+of the fused projection are values, queries, keys, and the bias table is (heads, (2w - 1)^2), by key minus query.
 
 Source: ELSA, section 3.4 and its published code.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +17,8 @@ from torch import Tensor, nn
 
 from attngraft.attention.recorder import Recordable, record_coordinates
 from attngraft.errors import UsageError
+from attngraft.mechanisms.local.geometry import join_windows, relative_positions, shifted_window_mask, split_windows
 from attngraft.mechanisms.local.hadamard import HadamardAttention
-from attngraft.mechanisms.local.windows import join_windows, neighbors_before, relative_places, split_windows
 
 
 class Residual(nn.Module):
@@ -40,17 +42,17 @@ class Residual(nn.Module):
 
 
 class WindowAttention(Recordable, nn.Module):
-    """Self-attention in windows of a map, every second one's windows shifted, as in Swin.
+    """Self-attention in windows of a map, shifted in every second block, as in Swin.
 
-    A recorder is offered `weights` (B * windows, heads, w * w, w * w) and `places`, where the windows' tokens stand.
+    Records `weights` (B * windows, heads, w * w, w * w) and `places`, the coordinates of the windows' tokens.
 
-    Maps that the windows do not divide are filled up with zeros, after the norm, to the right and below; those take part, as
-    the published dense models have it.
+    Maps that are not divisible by the window are padded with zeros, after the norm, to the right and below; padding
+    takes part in attention, as in the published dense models.
 
     Args:
-        window: rows, and columns, of a window. shift: of the windows, less than `window`; maps that are not larger than a
+        window: rows (and columns) of a window. shift: of the windows, less than `window`; maps that are not larger than a
             window in both directions are not shifted.
-        shift_small: shift those too, as the published dense models do.
+        shift_small: shift those too, as in the published dense models.
     """
 
     relative_id: Tensor
@@ -69,12 +71,12 @@ class WindowAttention(Recordable, nn.Module):
     ) -> None:
         super().__init__()
         if dim % heads:
-            raise UsageError(f"{heads} heads do not divide the width {dim}; give another number or width")
+            raise UsageError(f"{heads} heads do not divide the width {dim}; change one of them")
         self.heads, self.window, self.attn_drop = heads, window, attn_drop
         self.shift, self.shift_small = shift, shift_small
         self.pre_proj = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.rb = nn.Parameter(nn.init.trunc_normal_(torch.empty(heads, (2 * window - 1) ** 2), std=0.02))
-        self.register_buffer("relative_id", relative_places(window, window).flatten(), persistent=False)
+        self.register_buffer("relative_id", relative_positions(window, window).flatten(), persistent=False)
         self.post_proj = nn.Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -87,8 +89,8 @@ class WindowAttention(Recordable, nn.Module):
         v, q, k = self.pre_proj(windows).unflatten(-1, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)
         bias = self.rb[:, self.relative_id].unflatten(1, (self.window**2, -1))
         if shift:
-            visible = neighbors_before(padded, self.window, shift, x.device).unsqueeze(1)
-            bias = torch.where(visible, bias, bias - 100)  # as published: less by so much, not without it
+            visible = shifted_window_mask(padded, self.window, shift, x.device).unsqueeze(1)
+            bias = torch.where(visible, bias, bias - 100)  # as published: reduced by 100, not masked
         if self.is_recording("weights"):
             scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5 + bias.to(q.dtype)
             self.record("weights", scores.softmax(-1).flatten(0, 1))
@@ -100,16 +102,16 @@ class WindowAttention(Recordable, nn.Module):
         return found
 
     def _cut(self, x: Tensor, shift: int) -> Tensor:
-        """The map's windows, (B, nW, w * w, C): filled up, then shifted."""
+        """Partition the map into windows (B, nW, w * w, C), after padding and shift."""
         x = F.pad(x, (0, 0, 0, -x.shape[2] % self.window, 0, -x.shape[1] % self.window))
         return split_windows(x.roll((-shift, -shift), (1, 2)) if shift else x, self.window)
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """What each window's queries read, (B, nW, heads, w * w, D) as all three are, with a bias of (heads, w * w, w * w),
-        or a window's own of (nW, heads, w * w, w * w).
+        """Attention in windows: q, k, v and the result are (B, nW, heads, w * w, D).
 
-        Torch's translation to ONNX takes four axes, no more, and so do its fused kernels. Windows go to the images if they
-        share the bias and to the heads if they do not: it is broadcast over what is left, and never copied.
+        `bias` is (heads, w * w, w * w), or (nW, heads, w * w, w * w) if windows differ. Torch's ONNX export and its fused
+        kernels take four axes, so windows are merged with images if they share the bias, else with heads: the bias is
+        broadcast and never copied.
         """
         axis = bias.ndim - 3
         sizes = q.shape[axis : axis + 2]
@@ -124,9 +126,9 @@ class WindowAttention(Recordable, nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Two rows and two columns to one, (B, Y, X, C) to (B, Y / 2, X / 2, 2 C); an odd map is filled up with zeros.
+    """Merge 2 x 2 patches: (B, Y, X, C) to (B, Y / 2, X / 2, 2 C); odd maps are padded with zeros.
 
-    Neighbors are joined in the order (even row, even column), (odd, even), (even, odd), (odd, odd).
+    Neighbors are concatenated in the order (even row, even column), (odd, even), (even, odd), (odd, odd).
     """
 
     def __init__(self, dim: int) -> None:
@@ -142,7 +144,7 @@ class PatchMerging(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Images (B, in_chans, H, W) to normed patches (B, Y, X, C); what patches do not divide is filled up with zeros."""
+    """Images (B, in_chans, H, W) to normalized patches (B, Y, X, C); images are padded with zeros to whole patches."""
 
     def __init__(self, patch_size: int, *, in_chans: int, dim: int) -> None:
         super().__init__()
@@ -164,22 +166,16 @@ def elsa_block(
     group_width: int = 8,
     lam: float = 0,
     gamma: float = 1,
-    qkv_bias: bool = True,
     mlp_ratio: float = 4.0,
     drop: float = 0.0,
-    attn_drop: float = 0.0,
     drop_path: float = 0.0,
+    **others: Any,
 ) -> Residual:
-    """A block with Hadamard attention, whose products have scale 1; the defaults are ELSA-Swin's."""
-    attn = HadamardAttention(
-        dim,
-        heads,
-        kernel_size=kernel_size,
-        group_width=group_width,
-        lam=lam,
-        gamma=gamma,
-        qkv_bias=qkv_bias,
-        attn_drop=attn_drop,
-        proj_drop=drop,
-    )
+    """Create a block with Hadamard attention, whose products have scale 1; the defaults are those of ELSA-Swin.
+
+    Args:
+        others: qkv_bias and attn_drop of `HadamardAttention`.
+    """
+    attention: dict[str, Any] = {"kernel_size": kernel_size, "group_width": group_width, "lam": lam, "gamma": gamma}
+    attn = HadamardAttention(dim, heads, proj_drop=drop, **attention, **others)
     return Residual(dim, attn, mlp_ratio=mlp_ratio, drop=drop, drop_path=drop_path)

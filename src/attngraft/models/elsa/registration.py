@@ -1,4 +1,4 @@
-"""The paper's models by name.
+"""Names of the paper's models.
 
 | name | width | blocks | heads | group width | parameters |
 |---|---|---|---|---|---|
@@ -11,21 +11,18 @@
 | `elsa_volo_d4`, `_448` | 384, 768 | 8, 8, 16, 4 | 12, 16 | 16 | 194.5M |
 | `elsa_volo_d5`, `_448`, `_512` | 384, 768 | 12, 12, 20, 4 | 12, 16 | 16 | 297.8M |
 
-All have neighborhoods of 7 x 7 and the ghost head's addend alone. ELSA-Swin was trained with drop path 0.1, 0.3 and 0.5, and
-base is to be evaluated with the averaged weights of its checkpoint. Of ELSA-VOLO neither code nor weights were published;
-`volo.ElsaVolo` says what was chosen. Sizes behind a name are those of images to fine-tune on. No weights are fetched.
+All have neighborhoods of 7 x 7 and only the addend of the ghost head. ELSA-Swin was trained with drop path 0.1, 0.3 and 0.5;
+evaluate base with the averaged weights of its checkpoint. Neither code nor weights of ELSA-VOLO were published; see
+`volo.ElsaVolo` for our choices. The number after a name is the image size for fine-tuning. No weights are downloaded.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 
-if TYPE_CHECKING:
-    from attngraft.models.elsa.swin import ElsaSwin
-    from attngraft.models.elsa.volo import ElsaVolo
+from attngraft.models.timm_model import config, register
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "elsa_swin_tiny": {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24), "group_width": 4},
@@ -45,7 +42,7 @@ VOLO_VARIANTS: dict[str, dict[str, Any]] = {
         "stem_hidden_dim": 128,
     },
 }
-#: sizes of images to fine-tune on, as VOLO has them, and how much of an image is then seen
+#: image sizes for fine-tuning, as of VOLO, with the crop ratio in evaluation
 FINE_TUNED: dict[str, tuple[tuple[int, float], ...]] = {
     "elsa_volo_d1": ((384, 1.0),),
     "elsa_volo_d2": ((384, 1.0),),
@@ -53,152 +50,24 @@ FINE_TUNED: dict[str, tuple[tuple[int, float], ...]] = {
     "elsa_volo_d4": ((448, 1.15),),
     "elsa_volo_d5": ((448, 1.15), (512, 1.15)),
 }
-_SHARED: dict[str, Any] = {
-    "num_classes": 1000,
-    "interpolation": "bicubic",
-    "mean": IMAGENET_DEFAULT_MEAN,
-    "std": IMAGENET_DEFAULT_STD,
+#: name -> (variant, image size, crop ratio)
+_VOLO_NAMES = {
+    **{name: (name, 224, 0.96) for name in VOLO_VARIANTS},
+    **{f"{name}_{size}": (name, size, crop) for name, sizes in FINE_TUNED.items() for size, crop in sizes},
 }
-
-
-def _volo_config(size: int = 224, crop: float = 0.96) -> dict[str, Any]:
-    return {
-        **_SHARED,
-        "input_size": (3, size, size),
-        "pool_size": None,
-        "crop_pct": crop,
-        "fixed_input_size": True,
-        "first_conv": "patch_embed.conv.0",
-        "classifier": ("head", "aux_head"),
-    }
-
-
-_SWIN_CONFIG = {
-    **_SHARED,
-    "input_size": (3, 224, 224),
-    "pool_size": (7, 7),
-    "crop_pct": 0.9,
-    "first_conv": "patch_embed.proj",
-    "classifier": "head",
-}
+_VOLO: dict[str, Any] = {"pool_size": None, "fixed_input_size": True, "first_conv": "patch_embed.conv.0"}
+_SWIN_CONFIG = config(pool_size=(7, 7), crop_pct=0.9, first_conv="patch_embed.proj")
 default_cfgs = generate_default_cfgs(
     {
         **dict.fromkeys(VARIANTS, _SWIN_CONFIG),
-        **{name: _volo_config() for name in VOLO_VARIANTS},
-        **{f"{name}_{size}": _volo_config(size, crop) for name, sizes in FINE_TUNED.items() for size, crop in sizes},
+        **{
+            name: config(size, crop_pct=crop, classifier=("head", "aux_head"), **_VOLO)
+            for name, (_, size, crop) in _VOLO_NAMES.items()
+        },
     }
 )
-
-
-def _create(name: str, *, pretrained: bool, **kwargs: Any) -> ElsaSwin:
-    from attngraft.models.elsa.swin import ElsaSwin, checkpoint_filter_fn  # here: a name costs no operations
-
-    out_indices = kwargs.pop("out_indices", (0, 1, 2, 3))
-    model = build_model_with_cfg(
-        ElsaSwin,
-        name,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": out_indices, "feature_cls": "getter"},
-        **{**VARIANTS[name], **kwargs},
-    )
-    return cast("ElsaSwin", model)
-
-
-@register_model
-def elsa_swin_tiny(pretrained: bool = False, **kwargs: Any) -> ElsaSwin:
-    """ELSA-Swin-T."""
-    return _create("elsa_swin_tiny", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_swin_small(pretrained: bool = False, **kwargs: Any) -> ElsaSwin:
-    """ELSA-Swin-S."""
-    return _create("elsa_swin_small", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_swin_base(pretrained: bool = False, **kwargs: Any) -> ElsaSwin:
-    """ELSA-Swin-B."""
-    return _create("elsa_swin_base", pretrained=pretrained, **kwargs)
-
-
-def _create_volo(name: str, *, pretrained: bool, **kwargs: Any) -> ElsaVolo:
-    from attngraft.models.elsa.volo import ElsaVolo
-
-    variant = "_".join(name.split("_")[:3])
-    size = default_cfgs[name].default.input_size[-1]
-    model = build_model_with_cfg(
-        ElsaVolo,
-        name,
-        pretrained,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **{"img_size": size, **VOLO_VARIANTS[variant], **kwargs},
-    )
-    return cast("ElsaVolo", model)
-
-
-@register_model
-def elsa_volo_d1(pretrained: bool = False, **kwargs: Any) -> ElsaVolo:
-    """ELSA-VOLO-D1."""
-    return _create_volo("elsa_volo_d1", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_volo_d1_384(pretrained: bool = False, **kwargs: Any) -> ElsaVolo:
-    """ELSA-VOLO-D1, for images of 384 pixels."""
-    return _create_volo("elsa_volo_d1_384", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_volo_d2(pretrained: bool = False, **kwargs: Any) -> ElsaVolo:
-    """ELSA-VOLO-D2."""
-    return _create_volo("elsa_volo_d2", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_volo_d2_384(pretrained: bool = False, **kwargs: Any) -> ElsaVolo:
-    """ELSA-VOLO-D2, for images of 384 pixels."""
-    return _create_volo("elsa_volo_d2_384", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_volo_d3(pretrained: bool = False, **kwargs: Any) -> ElsaVolo:
-    """ELSA-VOLO-D3."""
-    return _create_volo("elsa_volo_d3", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_volo_d3_448(pretrained: bool = False, **kwargs: Any) -> ElsaVolo:
-    """ELSA-VOLO-D3, for images of 448 pixels."""
-    return _create_volo("elsa_volo_d3_448", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_volo_d4(pretrained: bool = False, **kwargs: Any) -> ElsaVolo:
-    """ELSA-VOLO-D4."""
-    return _create_volo("elsa_volo_d4", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_volo_d4_448(pretrained: bool = False, **kwargs: Any) -> ElsaVolo:
-    """ELSA-VOLO-D4, for images of 448 pixels."""
-    return _create_volo("elsa_volo_d4_448", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_volo_d5(pretrained: bool = False, **kwargs: Any) -> ElsaVolo:
-    """ELSA-VOLO-D5."""
-    return _create_volo("elsa_volo_d5", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_volo_d5_448(pretrained: bool = False, **kwargs: Any) -> ElsaVolo:
-    """ELSA-VOLO-D5, for images of 448 pixels."""
-    return _create_volo("elsa_volo_d5_448", pretrained=pretrained, **kwargs)
-
-
-@register_model
-def elsa_volo_d5_512(pretrained: bool = False, **kwargs: Any) -> ElsaVolo:
-    """ELSA-VOLO-D5, for images of 512 pixels."""
-    return _create_volo("elsa_volo_d5_512", pretrained=pretrained, **kwargs)
+for _name, _arguments in VARIANTS.items():
+    register(_name, "attngraft.models.elsa.swin:ElsaSwin", _arguments, module=__name__, out_indices=(0, 1, 2, 3))
+for _name, (_variant, _size, _) in _VOLO_NAMES.items():
+    _arguments = {"img_size": _size, **VOLO_VARIANTS[_variant]}
+    register(_name, "attngraft.models.elsa.volo:ElsaVolo", _arguments, module=__name__)

@@ -1,24 +1,23 @@
-"""ELSA-Swin: Swin whose first three stages have Hadamard attention, the last one windows."""
+"""ELSA-Swin: Swin with Hadamard attention in its first three stages and windows in the last one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch.nn.functional as F
 from timm.layers import calculate_drop_path_rates, to_2tuple
 from timm.models import checkpoint_seq
-from timm.models._features import feature_take_indices  # what timm's own models use
+from timm.models._features import feature_take_indices  # private, but used by all of timm's models
 from torch import Tensor, nn
 
 from attngraft.models.elsa.blocks import PatchEmbed, PatchMerging, Residual, WindowAttention, elsa_block
-
-Pool = Literal["avg", ""]
+from attngraft.models.timm_model import TimmModel
 
 
 class Stage(nn.Module):
-    """Blocks of one width, then, but in the last stage, the merging of patches."""
+    """Blocks of one width, then patch merging, except in the last stage."""
 
     def __init__(self, blocks: Iterable[nn.Module], downsample: nn.Module | None = None) -> None:
         super().__init__()
@@ -30,35 +29,38 @@ class Stage(nn.Module):
         return self.merged(self.attended(x))
 
     def attended(self, x: Tensor) -> Tensor:
-        """What leaves the blocks."""
+        """Return the output of the blocks."""
         if self.grad_checkpointing:
             return cast(Tensor, checkpoint_seq(self.blocks, x))
         return cast(Tensor, self.blocks(x))
 
     def merged(self, x: Tensor) -> Tensor:
-        """What the next stage gets."""
+        """Return the input of the next stage."""
         return x if self.downsample is None else cast(Tensor, self.downsample(x))
 
 
-class ElsaSwin(nn.Module):
+class ElsaSwin(TimmModel):
     """Images (B, in_chans, H, W) to logits (B, num_classes).
 
-        x = x + attn(norm1(x));  x = x + mlp(norm2(x))      attn: Hadamard attention, in the last stage that of windows
+        x = x + attn(norm1(x));  x = x + mlp(norm2(x))      attn: Hadamard attention; window attention in the last stage
         logits = head(mean of norm(x) over the map)
 
-    Images of any size are taken; where patches, merging or windows do not divide them they are filled up with zeros.
+    Images of any size are accepted; they are padded with zeros where patches, merging or windows require it.
 
     Args:
-        img_size: of the images that the model is for, one number or (rows, columns). Windows are no larger than the last
-            stage's map of these, which sets the size of their table of biases.
-        embed_dim: channels of the first stage; they double from stage to stage. depths: blocks of each. num_heads: of each.
-        kernel_size: k of the neighborhoods. group_width: channels in a group of the convolution that makes the filters.
-        lam, gamma: of the ghost head; the published models have its addend alone.
+        img_size: expected image size, one number or (rows, columns). Windows are at most as large as the last stage's map at
+            this size, which determines the size of their bias table.
+        embed_dim: channels of the first stage, doubled from stage to stage. depths, num_heads: blocks and heads of each
+            stage.
+        kernel_size: k of the neighborhoods. group_width: channels per group of the convolution that computes the filters.
+        lam, gamma: of the ghost head; the published models have only its addend.
         window_size: of the last stage; every second block's windows are shifted, on maps that are larger than a window.
         global_pool: "avg" (the mean over the map), "" (the map itself).
 
     Source: ELSA, section 3.4, Table 6; names of parameters as in its published checkpoints.
     """
+
+    pools = ("avg", "")
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class ElsaSwin(nn.Module):
         *,
         in_chans: int = 3,
         num_classes: int = 1000,
-        global_pool: Pool = "avg",
+        global_pool: str = "avg",
         patch_size: int = 4,
         embed_dim: int = 96,
         depths: Sequence[int] = (2, 2, 6, 2),
@@ -84,7 +86,7 @@ class ElsaSwin(nn.Module):
         drop_path_rate: float = 0.1,
     ) -> None:
         super().__init__()
-        self.num_classes, self.in_chans, self.global_pool = num_classes, in_chans, _known(global_pool)
+        self.num_classes, self.in_chans, self.global_pool = num_classes, in_chans, self.check_pool(global_pool)
         self.img_size = to_2tuple(img_size)
         self.patch_embed = PatchEmbed(patch_size, in_chans=in_chans, dim=embed_dim)
         last = len(depths) - 1
@@ -133,16 +135,18 @@ class ElsaSwin(nn.Module):
         self.num_features = self.head_hidden_size = widths[last]
         self.norm: nn.Module = nn.LayerNorm(self.num_features)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = _head(self.num_features, num_classes)
+        self.head = self.make_head(num_classes)
         self.apply(_initialize)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that are not decayed: none but what every optimizer leaves out by shape. The published recipe
-        decays ghost heads and tables of biases too."""
+        """Return names of parameters without weight decay, besides vectors: none.
+
+        The published recipe also decays ghost heads and bias tables.
+        """
         return set()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """How timm groups the parameters in layers."""
+        """Return timm's patterns for grouping parameters by layer."""
         blocks = r"^layers\.(\d+)" if coarse else r"^layers\.(\d+)\.blocks\.(\d+)"
         return {
             "stem": r"^patch_embed",
@@ -150,36 +154,26 @@ class ElsaSwin(nn.Module):
         }
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute the blocks again in the backward pass, to save memory."""
+        """Enable activation checkpointing of the blocks."""
         for stage in self._stages():
             stage.grad_checkpointing = enable
 
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: Pool | None = None) -> None:
-        """A new head for `num_classes`; 0: none."""
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.global_pool = _known(global_pool)
-        weight = self.patch_embed.proj.weight
-        self.head = _head(self.num_features, num_classes).to(device=weight.device, dtype=weight.dtype)
-        self.head.train(self.training)
+    def make_head(self, classes: int) -> nn.Module:
+        """Return a new head, initialized as the model's."""
+        head = super().make_head(classes)
+        _initialize(head)
+        return head
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to the normed map (B, Y, X, C)."""
+        """Images to the normalized map (B, Y, X, C)."""
         return cast(Tensor, self.norm(self.layers(self.patch_embed(images))))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The map to logits, or to what enters the head."""
+        """The map to logits, or to the input of the head."""
         if self.global_pool == "avg":
             x = x.mean((1, 2))
         x = self.head_drop(x)
         return x if pre_logits else cast(Tensor, self.head(x))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(images))
 
     def forward_intermediates(
         self,
@@ -190,19 +184,19 @@ class ElsaSwin(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """What leaves the blocks of some stages, as timm's models give it: (map, intermediates), or the latter alone.
+        """Return outputs of the blocks of some stages, as timm's models do: (map, intermediates), or the latter alone.
 
         Args:
-            indices: the last so many stages, those named, or all (None).
-            norm: apply the final norm to the last stage's map, which alone has its width.
-            stop_early: leave out the stages above.
+            indices: the last n stages (a number), those listed, or all (None).
+            norm: apply the final norm to the last stage's map, the only one of its width.
+            stop_early: stop after the last stage in `indices`.
             output_fmt: "NCHW" or "NHWC".
 
         Raises:
-            ValueError: another format.
+            ValueError: unknown `output_fmt`.
         """
         if output_fmt not in ("NCHW", "NHWC"):
-            raise ValueError(f"output_fmt is NCHW or NHWC, not {output_fmt!r}")
+            raise ValueError(f"output_fmt must be NCHW or NHWC, not {output_fmt!r}")
         stages = self._stages()
         taken, highest = feature_take_indices(len(stages), indices)
         x, found = self.patch_embed(x), []
@@ -219,7 +213,7 @@ class ElsaSwin(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Take away the stages that `forward_intermediates` does not need for `indices`."""
+        """Remove the stages that `forward_intermediates` does not need for `indices`."""
         taken, highest = feature_take_indices(len(self.layers), indices)
         self.layers = self.layers[: highest + 1]
         if prune_norm:
@@ -233,12 +227,12 @@ class ElsaSwin(nn.Module):
 
 
 class ElsaSwinBackbone(nn.Module):
-    """ELSA-Swin for dense tasks: every stage's map, normed, before its patches are merged.
+    """ELSA-Swin for dense tasks: returns every stage's map, normalized, before patch merging.
 
-    Windows of the last stage are shifted in every second block whatever the size of the map. No final norm, no head.
+    Windows of the last stage are shifted in every second block for any size of the map. No final norm, no head.
 
     Args:
-        swin: whose parts are taken, without a copy. Its windows have the full size if its `img_size` is 224 or more.
+        swin: its modules are used without a copy. Its windows have the full size if its `img_size` is 224 or more.
 
     Source: ELSA, section 4.2; names of parameters as in its published checkpoints.
     """
@@ -247,14 +241,14 @@ class ElsaSwinBackbone(nn.Module):
         super().__init__()
         self.patch_embed, self.layers = swin.patch_embed, swin.layers
         self.feature_info = swin.feature_info
-        for index, about in enumerate(self.feature_info):
-            self.add_module(f"norm{index}", nn.LayerNorm(cast(int, about["num_chs"])))
+        for index, info in enumerate(self.feature_info):
+            self.add_module(f"norm{index}", nn.LayerNorm(cast(int, info["num_chs"])))
         for module in self.layers.modules():
             if isinstance(module, WindowAttention):
                 module.shift_small = True
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Maps (B, C, Y, X), of 4, 8, 16 and 32 pixels a patch."""
+        """Images to maps (B, C, Y, X) at strides of 4, 8, 16 and 32 pixels."""
         x, found = self.patch_embed(images), []
         for index, stage in enumerate(cast(list[Stage], list(self.layers))):
             x = stage.attended(x)
@@ -264,45 +258,33 @@ class ElsaSwinBackbone(nn.Module):
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The published weights, or ours, made to fit `model`: without the buffers that every model computes, and the tables of
-    windows' biases resampled where the model's windows have another size."""
-    here = model.state_dict()
+    """Adapt the published weights, or ours, to `model`.
+
+    Buffers that every model computes are dropped, and bias tables of windows of another size are resampled.
+    """
+    own = model.state_dict()
     found = {}
     for name, value in state_dict.items():
         last = name.rpartition(".")[2]
         if last in ("relative_id", "attn_mask"):
             continue
-        if last == "rb" and name in here and value.ndim == 2:
-            value = _resampled(value, here[name].shape[1])
+        if last == "rb" and name in own and value.ndim == 2:
+            value = _resampled(value, own[name].shape[1])
         found[name] = value
     return found
 
 
-def _resampled(table: Tensor, places: int) -> Tensor:
-    """Biases (heads, (2w - 1)^2) of windows of another size, in the number type that they have."""
-    if table.shape[1] == places:
+def _resampled(table: Tensor, size: int) -> Tensor:
+    """Resample biases (heads, (2w - 1)^2) to windows of another size."""
+    if table.shape[1] == size:
         return table
-    side, wanted = math.isqrt(table.shape[1]), math.isqrt(places)
+    side, wanted = math.isqrt(table.shape[1]), math.isqrt(size)
     resized = F.interpolate(table.float().view(1, -1, side, side), size=(wanted, wanted), mode="bicubic")
-    return resized.view(-1, places).to(table.dtype)
-
-
-def _head(dim: int, classes: int) -> nn.Module:
-    if not classes:
-        return nn.Identity()
-    head = nn.Linear(dim, classes)
-    _initialize(head)
-    return head
-
-
-def _known(pool: Pool) -> Pool:
-    if pool not in ("avg", ""):
-        raise ValueError(f"global_pool is avg or '' here, not {pool!r}")
-    return pool
+    return resized.view(-1, size).to(table.dtype)
 
 
 def _initialize(module: nn.Module) -> None:
-    """Linear layers as a truncated normal; convolutions, those that make filters among them, as torch starts them."""
+    """Initialize linear layers by a truncated normal; convolutions keep PyTorch's initialization."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

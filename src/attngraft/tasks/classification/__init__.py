@@ -1,8 +1,4 @@
-"""Image classification with one label per image.
-
-`config.py` is the recipe's section, `mixing.py`, `losses.py` and `evaluator.py` are what their names say; images, their
-sources and views are `tasks/images`.
-"""
+"""Image classification with one label per image."""
 
 from attngraft.tasks.classification.task import Classification
 

@@ -1,4 +1,4 @@
-"""Training losses over hard labels (B,) or soft ones (B, classes), and each example's loss for evaluation."""
+"""Training losses for hard labels (B,) and soft ones (B, classes), and each example's loss for evaluation."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss:
-    """Mean over the batch. Hard labels are smoothed here; soft ones come smoothed from mixing.
+    """Return the mean loss over the batch. Hard labels are smoothed here; soft ones were smoothed when they were mixed.
 
-    With `weights` (classes,) each example's loss is multiplied by its class's weight, a mixed one's by the mixture of
-    both. The mean stays over examples, so that it does not depend on how a batch is cut.
+    With `weights` (classes,) each example's loss is multiplied by the weight of its class, or by the mixture of weights of
+    mixed classes. The mean is over examples, so it does not depend on how a batch is divided.
     """
     if weights is not None:
         return _Weighted(config, weights)
@@ -38,9 +38,9 @@ def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss
 
 
 def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bool) -> Tensor:
-    """How far the student's `logits` (B, classes) are from the teacher's, mean over the batch.
+    """Return the distance of the student's `logits` (B, classes) from the teacher's `taught`, mean over the batch.
 
-    T^2 KL(softmax(taught / T) || softmax(logits / T)) (Hinton et al. 2015; the factor T^2 keeps gradients of a size as T
+    T^2 KL(softmax(taught / T) || softmax(logits / T)) (Hinton et al. 2015; the factor T^2 keeps the scale of gradients as T
     grows), or, `hard`, the cross entropy with the teacher's best class (DeiT, Touvron et al. 2021, equation 3).
     """
     if hard:
@@ -50,7 +50,7 @@ def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bo
 
 
 def example_losses(config: LossConfig, logits: Tensor, target: Tensor) -> Tensor:
-    """The same loss per example (B,), without smoothing and class weights; `target` hard."""
+    """Return the loss of each example (B,), without smoothing and class weights; `target` is hard."""
     if config.name == "bce":
         hot = F.one_hot(target, logits.shape[-1]).to(logits.dtype)
         losses = F.binary_cross_entropy_with_logits(logits, hot, reduction="none")
@@ -59,13 +59,13 @@ def example_losses(config: LossConfig, logits: Tensor, target: Tensor) -> Tensor
 
 
 def class_weights(config: LossConfig, counts: np.ndarray, classes: Sequence[str]) -> np.ndarray | None:
-    """The weight of each class (classes,), from how many training images it has.
+    """Return the weight of each class (classes,) from its number of training images.
 
-    `balanced` is 1 / n, `effective` (1 - beta) / (1 - beta^n) (Cui et al. 2019, equation 12), both scaled so that the mean
-    over training images is 1. Weights by name are taken as they are; classes that are not named have 1.
+    `balanced` is 1 / n, `effective` (1 - beta) / (1 - beta^n) (Cui et al. 2019, equation 12), both scaled to a mean of 1
+    over training images. Weights by name are used as given; classes without one have 1.
 
     Raises:
-        ConfigError: a weight for a class that is not there.
+        ConfigError: a weight for an unknown class.
     """
     wanted = config.class_weights
     if wanted is None:
@@ -73,7 +73,7 @@ def class_weights(config: LossConfig, counts: np.ndarray, classes: Sequence[str]
     if isinstance(wanted, Mapping):
         for name in wanted:
             if name not in classes:
-                raise ConfigError(f"task.loss.class_weights: there is no class {name!r}{did_you_mean(name, classes)}")
+                raise ConfigError(f"task.loss.class_weights: no class {name!r}{did_you_mean(name, classes)}")
         return np.array([wanted.get(name, 1.0) for name in classes])
     beta = config.effective_beta
     weights = 1 / counts if wanted == "balanced" else (1 - beta) / (1 - beta**counts)
@@ -82,7 +82,7 @@ def class_weights(config: LossConfig, counts: np.ndarray, classes: Sequence[str]
 
 
 class _Weighted:
-    """`training_loss` with weights."""
+    """`training_loss` with class weights."""
 
     def __init__(self, config: LossConfig, weights: np.ndarray) -> None:
         self.config, self.weights = config, torch.from_numpy(weights)
@@ -90,17 +90,17 @@ class _Weighted:
 
     def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
         if (self.weights.device, self.weights.dtype) != (logits.device, logits.dtype):
-            self.weights = self.weights.to(logits)  # once, not at every step
-        return (self._of_examples(target) * self._losses(logits, target)).mean()
+            self.weights = self.weights.to(logits)  # at the first step only
+        return (self._example_weights(target) * self._example_losses(logits, target)).mean()
 
-    def _of_examples(self, target: Tensor) -> Tensor:
+    def _example_weights(self, target: Tensor) -> Tensor:
         if target.ndim == 1:
             return self.weights[target]
         smoothing = self.config.smoothing
         unsmoothed = (target.to(self.weights.dtype) - smoothing / target.shape[1]) / (1 - smoothing)
         return unsmoothed @ self.weights
 
-    def _losses(self, logits: Tensor, target: Tensor) -> Tensor:
+    def _example_losses(self, logits: Tensor, target: Tensor) -> Tensor:
         soft = target if target.ndim == 1 else target.to(logits.dtype)
         if self.config.name == "bce":
             losses: Tensor = self.bce(logits, soft)

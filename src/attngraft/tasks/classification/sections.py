@@ -1,4 +1,4 @@
-"""What the report says of a classifier beside its metrics: classes, confusions, reliability; from saved predictions."""
+"""Report sections of a classifier: scores by class, confusion matrix and calibration, from saved predictions."""
 
 from __future__ import annotations
 
@@ -7,36 +7,44 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from attngraft.results.sections import Cell, Column, Matrix, Section, Table
-from attngraft.tasks.calibration import mean_over_seeds, reliability, share_or_none
+from attngraft.tasks.calibration import mean_over_seeds, reliability_section, share_or_none
 
-MATRIX_LIMIT = 50  #: classes up to which the whole confusion matrix is kept
-PAIRS = 20  #: confusions that are listed where there are more classes
+MATRIX_LIMIT = 50  #: classes up to which the report has the whole confusion matrix
+PAIRS = 20  #: most confusions listed beyond that
 
-Predictions = Mapping[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]
 
 
-def sections(predictions: Sequence[Predictions], *, classes: Sequence[str], counts: Mapping[str, int]) -> list[Section]:
-    """Of the seeds' predictions: `target`, `predicted`, and the `confidence` in what is predicted; (N,) each.
+def sections(predictions: Sequence[Arrays], *, classes: Sequence[str], counts: Mapping[str, int]) -> list[Section]:
+    """Return the sections for the predictions of each seed: `target`, `predicted` and `confidence`, (N,) each.
 
-    There is no reliability where a confidence is not a number. `counts` are of training, by class.
+    Calibration is left out if a confidence is not finite. `counts` are training images by class.
     """
-    kept = [{name: each[name] for name in ("target", "predicted", "confidence")} for each in predictions]
-    found = [_by_class(kept, classes, counts), _confusion(kept, classes)]
-    if all(np.isfinite(each["confidence"]).all() for each in kept):
-        found.append(_reliability(kept))
-    return found
+    arrays = [{name: each[name] for name in ("target", "predicted", "confidence")} for each in predictions]
+    result = [_by_class(arrays, classes, counts), _confusion(arrays, classes)]
+    if all(np.isfinite(each["confidence"]).all() for each in arrays):
+        result.append(
+            reliability_section(
+                [each["confidence"] for each in arrays],
+                [each["predicted"] == each["target"] for each in arrays],
+                title="Calibration",
+                definition="Probability of the predicted class against the share of such images that are of that class. On "
+                "the diagonal a model is correct as often as its confidence states; below it is overconfident.",
+            )
+        )
+    return result
 
 
-def _by_class(predictions: Sequence[Predictions], classes: Sequence[str], counts: Mapping[str, int]) -> Section:
+def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Mapping[str, int]) -> Section:
     recalls, precisions, f1s = [], [], []
     support = np.bincount(predictions[0]["target"], minlength=len(classes))
     for each in predictions:
-        right = np.bincount(each["target"][each["target"] == each["predicted"]], minlength=len(classes))
-        guessed = np.bincount(each["predicted"], minlength=len(classes))
-        recalls.append(share_or_none(right, support))
-        precisions.append(share_or_none(right, guessed))
+        correct = np.bincount(each["target"][each["target"] == each["predicted"]], minlength=len(classes))
+        predicted = np.bincount(each["predicted"], minlength=len(classes))
+        recalls.append(share_or_none(correct, support))
+        precisions.append(share_or_none(correct, predicted))
         f1s.append(
-            [f1 if n else None for f1, n in zip(share_or_none(2 * right, guessed + support), support, strict=True)]
+            [f1 if n else None for f1, n in zip(share_or_none(2 * correct, predicted + support), support, strict=True)]
         )
     columns = [
         Column(name="class", kind="text"),
@@ -52,19 +60,18 @@ def _by_class(predictions: Sequence[Predictions], classes: Sequence[str], counts
     return Section(
         name="classes",
         title="Class by class",
-        note="Means over seeds, on the validation images. Recall: the share of the class's images that are found. "
-        "Precision: the share of images given this class that are of it, not known where no seed ever gave it. F1: their "
-        f"harmonic mean. To compare with: always giving {largest}, of most training images, is right {100 * share:.2f} % of "
-        "the time.",
+        note="Means over seeds, on the validation images. Recall: share of the class's images that are predicted as it. "
+        "Precision: share of the images predicted as the class that are of it; empty for classes that no seed predicts. F1: "
+        f"their harmonic mean. For comparison: always predicting {largest}, the class with the most training images, is "
+        f"correct for {100 * share:.2f} % of the images.",
         table=Table(columns=columns, rows=rows),
     )
 
 
-def _confusion(predictions: Sequence[Predictions], classes: Sequence[str]) -> Section:
+def _confusion(predictions: Sequence[Arrays], classes: Sequence[str]) -> Section:
     target = np.concatenate([each["target"] for each in predictions]).astype(np.int64)
     predicted = np.concatenate([each["predicted"] for each in predictions]).astype(np.int64)
-    size = len(classes)
-    note = "All seeds together."
+    size, title, note = len(classes), "Confusion matrix", "All seeds together."
     if size <= MATRIX_LIMIT:
         counts = np.bincount(target * size + predicted, minlength=size * size).reshape(size, size)
         matrix = Matrix(
@@ -74,38 +81,19 @@ def _confusion(predictions: Sequence[Predictions], classes: Sequence[str]) -> Se
             column_axis="predicted class",
             counts=counts.tolist(),
         )
-        return Section(name="confusion", title="Which class is taken for which", note=note, matrix=matrix)
+        return Section(name="confusion", title=title, note=note, matrix=matrix)
     wrong = target != predicted
     pairs, counts = np.unique(target[wrong] * size + predicted[wrong], return_counts=True)
     support = np.bincount(target, minlength=size)
     rows: list[list[Cell]] = []
-    for place in np.argsort(-counts, kind="stable")[:PAIRS]:
-        true, taken = divmod(int(pairs[place]), size)
-        rows.append([classes[true], classes[taken], int(counts[place]), float(counts[place] / support[true])])
+    for index in np.argsort(-counts, kind="stable")[:PAIRS]:
+        true, other = divmod(int(pairs[index]), size)
+        rows.append([classes[true], classes[other], int(counts[index]), float(counts[index] / support[true])])
     columns = [
         Column(name="true class", kind="text"),
-        Column(name="taken for", kind="text"),
-        Column(name="times", kind="count"),
-        Column(name="of the class", kind="share"),
+        Column(name="predicted class", kind="text"),
+        Column(name="images", kind="count"),
+        Column(name="share of the class", kind="share"),
     ]
-    note += f" The {PAIRS} most frequent confusions; a matrix of {size} classes could not be read."
-    return Section(
-        name="confusion",
-        title="Which class is taken for which",
-        note=note,
-        table=Table(columns=columns, rows=rows),
-    )
-
-
-def _reliability(predictions: Sequence[Predictions]) -> Section:
-    stated = [each["confidence"] for each in predictions]
-    found = reliability(stated, [each["predicted"] == each["target"] for each in predictions])
-    return Section(
-        name="reliability",
-        title="How far its confidence can be believed",
-        note="The probability of the class that is given, against the share of such images that are of it. On the diagonal "
-        "a model is right as often as it says; below it is too sure of itself. ECE, the expected calibration error, is the "
-        "mean distance from the diagonal over 15 bins, as a mean over seeds.",
-        numbers={"ECE": float(np.mean(found.error_by_seed))},
-        reliability=found,
-    )
+    note += f" The {PAIRS} most frequent confusions; a matrix of {size} classes would be unreadable."
+    return Section(name="confusion", title=title, note=note, table=Table(columns=columns, rows=rows))

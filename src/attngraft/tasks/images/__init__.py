@@ -1,5 +1,5 @@
-"""What tasks on images share, whatever their labels are.
+"""Images: sources, transforms, splits and checks, shared by tasks with any kind of labels.
 
-`config.py` is their part of the recipe; `sources/` find and open images; `inputs.py` is what the host expects, `views.py`
-what the model sees; `splits.py` serves examples to the engine; `checks.py` refuses what cannot be trained on.
+`config.py` has their recipe sections; `sources/` finds and opens images; `inputs.py` describes the host's input and
+`transforms.py` makes it; `splits.py` provides examples to the engine; `issues.py` and `checks.py` find problems in data.
 """

@@ -1,11 +1,11 @@
-"""What the host expects of an image: size, mode, normalization, and how evaluation crops."""
+"""The host's input: size, mode and normalization of images, examples and batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,13 +13,22 @@ from PIL import Image
 from torch import Tensor
 
 from attngraft.errors import ConfigError
+from attngraft.tasks.task import Batch, PixelAccess
 
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # timm's default mean and deviation
+Example = tuple[Tensor, Any]  #: image; a class index, or a row of 0 and 1, one per class
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # timm's default mean and std
+
+
+class Mix(Protocol):
+    """Mixes images (B, C, H, W) and their targets with one another, as a function of (seed, epoch, step)."""
+
+    def __call__(self, images: Tensor, target: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostInput:
-    """Read from timm's model data configuration."""
+    """The part of timm's model data configuration that describes an input image."""
 
     channels: int
     height: int
@@ -32,7 +41,7 @@ class HostInput:
 
     @classmethod
     def from_model(cls, config: Mapping[str, Any]) -> HostInput:
-        """From `timm.data.resolve_model_data_config`; what is missing takes timm's default.
+        """Read the result of `timm.data.resolve_model_data_config`; missing keys take timm's defaults.
 
         Raises:
             ConfigError: a number of channels other than 1 or 3.
@@ -55,44 +64,97 @@ class HostInput:
 
     @property
     def mode(self) -> str:
-        """Pillow's name for the host's channels."""
+        """Pillow's mode for the host's channels."""
         return "L" if self.channels == 1 else "RGB"
 
     def holds(self, size: tuple[int, int]) -> bool:
-        """Whether an image of `size` (width, height) is no larger than the input on either side."""
+        """Return whether an image of `size` (width, height) is no larger than the input in either dimension."""
         return size[0] <= self.width and size[1] <= self.height
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Bytes (..., C, H, W) to (x / 255 - mean) / std, float32, on their device: torchvision's numbers."""
+        """Return (x / 255 - mean) / std of uint8 images (..., C, H, W), float32; bit for bit torchvision's result."""
         mean, std = _on_device(self.mean, images.device), _on_device(self.std, images.device)
         floats = torch.empty(images.shape, device=images.device)  # contiguous, whatever the strides of the bytes
-        one_by_one = images.ndim == 4 and images.device.type == "cpu"  # an image at a time stays in the cache
+        one_by_one = images.ndim == 4 and images.device.type == "cpu"  # a single image fits the CPU's cache
         for part, pixels in zip(floats, images, strict=True) if one_by_one else [(floats, images)]:
             part.copy_(pixels).div_(255).sub_(mean).div_(std)
         return floats
 
     def normalize_pixels(self, pixels: Tensor) -> Tensor:
-        """Floats between 0 and 1 (..., C, H, W) to (x - mean) / std; gradients go through."""
+        """Return (x - mean) / std of values from 0 to 1 (..., C, H, W); differentiable."""
         return (pixels - _on_device(self.mean, pixels.device)) / _on_device(self.std, pixels.device)
 
     def pixels_of(self, normalized: Tensor) -> Tensor:
-        """The way back from what `normalize` or `normalize_pixels` gave."""
+        """Invert `normalize` and `normalize_pixels`; returns values from 0 to 1."""
         return normalized * _on_device(self.std, normalized.device) + _on_device(self.mean, normalized.device)
 
 
-def pixels(image: Image.Image) -> Tensor:
-    """The bytes (C, H, W) of an image in one of a host's modes."""
+class ImageBatches:
+    """Normalization and mixing of batches `{"image": (B, C, H, W), "target": ...}` on the model's device.
+
+    Data loading processes send uint8, a quarter of the size of floats. Images that end as floats (random erasing draws
+    normalized values) are already normalized.
+
+    Args:
+        host: the host's input.
+        mix: mixes training batches; None: no mixing.
+    """
+
+    def __init__(self, host: HostInput, mix: Mix | None = None) -> None:
+        self._host, self._mix = host, mix
+
+    def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
+        """Normalize images, then mix them; see `Task.prepare`."""
+        image, target = self._normalized(batch["image"]), batch["target"]
+        if self._mix is not None:
+            image, target = self._mix(image, target, epoch=epoch, step=step)
+        return {**batch, "image": image, "target": target}
+
+    def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the normalized images as the model's arguments; see `Task.to_model`."""
+        return (self._normalized(batch["image"]),), {}
+
+    def _normalized(self, images: Tensor) -> Tensor:
+        return self._host.normalize(images) if images.dtype == torch.uint8 else images
+
+
+class ImagePixels(PixelAccess):
+    """Pixel access for examples (image, label) and image batches: uint8, or normalized by the host."""
+
+    def __init__(self, host: HostInput) -> None:
+        self.host, self.color = host, host.mean
+
+    def from_example(self, example: Example) -> Tensor:
+        return self._pixels(example[0])
+
+    def to_example(self, example: Example, pixels: Tensor) -> Example:
+        return self.host.normalize_pixels(pixels), example[1]
+
+    def from_batch(self, batch: Batch) -> Tensor:
+        return self._pixels(batch["image"])
+
+    def to_batch(self, batch: Batch, pixels: Tensor) -> Batch:
+        return {**batch, "image": self.host.normalize_pixels(pixels)}
+
+    def _pixels(self, images: Tensor) -> Tensor:
+        if images.dtype == torch.uint8:
+            return images.float() / 255
+        return self.host.pixels_of(images).clamp(0, 1)
+
+
+def image_to_tensor(image: Image.Image) -> Tensor:
+    """Return the bytes (C, H, W) of an image in mode L or RGB."""
     array = np.asarray(image)
     return torch.from_numpy(np.ascontiguousarray(array.transpose(2, 0, 1)) if array.ndim == 3 else array[None].copy())
 
 
 @lru_cache(maxsize=16)
 def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """(C, 1, 1); kept, as sending numbers to a device would wait for it."""
+    """Return `values` as (C, 1, 1); cached, because a copy to the device would synchronize."""
     return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def _per_channel(values: Any, channels: int) -> tuple[float, ...]:
-    """One number per channel: gray takes the mean of RGB's, RGB repeats gray's."""
+    """Return one number per channel: gray uses the mean of RGB, RGB repeats gray."""
     numbers = tuple(float(value) for value in values)
     return numbers if len(numbers) == channels else (sum(numbers) / len(numbers),) * channels

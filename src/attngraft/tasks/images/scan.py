@@ -1,9 +1,9 @@
-"""A look at every image before training: can it be decoded, how large is it, has it a twin?
+"""Scan of every image before training: readable, size, and a digest that finds duplicates.
 
-Why before training: an image that cannot be read must be left out of both parts once, for all runs, or results would
-depend on which worker met it and when. A pass over the files keeps the parts a function of the files alone, so that runs
-stay bit-identical for any number of workers and on resume, and evaluation never counts a stand-in. What was seen of an
-image is remembered in the user's cache by (path, size, time of change); a second run only asks for each file's date.
+Unreadable images must be skipped once, before training and for all runs; otherwise results would depend on which worker met
+them and when. The scan keeps splits a function of the files alone, so that runs are bit-identical for any number of workers
+and on resume, and evaluation never counts substitutes. Results are cached by (path, size, time of change); a second run
+only reads each file's date.
 """
 
 from __future__ import annotations
@@ -19,121 +19,123 @@ from dataclasses import dataclass
 from typing import IO, Literal
 
 import numpy as np
+import PIL
 from PIL import Image
 
 from attngraft.cache import cache_file, keep_arrays, load_arrays
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import Check
+from attngraft.tasks.images.sources.base import FileImages, Images, Stamp
 from attngraft.tasks.images.sources.decoding import RULES, UnreadableImage, decode, in_mode
-from attngraft.tasks.images.sources.images import FileImages, Images, Stamp
 
 Depth = Literal["full", "fast", "off"]
-Progress = Callable[[int, int], None]  #: how many images are done, of how many
+Progress = Callable[[int, int], None]  #: (images done, images in all)
 
-FULL_IMAGES = 50_000  #: up to as many images and
-FULL_BYTES = 2**32  #: as many bytes of files, `auto` decodes every image
+FULL_IMAGES = 50_000  #: `auto` decodes every image up to this number of images and
+FULL_BYTES = 2**32  #: this size of all files
 
-_END = 2**16  #: bytes of a file that `fast` reads from either end
-_OLD = 4  #: what was seen before (of other classes, of files since changed) is kept up to so many times what is new
-_CHUNK = 64  #: images that a thread takes at a time
+_END = 2**16  #: bytes that `fast` reads at each end of a file
+_CACHE_FACTOR = 4  #: stale cache entries (other classes, changed files) are dropped beyond this multiple of new ones
+_CHUNK = 64  #: images per thread and turn
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scan:
-    """What was seen of N images.
+class ScanResult:
+    """Properties of N images.
 
-    With `full`, `digests` are of the upright image's RGB pixels and size, so that equal digests mean equal pixels; with
-    `fast`, of the file's length and its two ends (64 KiB each), which tells byte-identical files up to that.
+    With `full`, `digests` cover the RGB pixels and size of the upright image, so equal digests mean equal pixels; with
+    `fast`, the file's length and its two ends (64 KiB each), so they identify byte-identical files up to that.
     """
 
     depth: Depth
-    sizes: np.ndarray  #: (N, 2) int32 width, height; 0 where it could not be read
-    modes: list[str]  #: Pillow's, after opening; empty where it could not be read
+    sizes: np.ndarray  #: (N, 2) int32 width, height; 0 for unreadable images
+    modes: list[str]  #: Pillow's modes; empty for unreadable images
     digests: np.ndarray  #: (N, 16) uint8
-    problems: dict[int, str]  #: position -> why it cannot be read
+    problems: dict[int, str]  #: index -> why it cannot be read
 
     def __len__(self) -> int:
         return len(self.sizes)
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ImageInfo:
     size: tuple[int, int]
     mode: str
     digest: bytes
 
 
-def scan(images: Sequence[Images], check: Check, *, where: str, progress: Progress | None = None) -> Scan:
-    """Look at all `images`, one set behind the other.
+def scan(images: Sequence[Images], check: Check, *, where: str, progress: Progress | None = None) -> ScanResult:
+    """Scan all `images`, one set after the other.
 
     Args:
-        check: `full`, `fast`, or `auto`: `full` up to 50,000 images in 4 GiB of files. `off` sees nothing. More images than
-            that which do not lie as files (of timm's back ends) are not looked at unasked.
-        where: the source, under which the outcome is remembered.
-        progress: called now and then, from this thread.
+        check: `full`, `fast`, or `auto`: `full` up to 50,000 images in 4 GiB of files, beyond that `fast` for files and
+            nothing for other images (timm's back ends). `off` scans nothing.
+        where: the source, part of the cache key.
+        progress: called from this thread.
     """
-    places = [(part, index) for part, part_images in enumerate(images) for index in range(len(part_images))]
-    stamps = [images[part].stamp(index) for part, index in places] if check != "off" else [None] * len(places)
-    depth = _depth(check, len(places), sum(stamp[0] for stamp in stamps if stamp))
-    if check == "auto" and depth == "fast" and not all(isinstance(part, FileImages) for part in images):
-        depth = "off"
-    seen: list[_Seen | str | None] = [None] * len(places)
+    located = [(images_of, index) for images_of in images for index in range(len(images_of))]
+    stamps = [each.stamp(index) for each, index in located] if check != "off" else [None] * len(located)
+    depth: Depth = check if check != "auto" else "full"
+    if check == "auto" and (len(located) > FULL_IMAGES or sum(stamp[0] for stamp in stamps if stamp) > FULL_BYTES):
+        depth = "fast" if all(isinstance(each, FileImages) for each in images) else "off"
+    results: list[_ImageInfo | str | None] = [None] * len(located)
     if depth != "off":
-        book = _Book(where, depth)
-        keys = [book.key(images[part].where(index), stamp) for (part, index), stamp in zip(places, stamps, strict=True)]
-        seen = [book.get(key) for key in keys]
-        left = [place for place, entry in enumerate(seen) if entry is None]
-        told = _told(progress, len(left), where)
-        for place, entry in _look_at(images, [(place, *places[place]) for place in left], depth):
-            seen[place] = entry
-            told(place)
-        if left:
-            book.keep(keys, seen)
-    return _as_scan(seen, depth)
+        cache = _ScanCache(where, depth)
+        keys = [cache.key(each.where(index), stamp) for (each, index), stamp in zip(located, stamps, strict=True)]
+        results = [cache.get(key) for key in keys]
+        pending = [position for position, result in enumerate(results) if result is None]
+        report = _progress_reporter(progress, len(pending), where)
+        for position, scanned in _scan_all([(position, *located[position]) for position in pending], depth):
+            results[position] = scanned
+            report()
+        if pending:
+            cache.save(keys, results)
+    sizes, digests = np.zeros((len(results), 2), dtype=np.int32), np.zeros((len(results), 16), dtype=np.uint8)
+    for position, result in enumerate(results):
+        if isinstance(result, _ImageInfo):
+            sizes[position], digests[position] = result.size, np.frombuffer(result.digest, dtype=np.uint8)
+    return ScanResult(
+        depth=depth,
+        sizes=sizes,
+        modes=[result.mode if isinstance(result, _ImageInfo) else "" for result in results],
+        digests=digests,
+        problems={position: result for position, result in enumerate(results) if isinstance(result, str)},
+    )
 
 
-def _depth(check: Check, count: int, size: int) -> Depth:
-    if check != "auto":
-        return check
-    return "full" if count <= FULL_IMAGES and size <= FULL_BYTES else "fast"
+def _scan_all(work: Sequence[tuple[int, Images, int]], depth: Depth) -> Iterator[tuple[int, _ImageInfo | str]]:
+    """Yield the result of each (position, images, index); files in threads, as decoding and hashing release the GIL."""
+    for position, images, index in work:
+        if not isinstance(images, FileImages):
+            yield position, _scan_image(images, index, depth)
+    files = [job for job in work if isinstance(job[1], FileImages)]
 
-
-def _look_at(
-    images: Sequence[Images], work: Sequence[tuple[int, int, int]], depth: Depth
-) -> Iterator[tuple[int, _Seen | str]]:
-    """What is seen of each (place, part, index); files by several threads, as decoding and hashing leave Python's lock."""
-    alone = [job for job in work if not isinstance(images[job[1]], FileImages)]
-    for place, part, index in alone:
-        yield place, _look(images[part], index, depth)
-    shared = [job for job in work if isinstance(images[job[1]], FileImages)]
-    chunks = [shared[i : i + _CHUNK] for i in range(0, len(shared), _CHUNK)]
-
-    def chunk_seen(chunk: list[tuple[int, int, int]]) -> list[tuple[int, _Seen | str]]:
-        own = {part: copy.copy(images[part]) for part in {part for _, part, _ in chunk}}  # with files of their own
-        return [(place, _look(own[part], index, depth)) for place, part, index in chunk]
+    def scan_chunk(chunk: list[tuple[int, Images, int]]) -> list[tuple[int, _ImageInfo | str]]:
+        copies = {id(images): copy.copy(images) for _, images, _ in chunk}  # with open files of their own
+        return [(position, _scan_image(copies[id(images)], index, depth)) for position, images, index in chunk]
 
     threads = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     pool = ThreadPoolExecutor(threads)
     try:
-        for found in pool.map(chunk_seen, chunks):
-            yield from found
+        for results in pool.map(scan_chunk, [files[i : i + _CHUNK] for i in range(0, len(files), _CHUNK)]):
+            yield from results
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _look(images: Images, index: int, depth: Depth) -> _Seen | str:
-    """What an image is, or why it cannot be read."""
+def _scan_image(images: Images, index: int, depth: Depth) -> _ImageInfo | str:
+    """Return the properties of an image, or why it cannot be read."""
     try:
         if depth == "fast" and isinstance(images, FileImages):
             with images.raw(index) as stream:
-                return _ends(stream, images.where(index))
+                return _scan_ends(stream, images.where(index))
         image = images.open(index)
         pixels = in_mode(image, "RGB")
         digest = hashlib.blake2b(f"{pixels.size}".encode(), digest_size=16)
         digest.update(pixels.tobytes())
-        return _Seen(image.size, image.mode, digest.digest())
+        return _ImageInfo(image.size, image.mode, digest.digest())
     except UnreadableImage as error:
         return error.reason
     except DataError as error:
@@ -142,8 +144,8 @@ def _look(images: Images, index: int, depth: Depth) -> _Seen | str:
         return str(error) or type(error).__name__
 
 
-def _ends(stream: IO[bytes], where: str) -> _Seen:
-    """A file by its head and tail. One whose end looks cut off is decoded to know."""
+def _scan_ends(stream: IO[bytes], where: str) -> _ImageInfo:
+    """Scan a file's head and tail only; decode it if its end looks truncated."""
     head = stream.read(_END)
     length = stream.seek(0, os.SEEK_END)
     stream.seek(max(length - _END, 0))
@@ -156,36 +158,37 @@ def _ends(stream: IO[bytes], where: str) -> _Seen:
             image = Image.open(stream)
         except Exception:
             stream.seek(0)
-            image = decode(stream, where=where)  # says what is wrong, or knows a huge JPEG
+            image = decode(stream, where=where)  # raises with the reason, or reads a huge JPEG
     digest = hashlib.blake2b(str(length).encode(), digest_size=16)
     digest.update(head)
     digest.update(tail)
-    return _Seen(image.size, image.mode, digest.digest())
+    return _ImageInfo(image.size, image.mode, digest.digest())
 
 
 def _ends_well(head: bytes, tail: bytes) -> bool:
-    """Whether the end mark stands at the end: one further in may be that of a thumbnail in the file's head."""
+    """Return whether the end marker is in the last bytes; one further inside may be that of an embedded thumbnail."""
     tail = tail[-256:]
     if head.startswith(b"\xff\xd8"):
         return b"\xff\xd9" in tail
     if head.startswith(b"\x89PNG"):
         return b"IEND" in tail
-    return False  # of other formats nothing is known; they are rare
+    return False  # other formats are rare and always decoded
 
 
-class _Book:
-    """What is remembered of a source's images."""
+class _ScanCache:
+    """Cached results of a source's images."""
 
     def __init__(self, where: str, depth: Depth) -> None:
-        import PIL
-
         self.path = cache_file("images", os.path.realpath(where), depth, str(RULES), PIL.__version__)
-        held = load_arrays(self.path)
-        self.entries: dict[bytes, _Seen] = {}
-        if set(held) == {"keys", "sizes", "modes", "digests"}:
-            rows = zip(held["keys"], held["sizes"].tolist(), held["modes"].tolist(), held["digests"], strict=True)
+        stored = load_arrays(self.path)
+        self.entries: dict[bytes, _ImageInfo] = {}
+        if set(stored) == {"keys", "sizes", "modes", "digests"}:
+            rows = zip(
+                stored["keys"], stored["sizes"].tolist(), stored["modes"].tolist(), stored["digests"], strict=True
+            )
             self.entries = {
-                key.tobytes(): _Seen((size[0], size[1]), mode, digest.tobytes()) for key, size, mode, digest in rows
+                key.tobytes(): _ImageInfo((size[0], size[1]), mode, digest.tobytes())
+                for key, size, mode, digest in rows
             }
 
     def key(self, name: str, stamp: Stamp | None) -> bytes | None:
@@ -194,51 +197,37 @@ class _Book:
         text = f"{name}\0{stamp[0]}\0{stamp[1]}".encode("utf-8", "surrogateescape")
         return hashlib.blake2b(text, digest_size=16).digest()
 
-    def get(self, key: bytes | None) -> _Seen | None:
+    def get(self, key: bytes | None) -> _ImageInfo | None:
         return None if key is None else self.entries.get(key)
 
-    def keep(self, keys: Sequence[bytes | None], seen: Sequence[_Seen | str | None]) -> None:
-        """Problems are not remembered: a disk or a right that failed once may work the next time."""
-        new = {k: s for k, s in zip(keys, seen, strict=True) if k is not None and isinstance(s, _Seen)}
+    def save(self, keys: Sequence[bytes | None], results: Sequence[_ImageInfo | str | None]) -> None:
+        """Store results, but not problems: a disk or permission that failed once may work the next time."""
+        new = {k: r for k, r in zip(keys, results, strict=True) if k is not None and isinstance(r, _ImageInfo)}
         if not new:
             return
-        good = list((self.entries | new if len(self.entries) <= _OLD * len(new) else new).items())
+        entries = list((self.entries | new if len(self.entries) <= _CACHE_FACTOR * len(new) else new).items())
         arrays: dict[str, np.ndarray] = {
-            "keys": np.frombuffer(b"".join(key for key, _ in good), dtype=np.uint8).reshape(-1, 16),
-            "sizes": np.array([entry.size for _, entry in good], dtype=np.int32),
-            "modes": np.array([entry.mode for _, entry in good]),
-            "digests": np.frombuffer(b"".join(entry.digest for _, entry in good), dtype=np.uint8).reshape(-1, 16),
+            "keys": np.frombuffer(b"".join(key for key, _ in entries), dtype=np.uint8).reshape(-1, 16),
+            "sizes": np.array([info.size for _, info in entries], dtype=np.int32),
+            "modes": np.array([info.mode for _, info in entries]),
+            "digests": np.frombuffer(b"".join(info.digest for _, info in entries), dtype=np.uint8).reshape(-1, 16),
         }
         keep_arrays(self.path, arrays)
 
 
-def _told(progress: Progress | None, total: int, where: str) -> Callable[[int], None]:
-    """Called after each image: tells `progress`, or, where a look takes long, the log."""
+def _progress_reporter(progress: Progress | None, total: int, where: str) -> Callable[[], None]:
+    """Return a function to call after each image: it calls `progress`, or logs now and then."""
     done, last = 0, time.monotonic()
     if progress is not None:
         progress(0, total)
 
-    def after(_: int) -> None:
+    def report() -> None:
         nonlocal done, last
         done, now = done + 1, time.monotonic()
         if progress is not None:
             progress(done, total)
         elif now - last > 15:
             last = now
-            log.info("%s: looked at %d of %d images (once; what is seen is remembered)", where, done, total)
+            log.info("%s: scanned %d of %d images (once; results are cached)", where, done, total)
 
-    return after
-
-
-def _as_scan(seen: Sequence[_Seen | str | None], depth: Depth) -> Scan:
-    sizes, digests = np.zeros((len(seen), 2), dtype=np.int32), np.zeros((len(seen), 16), dtype=np.uint8)
-    for place, entry in enumerate(seen):
-        if isinstance(entry, _Seen):
-            sizes[place], digests[place] = entry.size, np.frombuffer(entry.digest, dtype=np.uint8)
-    return Scan(
-        depth=depth,
-        sizes=sizes,
-        modes=[entry.mode if isinstance(entry, _Seen) else "" for entry in seen],
-        digests=digests,
-        problems={place: entry for place, entry in enumerate(seen) if isinstance(entry, str)},
-    )
+    return report

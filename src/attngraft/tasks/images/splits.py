@@ -1,9 +1,8 @@
-"""Labelled images as the engine's `Split`: decoded one at a time, or held as bytes and moved in memory."""
+"""Labeled images as `Split`s of the engine: decoded one at a time, or cached as bytes and augmented in memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,20 +10,17 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from attngraft.errors import ConfigError
-from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.images.sampling import Sampling, draw_by_class
+from attngraft.tasks.images.inputs import Example, HostInput
+from attngraft.tasks.images.sampling import Sampling, draw_by_class, shard_order
 from attngraft.tasks.images.sources import Images, in_mode
-from attngraft.tasks.images.streaming import shelf_order
-from attngraft.tasks.images.views import View, ViewPlan
+from attngraft.tasks.images.transforms import Transform, TransformPlan
 from attngraft.tasks.seeding import generator, seeded
 from attngraft.tasks.task import Split
 
-Example = tuple[Tensor, Any]  #: image; a class (whole number), or a row of 0 and 1, one per class
-
 
 @dataclass(frozen=True, kw_only=True)
-class Common:
-    """What the splits of one source share."""
+class SplitSettings:
+    """Settings that all splits of a source share."""
 
     classes: tuple[str, ...]
     host: HostInput
@@ -32,39 +28,36 @@ class Common:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taking:
-    """How an epoch takes examples; `LabelledSplit` says what each means."""
+class EpochSampling:
+    """Selection and order of an epoch's examples; see `LabelledSplit`."""
 
     repeats: int = 1
     sampling: Sampling | None = None
-    buffer: int | None = None
-
-
-ONCE = Taking()  #: each once, in an order of the engine's
+    shuffle_buffer: int | None = None
 
 
 class LabelledSplit(Split):
-    """Examples are (image, label); a batch has `image` (B, C, H, W), bytes or normalized float32, and `target`: (B,) int64,
-    or (B, classes) uint8 where images have several labels.
+    """Examples (image, label); a batch has `image` (B, C, H, W), uint8 or normalized float32, and `target`: (B,) int64, or
+    (B, classes) uint8 for multi-label images.
 
-    How an epoch takes its examples is `taking`.
-
-    With `repeats` R above 1 (repeated augmentation: Hoffer et al. 2020) an epoch takes one R-th of the examples, drawn
-    anew each epoch, R times in a row with views of their own, and is as long as without. Repeat r of an example has the
-    index `r * len + example`. With `sampling` an epoch, still as long, takes classes in other shares than they have; an
-    example that is taken again is a further repeat. Both go together. With `buffer` an epoch goes through large files one
-    behind the other (`streaming.shelf_order`), without the other two.
+    `EpochSampling` defines an epoch, whose length is always the number of examples. `repeats` R above 1 is repeated
+    augmentation (Hoffer et al. 2020): a random R-th of the examples, R times in a row with different augmentation; repeat r
+    of an example has the index `r * len + example`. `sampling` changes the class frequencies; an example that is drawn
+    again is a further repeat. Both can be combined. `shuffle_buffer` reads large files one after another
+    (`sampling.shard_order`), without the other two.
     """
 
     def __init__(
         self,
         images: Images,
+        transform: Transform,
         *,
-        common: Common,
-        taking: Taking = ONCE,
+        settings: SplitSettings,
+        epoch_sampling: EpochSampling | None = None,
     ) -> None:
-        self.images, self.names, self.labels = images, images.names, images.labels
-        self.classes, self.host, self.seed, self.taking = common.classes, common.host, common.seed, taking
+        self.images, self.names, self.labels, self.transform = images, images.names, images.labels, transform
+        self.settings, self.epoch_sampling = settings, epoch_sampling or EpochSampling()
+        self.classes, self.host, self.seed = settings.classes, settings.host, settings.seed
 
     def __len__(self) -> int:
         return len(self.names)
@@ -73,29 +66,26 @@ class LabelledSplit(Split):
         return self.names[index % len(self)]
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
-        length, stream, taking = len(self), generator(seed, epoch, -1), self.taking
-        if taking.buffer is not None and self.images.shelf is not None:
-            return shelf_order(self.images.shelf, buffer=taking.buffer, stream=stream)
-        if taking.repeats == 1 and taking.sampling is None:
+        length, stream, options = len(self), generator(seed, epoch, -1), self.epoch_sampling
+        if options.shuffle_buffer is not None and self.images.shard_index is not None:
+            return shard_order(self.images.shard_index, buffer=options.shuffle_buffer, stream=stream)
+        if options.repeats == 1 and options.sampling is None:
             return None
-        size = -(-length // taking.repeats)
-        if taking.sampling is None:
+        size = -(-length // options.repeats)
+        if options.sampling is None:
             first = stream.permutation(length)[:size]
         else:
-            chosen, turns = draw_by_class(self.labels, size=size, sampling=taking.sampling, stream=stream)
-            first = chosen + length * taking.repeats * turns
-        return (first[:, None] + length * np.arange(taking.repeats)).reshape(-1)[:length]
+            chosen, turns = draw_by_class(self.labels, size=size, sampling=options.sampling, stream=stream)
+            first = chosen + length * options.repeats * turns
+        return (first[:, None] + length * np.arange(options.repeats)).reshape(-1)[:length]
 
-    def part(self, indices: np.ndarray) -> LabelledSplit:
-        """The examples at `indices` alone, of a split whose views are fixed.
+    def subset(self, indices: np.ndarray) -> LabelledSplit:
+        """Return the examples at `indices` only, for splits with deterministic transforms.
 
         Raises:
-            ConfigError: the split has no parts.
+            ConfigError: subsets are not supported.
         """
-        raise ConfigError(f"task: a {type(self).__name__} cannot be evaluated in parts")
-
-    def _common(self) -> Common:
-        return Common(classes=self.classes, host=self.host, seed=self.seed)
+        raise ConfigError(f"task: a {type(self).__name__} has no subsets")
 
     def collate(self, examples: list[Example]) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
@@ -106,79 +96,67 @@ class LabelledSplit(Split):
 
 
 class ImageSplit(LabelledSplit):
-    """Images opened one at a time, each through `view` with generators seeded by (seed, epoch, index)."""
-
-    def __init__(
-        self,
-        images: Images,
-        view: View,
-        *,
-        common: Common,
-        taking: Taking = ONCE,
-    ) -> None:
-        super().__init__(images, common=common, taking=taking)
-        self.view = view
+    """Images opened one at a time, each transformed with generators seeded by (seed, epoch, index)."""
 
     def __getitem__(self, key: tuple[int, int]) -> Example:
         epoch, index = key
-        place = index % len(self)
-        image = in_mode(self.images.open(place), self.host.mode)
+        position = index % len(self)
+        image = in_mode(self.images.open(position), self.host.mode)
         with seeded("augment", self.seed, epoch, index):
-            return self.view(image), self.labels[place]
+            return self.transform(image), self.labels[position]
 
-    def part(self, indices: np.ndarray) -> ImageSplit:
-        return ImageSplit(self.images.take(indices, self.labels[indices]), self.view, common=self._common())
+    def subset(self, indices: np.ndarray) -> ImageSplit:
+        images = self.images.take(indices, self.labels[indices])
+        return ImageSplit(images, self.transform, settings=self.settings)
 
 
 class PixelSplit(LabelledSplit):
-    """Fixed views as bytes in memory, (N, C, H, W); training shifts and flips them by `plan`, evaluation (None) does not.
+    """Resized images cached as bytes (N, C, H, W); training shifts and flips them by `plan` (None: evaluation).
 
-    Views of images that lie in memory are made at once, those of files when first asked for (in each worker apart).
-    Random numbers come from a counter-based generator at (seed, epoch, index), so that nothing global is touched.
+    Images in memory are cached at construction, files on first access (separately in each worker). Random numbers come from
+    a counter-based generator at (seed, epoch, index), so no global generator is used.
     """
 
     def __init__(
         self,
         images: Images,
-        view: View,
-        plan: ViewPlan | None,
+        transform: Transform,
+        plan: TransformPlan | None,
         *,
-        common: Common,
-        taking: Taking = ONCE,
+        settings: SplitSettings,
+        epoch_sampling: EpochSampling | None = None,
     ) -> None:
-        super().__init__(images, common=common, taking=taking)
-        host, margin = common.host, plan.padding if plan else 0
+        super().__init__(images, transform, settings=settings, epoch_sampling=epoch_sampling)
+        host, margin = settings.host, plan.padding if plan else 0
         shape = (len(images), host.channels, host.height + 2 * margin, host.width + 2 * margin)
         self.plan, self.pixels = plan, np.zeros(shape, dtype=np.uint8)
-        self.made, self.view = np.zeros(len(images), dtype=bool), view
+        self.cached = np.zeros(len(images), dtype=bool)
         if images.in_memory:
             for index in range(len(images)):
-                self._make(index)
+                self._cache(index)
 
     def __getitem__(self, key: tuple[int, int]) -> Example:
         epoch, index = key
-        place = index % len(self)
-        if not self.made[place]:
-            self._make(place)
-        pixels = self.pixels[place]
+        position = index % len(self)
+        if not self.cached[position]:
+            self._cache(position)
+        pixels = self.pixels[position]
         if self.plan is not None:
-            pixels = self._moved(pixels, self.plan, generator(self.seed, epoch, index).random(4))
-        return torch.from_numpy(np.ascontiguousarray(pixels)), self.labels[place]
+            plan, draws = self.plan, generator(self.seed, epoch, index).random(4)
+            top, left = (int(draw * (2 * plan.padding + 1)) for draw in draws[:2])
+            pixels = pixels[:, top : top + self.host.height, left : left + self.host.width]
+            if draws[2] < plan.hflip:
+                pixels = pixels[:, :, ::-1]
+            if draws[3] < plan.vflip:
+                pixels = pixels[:, ::-1]
+        return torch.from_numpy(np.ascontiguousarray(pixels)), self.labels[position]
 
-    def part(self, indices: np.ndarray) -> PixelSplit:
-        return PixelSplit(self.images.take(indices, self.labels[indices]), self.view, None, common=self._common())
+    def subset(self, indices: np.ndarray) -> PixelSplit:
+        images = self.images.take(indices, self.labels[indices])
+        return PixelSplit(images, self.transform, None, settings=self.settings)
 
-    def _make(self, index: int) -> None:
+    def _cache(self, index: int) -> None:
         margin = self.plan.padding if self.plan else 0
         inner = self.pixels[index, :, margin : margin + self.host.height, margin : margin + self.host.width]
-        inner[:] = self.view(in_mode(self.images.open(index), self.host.mode)).numpy()
-        self.made[index] = True
-
-    def _moved(self, pixels: np.ndarray, plan: ViewPlan, draws: np.ndarray) -> np.ndarray:
-        top, left = (int(draw * (2 * plan.padding + 1)) for draw in draws[:2])
-        pixels = pixels[:, top : top + self.host.height, left : left + self.host.width]
-        if draws[2] < plan.hflip:
-            pixels = pixels[:, :, ::-1]
-        if draws[3] < plan.vflip:
-            pixels = pixels[:, ::-1]
-        return pixels
+        inner[:] = self.transform(in_mode(self.images.open(index), self.host.mode)).numpy()
+        self.cached[index] = True

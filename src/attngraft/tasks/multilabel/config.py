@@ -1,4 +1,4 @@
-"""The recipe's `task` section for several labels per image: every field, its default, what it means, what is refused."""
+"""The recipe's `task` section for several labels per image."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from attngraft.tasks.images.config import AugmentConfig, DataConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """`bce`: one binary cross entropy per class, mean over classes; `asymmetric`: the same with easy negatives weighed
-    down (Ridnik et al. 2021, equations 4 to 7), for many classes of which an image has few."""
+    """`bce`: binary cross entropy, mean over classes; `asymmetric`: the same with easy negatives weighted down (Ridnik et
+    al. 2021, equations 4 to 7), for many classes of which an image has few."""
 
-    name: Literal["bce", "asymmetric"] = "bce"  #: which loss
+    name: Literal["bce", "asymmetric"] = "bce"  #: the loss function
     smoothing: float = 0.0  #: labels become smoothing / 2 and 1 - smoothing / 2; training only
-    #: bce: weight of present labels against absent ones: `balanced` by absent / present, a number, or by class name
+    #: bce: weight of positive labels: `balanced` by negatives / positives, a number, or by class name
     pos_weight: Literal["balanced"] | float | Mapping[str, float] | None = None
-    gamma_neg: float = 4.0  #: asymmetric: how strongly easy absent labels are weighed down
-    gamma_pos: float = 1.0  #: asymmetric: the same for present labels
-    clip: float = 0.05  #: asymmetric: absent labels below this probability cost nothing
+    gamma_neg: float = 4.0  #: asymmetric: focusing exponent of negative labels
+    gamma_pos: float = 1.0  #: asymmetric: focusing exponent of positive labels
+    clip: float = 0.05  #: asymmetric: negative labels below this probability do not count
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:
@@ -32,7 +32,7 @@ class LossConfig:
         if not 0 <= self.clip < 1:
             raise FieldError("clip", f"must lie in [0, 1), is {self.clip}")
         if self.pos_weight is not None and self.name != "bce":
-            raise FieldError("pos_weight", "belongs to loss bce")
+            raise FieldError("pos_weight", "is for loss bce only")
         weights = self.pos_weight.values() if isinstance(self.pos_weight, Mapping) else [self.pos_weight]
         if any(isinstance(weight, float) and weight <= 0 for weight in weights):
             raise FieldError("pos_weight", f"must be positive, is {self.pos_weight}")
@@ -40,11 +40,11 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
-    """How metrics are taken, and by which runs are compared."""
+    """The primary metric, and the threshold of F1."""
 
-    #: a comparison needs a score of every image, which is why mAP, a mean over classes, is none of these
+    #: metric by which runs are compared; it needs a score for every image, so mAP, a mean over classes, is not available
     primary: Literal["image_ap", "loss"] = "image_ap"
-    threshold: float = 0.5  #: probability from which a label counts as given, for F1
+    threshold: float = 0.5  #: labels with at least this probability are predicted, for F1
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
@@ -53,7 +53,7 @@ class MetricsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabelConfig:
-    """The whole section."""
+    """The section `task` of a multi-label recipe."""
 
     data: DataConfig
     augment: AugmentConfig = field(default_factory=AugmentConfig)

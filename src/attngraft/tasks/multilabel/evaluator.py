@@ -1,28 +1,26 @@
-"""Average precision per image and per class, F1 and loss over a split, each example counted once."""
+"""Evaluation of multi-label models: average precision by image and by class, F1 and loss, each example counted once."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import torch
+from scipy.stats import rankdata
+from torchmetrics.functional.classification import binary_average_precision
 
 from attngraft.tasks.calibration import share_or_none
-from attngraft.tasks.collecting import CollectingEvaluator
 from attngraft.tasks.images.splits import LabelledSplit
-from attngraft.tasks.multilabel.scores import (
-    class_average_precision,
-    image_average_precision,
-    label_counts,
-    mean_of_known,
-)
-from attngraft.tasks.task import Evaluation, Predictions
+from attngraft.tasks.task import CollectingEvaluator, Evaluation, Predictions
 
 
 class MultiLabelEvaluator(CollectingEvaluator):
-    """Metrics are shares (0 to 1).
+    """Computes metrics as shares (0 to 1).
 
-    `image_ap`, usually the primary one, is the mean over images of each image's average precision: a mean over examples,
-    so that paired statistics over examples apply to it (as to `loss`). Beside it `map` (mean over classes of the average
-    precision), `macro_f1` (mean over classes) and `micro_f1` (of all decisions together) at `threshold`; means over classes
-    take those that occur. `loss` is the binary cross entropy, mean over classes.
+    `image_ap`, the default primary metric, is the mean over images of each image's average precision. As a mean over
+    examples it allows paired statistics over examples (as does `loss`). `map` is the mean over classes of the average
+    precision, `macro_f1` (mean over classes) and `micro_f1` (all decisions together) are at `threshold`; means over classes
+    cover those that occur. `loss` is the binary cross entropy, mean over classes.
     """
 
     def __init__(self, split: LabelledSplit, *, threshold: float, primary: str = "image_ap") -> None:
@@ -30,28 +28,70 @@ class MultiLabelEvaluator(CollectingEvaluator):
         self.names, self.threshold, self.primary = split.names, threshold, primary
 
     def result(self) -> Evaluation:
-        """The metrics and predictions.
+        """Return metrics and predictions.
 
         Raises:
-            TrainingError: some examples were never evaluated.
+            TrainingError: some examples were not evaluated.
         """
-        kept = self.collected()
-        logits, target = kept["logits"], kept["target"]
+        outputs = self.collected()
+        logits, target = outputs["logits"], outputs["target"]
         precision = image_average_precision(logits, target)
         counts = label_counts(logits, target, threshold=self.threshold)
-        there, both = counts["there"], counts["there"] + counts["given"]
-        f1 = [value if n else None for value, n in zip(share_or_none(2 * counts["right"], both), there, strict=True)]
+        positives, both = counts["positives"], counts["positives"] + counts["predicted"]
+        f1 = [
+            value if n else None for value, n in zip(share_or_none(2 * counts["correct"], both), positives, strict=True)
+        ]
         metrics = {
             "image_ap": float(precision.mean()),
             "map": mean_of_known(class_average_precision(logits, target)),
             "macro_f1": mean_of_known(f1),
-            "micro_f1": float(2 * counts["right"].sum() / both.sum()),
-            "loss": float(kept["loss"].mean(dtype=np.float64)),
+            "micro_f1": float(2 * counts["correct"].sum() / both.sum()),
+            "loss": float(outputs["loss"].mean(dtype=np.float64)),
         }
         metrics = {self.primary: metrics[self.primary], **metrics}  # first, so that logs of one metric show it
         arrays = {"target": target, "logits": logits}
-        score = precision if self.primary == "image_ap" else kept["loss"].astype(np.float64)
+        score = precision if self.primary == "image_ap" else outputs["loss"].astype(np.float64)
         return Evaluation(
             metrics=metrics,
             predictions=Predictions(names=list(self.names), score=score, binary=False, arrays=arrays),
         )
+
+
+def image_average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return each image's average precision over its ranked labels, (N,), from scores and labels (N, classes).
+
+        AP_i = mean over i's labels y of |labels of i ranked up to y| / |classes ranked up to y|
+
+    An image without any label, or with all of them, has 1: every order is correct. The mean over images is the label
+    ranking average precision (scikit-learn's `label_ranking_average_precision_score`).
+    """
+    present = labels.astype(bool)
+    among_all = rankdata(-scores.astype(np.float64), method="max", axis=1)
+    among_present = rankdata(np.where(present, -scores.astype(np.float64), np.inf), method="max", axis=1)
+    precision = np.where(present, among_present / among_all, 0.0)
+    count = present.sum(axis=1)
+    return np.where(count == 0, 1.0, precision.sum(axis=1) / np.maximum(count, 1))
+
+
+def class_average_precision(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
+    """Return each class's average precision over ranked images; None for a class without images."""
+    ranked, present = torch.from_numpy(scores.astype(np.float64)).sigmoid(), torch.from_numpy(labels.astype(np.int64))
+    return [
+        float(binary_average_precision(ranked[:, i], present[:, i])) if present[:, i].any() else None
+        for i in range(scores.shape[1])
+    ]
+
+
+def label_counts(scores: np.ndarray, labels: np.ndarray, *, threshold: float) -> Mapping[str, np.ndarray]:
+    """Return the images by class that have the label (`positives`), are predicted to (`predicted`), both (`correct`).
+
+    `scores` are logits.
+    """
+    predicted = scores.astype(np.float64) >= np.log(threshold / (1 - threshold))
+    present = labels.astype(bool)
+    return {"positives": present.sum(0), "predicted": predicted.sum(0), "correct": (predicted & present).sum(0)}
+
+
+def mean_of_known(values: list[float | None]) -> float:
+    """Return the mean of the values that are not None; there must be at least one."""
+    return float(np.mean([value for value in values if value is not None]))

@@ -1,4 +1,4 @@
-"""Training losses over labels (B, classes) that are 0, 1, or between after mixing."""
+"""Training losses for labels (B, classes): 0 or 1, or between after mixing."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from attngraft.tasks.multilabel.config import LossConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-LARGEST_WEIGHT = 100.0  #: of `balanced`, so that a class of one image in thousands does not drown all others
+LARGEST_WEIGHT = 100.0  #: of `balanced`, so that a class of one image in thousands does not dominate all others
 
 
 def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss:
-    """Mean over images and classes; `weights` (classes,) are those of present labels."""
+    """Return the mean loss over images and classes; `weights` (classes,) apply to positive labels."""
     return _Bce(config, weights) if config.name == "bce" else _Asymmetric(config)
 
 
 def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bool) -> Tensor:
-    """Binary cross entropy with the teacher's probabilities sigmoid(taught / T), times T^2, or, `hard`, with the labels that
-    it gives; mean over images and classes."""
+    """Return the binary cross entropy with the teacher's probabilities sigmoid(taught / T), times T^2, or, `hard`, with its
+    predicted labels; mean over images and classes."""
     if hard:
         return F.binary_cross_entropy_with_logits(logits, (taught > 0).to(logits.dtype))
     loss = F.binary_cross_entropy_with_logits(logits / temperature, (taught / temperature).sigmoid())
@@ -35,7 +35,7 @@ def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bo
 
 
 def example_losses(logits: Tensor, target: Tensor) -> Tensor:
-    """Plain binary cross entropy, mean over classes, whatever training's loss is; (B,)."""
+    """Return the plain binary cross entropy, mean over classes, for any training loss; (B,)."""
     losses = F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
     return losses.mean(-1)
 
@@ -43,12 +43,12 @@ def example_losses(logits: Tensor, target: Tensor) -> Tensor:
 def positive_weights(
     config: LossConfig, counts: np.ndarray, *, images: int, classes: Sequence[str]
 ) -> np.ndarray | None:
-    """The weight of each class's present labels (classes,), from how many of the training images have it.
+    """Return the weight of each class's positive labels (classes,) from its number of training images.
 
-    `balanced` is (images - n) / n, at most `LARGEST_WEIGHT`; 1 for a class that no image has.
+    `balanced` is (images - n) / n, at most `LARGEST_WEIGHT`; 1 for a class without images.
 
     Raises:
-        ConfigError: a weight for a class that is not there.
+        ConfigError: a weight for an unknown class.
     """
     wanted = config.pos_weight
     if wanted is None:
@@ -56,7 +56,7 @@ def positive_weights(
     if isinstance(wanted, Mapping):
         for name in wanted:
             if name not in classes:
-                raise ConfigError(f"task.loss.pos_weight: there is no class {name!r}{did_you_mean(name, classes)}")
+                raise ConfigError(f"task.loss.pos_weight: no class {name!r}{did_you_mean(name, classes)}")
         return np.array([wanted.get(name, 1.0) for name in classes])
     if wanted == "balanced":
         ratio = (images - counts) / np.maximum(counts, 1)
@@ -75,7 +75,7 @@ class _Bce:
 
     def __call__(self, logits: Tensor, target: Tensor) -> Tensor:
         if self.weights is not None and (self.weights.device, self.weights.dtype) != (logits.device, logits.dtype):
-            self.weights = self.weights.to(logits)  # once, not at every step
+            self.weights = self.weights.to(logits)  # at the first step only
         soft = _smoothed(target.to(logits.dtype), self.smoothing)
         return F.binary_cross_entropy_with_logits(logits, soft, pos_weight=self.weights)
 
@@ -83,9 +83,9 @@ class _Bce:
 class _Asymmetric:
     def __init__(self, config: LossConfig) -> None:
         self.smoothing = config.smoothing
-        # timm first knew the sum alone; later versions take the mean over the batch unless they are told
-        known = inspect.signature(AsymmetricLossMultiLabel).parameters
-        kind = {"reduction": "sum"} if "reduction" in known else {}
+        # early versions of timm only sum; later ones default to the mean over the batch
+        parameters = inspect.signature(AsymmetricLossMultiLabel).parameters
+        kind = {"reduction": "sum"} if "reduction" in parameters else {}
         self.summed = AsymmetricLossMultiLabel(config.gamma_neg, config.gamma_pos, config.clip, **kind)
 
     def __call__(self, logits: Tensor, target: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the report says of a multi-label model beside its metrics: classes and reliability, from saved predictions."""
+"""Report sections of a multi-label model: scores by class, and calibration, from saved predictions."""
 
 from __future__ import annotations
 
@@ -7,37 +7,43 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from attngraft.results.sections import Column, Section, Table
-from attngraft.tasks.calibration import mean_over_seeds, reliability, share_or_none
-from attngraft.tasks.multilabel.scores import class_average_precision, image_average_precision, label_counts
+from attngraft.tasks.calibration import mean_over_seeds, reliability_section, share_or_none
+from attngraft.tasks.multilabel.evaluator import class_average_precision, image_average_precision, label_counts
 
-Predictions = Mapping[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]
 
 
 def sections(
-    predictions: Sequence[Predictions], *, classes: Sequence[str], threshold: float, counts: Mapping[str, int]
+    predictions: Sequence[Arrays], *, classes: Sequence[str], threshold: float, counts: Mapping[str, int]
 ) -> list[Section]:
-    """Of the seeds' predictions: `target` and `logits` (N, classes). There is no reliability where a logit is no number.
+    """Return the sections for the predictions of each seed: `target` and `logits`, (N, classes) each.
 
-    `counts` are of training: how many images have each class.
+    Calibration is left out if a logit is not finite. `counts` are training images by class.
     """
-    kept = [{name: each[name] for name in ("target", "logits")} for each in predictions]
-    found = [_by_class(kept, classes, threshold, np.array([counts[name] for name in classes]))]
-    if all(np.isfinite(each["logits"]).all() for each in kept):
-        found.append(_reliability(kept))
-    return found
+    arrays = [{name: each[name] for name in ("target", "logits")} for each in predictions]
+    result = [_by_class(arrays, classes, threshold, np.array([counts[name] for name in classes]))]
+    if all(np.isfinite(each["logits"]).all() for each in arrays):
+        result.append(
+            reliability_section(
+                [(1 / (1 + np.exp(-each["logits"].astype(np.float64)))).reshape(-1) for each in arrays],
+                [each["target"].reshape(-1) > 0 for each in arrays],
+                title="Calibration",
+                definition="Probability of a label, over all images and classes, against the share of them that apply.",
+            )
+        )
+    return result
 
 
-def _by_class(
-    predictions: Sequence[Predictions], classes: Sequence[str], threshold: float, training: np.ndarray
-) -> Section:
+def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], threshold: float, training: np.ndarray) -> Section:
     averages, recalls, precisions, f1s = [], [], [], []
     for each in predictions:
         counts = label_counts(each["logits"], each["target"], threshold=threshold)
-        there, given, right = counts["there"], counts["given"], counts["right"]
+        positives, predicted, correct = counts["positives"], counts["predicted"], counts["correct"]
         averages.append(class_average_precision(each["logits"], each["target"]))
-        recalls.append(share_or_none(right, there))
-        precisions.append(share_or_none(right, given))
-        f1s.append([f1 if n else None for f1, n in zip(share_or_none(2 * right, there + given), there, strict=True)])
+        recalls.append(share_or_none(correct, positives))
+        precisions.append(share_or_none(correct, predicted))
+        f1 = share_or_none(2 * correct, positives + predicted)
+        f1s.append([value if n else None for value, n in zip(f1, positives, strict=True)])
     columns = [
         Column(name="class", kind="text"),
         Column(name="images", kind="count", role="common"),
@@ -54,22 +60,8 @@ def _by_class(
         name="classes",
         title="Class by class",
         note="Means over seeds, on the validation images. Average precision: over images ranked by the class's score. "
-        f"Recall, precision and F1: of labels given from a probability of {threshold:g} on. They are not "
-        "known where no image has the class, nor is precision where no seed ever gave it. To compare "
-        f"with: classes ranked by how many training images have them, alike for every image, have an average precision by "
-        f"image of {100 * by_counts:.2f} %.",
+        f"Recall, precision and F1: with labels predicted from a probability of {threshold:g}. They are empty for classes "
+        "without images, as is precision if no seed predicts the class. For comparison: ranking the classes of every image "
+        f"by their number of training images has an average precision by image of {100 * by_counts:.2f} %.",
         table=Table(columns=columns, rows=[list(row) for row in zip(classes, support, *means, strict=True)]),
-    )
-
-
-def _reliability(predictions: Sequence[Predictions]) -> Section:
-    stated = [(1 / (1 + np.exp(-each["logits"].astype(np.float64)))).reshape(-1) for each in predictions]
-    found = reliability(stated, [each["target"].reshape(-1) > 0 for each in predictions])
-    return Section(
-        name="reliability",
-        title="How far its probabilities can be believed",
-        note="The stated probability of a label, over all images and classes, against the share of them that are there. "
-        "ECE, the expected calibration error, is the mean distance from the diagonal over 15 bins, as a mean over seeds.",
-        numbers={"ECE": float(np.mean(found.error_by_seed))},
-        reliability=found,
     )

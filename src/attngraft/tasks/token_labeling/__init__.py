@@ -1,7 +1,7 @@
-"""Image classification by token labeling: every patch has a label of its own, besides the image's.
+"""Image classification by token labeling: in training every patch has a label of its own, besides the image's.
 
-`maps.py` reads dense label maps, `views.py` knows which part of an image a view shows, `targets.py` makes of both what every
-patch is to say, and `losses.py` compares.
+`maps.py` reads dense label maps, `split.py` tracks which part of an image a random crop shows, and `losses.py` turns both
+into targets of patches and computes the loss.
 
 Source: Z. Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", 2021; VOLO and
 ELSA-VOLO are trained by it.

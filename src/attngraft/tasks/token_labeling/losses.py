@@ -1,7 +1,7 @@
-"""The loss of token labeling: every patch has a label of its own, besides the image's.
+"""Loss and targets of token labeling: every patch has a label of its own, besides the image's.
 
-A model trained so gives logits for the class token and for every patch; MixToken has exchanged a box of patches between the
-images of a batch and their mirror image in it, and puts the patches' logits back before they come here.
+The model gives logits for the class token and for every patch. MixToken exchanges a box of patches between each image of a
+batch and its mirror image in the batch's order, and restores the order of the patches' logits before the loss.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torchvision.ops import roi_align
 
 from attngraft.errors import UsageError
 
-#: share of the class token's label beside the truth where both name the same class, and where they do not
+#: weight of the map's label against the image's label if both agree on the class, and if not
 AGREEING, DISAGREEING = 0.5, 0.9
 
 
@@ -22,8 +23,8 @@ class TokenLabelLoss:
     """class_weight * CE(class logits, mixed target) + dense_weight * mean over patches of CE(patch logits, patch target).
 
     Args:
-        dense_weight, class_weight: factors of the two parts.
-        with_ground_truth: the class target is a mean of the truth and of the class token's label, as fine-tuning takes it,
+        dense_weight, class_weight: weights of the two terms.
+        with_ground_truth: the class target is a mean of the image's label and the class token's label, as in fine-tuning,
             instead of the latter alone.
     """
 
@@ -32,13 +33,13 @@ class TokenLabelLoss:
     with_ground_truth: bool = False
 
     def __call__(self, logits: Tensor, patches: Tensor, target: Tensor, *, box: tuple[int, int, int, int]) -> Tensor:
-        """A number.
+        """Return the loss, a scalar.
 
         Args:
             logits: (B, classes). patches: (B, N, classes).
-            target: (B, classes), for class token and patches alike; or (B, classes, 2 + N): the truth, the class token's
-                label, one for each patch, row by row.
-            box: first row and column of what MixToken exchanged, and those behind it, in patches; all 0 for nothing.
+            target: (B, classes), for class token and patches alike; or (B, classes, 2 + N): the image's label, the class
+                token's label, one for each patch, row by row.
+            box: top, left, bottom, right of the patches that MixToken exchanged (exclusive ends); all 0 for none.
 
         Raises:
             UsageError: targets for another number of patches.
@@ -46,16 +47,16 @@ class TokenLabelLoss:
         count = patches.shape[1]
         if target.ndim == 3 and target.shape[2] != 2 + count:
             raise UsageError(f"targets for {target.shape[2] - 2} patches do not fit the {count} of the model")
-        of_class = self._of_class(target)
+        class_target = self._class_target(target)
         top, left, bottom, right = box
         kept = 1 - (bottom - top) * (right - left) / count
-        mixed = kept * of_class + (1 - kept) * of_class.flip(0)
+        mixed = kept * class_target + (1 - kept) * class_target.flip(0)
         of_patches = target[..., 2:].transpose(1, 2) if target.ndim == 3 else target.unsqueeze(1).expand_as(patches)
         return self.class_weight * _cross_entropy(logits, mixed) + self.dense_weight * _cross_entropy(
             patches, of_patches
         )
 
-    def _of_class(self, target: Tensor) -> Tensor:
+    def _class_target(self, target: Tensor) -> Tensor:
         if target.ndim == 2:
             return target
         truth, label = target[..., 0], target[..., 1]
@@ -67,5 +68,35 @@ class TokenLabelLoss:
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """The mean over all rows, of targets that are distributions over the last axis."""
+    """Return the mean over all rows; targets are distributions over the last axis."""
     return -(target * logits.log_softmax(-1)).sum(-1).mean()
+
+
+@torch.no_grad()
+def map_targets(maps: Tensor, crops: Tensor, *, grid: tuple[int, int], classes: int) -> Tensor:
+    """Return distributions (B, classes, 1 + N): of the whole crop, then of each of its patches, row by row.
+
+    A map is an image of scores, 0 for classes that are not among the best. It is averaged over each box (RoIAlign, with as
+    many samples as map cells in it) before the softmax. Rows of a map are rows of the image.
+
+    Args:
+        maps: (B, 2, K, Y, X), scores and classes.
+        crops: (B, 6), see `split.Crop`.
+        grid: rows and columns of patches.
+    """
+    scores, best = maps.float().unbind(1)
+    batch, _, rows, columns = scores.shape
+    images = scores.new_zeros(batch, classes, rows, columns).scatter_(1, best.long(), scores)
+    edges = crops[:, :4] * crops.new_tensor([columns, rows, columns, rows])
+    boxes = torch.cat([torch.arange(batch, device=edges.device).unsqueeze(1), edges], 1)
+    patches = roi_align(images, boxes, grid, aligned=True)
+    for flag, axis in ((crops[:, 4], 3), (crops[:, 5], 2)):
+        patches = torch.where(flag.bool().view(-1, 1, 1, 1), patches.flip(axis), patches)
+    whole = roi_align(images, boxes, (1, 1), aligned=True)
+    return torch.cat([whole.flatten(2), patches.flatten(2)], 2).softmax(1)
+
+
+def grid_of(patches: int, image: tuple[int, int]) -> tuple[int, int]:
+    """Return the rows and columns of `patches` square patches of an image (height, width)."""
+    rows = round((patches * image[0] / image[1]) ** 0.5)
+    return rows, patches // rows

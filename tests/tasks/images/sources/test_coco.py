@@ -12,7 +12,7 @@ from PIL import Image
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources import Parts, open_source
+from attngraft.tasks.images.sources import ImageSource, open_source
 
 
 def _content(*objects: list[int], first: int = 0) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def _write(file: Path, content: Any, images: Path | None = None) -> Path:
     return file
 
 
-def _open(path: Path, **config: Any) -> Parts:
+def _open(path: Path, **config: Any) -> ImageSource:
     return open_source(DataConfig(source=str(path), **config))
 
 
@@ -53,7 +53,7 @@ def test_a_folder_as_coco_comes(tmp_path: Path) -> None:
     assert list(parts.val.names) == ["val2017/5.png"]
     assert parts.val.labels.tolist() == [[0, 1]]
     assert parts.val.open(0).size == (4, 4)
-    assert parts.notes == ("1 of 3 categories have no object and are left out.",)
+    assert parts.notes == ("1 of 3 categories have no objects and are dropped.",)
     swapped = _open(tmp_path, train_split="val2017", val_split="train")
     assert (len(swapped.train), swapped.val and len(swapped.val)) == (1, 3)
     assert _open(tmp_path, val_fraction=0.5).val is None
@@ -83,16 +83,16 @@ def test_images_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"labels\.json: none of its first 2 images .*task\.data\.root"):
         _open(file)
     assert _open(file, root=str(tmp_path / "b")).train.open(0).size == (4, 4)
-    with pytest.raises(DataError, match=r"task\.data\.root: there is no folder"):
+    with pytest.raises(DataError, match=r"task\.data\.root: no folder"):
         _open(file, root=str(tmp_path / "c"))
 
 
 def test_no_validation_part(tmp_path: Path) -> None:
     _write(tmp_path / "annotations/instances_train2017.json", _content([1]), tmp_path / "train2017")
-    with pytest.raises(DataError, match=r"training part 'train2017' but no validation part"):
+    with pytest.raises(DataError, match=r"training split 'train2017' but no validation split"):
         _open(tmp_path)
     _write(tmp_path / "other/annotations/instances_all.json", _content([1]), tmp_path / "other")
-    with pytest.raises(DataError, match=r"which annotations are for training.*train_split; there is: all"):
+    with pytest.raises(DataError, match=r"no training annotations.*train_split; available: all"):
         _open(tmp_path / "other")
 
 
@@ -100,11 +100,11 @@ def test_no_validation_part(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"categories": None}, r"no list 'categories'.*\.csv"),
-        ({"annotations": [{"image_id": 5, "category_id": 1}]}, r"annotations\[0\] is of image 5"),
-        ({"annotations": [{"image_id": 100, "category_id": 2}]}, r"annotations\[0\] is of category 2"),
-        ({"annotations": [{"image_id": 100}]}, r"annotations\[0\] is of category None"),
+        ({"annotations": [{"image_id": 5, "category_id": 1}]}, r"annotations\[0\] refers to image 5"),
+        ({"annotations": [{"image_id": 100, "category_id": 2}]}, r"annotations\[0\] refers to category 2"),
+        ({"annotations": [{"image_id": 100}]}, r"annotations\[0\] refers to category None"),
         ({"images": [{"id": 1}]}, r"images\[0\] needs an id and a text 'file_name'"),
-        ({"images": [{"id": 1, "file_name": "a"}] * 2}, r"images\[1\] has the id 1"),
+        ({"images": [{"id": 1, "file_name": "a"}] * 2}, r"images\[1\] repeats the id 1"),
         ({"images": [], "annotations": []}, "lists no images"),
         ({"images": ["a"]}, r"no list 'images'"),
     ],

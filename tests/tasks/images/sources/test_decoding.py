@@ -14,7 +14,7 @@ from PIL import Image
 
 from attngraft.tasks.images.sources import in_mode
 from attngraft.tasks.images.sources.decoding import HUGE, UnreadableImage, decode
-from tests.tasks.images.making import load, make_folder, picture
+from tests.tasks.images.datasets import load, make_folder, picture
 
 RED, BLUE = (220, 30, 40), (30, 40, 220)
 
@@ -178,7 +178,7 @@ def _truncated(kind: str) -> bytes:
     ("content", "reason"),
     [
         (b"", "the file is empty"),
-        (b"hello world", "no image format that is known"),
+        (b"hello world", "unrecognized image format"),
         (_truncated("jpeg"), "truncated"),
         (_truncated("png"), "truncated"),
         (b"\xff\xd8\xff", "."),
@@ -223,4 +223,4 @@ def test_every_kind_of_picture_trains_in_one_folder(tmp_path: Path) -> None:
     assert "train/größe/ÀÉ ü#1%.JPG" in names
     for i in range(len(data.train)):
         assert data.train[(0, i)][0].shape == (3, 16, 16)
-    assert any("repeats another one" in note for note in data.facts["notes"]), "a link shows the same picture"
+    assert any("is a duplicate within a split" in note for note in data.facts["notes"]), "a link shows the same picture"

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from attngraft.errors import ConfigError, DataError
-from tests.tasks.images.making import load, make_folder, picture
+from tests.tasks.images.datasets import load, make_folder, picture
 
 
 def test_parts_and_classes_come_from_folders(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no classes in train": ({"train": 3, "val": 1}, {}, r"no class folders"),
     "one image": ({"a": 1}, {}, r"holds a single image"),
     "one class": ({"a": 4}, {}, r"holds a single class, 'a'"),
-    "empty class": ({"a": 4, "b": 0, "c": 2}, {}, r"class 'b': no images; add some, or leave it out"),
+    "empty class": ({"a": 4, "b": 0, "c": 2}, {}, r"class 'b': no images; add some, or exclude it"),
     "empty classes": (
         {"train": {"a": 4, "b": 0, "c": 0}, "val": {"a": 1, "b": 1, "c": 1}},
         {},
@@ -120,21 +120,25 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no validation": (
         {"train": {"a": 4, "b": 1}, "other": {"a": 1}},
         {},
-        r"a training part 'train' but no validation part \(found beside it: other\).*val_fraction=0\.2",
+        r"a training split 'train' but no validation split \(found: other\).*val_fraction=0\.2",
     ),
-    "no training": ({"val": {"a": 4, "b": 1}, "test": {"a": 1}}, {}, r"there is test, val but no training part"),
+    "no training": ({"val": {"a": 4, "b": 1}, "test": {"a": 1}}, {}, r"found test, val but no training split"),
     "wrong train name": (
         {"train": {"a": 4, "b": 1}, "val": {"a": 1}},
         {"train_split": "trian"},
-        r"no part 'trian' \(task\.data\.train_split\) \(did you mean train\?\); there is: train, val",
+        r"no split 'trian' \(task\.data\.train_split\) \(did you mean train\?\); available: train, val",
     ),
     "wrong val name": (
         {"train": {"a": 4, "b": 1}, "val": {"a": 1}},
         {"val_split": "dev"},
-        r"no part 'dev' \(task\.data\.val_split\)",
+        r"no split 'dev' \(task\.data\.val_split\)",
     ),
-    "val name without train": ({"a": 4, "b": 1}, {"val_split": "b"}, r"names a validation part, but no training part"),
-    "cannot be divided": ({"a": 4, "b": 1}, {}, r"class 'b' has a single image, which cannot be divided"),
+    "val name without train": (
+        {"a": 4, "b": 1},
+        {"val_split": "b"},
+        r"names a validation split, but there is no training split",
+    ),
+    "cannot be divided": ({"a": 4, "b": 1}, {}, r"class 'b' has a single image, which cannot be split"),
 }
 
 
@@ -149,7 +153,7 @@ def test_refused_before_training(tmp_path: Path, case: str) -> None:
 
 def test_a_class_that_is_not_there(tmp_path: Path) -> None:
     make_folder(tmp_path, {"rose": 3, "tulip": 3})
-    with pytest.raises(ConfigError, match=r"no class 'roes' \(did you mean rose\?\); there are: rose, tulip"):
+    with pytest.raises(ConfigError, match=r"no class 'roes' \(did you mean rose\?\); available: rose, tulip"):
         load(tmp_path, data={"classes": ["roes", "tulip"]})
 
 
@@ -158,7 +162,7 @@ def test_an_unreadable_first_image_is_named(tmp_path: Path, content: bytes | Non
     make_folder(tmp_path, {"train": {"a": 2, "b": 1}, "val": {"a": 1, "b": 1}}, size=(64, 64))
     bad = tmp_path / "train" / "a" / "0.png"
     bad.write_bytes(bad.read_bytes()[:300] if content is None else content)
-    with pytest.raises(DataError, match=r"(?s)1 image cannot be read, and .* leaves out 0 of 5 .*train/a/0\.png: "):
+    with pytest.raises(DataError, match=r"(?s)1 image cannot be read, and .* allows 0 of 5 .*train/a/0\.png: "):
         load(tmp_path)
 
 
@@ -178,5 +182,5 @@ def test_images_of_kinds_that_are_not_read_are_told_of(tmp_path: Path) -> None:
     data = load(tmp_path)
     assert data.facts["counts"]["train"] == {"a": 2, "b": 2}
     assert data.facts["notes"] == [
-        "2 files are of kinds that are not read (.avif, .heic): train/a/x.HEIC, ...; save as JPEG or PNG."
+        "2 files in unsupported formats were skipped (.avif, .heic): train/a/x.HEIC, ...; save as JPEG or PNG."
     ]

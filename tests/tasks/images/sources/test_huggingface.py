@@ -14,8 +14,8 @@ import pytest
 from attngraft import cache
 from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources import Parts, open_source
-from tests.tasks.images.making import load, make_folder, picture
+from attngraft.tasks.images.sources import ImageSource, open_source
+from tests.tasks.images.datasets import load, make_folder, picture
 
 pa = pytest.importorskip("pyarrow")
 
@@ -38,7 +38,7 @@ def make_table(first: int, count: int, **columns: Any) -> Any:
     return table.replace_schema_metadata(info)
 
 
-def parts_of(source: object, **fields: Any) -> Parts:
+def parts_of(source: object, **fields: Any) -> ImageSource:
     return open_source(DataConfig(source=str(source), **fields))
 
 
@@ -161,17 +161,15 @@ def test_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"no \.arrow or \.parquet files of a data set"):
         parts_of(f"hf:{tmp_path}")
-    with pytest.raises(
-        DataError, match=r"hf:.*nowhere: there is no such file or folder; hf: reads a data set on local"
-    ):
+    with pytest.raises(DataError, match=r"hf:.*nowhere: no such file or folder; hf: reads a data set on local"):
         parts_of(f"hf:{tmp_path}/nowhere")
     parquet.write_table(pa.table({"label": ["a"], "text": ["b"]}), tmp_path / "train.parquet")
-    with pytest.raises(DataError, match=r"train\.parquet: no column of images .*there are: label, text"):
+    with pytest.raises(DataError, match=r"train\.parquet: no column of images .*available: label, text"):
         parts_of(f"hf:{tmp_path}")
     (tmp_path / "saved").mkdir()
     state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
     (tmp_path / "saved" / "state.json").write_text(json.dumps(state))
-    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow: is not there, and .*state\.json names it"):
+    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow: missing, but listed in .*state\.json"):
         parts_of(tmp_path / "saved")
     (tmp_path / "saved" / "data-00000-of-00001.arrow").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"cannot be read as \.arrow"):

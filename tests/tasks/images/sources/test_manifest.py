@@ -11,8 +11,8 @@ import pytest
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources import Parts, open_source
-from tests.tasks.images.making import load, make_folder, picture
+from attngraft.tasks.images.sources import ImageSource, open_source
+from tests.tasks.images.datasets import load, make_folder, picture
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def table(path: Path, header: str, rows: Sequence[str], *, separator: str = ",")
     return path
 
 
-def parts_of(path: object, **fields: Any) -> Parts:
+def parts_of(path: object, **fields: Any) -> ImageSource:
     return open_source(DataConfig(source=str(path), **fields))
 
 
@@ -42,7 +42,7 @@ def test_one_label_for_each_image(pictures: Path, name: str, separator: str, ins
     assert data.facts["kind"] == "table"
     assert data.facts["classes"] == ["cat", "dog"]
     assert data.facts["sizes"] == {"train": 10, "val": 2}
-    note = "Paths begin in images/ beside the table."
+    note = "Paths are relative to images/ beside the table."
     assert (note in data.facts["notes"]) == (inside == "")
     place = [data.train.name(i) for i in range(10)].index(f"{inside}3.png")
     assert data.train[(0, place)][1] == 0
@@ -54,12 +54,12 @@ def test_a_column_says_the_part(pictures: Path) -> None:
     path = table(pictures / "x.csv", "image,class,split", rows)
     data = load(path)
     assert data.facts["sizes"] == {"train": 7, "val": 4}
-    assert data.facts["split"] == "the rows of column 'split' that say train and test"
-    assert "1 row whose column 'split' says something else is not used." in data.facts["notes"]
+    assert data.facts["split"] == "the rows with 'split' train and test"
+    assert "1 row with other values in column 'split' is not used." in data.facts["notes"]
     drawn = parts_of(path, val_fraction=0.5)
     assert (len(drawn.train), drawn.val) == (7, None)
     assert parts_of(path, val_split="extra").val.names == ["images/11.png"]  # type: ignore[union-attr]
-    with pytest.raises(DataError, match=r"no part 'x' \(task\.data\.val_split\); there is: extra, test, train"):
+    with pytest.raises(DataError, match=r"no split 'x' \(task\.data\.val_split\); available: extra, test, train"):
         parts_of(path, val_split="x")
 
 
@@ -67,10 +67,10 @@ def test_columns_may_be_called_anything(pictures: Path) -> None:
     rows = [f"{i},images/{i}.png,{'ab'[i % 2]},{i % 5}" for i in range(12)]
     path = table(pictures / "x.csv", "nr,where,what,fold", rows)
     with pytest.raises(
-        DataError, match=r"which column holds the paths\? .*path_column; there are: nr, where, what, fold"
+        DataError, match=r"cannot find the column of paths .*path_column; available: nr, where, what, fold"
     ):
         parts_of(path)
-    with pytest.raises(DataError, match=r"which column holds the labels\?"):
+    with pytest.raises(DataError, match=r"cannot find the column of labels"):
         parts_of(path, path_column="where")
     found = parts_of(path, path_column="where", label_column="what")
     assert found.classes == ("a", "b")
@@ -146,7 +146,7 @@ def test_parquet_holds_what_it_holds(pictures: Path) -> None:
 def test_a_table_for_each_part_and_one_alone_in_a_folder(pictures: Path) -> None:
     rows = [f"images/{i}.png,{'ab'[i % 2]}" for i in range(12)]
     table(pictures / "train.csv", "path,label", rows[:8])
-    with pytest.raises(DataError, match="a training part 'train' but no validation part"):
+    with pytest.raises(DataError, match="a training split 'train' but no validation split"):
         parts_of(pictures)
     table(pictures / "test.csv", "path,label", rows[8:])
     found = parts_of(pictures)
@@ -164,7 +164,7 @@ def test_a_column_of_ids(pictures: Path) -> None:
     path = table(pictures / "x.csv", "image_id,label", [f"{i},{'ab'[i % 2]}" for i in range(12)])
     found = parts_of(path)
     assert found.train.names[3] == "3.png"
-    assert found.notes == ("Paths begin in train/ beside the table.", "Paths are taken to end in .png.")
+    assert found.notes == ("Paths are relative to train/ beside the table.", ".png is added to the paths.")
     assert np.array_equal(np.asarray(found.train.open(3)), np.asarray(picture(3)))
 
 
@@ -187,9 +187,9 @@ def test_class_folders_outweigh_a_table_beside_them(tmp_path: Path) -> None:
         ("path,label\nimages/0.png,a,b\n", "row 2 has 3 entries, the header 2"),
         ("path,label\nimages/0.png,\n", "row 2: column 'label' holds no label"),
         ("path,label\n,a\n", "row 2: column 'path' holds nothing"),
-        ("path,label\nhttp://x/0.png,a\n", "is an address; download the images"),
-        ("path,label\nelsewhere/0.png,a\n", r"none of the first 1 images of the table is there .*task\.data\.root"),
-        ('path,labels\nimages/0.png,"[""a"", 1 2]"\n', "row 2: column 'labels' is no JSON list"),
+        ("path,label\nhttp://x/0.png,a\n", "is a URL; download the images"),
+        ("path,label\nelsewhere/0.png,a\n", r"none of the first 1 images of the table exists .*task\.data\.root"),
+        ('path,labels\nimages/0.png,"[""a"", 1 2]"\n', "row 2: column 'labels' does not hold a JSON list"),
     ],
 )
 def test_refused(pictures: Path, content: str, message: str) -> None:
@@ -200,7 +200,7 @@ def test_refused(pictures: Path, content: str, message: str) -> None:
 
 def test_text_that_is_not_utf8_is_refused_and_a_mark_is_not(pictures: Path) -> None:
     (pictures / "x.csv").write_bytes("path,label\nimages/0.png,gr\xfcn\n".encode("latin-1"))
-    with pytest.raises(DataError, match=r"is not UTF-8 text \(byte 26\)"):
+    with pytest.raises(DataError, match=r"not UTF-8 text \(byte 26\)"):
         parts_of(pictures / "x.csv")
     (pictures / "x.csv").write_bytes("\ufeffpath,label\r\nimages/0.png,grün\r\n".encode())
     assert parts_of(pictures / "x.csv").classes == ("grün",)
@@ -210,7 +210,7 @@ def test_paths_begin_where_root_says(pictures: Path) -> None:
     (pictures / "elsewhere").mkdir()
     path = table(pictures / "elsewhere" / "x.csv", "path,label", [f"{i}.png,{'ab'[i % 2]}" for i in range(12)])
     assert len(load(path, data={"root": str(pictures / "images")}).train) == 10
-    with pytest.raises(DataError, match=r"task\.data\.root: there is no folder"):
+    with pytest.raises(DataError, match=r"task\.data\.root: no folder"):
         parts_of(path, root=str(pictures / "nowhere"))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attngraft.errors import DataError
-from tests.tasks.images.making import host_config, load, make_task, normalized
+from tests.tasks.images.datasets import host_config, load, make_task, normalized
 
 
 def _arrays(**changes: Any) -> dict[str, np.ndarray]:
@@ -70,19 +70,19 @@ def test_classes_without_names_are_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x_train": None, "y_train": None}, r"needs the arrays x_train and y_train; it has: classes, f_test"),
-        ({"x_test": None}, r"a training part 'train' but no validation part"),
-        ({"y_train": None}, r"there is x_train but no y_train"),
-        ({"y_train": np.zeros(8)}, r"y_train must be one whole number per image, is float64"),
-        ({"y_train": np.zeros((8, 1), int)}, r"y_train must be one whole number per image"),
+        ({"x_train": None, "y_train": None}, r"needs the arrays x_train and y_train; found: classes, f_test"),
+        ({"x_test": None}, r"a training split 'train' but no validation split"),
+        ({"y_train": None}, r"has x_train but no y_train"),
+        ({"y_train": np.zeros(8)}, r"y_train must be one integer per image, is float64"),
+        ({"y_train": np.zeros((8, 1), int)}, r"y_train must be one integer per image"),
         ({"y_train": np.arange(8)}, r"y_train holds 0 to 7; labels of 2 classes are 0 to 1"),
         ({"y_train": np.zeros(7, int)}, r"x_train has 8 images, y_train has 7 entries"),
         ({"y_train": np.zeros(8, int)}, r"class 'œuf': no training images"),
         ({"f_test": np.array([b"a"])}, r"x_test has 4 images, f_test has 1 entries"),
-        ({"x_train": np.zeros((8, 16, 16, 3))}, r"x_train must hold bytes \(uint8, 0 to 255\), is float64"),
+        ({"x_train": np.zeros((8, 16, 16, 3))}, r"x_train must be uint8 \(0 to 255\), is float64"),
         ({"x_train": np.zeros((8, 3, 16, 16), np.uint8)}, r"channels first.*transpose\(0, 2, 3, 1\)"),
         ({"x_train": np.zeros((8, 16), np.uint8)}, r"x_train must be \(N, H, W\) or"),
-        ({"classes": np.array(["a", None], dtype=object)}, r"cannot be read as \.npz .*without objects"),
+        ({"classes": np.array(["a", None], dtype=object)}, r"cannot be read as \.npz .*without object arrays"),
         ({"classes": np.array(["a"]), "y_train": np.zeros(8, int), "y_test": np.zeros(4, int)}, r"a single class, 'a'"),
     ],
 )

@@ -15,9 +15,9 @@ import pytest
 from attngraft import cache
 from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources import Parts, open_source, tar_index
-from attngraft.tasks.images.sources.shard_names import expanded, grouped
-from tests.tasks.images.making import load, make_tar, picture
+from attngraft.tasks.images.sources import ImageSource, open_source, tar_images
+from attngraft.tasks.images.sources.tar import expanded, grouped
+from tests.tasks.images.datasets import load, make_tar, picture
 
 
 def png(number: int) -> bytes:
@@ -47,7 +47,7 @@ def make_shards(folder: Path, name: str, *, shards: int = 3, each: int = 6) -> N
         make_shard(folder / f"{name}-{shard:03d}.tar", members)
 
 
-def parts_of(source: object, **fields: object) -> Parts:
+def parts_of(source: object, **fields: object) -> ImageSource:
     return open_source(DataConfig(source=str(source), **fields))  # type: ignore[arg-type]
 
 
@@ -56,7 +56,7 @@ def test_patterns() -> None:
     assert expanded("{train,val}-{0..1}.tar") == ["train-0.tar", "train-1.tar", "val-0.tar", "val-1.tar"]
     assert expanded("plain.tar") == ["plain.tar"]
     for wrong in ("{3..1}.tar", "{a..b}.tar", "{}.tar"):
-        with pytest.raises(DataError, match=r"must rise|is no pattern"):
+        with pytest.raises(DataError, match=r"must increase|is not a pattern"):
             expanded(wrong)
     named = ["birds-train-000.tar", "birds-train-001.tar", "birds-validation-0.tar", "x_12.tar", "7.tar"]
     groups = {name: [path.name for path in paths] for name, paths in grouped([Path(name) for name in named]).items()}
@@ -69,7 +69,7 @@ def test_labels_beside_the_images(tmp_path: Path) -> None:
     assert data.facts["kind"] == "webdataset"
     assert data.facts["classes"] == ["0", "1", "2"]
     assert data.facts["sizes"] == {"train": 15, "val": 3}
-    assert data.facts["split"].startswith("0.2 of each class of birds-000.tar to birds-002.tar drawn")
+    assert data.facts["split"].startswith("0.2 of each class of birds-000.tar to birds-002.tar for validation")
     names = [data.train.name(i) for i in range(15)]
     place = names.index("birds-001.tar/000007.jpg")
     assert data.train[(0, place)][1] == 1
@@ -119,7 +119,7 @@ def test_class_folders_in_shards(tmp_path: Path) -> None:
 
 def test_refused(tmp_path: Path) -> None:
     make_shards(tmp_path, "birds")
-    with pytest.raises(DataError, match=r"2 of 5 shards are not there, the first is .*birds-003\.tar"):
+    with pytest.raises(DataError, match=r"2 of 5 shards do not exist, the first is .*birds-003\.tar"):
         load(f"{tmp_path}/birds-{{000..004}}.tar")
     make_shard(tmp_path / "birds-003.tar", {"9.jpg": png(9)})
     with pytest.raises(DataError, match=r"birds-003\.tar/9\.jpg: column 'label' holds no label"):
@@ -135,19 +135,19 @@ def test_refused(tmp_path: Path) -> None:
         load(tmp_path / "bad.tar")
 
 
-def test_a_tar_is_gone_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tar_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "cache"))
     make_shards(tmp_path, "birds")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.tar")}
     names = parts_of(f"{tmp_path}/birds-{{000..002}}.tar").train.names
-    gone = tar_index._gone_through
+    gone = tar_images._read_index
     through: list[Path] = []
 
-    def counted(path: Path) -> tar_index.TarIndex:
+    def counted(path: Path) -> tar_images.TarIndex:
         through.append(path)
         return gone(path)
 
-    monkeypatch.setattr(tar_index, "_gone_through", counted)
+    monkeypatch.setattr(tar_images, "_read_index", counted)
     assert parts_of(f"{tmp_path}/birds-{{000..002}}.tar").train.names == names
     assert not through
     make_shard(tmp_path / "birds-001.tar", {"x.jpg": png(3), "x.cls": b"2"})
@@ -170,7 +170,7 @@ def test_shards_one_behind_the_other(tmp_path: Path) -> None:
     split = load(source, data={"order": "shards", "shuffle_buffer": 10}, augment={"crop": "resized"}).train
     orders = [split.order(seed=0, epoch=epoch) for epoch in range(3)]
     again = load(source, data={"order": "shards", "shuffle_buffer": 10}).train.order(seed=0, epoch=1)
-    shards = split.images.shelf[:, 0]  # type: ignore[attr-defined]
+    shards = split.images.shard_index[:, 0]  # type: ignore[attr-defined]
     for order in orders:
         assert order is not None
         assert sorted(order) == list(range(len(split)))
@@ -213,8 +213,8 @@ def test_an_order_of_shards_depends_on_their_list_and_not_on_where_they_lie(tmp_
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"augment": {"repeats": 2}}, r"task\.augment\.repeats: takes images in an order of its own"),
-        ({"sampling": "balanced"}, r"task\.sampling: takes images in an order of its own"),
+        ({"augment": {"repeats": 2}}, r"task\.augment\.repeats: cannot be combined with task"),
+        ({"sampling": "balanced"}, r"task\.sampling: cannot be combined with task"),
     ],
 )
 def test_an_order_of_shards_goes_with_no_other(tmp_path: Path, sections: dict[str, object], message: str) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.tasks.images.sources.split_file import save_split
+from attngraft.tasks.images.sources.splitting import save_split
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.task import TaskData
-from tests.tasks.images.making import load, make_folder
+from tests.tasks.images.datasets import load, make_folder
 
 
 def saved(data: TaskData, path: Path) -> Path:
@@ -37,7 +37,7 @@ def test_a_saved_split_is_the_split(folder: Path, tmp_path: Path) -> None:
     for part in ("train", "val"):
         assert names(again, part) == names(drawn, part)
     assert again.facts["split_digest"] == drawn.facts["split_digest"]
-    assert again.facts["split"] == "the class folders, divided by split.csv"
+    assert again.facts["split"] == "the class folders, split by split.csv"
     assert load(folder, data={"split_seed": 4}).facts["split_digest"] != drawn.facts["split_digest"]
 
 
@@ -48,11 +48,9 @@ def test_it_stays_when_images_go_and_names_those_that_come(folder: Path, tmp_pat
     (folder / gone).unlink()
     again = load(folder, data={"split_file": str(path)})
     assert names(again) == names(drawn) - {gone}
-    assert "1 image that the split file names is not in the data." in again.facts["notes"]
+    assert "1 image listed in the split file is not in the data." in again.facts["notes"]
     make_folder(folder, {"ä, b": 12})
-    with pytest.raises(
-        DataError, match=r"split\.csv: does not say where 2 of 21 images .* belong \(ä, b/10\.png, ä, b/11"
-    ):
+    with pytest.raises(DataError, match=r"split\.csv: does not list 2 of 21 images .* \(ä, b/10\.png, ä, b/11"):
         load(folder, data={"split_file": str(path)})
 
 
@@ -85,10 +83,10 @@ def test_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"split_file: .*nowhere\.csv cannot be opened .*data check --save-split"):
         load(folder, data={"split_file": str(tmp_path / "nowhere.csv")})
     (tmp_path / "x.csv").write_text("path,label\n")
-    with pytest.raises(DataError, match=r"x\.csv: is no split file; its first line must read name,part"):
+    with pytest.raises(DataError, match=r"x\.csv: not a split file; its first line must be name,part"):
         load(folder, data={"split_file": str(tmp_path / "x.csv")})
     (tmp_path / "x.csv").write_text("name,part\na/0.png,test\n")
-    with pytest.raises(DataError, match=r"x\.csv: line 2: must be a name and train or val, reads a/0\.png,test"):
+    with pytest.raises(DataError, match=r"x\.csv: line 2: expected a name and train or val, found a/0\.png,test"):
         load(folder, data={"split_file": str(tmp_path / "x.csv")})
-    with pytest.raises(ConfigError, match=r"split_file: says what is validation; give it without val_split"):
+    with pytest.raises(ConfigError, match=r"split_file: already defines the validation split; remove val_split"):
         load(folder, data={"split_file": "x.csv", "val_fraction": 0.5})

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from attngraft.errors import DataError
-from tests.tasks.images.making import load, make_folder, make_tar
+from tests.tasks.images.datasets import load, make_folder, make_tar
 
 PARTS = {"train": {"a": 5, "b": 4}, "val": {"a": 2, "b": 2}}
 
@@ -64,7 +64,7 @@ def test_refused(tmp_path: Path) -> None:
         load(tmp_path / "bad.tar")
     (tmp_path / "bad.tar").unlink()
     make_tar(tmp_path / "train.tar", PARTS["train"])
-    with pytest.raises(DataError, match=r"a training part 'train' but no validation part"):
+    with pytest.raises(DataError, match=r"a training split 'train' but no validation split"):
         load(tmp_path)
     make_tar(tmp_path / "val.tar", {})
     with pytest.raises(DataError, match=r"val\.tar: holds no images"):
@@ -78,5 +78,5 @@ def test_a_tar_cut_off_later_is_named(tmp_path: Path) -> None:
     path = make_tar(tmp_path / "x.tar", PARTS)
     fresh = pickle.loads(pickle.dumps(load(path).val))  # nothing is buffered
     path.write_bytes(path.read_bytes()[:1024])
-    with pytest.raises(DataError, match=r"x\.tar: val/b/1\.png: the tar ends before"):
+    with pytest.raises(DataError, match=r"x\.tar: val/b/1\.png: the tar ends within"):
         fresh[(0, 3)]

@@ -13,7 +13,7 @@ from timm.data import ImageDataset
 from torch.utils.data import IterableDataset
 
 from attngraft.errors import DataError
-from tests.tasks.images.making import load, make_folder, picture
+from tests.tasks.images.datasets import load, make_folder, picture
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_reader_with_a_column_of_labels(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [([0.5, 1.0], "labels are float64"), ([[0, 1], [1, 0]], "one whole number per image"), ([0, -1], "have no label")],
+    [([0.5, 1.0], "labels are float64"), ([[0, 1], [1, 0]], "one integer per image"), ([0, -1], "have no label")],
 )
 def test_labels_that_are_no_classes(monkeypatch: pytest.MonkeyPatch, labels: list[Any], message: str) -> None:
     monkeypatch.setattr(timm.data, "create_dataset", lambda *_, **__: ImageDataset("", reader=_Column(labels)))
@@ -80,9 +80,9 @@ def test_labels_that_are_no_classes(monkeypatch: pytest.MonkeyPatch, labels: lis
 
 
 def test_streams_and_failures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match=r"timm:torch/nothing: timm cannot open the part 'train' \(.*nothing\)"):
+    with pytest.raises(DataError, match=r"timm:torch/nothing: timm cannot open the split 'train' \(.*nothing\)"):
         load("timm:torch/nothing")
-    with pytest.raises(DataError, match=r"timm:torch/cifar10: timm cannot open the part 'train' .*not found"):
+    with pytest.raises(DataError, match=r"timm:torch/cifar10: timm cannot open the split 'train' .*not found"):
         load("torch/cifar10", data={"root": "/nowhere"})
     monkeypatch.setattr(timm.data, "create_dataset", lambda *_, **__: _Stream())
     with pytest.raises(DataError, match="can only be streamed"):

@@ -1,8 +1,7 @@
-"""Where images come from: a file per kind of source, one way in.
+"""Image sources: a module per kind of source, opened by `open_source`.
 
-`open_source` tells the kind from the name: `digits`; a path to a folder or a file; a pattern of shards (`x-{000..009}.tar`);
-`hf:` and the path of a Hugging Face data set; a name of timm's (`timm:hfds/...`, also `hfds/...` and `torch/...` as they
-are).
+The kind follows from the source's name: `digits`; a path to a folder or file; a pattern of shards (`x-{000..009}.tar`);
+`hf:` and the path of a Hugging Face data set; a name for timm (`timm:hfds/...`, also `hfds/...` and `torch/...`).
 """
 
 from __future__ import annotations
@@ -11,46 +10,41 @@ from dataclasses import replace
 from pathlib import Path
 
 from attngraft.errors import DataError
+from attngraft.files import printable
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import SOURCES, DataConfig
-from attngraft.tasks.images.printable import printable
-from attngraft.tasks.images.sources.array import ArrayImages, decoded
+from attngraft.tasks.images.sources import coco, digits, folder, huggingface, manifest, npz, table, tar, timm_dataset
+from attngraft.tasks.images.sources.base import ArrayImages, Images, ImageSource, decoded, restrict
 from attngraft.tasks.images.sources.decoding import in_mode
-from attngraft.tasks.images.sources.drawing import with_validation
-from attngraft.tasks.images.sources.images import Images
-from attngraft.tasks.images.sources.parts import Parts, restrict
+from attngraft.tasks.images.sources.splitting import with_validation
 
-__all__ = ["ArrayImages", "Images", "Parts", "decoded", "in_mode", "open_source", "restrict", "with_validation"]
+__all__ = ["ArrayImages", "ImageSource", "Images", "decoded", "in_mode", "open_source", "restrict", "with_validation"]
 
 
-def open_source(config: DataConfig) -> Parts:
-    """The images of `config.source`.
+def open_source(config: DataConfig) -> ImageSource:
+    """Open the images of `config.source`.
 
     Raises:
-        DataError: there is nothing of that name, or it cannot be used; each kind's file says what it refuses.
+        DataError: nothing of that name exists, or it cannot be used; see the module of each kind.
     """
-    parts = _open(config, config.source.strip())
-    if config.root is not None and parts.kind not in ("table", "timm", "coco"):
+    source = _open(config, config.source.strip())
+    if config.root is not None and source.kind not in ("table", "timm", "coco"):
         raise DataError(f"{config.source}: task.data.root is for tables, COCO and timm sources; leave it out")
-    return replace(parts, classes=printable(parts.classes))
+    return replace(source, classes=printable(source.classes))
 
 
 def is_missing(source: str) -> bool:
-    """Whether only a file or folder can be meant, and there is none: told without opening anything."""
-    from attngraft.tasks.images.sources import shard_names, timm_dataset
-
-    known = source == "digits" or shard_names.is_pattern(source) or source.startswith(("timm:", *timm_dataset.PREFIXES))
+    """Return whether `source` can only be a path and does not exist. Opens nothing."""
+    known = source == "digits" or tar.is_pattern(source) or source.startswith(("timm:", *timm_dataset.PREFIXES))
     return not known and not Path(source.removeprefix("hf:")).expanduser().exists()
 
 
-def _open(config: DataConfig, source: str) -> Parts:
-    from attngraft.tasks.images.sources import digits, shard_names, tar, timm_dataset
-
+def _open(config: DataConfig, source: str) -> ImageSource:
     if source.startswith("timm:"):
         return timm_dataset.open_timm(source.removeprefix("timm:"), config)
     if source == "digits":
         return digits.open_digits(config)
-    if shard_names.is_pattern(source):
+    if tar.is_pattern(source):
         return tar.open_shards(source, config)
     path = Path(source.removeprefix("hf:")).expanduser()
     if path.is_dir():
@@ -61,16 +55,17 @@ def _open(config: DataConfig, source: str) -> Parts:
         return timm_dataset.open_timm(source, config)
     if source.startswith("hf:"):
         raise DataError(
-            f"{source}: there is no such file or folder; hf: reads a data set on local disk (save_to_disk, or a "
-            "downloaded repository), and fetches nothing"
+            f"{source}: no such file or folder; hf: reads a data set on local disk (save_to_disk, or a downloaded "
+            "repository) and downloads nothing"
         )
-    near = did_you_mean(source, ["digits", *_neighbors(path)])
-    raise DataError(f"{source}: there is no such file or folder{near}; give {SOURCES}")
+    try:
+        neighbors = [str(path.parent / entry.name) for entry in path.parent.iterdir()]
+    except OSError:
+        neighbors = []
+    raise DataError(f"{source}: no such file or folder{did_you_mean(source, ['digits', *neighbors])}; give {SOURCES}")
 
 
-def _open_folder(path: Path, config: DataConfig, *, saved: bool) -> Parts:
-    from attngraft.tasks.images.sources import coco, folder, huggingface, manifest, npz, tar
-
+def _open_folder(path: Path, config: DataConfig, *, saved: bool) -> ImageSource:
     if saved or huggingface.is_saved(path):
         return huggingface.open_huggingface(path, config)
     if tar.tars_in(path):
@@ -84,9 +79,7 @@ def _open_folder(path: Path, config: DataConfig, *, saved: bool) -> Parts:
     return folder.open_folder(path, config)
 
 
-def _open_file(path: Path, config: DataConfig) -> Parts:
-    from attngraft.tasks.images.sources import coco, huggingface, manifest, npz, table, tar
-
+def _open_file(path: Path, config: DataConfig) -> ImageSource:
     kind = path.suffix.lower()
     if kind == ".npz":
         return npz.open_npz(path, config)
@@ -99,12 +92,4 @@ def _open_file(path: Path, config: DataConfig) -> Parts:
     if kind in table.KINDS:
         return manifest.open_manifest(path, config)
     unpack = "; unpack it and give the folder" if kind in (".zip", ".rar", ".7z", ".gz") else f"; give {SOURCES}"
-    raise DataError(f"{path}: a file of a kind that is not read{unpack}")
-
-
-def _neighbors(path: Path) -> list[str]:
-    """What lies beside a path that is not there, written as the user wrote it."""
-    try:
-        return [str(path.parent / entry.name) for entry in path.parent.iterdir()]
-    except OSError:
-        return []
+    raise DataError(f"{path}: unsupported kind of file{unpack}")

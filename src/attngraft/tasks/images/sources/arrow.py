@@ -1,9 +1,12 @@
-"""Arrow files of Hugging Face data sets: read at random through pyarrow, in place. Parquet, which can only be unpacked from
-one end, is unpacked once into the cache folder."""
+"""Arrow files of Hugging Face data sets, read in place through pyarrow at random positions.
+
+Parquet only allows sequential reads, so it is converted once to an Arrow file in the cache folder.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,23 +17,23 @@ import numpy as np
 from attngraft.cache import cache_file
 from attngraft.errors import DataError, StorageError
 from attngraft.files import atomic_file
-from attngraft.tasks.images.sources.images import FileImages, Stamp
+from attngraft.tasks.images.sources.base import FileImages, Stamp
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # pyarrow is optional, so functions import it
     import pyarrow
 
-VERSION = "1"  #: changes with how parquet is unpacked
+UNPACKED_VERSION = "1"  #: changes with the format of converted parquet files
 
-_ROWS = 1000  #: of a batch in an unpacked file
+_ROWS = 1000  #: per batch of a converted file
 
 
 class ArrowImages(FileImages):
-    """Rows of Arrow tables whose `column` holds encoded images: bytes, or a structure of `bytes` and `path`.
+    """Rows of Arrow tables whose `column` holds encoded images: bytes, or a struct of `bytes` and `path`.
 
     Args:
-        files: as the user knows them.
-        places: (N, 2) int64: which file, which row.
-        root: where paths begin of images that lie beside the files.
+        files: the files as the user knows them.
+        places: (N, 2) int64: file, row.
+        root: base folder of images that lie beside the files.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class ArrowImages(FileImages):
         self._tables: dict[int, Any] = {}
 
     @property
-    def shelf(self) -> np.ndarray:
+    def shard_index(self) -> np.ndarray:
         return self.places
 
     def where(self, index: int) -> str:
@@ -56,9 +59,9 @@ class ArrowImages(FileImages):
         return f"{self.files[file]}: row {row}"
 
     def raw(self, index: int) -> IO[bytes]:
-        held, path = self._entry(index)
-        if held is not None:
-            return io.BytesIO(held)
+        data, path = self._entry(index)
+        if data is not None:
+            return io.BytesIO(data)
         if not path:
             raise DataError(f"{self.where(index)}: column {self.column!r} holds no image")
         try:
@@ -67,14 +70,14 @@ class ArrowImages(FileImages):
             raise DataError(f"{self.where(index)}: {self.root / path}: cannot be opened ({error.strerror})") from None
 
     def stamp(self, index: int) -> Stamp | None:
-        held, path = self._entry(index)
+        data, path = self._entry(index)
         try:
-            if held is not None:
-                return len(held), os.stat(self.files[self.places[index, 0]]).st_mtime_ns
-            found = os.stat(self.root / (path or ""))
+            if data is not None:
+                return len(data), os.stat(self.files[self.places[index, 0]]).st_mtime_ns
+            stat = os.stat(self.root / (path or ""))
         except OSError:
             return None
-        return found.st_size, found.st_mtime_ns
+        return stat.st_size, stat.st_mtime_ns
 
     def take(self, indices: np.ndarray, labels: np.ndarray) -> ArrowImages:
         return ArrowImages(
@@ -90,7 +93,7 @@ class ArrowImages(FileImages):
         return {**self.__dict__, "_tables": {}}
 
     def _entry(self, index: int) -> tuple[Any, str | None]:
-        """The bytes of an image (a buffer), and its path; None where there is none."""
+        """Return an image's bytes (a buffer) and path; None for missing ones."""
         file, row = (int(number) for number in self.places[index])
         if file not in self._tables:
             self._tables[file] = open_table(self.files[file]).column(self.column)
@@ -103,23 +106,25 @@ class ArrowImages(FileImages):
 
 
 def image_columns(schema: pyarrow.Schema) -> list[str]:
-    """The columns that hold encoded images: those that say so, else structures of bytes and path, else bytes."""
+    """Return the columns of encoded images: those declared as such, else structs of bytes and path, else bytes."""
     import pyarrow.types as kinds
 
-    said = [name for name, feature in features(schema).items() if _kind(feature) == "Image"]
+    declared = [
+        name
+        for name, feature in features(schema).items()
+        if isinstance(feature, dict) and feature.get("_type") == "Image"
+    ]
     pairs = [
         field.name
         for field in schema
         if kinds.is_struct(field.type) and {"bytes", "path"} <= {inner.name for inner in field.type}
     ]
     plain = [field.name for field in schema if kinds.is_binary(field.type) or kinds.is_large_binary(field.type)]
-    return said or pairs or plain
+    return declared or pairs or plain
 
 
 def features(schema: pyarrow.Schema) -> dict[str, Any]:
-    """What the library `datasets` wrote of the columns; nothing where another wrote the file."""
-    import json
-
+    """Return the library `datasets`' description of the columns; empty for files by other writers."""
     text = (schema.metadata or {}).get(b"huggingface")
     try:
         found = json.loads(text)["info"]["features"] if text else {}
@@ -128,17 +133,13 @@ def features(schema: pyarrow.Schema) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _kind(feature: Any) -> str:
-    return str(feature.get("_type", "")) if isinstance(feature, dict) else ""
-
-
 def open_table(path: Path) -> pyarrow.Table:
-    """The table of a file, its bytes left on disk where that is possible.
+    """Open the table of a file, memory-mapped where possible.
 
     Raises:
         DataError: not readable; pyarrow is not installed.
     """
-    pa = need_pyarrow(path)
+    pa = _require_pyarrow(path)
     try:
         return _unpacked(path, pa) if path.suffix.lower() == ".parquet" else _mapped(path, pa)
     except (OSError, pa.ArrowException) as error:
@@ -146,12 +147,12 @@ def open_table(path: Path) -> pyarrow.Table:
 
 
 def read_schema(path: Path) -> pyarrow.Schema:
-    """The columns of a file, without its rows.
+    """Read the columns of a file, without its rows.
 
     Raises:
         DataError: as `open_table`.
     """
-    pa = need_pyarrow(path)
+    pa = _require_pyarrow(path)
     try:
         if path.suffix.lower() == ".parquet":
             from pyarrow import parquet
@@ -162,12 +163,7 @@ def read_schema(path: Path) -> pyarrow.Schema:
         raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 
-def need_pyarrow(path: Path) -> Any:
-    """The package.
-
-    Raises:
-        DataError: it is not installed.
-    """
+def _require_pyarrow(path: Path) -> Any:
     try:
         import pyarrow
         import pyarrow.ipc
@@ -185,16 +181,16 @@ def _mapped(path: Path, pa: Any) -> pyarrow.Table:
 
 
 def _unpacked(path: Path, pa: Any) -> pyarrow.Table:
-    """A parquet file as an Arrow file of the cache folder; where that cannot be written, in memory."""
+    """Open a parquet file as an Arrow file in the cache folder, or in memory if that cannot be written."""
     from pyarrow import parquet
 
-    found = os.stat(path)
-    kept = cache_file("arrow", VERSION, os.path.realpath(path), str(found.st_size), str(found.st_mtime_ns))
-    kept = kept.with_suffix(".arrow")
-    if not kept.exists():
+    stat = os.stat(path)
+    cached = cache_file("arrow", UNPACKED_VERSION, os.path.realpath(path), str(stat.st_size), str(stat.st_mtime_ns))
+    cached = cached.with_suffix(".arrow")
+    if not cached.exists():
         try:
             with (
-                atomic_file(kept) as file,
+                atomic_file(cached) as file,
                 parquet.ParquetFile(path) as packed,
                 pa.ipc.new_stream(file, packed.schema_arrow) as writer,
             ):
@@ -202,4 +198,4 @@ def _unpacked(path: Path, pa: Any) -> pyarrow.Table:
                     writer.write_batch(batch)
         except StorageError:
             return parquet.read_table(path)
-    return _mapped(kept, pa)
+    return _mapped(cached, pa)

@@ -1,4 +1,4 @@
-"""From a file's bytes to the pixels that a viewer would show: upright, without transparency, 8 bits deep."""
+"""Decode image files to the pixels that a viewer shows: upright, without transparency, 8 bits per channel."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from PIL import Image, ImageOps, JpegImagePlugin
 
 from attngraft.errors import DataError
 
-RULES = 1  #: changes with the pixels that this file makes of a file; part of the key of what is remembered of images
+RULES = 1  #: version of this file's decoding rules; part of the cache key of scanned images
 
-HUGE = 2**25  #: pixels above which a JPEG is reduced while it is decoded
+HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
 _ORIENTATION = 0x0112  # EXIF
 
-_MODES = {
-    "F": "its pixels are floating-point numbers, of unknown range; save it with 8 or 16 bits",
+_UNSUPPORTED = {
+    "F": "its pixels are floating-point numbers of unknown range; save it with 8 or 16 bits",
     "LAB": "its pixels are CIELAB; save it as RGB",
 }
 
 
 class UnreadableImage(DataError):
-    """An image that cannot be decoded. `reason` is the error without the file's name and the remedy."""
+    """An image that cannot be decoded. `reason` is the message without the file name and the remedy."""
 
     def __init__(self, where: str, reason: str) -> None:
         self.where, self.reason = where, reason
         super().__init__(
-            f"{where}: cannot be read as an image ({reason}); replace or remove it, or let task.data.check: full find all "
-            "such images before training and task.data.max_corrupt leave them out"
+            f"{where}: cannot be read as an image ({reason}); replace or remove it, or set task.data.check=full and "
+            "task.data.max_corrupt to find and skip all such images before training"
         )
 
     def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
@@ -36,48 +36,56 @@ class UnreadableImage(DataError):
 
 
 def decode(stream: IO[bytes], *, where: str) -> Image.Image:
-    """A decoded image from an open file, turned upright as its EXIF data say. Of several frames the first is taken.
+    """Decode an open file and apply its EXIF orientation. Files with several frames give the first.
 
-    A JPEG of more than 2^25 pixels is decoded at 1/2, 1/4 or 1/8 of its size (Pillow's `draft`), the largest that has no
-    more: no host takes as many pixels, and memory and time stay bounded. Other files beyond Pillow's limit against
+    A JPEG of more than 2^25 pixels is decoded at 1/2, 1/4 or 1/8 of its size (Pillow's `draft`), the largest that is below
+    the limit: no host takes that many pixels, and memory and time stay bounded. Other files beyond Pillow's limit against
     decompression bombs are refused.
 
     Raises:
-        UnreadableImage: no image, a damaged one, one too large, of floating-point numbers or CIELAB; names `where`.
+        UnreadableImage: not an image, damaged, too large, floating-point or CIELAB; names `where`.
     """
     try:
         image = _opened(stream)
         image.load()
-        if image.mode in ("F", "LAB"):
-            raise ValueError(_MODES[image.mode])
+        if image.mode in _UNSUPPORTED:
+            raise ValueError(_UNSUPPORTED[image.mode])
         return _upright(image)
     except Image.DecompressionBombError:
         raise UnreadableImage(
             where, f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; make it smaller"
         ) from None
-    except Exception as error:  # Pillow's plugins raise whatever a damaged file leads them to
-        raise UnreadableImage(where, _reason(error)) from None
+    except Exception as error:  # Pillow's plugins raise all kinds of errors for damaged files
+        reason = str(error) or type(error).__name__
+        if reason.startswith("cannot identify image file"):  # names a Python object
+            reason = "unrecognized image format"
+        raise UnreadableImage(where, reason) from None
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """`image` as RGB or L.
+    """Convert `image` to RGB or L.
 
-    What is transparent is laid on white, as most viewers and pages show it. Deep gray images (16 bits, or 32 bits that
-    hold 16) keep their upper 8 bits, where Pillow alone would clip them.
+    Transparent pixels are blended with white, as in most viewers. Gray images of 16 bits (or 32 bits that hold 16) keep
+    their upper 8 bits; Pillow alone would clip them.
     """
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        image = _on_white(image)
+        if image.mode in ("La", "RGBa"):
+            image = image.convert(image.mode.upper())
+        foreground = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        white.alpha_composite(foreground)
+        image = white.convert("RGB")
     return image if image.mode == mode else image.convert(mode)
 
 
 def _opened(stream: IO[bytes]) -> Image.Image:
-    """The image before its pixels are decoded, with a JPEG's reduction set."""
+    """Open the image without decoding its pixels; sets a JPEG's reduction."""
     head = stream.read(3)
     if not head:
         raise ValueError("the file is empty")
-    if head == b"\xff\xd8\xff":  # Pillow's own opening refuses large ones before they could be reduced
+    if head == b"\xff\xd8\xff":  # Image.open would refuse large JPEGs before they can be reduced
         stream.seek(0)
         image: Image.Image = JpegImagePlugin.jpeg_factory(stream)
         width, height = image.size
@@ -93,23 +101,5 @@ def _upright(image: Image.Image) -> Image.Image:
     try:
         turned = image.getexif().get(_ORIENTATION, 1) != 1
         return ImageOps.exif_transpose(image) if turned else image
-    except Exception:  # EXIF data are often damaged; the pixels are not
+    except Exception:  # EXIF data are often damaged while the pixels are intact
         return image
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    """Without transparency; RGB."""
-    if image.mode in ("La", "RGBa"):
-        image = image.convert(image.mode.upper())
-    above = image.convert("RGBA")
-    white = Image.new("RGBA", image.size, "white")
-    white.alpha_composite(above)
-    return white.convert("RGB")
-
-
-def _reason(error: Exception) -> str:
-    """Pillow's own words, without the Python object that it names."""
-    text = str(error)
-    if text.startswith("cannot identify image file"):
-        return "no image format that is known"
-    return text or type(error).__name__

@@ -1,10 +1,11 @@
-"""Hugging Face data sets on local disk: what `save_to_disk` wrote, what a hub repository holds, and the library's own cache.
+"""Hugging Face data sets on local disk: `save_to_disk` folders, downloaded repositories, and the library's own cache.
 
-Only pyarrow is needed, and nothing is fetched.
+Needs pyarrow only, and downloads nothing.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,63 +18,59 @@ from attngraft.errors import ConfigError, DataError
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.arrow import ArrowImages, features, image_columns, open_table, read_schema
+from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, ImageSource, find_train, find_val
 from attngraft.tasks.images.sources.labels import Labels, read_labels
 from attngraft.tasks.images.sources.listing import natural
-from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts, find_name, missing_validation
-from attngraft.tasks.images.sources.table import Table
+from attngraft.tasks.images.sources.table import LabelTable
 
 KINDS = (".arrow", ".parquet")
 
-_SAVED = ("dataset_dict.json", "state.json")  #: what `save_to_disk` leaves beside the data
+_SAVED = ("dataset_dict.json", "state.json")  #: files that `save_to_disk` writes beside the data
 _NUMBER = re.compile(r"[-_.]\d{4,5}[-_]of[-_]\d{4,5}([-_][0-9a-f]{16})?$")
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether `folder` is what `save_to_disk` writes, or holds parquet or Arrow files with images in them."""
+    """Return whether `folder` was written by `save_to_disk`, or holds parquet or Arrow files with images."""
     if any((folder / name).is_file() for name in _SAVED):
         return True
-    first = next((path for paths in _parts_in(folder).values() for path in paths), None)
+    first = next((path for paths in _splits_in(folder).values() for path in paths), None)
     return first is not None and holds_images(first)
 
 
 def holds_images(path: Path) -> bool:
-    """Whether a parquet or Arrow file holds images, and not their paths."""
+    """Return whether a parquet or Arrow file holds images rather than their paths."""
     try:
         return bool(image_columns(read_schema(path)))
     except DataError:
         return False
 
 
-def open_huggingface(path: Path, config: DataConfig) -> Parts:
-    """The images of a local data set.
+def open_huggingface(path: Path, config: DataConfig) -> ImageSource:
+    """Open the images of a local data set.
 
-    Labels are the column that `task.data.label_column` names, or the first of the usual names. Names of a `ClassLabel` are
-    the classes, in its order, as far as any image has them.
+    Labels are read from the column `task.data.label_column`, or the first with a usual name. Classes are the names of a
+    `ClassLabel` that occur, in its order.
 
     Raises:
-        DataError: nothing there, no part that can be told, no images or labels.
-        ConfigError: a column that is not there.
+        DataError: no files, no training split, no images or labels.
+        ConfigError: an unknown column.
     """
-    there = {"train": [path]} if path.is_file() else _parts_in(path)
-    if not there:
+    files = {"train": [path]} if path.is_file() else _splits_in(path)
+    if not files:
         raise DataError(f"{path}: no .arrow or .parquet files of a data set; give the folder that save_to_disk wrote")
-    names = list(there)
-    train = find_name(names, config.train_split, TRAIN_NAMES, field="train_split", where=str(path))
+    names = list(files)
+    train, val = find_train(names, config, where=str(path)), None
     if train is None and len(names) > 1:
-        raise DataError(f"{path}: no training part; name it with task.data.train_split; there is: {', '.join(names)}")
-    val = None
+        raise DataError(f"{path}: no training split; name it with task.data.train_split; available: {', '.join(names)}")
     if train is None:
         train = names[0]
-    elif len(names) > 1 or config.val_split or not path.is_file():
-        named = config.val_split or (not config.draws and len(names) > 1)
-        val = find_name(names, config.val_split, VAL_NAMES, field="val_split", where=str(path)) if named else None
-        if named and val is None:
-            raise missing_validation(str(path), train, names)
-    return _opened(path, there, [train] if val is None else [train, val], config)
+    elif len(names) > 1 or config.val_split:
+        val = find_val(names, config, train=train, where=str(path))
+    return _build(path, files, [train] if val is None else [train, val], config)
 
 
-def _opened(path: Path, there: dict[str, list[Path]], parts: Sequence[str], config: DataConfig) -> Parts:
-    files = [file for part in parts for file in there[part]]
+def _build(path: Path, files_of: dict[str, list[Path]], splits: Sequence[str], config: DataConfig) -> ImageSource:
+    files = [file for split in splits for file in files_of[split]]
     tables = [open_table(file) for file in files]
     column = _image_column(files[0], tables[0].schema, config)
     for file, table in zip(files, tables, strict=True):
@@ -81,29 +78,28 @@ def _opened(path: Path, there: dict[str, list[Path]], parts: Sequence[str], conf
             raise DataError(f"{file}: has no column {column!r}, which {files[0].name} has")
     rows = [len(table) for table in tables]
     places = np.stack([np.repeat(np.arange(len(files)), rows), np.concatenate([np.arange(n) for n in rows])], axis=1)
-    part_of = [part for part in parts for _ in there[part]]
-    names = _unique([name for table in tables for name in _names(table, column)], part_of, rows)
+    split_of = [split for split in splits for _ in files_of[split]]
+    names = _unique([name for table in tables for name in _names(table, column)], split_of, rows)
     labels = _labels(files, tables, column, config)
-    count = sum(n for n, part in zip(rows, part_of, strict=True) if part == parts[0])
+    count = sum(n for n, split in zip(rows, split_of, strict=True) if split == splits[0])
 
     def images(first: int, last: int) -> ArrowImages:
-        own = np.arange(first, last)
         return ArrowImages(
             files,
             column=column,
-            places=places[own],
+            places=places[first:last],
             names=names[first:last],
-            labels=labels.of(own),
+            labels=labels.values[first:last],
             root=path.parent if path.is_file() else path,
         )
 
-    return Parts(
+    return ImageSource(
         kind="huggingface",
         where=str(path),
         classes=labels.classes,
         train=images(0, count),
-        val=images(count, len(names)) if len(parts) > 1 else None,
-        origin=f"the part{'s' if len(parts) > 1 else ''} {' and '.join(parts)}",
+        val=images(count, len(names)) if len(splits) > 1 else None,
+        origin=f"the split{'s' if len(splits) > 1 else ''} {' and '.join(splits)}",
         multilabel=labels.multilabel,
         notes=(labels.note,) if labels.note else (),
     )
@@ -114,21 +110,21 @@ def _image_column(file: Path, schema: Any, config: DataConfig) -> str:
         if config.path_column not in schema.names:
             near = did_you_mean(config.path_column, schema.names)
             raise ConfigError(
-                f"task.data.path_column: {file} has no column {config.path_column!r}{near}; there are: "
+                f"task.data.path_column: {file} has no column {config.path_column!r}{near}; available: "
                 f"{', '.join(schema.names)}"
             )
         return config.path_column
     found = image_columns(schema)
     if not found:
         raise DataError(
-            f"{file}: no column of images (bytes, or a structure of bytes and path); there are: {', '.join(schema.names)}"
+            f"{file}: no column of images (bytes, or a struct of bytes and path); available: {', '.join(schema.names)}"
         )
     return "image" if "image" in found else found[0]
 
 
 def _names(table: Any, column: str) -> Iterator[str | None]:
-    """The file names that the images had; None where nothing is said."""
-    import pyarrow.types as kinds
+    """Yield the images' original file names; None if unknown."""
+    import pyarrow.types as kinds  # optional dependency
 
     kind = table.schema.field(column).type
     if not kinds.is_struct(kind):
@@ -138,22 +134,22 @@ def _names(table: Any, column: str) -> Iterator[str | None]:
         yield from chunk.field("path").to_pylist()
 
 
-def _unique(names: list[str | None], parts: Sequence[str], rows: Sequence[int]) -> list[str]:
-    """File names where every image has one of its own, else part and number."""
+def _unique(names: list[str | None], splits: Sequence[str], rows: Sequence[int]) -> list[str]:
+    """Return the file names if they are unique, else split and number."""
     given = [name for name in names if name]
     if len(given) == len(names) == len(set(given)):
         return given
     count: dict[str, int] = {}
     numbered = []
-    for part, length in zip(parts, rows, strict=True):
-        start = count.get(part, 0)
-        numbered += [f"{part}/{start + i}" for i in range(length)]
-        count[part] = start + length
+    for split, length in zip(splits, rows, strict=True):
+        start = count.get(split, 0)
+        numbered += [f"{split}/{start + i}" for i in range(length)]
+        count[split] = start + length
     return numbered
 
 
 def _labels(files: Sequence[Path], tables: Sequence[Any], image: str, config: DataConfig) -> Labels:
-    """The labels of all rows, words for the numbers of a `ClassLabel`."""
+    """Read the labels of all rows, with names for the numbers of a `ClassLabel`."""
     schema = tables[0].schema
     known = features(schema)
     wanted = [name for name in schema.names if name != image and _is_plain(schema.field(name).type)]
@@ -161,20 +157,29 @@ def _labels(files: Sequence[Path], tables: Sequence[Any], image: str, config: Da
         wanted = [config.label_column]
     columns: dict[str, list[Any]] = {}
     for name in wanted:
-        words = _words(known.get(name))
+        class_names = _class_names(known.get(name))
         values = [value for table in tables for value in table.column(name).to_pylist()]
-        columns[name] = [_in_words(value, words) for value in values] if words else values
+        columns[name] = [_named(value, class_names) for value in values] if class_names else values
     numbers: list[int | str] = [
         f"{file.name}, row {row}" for file, table in zip(files, tables, strict=True) for row in range(len(table))
     ]
-    where = str(files[0].parent)
-    labels = read_labels(Table(where=where, columns=columns, numbers=numbers), config, but=set())
-    return _in_order(labels, [_words(known.get(name)) for name in wanted])
+    table = LabelTable(where=str(files[0].parent), columns=columns, numbers=numbers)
+    labels = read_labels(table, config, exclude=set())
+    # classes in the order of their ClassLabel
+    orders = [_class_names(known.get(name)) for name in wanted]
+    order = next((names for names in orders if names and set(labels.classes) <= set(names)), None)
+    if order is None:
+        return labels
+    classes = tuple(name for name in order if name in labels.classes)
+    position = [labels.classes.index(name) for name in classes]
+    if labels.multilabel:
+        return replace(labels, classes=classes, values=labels.values[:, position])
+    return replace(labels, classes=classes, values=np.argsort(position)[labels.values])
 
 
 def _is_plain(kind: Any) -> bool:
-    """Whether a column may hold labels: text, whole numbers, or lists of them."""
-    import pyarrow.types as kinds
+    """Return whether a column may hold labels: text, integers, or lists of them."""
+    import pyarrow.types as kinds  # optional dependency
 
     inner = kind.value_type if kinds.is_list(kind) or kinds.is_large_list(kind) else kind
     return bool(
@@ -182,54 +187,36 @@ def _is_plain(kind: Any) -> bool:
     )
 
 
-def _words(feature: Any) -> tuple[str, ...]:
-    """The names of a `ClassLabel`, alone or in a list."""
+def _class_names(feature: Any) -> tuple[str, ...]:
+    """Return the names of a `ClassLabel`, alone or in a list."""
     if isinstance(feature, list) and len(feature) == 1:
-        return _words(feature[0])
+        return _class_names(feature[0])
     if not isinstance(feature, dict):
         return ()
     if feature.get("_type") == "ClassLabel":
         return tuple(str(name) for name in feature.get("names") or ())
-    return _words(feature.get("feature"))
+    return _class_names(feature.get("feature"))
 
 
-def _in_words(value: Any, words: Sequence[str]) -> Any:
+def _named(value: Any, names: Sequence[str]) -> Any:
     if isinstance(value, list):
-        return [_in_words(one, words) for one in value]
-    return words[value] if isinstance(value, int) and 0 <= value < len(words) else None
+        return [_named(each, names) for each in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
-def _in_order(labels: Labels, orders: Sequence[Sequence[str]]) -> Labels:
-    """Classes in the order of the `ClassLabel` that they are of."""
-    order = next((words for words in orders if words and set(labels.classes) <= set(words)), None)
-    if order is None:
-        return labels
-    classes = tuple(name for name in order if name in labels.classes)
-    place = [labels.classes.index(name) for name in classes]
-    if labels.multilabel:
-        return replace(labels, classes=classes, values=labels.values[:, place])
-    return replace(labels, classes=classes, values=np.argsort(place)[labels.values])
-
-
-def _parts_in(folder: Path) -> dict[str, list[Path]]:
-    """The files of each part: folders of `save_to_disk`, or files whose names tell (`train-00000-of-00002.parquet`,
-    `train/0000.parquet`, `beans-train.arrow`), here or in `data/`."""
+def _splits_in(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of each split: folders of `save_to_disk`, or files named by split, in the folder or in `data/`
+    (`train-00000-of-00002.parquet`, `train/0000.parquet`, `beans-train.arrow`)."""
     if (folder / "dataset_dict.json").is_file():
         below = sorted(entry for entry in folder.iterdir() if (entry / "state.json").is_file())
         return {entry.name: _data_files(entry) for entry in below}
     if (folder / "state.json").is_file():
         return {"train": _data_files(folder)}
-    for place in (folder, folder / "data"):
-        found = _by_name(place)
-        if found:
-            return found
-    return {}
+    return _by_name(folder) or _by_name(folder / "data")
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """Of a folder of `save_to_disk`, in the order in which it names them."""
-    import json
-
+    """Return the files of a `save_to_disk` folder, in its order."""
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         files = [folder / entry["filename"] for entry in state["_data_files"]]
@@ -237,21 +224,21 @@ def _data_files(folder: Path) -> list[Path]:
         raise DataError(f"{folder / 'state.json'}: cannot be read ({error}); save the data set again") from None
     missing = [file for file in files if not file.is_file()]
     if missing:
-        raise DataError(f"{missing[0]}: is not there, and {folder / 'state.json'} names it; copy the data set again")
+        raise DataError(f"{missing[0]}: missing, but listed in {folder / 'state.json'}; copy the data set again")
     return files
 
 
 def _by_name(folder: Path) -> dict[str, list[Path]]:
     if not folder.is_dir():
         return {}
-    found: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     for entry in sorted(folder.iterdir(), key=lambda entry: natural(entry.name)):
         if entry.is_dir() and entry.name.lower() in (*TRAIN_NAMES, *VAL_NAMES):
             inside = [file for file in sorted(entry.iterdir()) if file.suffix in KINDS]
             if inside:
-                found.setdefault(entry.name, []).extend(inside)
+                files.setdefault(entry.name, []).extend(inside)
         elif entry.is_file() and entry.suffix in KINDS and not entry.name.startswith(("cache-", ".")):
             name = _NUMBER.sub("", entry.stem)
             last = re.split(r"[-_.]", name)[-1]
-            found.setdefault(last if last.lower() in (*TRAIN_NAMES, *VAL_NAMES) else name, []).append(entry)
-    return found
+            files.setdefault(last if last.lower() in (*TRAIN_NAMES, *VAL_NAMES) else name, []).append(entry)
+    return files

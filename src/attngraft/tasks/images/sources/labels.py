@@ -1,9 +1,9 @@
-"""The labels of a table's rows: one for each, a list, or a column of 0 and 1 for each class."""
+"""Labels of a table's rows: a single one, a list, or a column of 0 and 1 per class."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,72 +12,83 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.listing import natural
-from attngraft.tasks.images.sources.table import MISSING, Table
+from attngraft.tasks.images.sources.table import MISSING, LabelTable
 
-ONE = ("label", "class", "class_name", "category", "target", "y", "class_index", "class_id", "label_id", "species")
-SEVERAL = ("labels", "classes", "categories", "tags", "targets")  #: columns that may hold lists
-SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in the order in which they are looked for
+SINGLE = ("label", "class", "class_name", "category", "target", "y", "class_index", "class_id", "label_id", "species")
+LISTS = ("labels", "classes", "categories", "tags", "targets")  #: columns that may hold lists
+SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in order of detection
 
 _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1", "-1.0", "false", "no"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """Of all rows: (N,) int64, or (N, K) uint8 where `multilabel`."""
+    """Labels of all rows: (N,) int64, or (N, K) uint8 if `multilabel`."""
 
     classes: tuple[str, ...]
     values: np.ndarray
     multilabel: bool
-    note: str = ""
-
-    def of(self, rows: np.ndarray) -> np.ndarray:
-        """The labels of these rows."""
-        return self.values[rows]
+    note: str = ""  #: how they were read, for the report
 
 
-def read_labels(table: Table, config: DataConfig, *, but: set[str]) -> Labels:
-    """The labels of `table`, whose columns `but` are something else.
+def find_column(table: LabelTable, names: Sequence[str], *, exclude: Collection[str] = ()) -> str | None:
+    """Return the column with the first of these names, in any case."""
+    lowered = {name.lower().replace(" ", "_"): name for name in reversed(table.columns) if name not in exclude}
+    return next((lowered[name] for name in names if name in lowered), None)
+
+
+def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> Labels:
+    """Read the labels of `table`; the columns `exclude` hold something else.
 
     Raises:
-        DataError: no column of labels that can be told; a row without a label, where it needs one.
-        ConfigError: a column that is not there.
+        DataError: no column of labels is found; a row without its single label.
+        ConfigError: an unknown column.
     """
     if config.label_columns is not None:
-        return _from_columns(table, config.label_columns)
-    name = config.label_column or _told(table, but)
+        values = np.zeros((len(table), len(config.label_columns)), dtype=np.uint8)
+        for column, name in enumerate(config.label_columns):
+            for row, entry in enumerate(table.column(name, field="label_columns")):
+                text = _word(entry).lower()
+                if text not in _YES and text not in _NO and text not in MISSING:
+                    raise DataError(f"{table.line(row)}: column {name!r} holds {text!r}; label_columns hold 0 or 1")
+                values[row, column] = text in _YES
+        return Labels(classes=tuple(config.label_columns), values=values, multilabel=True)
+    name = config.label_column or _label_column(table, exclude)
     entries = table.column(name, field="label_column")
     lists = _as_lists(table, name, entries, config)
     if lists is None:
-        note = (
-            "" if config.label_column is not None or len(table.columns) <= len(but) + 1 else f"Labels are of {name!r}."
-        )
-        return _single(table, name, entries, note=note)
-    values, note = lists
-    classes = tuple(sorted({label for row in values for label in row}, key=natural))
-    return Labels(classes=classes, values=_matrix(values, classes), multilabel=True, note=note)
+        only_choice = config.label_column is not None or len(table.columns) <= len(exclude) + 1
+        return _single(table, name, entries, note="" if only_choice else f"Labels are read from column {name!r}.")
+    rows, note = lists
+    classes = tuple(sorted({label for labels in rows for label in labels}, key=natural))
+    number = {label: i for i, label in enumerate(classes)}
+    values = np.zeros((len(rows), len(classes)), dtype=np.uint8)
+    for row, labels in enumerate(rows):
+        for label in labels:
+            values[row, number[label]] = 1
+    return Labels(classes=classes, values=values, multilabel=True, note=note)
 
 
-def _told(table: Table, but: set[str]) -> str:
-    lowered = {name.lower().replace(" ", "_"): name for name in reversed(table.columns) if name not in but}
-    for name in (*ONE, *SEVERAL):
-        if name in lowered:
-            return lowered[name]
-    rest = [name for name in table.columns if name not in but]
+def _label_column(table: LabelTable, exclude: set[str]) -> str:
+    name = find_column(table, (*SINGLE, *LISTS), exclude=exclude)
+    if name is not None:
+        return name
+    rest = [name for name in table.columns if name not in exclude]
     if len(rest) == 1:
         return rest[0]
     raise DataError(
-        f"{table.where}: which column holds the labels? none is called {', '.join((*ONE[:3], SEVERAL[0]))}; name it with "
-        f"task.data.label_column, or a column of 0 and 1 for each class with task.data.label_columns; there are: "
+        f"{table.where}: cannot find the column of labels (looked for {', '.join((*SINGLE[:3], LISTS[0]))}, ...); name it "
+        f"with task.data.label_column, or one column of 0 and 1 per class with task.data.label_columns; available: "
         f"{', '.join(table.columns)}"
     )
 
 
-def _single(table: Table, name: str, entries: Sequence[Any], *, note: str) -> Labels:
+def _single(table: LabelTable, name: str, entries: Sequence[Any], *, note: str) -> Labels:
     labels = []
     for row, entry in enumerate(entries):
         text = _word(entry)
         if text.lower() in MISSING:
-            raise DataError(f"{table.line(row)}: column {name!r} holds no label; give one or remove the row")
+            raise DataError(f"{table.line(row)}: column {name!r} holds no label; add one or remove the row")
         labels.append(text)
     classes = tuple(sorted(set(labels), key=natural))
     number = {label: i for i, label in enumerate(classes)}
@@ -94,9 +105,9 @@ def _word(entry: Any) -> str:
 
 
 def _as_lists(
-    table: Table, name: str, entries: Sequence[Any], config: DataConfig
+    table: LabelTable, name: str, entries: Sequence[Any], config: DataConfig
 ) -> tuple[list[list[str]], str] | None:
-    """Each row's labels, and how they were read; None where a row has one label."""
+    """Return each row's labels and a note on how they were read; None if rows have one label."""
     if config.label_separator == "none":
         return None
     if any(isinstance(entry, list) for entry in entries):
@@ -104,11 +115,12 @@ def _as_lists(
     texts = [_word(entry) for entry in entries]
     if config.label_separator is not None:
         separator: str | None = SEPARATORS[config.label_separator]
-    elif _is_json(texts):
-        rows = [_json_list(table, row, name, text) for row, text in enumerate(texts)]
-        return rows, f"Column {name!r} holds JSON lists of labels."
     else:
-        marks = SEPARATORS.values() if name.lower() in SEVERAL else ()
+        brackets = [text.startswith("[") and text.endswith("]") for text in texts if text.lower() not in MISSING]
+        if brackets and all(brackets):
+            rows = [_json_list(table, row, name, text) for row, text in enumerate(texts)]
+            return rows, f"Column {name!r} holds JSON lists of labels."
+        marks = SEPARATORS.values() if name.lower() in LISTS else ()
         separator = next((mark for mark in marks if any(mark in text for text in texts)), None)
     if separator is None:
         return None
@@ -116,46 +128,20 @@ def _as_lists(
         [label.strip() for label in text.split(separator) if label.strip()] if text.lower() not in MISSING else []
         for text in texts
     ]
-    note = f"Labels of column {name!r} are divided at {separator!r}"
-    return rows, f"{note} (task.data.label_separator says otherwise)." if config.label_separator is None else f"{note}."
+    note = f"Labels in column {name!r} are separated by {separator!r}"
+    return rows, f"{note} (change it with task.data.label_separator)." if config.label_separator is None else f"{note}."
 
 
-def _is_json(texts: Sequence[str]) -> bool:
-    """Whether all entries look like lists (empty ones may be missing)."""
-    lists = [text.startswith("[") and text.endswith("]") for text in texts if text.lower() not in MISSING]
-    return bool(lists) and all(lists)
-
-
-def _json_list(table: Table, row: int, name: str, text: str) -> list[str]:
+def _json_list(table: LabelTable, row: int, name: str, text: str) -> list[str]:
     if text.lower() in MISSING:
         return []
     try:
-        found = json.loads(text)
+        labels = json.loads(text)
     except json.JSONDecodeError:
         try:
-            found = json.loads(text.replace("'", '"'))  # as Python prints a list
+            labels = json.loads(text.replace("'", '"'))  # as Python prints a list
         except json.JSONDecodeError as error:
             raise DataError(
-                f"{table.line(row)}: column {name!r} is no JSON list of labels ({error}): {text[:60]}"
+                f"{table.line(row)}: column {name!r} does not hold a JSON list of labels ({error}): {text[:60]}"
             ) from None
-    return [_word(label) for label in found]
-
-
-def _from_columns(table: Table, names: Sequence[str]) -> Labels:
-    values = np.zeros((len(table), len(names)), dtype=np.uint8)
-    for place, name in enumerate(names):
-        for row, entry in enumerate(table.column(name, field="label_columns")):
-            text = _word(entry).lower()
-            if text not in _YES and text not in _NO and text not in MISSING:
-                raise DataError(f"{table.line(row)}: column {name!r} holds {text!r}; label_columns hold 0 or 1")
-            values[row, place] = text in _YES
-    return Labels(classes=tuple(names), values=values, multilabel=True)
-
-
-def _matrix(rows: Sequence[Sequence[str]], classes: tuple[str, ...]) -> np.ndarray:
-    number = {label: i for i, label in enumerate(classes)}
-    values = np.zeros((len(rows), len(classes)), dtype=np.uint8)
-    for row, labels in enumerate(rows):
-        for label in labels:
-            values[row, number[label]] = 1
-    return values
+    return [_word(label) for label in labels]

@@ -1,4 +1,4 @@
-"""Where the images of a folder or tar lie, and what their folders say: part, then class."""
+"""Splits and classes from the paths of images in a folder or tar."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.images import Images
-from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts, find_name, missing_validation
+from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, Images, ImageSource, find_train, find_val
 
-#: what counts as an image file
+#: extensions of image files
 EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 )
 
-#: images that Pillow does not read, or not everywhere
-FOREIGN = frozenset((".heic", ".heif", ".avif", ".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw"))
+#: extensions of images that Pillow cannot read, or not on all platforms
+UNSUPPORTED = frozenset(
+    (".heic", ".heif", ".avif", ".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw")
+)
 
-#: builds images from paths (as listed) and their labels
+#: builds images from listed paths and their labels
 Make = Callable[[list[str], np.ndarray], Images]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Paths relative to the source, separated by `/`: image files, and all folders (also empty ones)."""
+    """Paths relative to the source, with `/`: image files, and all folders (also empty ones)."""
 
     where: str
     files: tuple[str, ...]
     folders: tuple[str, ...]
-    foreign: tuple[str, ...] = ()  #: images of kinds that are not read
+    unsupported: tuple[str, ...] = ()  #: images in unsupported formats
 
     def below(self, folder: str) -> Listing:
-        """What lies in `folder`, relative to the source still."""
+        """Return the contents of `folder`, still relative to the source."""
         prefix = f"{folder}/"
         return Listing(
             f"{self.where}/{folder}",
@@ -45,91 +46,85 @@ class Listing:
 
 
 def is_junk(name: str) -> bool:
-    """Files and folders that systems leave behind."""
+    """Return whether this is a hidden file or folder, or one that operating systems leave behind."""
     return name.startswith(".") or name in ("__MACOSX", "@eaDir")
 
 
 def is_image(path: str) -> bool:
-    """Whether the path's extension is an image's, and its name no system's leftover."""
+    """Return whether the path has an image's extension and is not junk."""
     name = path.rpartition("/")[2]
     return not is_junk(name) and "." in name and f".{name.rpartition('.')[2].lower()}" in EXTENSIONS
 
 
-def is_foreign(path: str) -> bool:
-    """Whether the path's extension is that of an image which is not read."""
-    return f".{path.rpartition('.')[2].lower()}" in FOREIGN
+def is_unsupported(path: str) -> bool:
+    """Return whether the path has the extension of an unsupported image format."""
+    return f".{path.rpartition('.')[2].lower()}" in UNSUPPORTED
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """Sorts `class 2` before `class 10`."""
+    """Sort key that puts `class 2` before `class 10`."""
     pieces: list[str | int] = [*re.split(r"(\d+)", name)]
     pieces[1::2] = [int(piece) for piece in pieces[1::2]]
     return pieces, name
 
 
 def by_class(listing: Listing, depth: int) -> dict[str, list[str]]:
-    """Class name -> image files, in natural order; the class is the path's component at `depth`."""
-    found: dict[str, list[str]] = {}
+    """Return class -> image files, in natural order; the class is the path's component at `depth`."""
+    classes: dict[str, list[str]] = {}
     for folder in listing.folders:
         pieces = folder.split("/")
         if len(pieces) > depth:
-            found.setdefault(pieces[depth], [])
+            classes.setdefault(pieces[depth], [])
     for file in listing.files:
         pieces = file.split("/")
         if len(pieces) > depth + 1:
-            found.setdefault(pieces[depth], []).append(file)
-    return {name: sorted(found[name], key=natural) for name in sorted(found, key=natural)}
+            classes.setdefault(pieces[depth], []).append(file)
+    return {name: sorted(classes[name], key=natural) for name in sorted(classes, key=natural)}
 
 
-def wrapper(listing: Listing, *, but: Sequence[str] = ()) -> str:
-    """The folders that everything lies in (a tar of `flowers/daisy/1.jpg`, ...), unless their name is in `but`."""
+def common_folder(listing: Listing, *, exclude: Sequence[str] = ()) -> str:
+    """Return the folder that holds everything (as in a tar of `flowers/daisy/1.jpg`, ...), up to names in `exclude`."""
     paths = [file.split("/") for file in listing.files]
     depth = 0
     while paths and all(len(path) > depth + 2 for path in paths) and len({path[depth] for path in paths}) == 1:
         siblings = {folder.split("/")[depth] for folder in listing.folders if folder.count("/") >= depth}
-        if paths[0][depth].lower() in but or len(siblings | {paths[0][depth]}) > 1:
+        if paths[0][depth].lower() in exclude or len(siblings | {paths[0][depth]}) > 1:
             break
         depth += 1
     return "/".join(paths[0][:depth]) if paths else ""
 
 
-def divide(listing: Listing, config: DataConfig, *, kind: str, make: Make) -> Parts:
-    """Parts from folders: `train/<class>/...` beside `val/<class>/...`, or `<class>/...` alone.
+def split_folders(listing: Listing, config: DataConfig, *, kind: str, make: Make) -> ImageSource:
+    """Build a source from `train/<class>/...` and `val/<class>/...`, or from `<class>/...` alone.
 
     Raises:
-        DataError: no images, no class folders, or a missing part.
+        DataError: no images, no class folders, or a missing split.
     """
-    parts = _divided(listing, config, kind=kind, make=make)
-    if not listing.foreign:
-        return parts
-    kinds = ", ".join(sorted({f".{name.rpartition('.')[2].lower()}" for name in listing.foreign}))
-    count = len(listing.foreign)
-    verb = "file is of a kind that is" if count == 1 else "files are of kinds that are"
-    note = (
-        f"{count} {verb} not read ({kinds}): {listing.foreign[0]}{', ...' if count > 1 else ''}; save as JPEG or PNG."
-    )
-    return replace(parts, notes=(*parts.notes, note))
-
-
-def _divided(listing: Listing, config: DataConfig, *, kind: str, make: Make) -> Parts:
-    inside = wrapper(listing, but=(*TRAIN_NAMES, *VAL_NAMES))
+    inside = common_folder(listing, exclude=(*TRAIN_NAMES, *VAL_NAMES))
     depth = inside.count("/") + 1 if inside else 0
-    there = list(by_class(listing, depth))
+    names = list(by_class(listing, depth))
     where = f"{listing.where}/{inside}" if inside else listing.where
-    train = find_name(there, config.train_split, TRAIN_NAMES, field="train_split", where=where)
+    train = find_train(names, config, where=where)
     if train is None:
-        return _undivided(listing, config, there, depth, where=where, kind=kind, make=make)
-    named = config.val_split or not config.draws
-    val = find_name(there, config.val_split, VAL_NAMES, field="val_split", where=where) if named else None
-    if named and val is None:
-        raise missing_validation(where, train, there)
-    prefix = f"{inside}/" if inside else ""
-    below = {part: by_class(listing.below(prefix + part), depth + 1) for part in (train, val) if part is not None}
-    origin = f"the folders {train} and {val}" if val else f"the folder {train}"
-    return together(below[train], below[val] if val else None, kind=kind, where=where, origin=origin, make=(make, make))
+        source = _class_folders_only(listing, config, names, depth, where=where, kind=kind, make=make)
+    else:
+        val = find_val(names, config, train=train, where=where)
+        prefix = f"{inside}/" if inside else ""
+        below = {name: by_class(listing.below(prefix + name), depth + 1) for name in (train, val) if name is not None}
+        origin = f"the folders {train} and {val}" if val else f"the folder {train}"
+        source = class_source(
+            below[train], below[val] if val else None, kind=kind, where=where, origin=origin, make=(make, make)
+        )
+    if not listing.unsupported:
+        return source
+    kinds = ", ".join(sorted({f".{name.rpartition('.')[2].lower()}" for name in listing.unsupported}))
+    count = len(listing.unsupported)
+    files = "file in an unsupported format was" if count == 1 else "files in unsupported formats were"
+    note = f"{count} {files} skipped ({kinds}): {listing.unsupported[0]}{', ...' if count > 1 else ''}; save as JPEG or PNG."
+    return replace(source, notes=(*source.notes, note))
 
 
-def together(
+def class_source(
     train: dict[str, list[str]],
     val: dict[str, list[str]] | None,
     *,
@@ -137,8 +132,8 @@ def together(
     where: str,
     origin: str,
     make: tuple[Make, Make],
-) -> Parts:
-    """Parts from each part's files by class; `make` builds the training and the validation images.
+) -> ImageSource:
+    """Build a source from each split's files by class; `make` builds the training and the validation images.
 
     Raises:
         DataError: no class folders.
@@ -148,44 +143,43 @@ def together(
         raise DataError(f"{where}: no class folders; put each class's images into a folder named after it")
     number = {name: label for label, name in enumerate(classes)}
 
-    def built(part: dict[str, list[str]], make: Make) -> Images:
-        files = [file for members in part.values() for file in members]
-        labels = [number[name] for name, members in part.items() for _ in members]
+    def images(split: dict[str, list[str]], make: Make) -> Images:
+        files = [file for members in split.values() for file in members]
+        labels = [number[name] for name, members in split.items() for _ in members]
         return make(files, np.array(labels, dtype=np.int64))
 
-    return Parts(
+    return ImageSource(
         kind=kind,
         where=where,
         classes=classes,
-        train=built(train, make[0]),
-        val=None if val is None else built(val, make[1]),
+        train=images(train, make[0]),
+        val=None if val is None else images(val, make[1]),
         origin=origin,
     )
 
 
-def _undivided(
-    listing: Listing, config: DataConfig, there: list[str], depth: int, *, where: str, kind: str, make: Make
-) -> Parts:
-    """Class folders without parts."""
+def _class_folders_only(
+    listing: Listing, config: DataConfig, names: list[str], depth: int, *, where: str, kind: str, make: Make
+) -> ImageSource:
     if config.val_split is not None:
         raise DataError(
-            f"{where}: task.data.val_split names a validation part, but no training part was found (looked for "
-            f"{', '.join(TRAIN_NAMES)}); name it with task.data.train_split; there is: {', '.join(there[:12]) or 'nothing'}"
+            f"{where}: task.data.val_split names a validation split, but there is no training split (looked for "
+            f"{', '.join(TRAIN_NAMES)}); name it with task.data.train_split; found: {', '.join(names[:12]) or 'nothing'}"
         )
-    if there and all(name.lower() in VAL_NAMES for name in there):
+    if names and all(name.lower() in VAL_NAMES for name in names):
         raise DataError(
-            f"{where}: there is {', '.join(there)} but no training part; add a folder train, or name it with "
-            "task.data.train_split"
+            f"{where}: found {', '.join(names)} but no training split; add a folder train, or name the training folder "
+            "with task.data.train_split"
         )
     loose = sum(file.count("/") == depth for file in listing.files)
-    if not there and loose:
+    if not names and loose:
         raise DataError(
             f"{where}: {loose} images but no class folders; put each class's images into a folder named after it"
         )
     if not listing.files:
         kinds = " ".join(sorted(EXTENSIONS))
-        other = f"; there is {listing.foreign[0]}, of a kind that is not read" if listing.foreign else ""
+        other = f"; {listing.unsupported[0]} has an unsupported format" if listing.unsupported else ""
         raise DataError(f"{where}: no images found (looked for {kinds}, in a folder per class){other}")
-    return together(
+    return class_source(
         by_class(listing, depth), None, kind=kind, where=where, origin="the class folders", make=(make, make)
     )

@@ -1,4 +1,4 @@
-"""An .npz file: `x_train`, `y_train`, the same for `val` or `test`, optionally `classes` and file names `f_train`."""
+"""Arrays in an .npz: `x_train`, `y_train`, the same for `val` or `test`, optionally `classes` and file names `f_train`."""
 
 from __future__ import annotations
 
@@ -9,31 +9,27 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.array import ArrayImages
-from attngraft.tasks.images.sources.parts import TRAIN_NAMES, VAL_NAMES, Parts, find_name, missing_validation
+from attngraft.tasks.images.sources.base import ArrayImages, ImageSource, find_train, find_val
 
 
-def open_npz(path: Path, config: DataConfig) -> Parts:
-    """The images in an .npz file.
+def open_npz(path: Path, config: DataConfig) -> ImageSource:
+    """Open the images in an .npz file.
 
-    `x_*`: (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, uint8. `y_*`: (N,) whole numbers from 0, positions in
-    `classes` where that is there. A file with `x_train` alone needs `val_fraction`.
+    `x_*`: (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, uint8. `y_*`: (N,) integers from 0, indices of `classes` if
+    that array exists. A file with `x_train` only needs `val_fraction`.
 
     Raises:
         DataError: not an .npz, a missing array, a wrong shape or type, labels out of range.
     """
     arrays = _load(path)
-    there = [key.removeprefix("x_") for key in arrays if key.startswith("x_")]
-    train = find_name(there, config.train_split, TRAIN_NAMES, field="train_split", where=str(path))
+    names = [key.removeprefix("x_") for key in arrays if key.startswith("x_")]
+    train = find_train(names, config, where=str(path))
     if train is None:
         keys = ", ".join(sorted(arrays)) or "nothing"
-        raise DataError(f"{path}: needs the arrays x_train and y_train; it has: {keys}")
-    named = config.val_split or not config.draws
-    val = find_name(there, config.val_split, VAL_NAMES, field="val_split", where=str(path)) if named else None
-    if named and val is None:
-        raise missing_validation(str(path), train, there)
-    classes = _classes(arrays, path, [part for part in (train, val) if part is not None])
-    return Parts(
+        raise DataError(f"{path}: needs the arrays x_train and y_train; found: {keys}")
+    val = find_val(names, config, train=train, where=str(path))
+    classes = _classes(arrays, path, [split for split in (train, val) if split is not None])
+    return ImageSource(
         kind="npz",
         where=str(path),
         classes=classes,
@@ -44,10 +40,10 @@ def open_npz(path: Path, config: DataConfig) -> Parts:
 
 
 def alone_in(folder: Path) -> Path | None:
-    """The .npz file in `folder`, where there is one and no folder that may hold images."""
-    there = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    files = [entry for entry in there if entry.suffix == ".npz"]
-    return files[0] if len(files) == 1 and not any(entry.is_dir() for entry in there) else None
+    """Return the .npz file of `folder` if it is the only one and there are no folders."""
+    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    files = [entry for entry in entries if entry.suffix == ".npz"]
+    return files[0] if len(files) == 1 and not any(entry.is_dir() for entry in entries) else None
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:
@@ -56,44 +52,44 @@ def _load(path: Path) -> dict[str, np.ndarray]:
             return {key: archive[key] for key in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise DataError(
-            f"{path}: cannot be read as .npz ({error}); write it with numpy.savez, without objects"
+            f"{path}: cannot be read as .npz ({error}); write it with numpy.savez, without object arrays"
         ) from None
 
 
-def _classes(arrays: dict[str, np.ndarray], path: Path, parts: list[str]) -> tuple[str, ...]:
-    """Names from `classes`, else the label numbers themselves."""
-    for part in parts:
-        labels = arrays.get(f"y_{part}")
+def _classes(arrays: dict[str, np.ndarray], path: Path, splits: list[str]) -> tuple[str, ...]:
+    """Return the names in `classes`, or the label numbers."""
+    for split in splits:
+        labels = arrays.get(f"y_{split}")
         if labels is None:
-            raise DataError(f"{path}: there is x_{part} but no y_{part} with its labels")
+            raise DataError(f"{path}: has x_{split} but no y_{split} with its labels")
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            raise DataError(f"{path}: y_{part} must be one whole number per image, is {labels.dtype} {labels.shape}")
+            raise DataError(f"{path}: y_{split} must be one integer per image, is {labels.dtype} {labels.shape}")
     if "classes" in arrays:
         return tuple(_text(name) for name in arrays["classes"].tolist())
-    highest = max((int(arrays[f"y_{part}"].max()) for part in parts if len(arrays[f"y_{part}"])), default=-1)
+    highest = max((int(arrays[f"y_{split}"].max()) for split in splits if len(arrays[f"y_{split}"])), default=-1)
     return tuple(str(label) for label in range(highest + 1))
 
 
-def _images(arrays: dict[str, np.ndarray], part: str, *, path: Path, count: int) -> ArrayImages:
-    pixels, labels, files = arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64), arrays.get(f"f_{part}")
+def _images(arrays: dict[str, np.ndarray], split: str, *, path: Path, count: int) -> ArrayImages:
+    pixels, labels, files = arrays[f"x_{split}"], arrays[f"y_{split}"].astype(np.int64), arrays.get(f"f_{split}")
     if pixels.dtype != np.uint8:
-        raise DataError(f"{path}: x_{part} must hold bytes (uint8, 0 to 255), is {pixels.dtype}")
+        raise DataError(f"{path}: x_{split} must be uint8 (0 to 255), is {pixels.dtype}")
     if pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4) and pixels.shape[1] in (1, 3):
         raise DataError(
-            f"{path}: x_{part} has its channels first {pixels.shape}; move them last: x.transpose(0, 2, 3, 1)"
+            f"{path}: x_{split} has its channels first {pixels.shape}; move them last: x.transpose(0, 2, 3, 1)"
         )
     if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4)):
         raise DataError(
-            f"{path}: x_{part} must be (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, is {pixels.shape}"
+            f"{path}: x_{split} must be (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, is {pixels.shape}"
         )
     for name, array in (("y", labels), ("f", files)):
         if array is not None and len(array) != len(pixels):
-            raise DataError(f"{path}: x_{part} has {len(pixels)} images, {name}_{part} has {len(array)} entries")
+            raise DataError(f"{path}: x_{split} has {len(pixels)} images, {name}_{split} has {len(array)} entries")
     if len(labels) and not 0 <= labels.min() <= labels.max() < count:
         raise DataError(
-            f"{path}: y_{part} holds {labels.min()} to {labels.max()}; labels of {count} classes are 0 to {count - 1}"
+            f"{path}: y_{split} holds {labels.min()} to {labels.max()}; labels of {count} classes are 0 to {count - 1}"
         )
-    names = [f"{part}/{i}" for i in range(len(pixels))] if files is None else [_text(name) for name in files.tolist()]
+    names = [f"{split}/{i}" for i in range(len(pixels))] if files is None else [_text(name) for name in files.tolist()]
     return ArrayImages(
         pixels[..., 0] if pixels.shape[-1:] == (1,) and pixels.ndim == 4 else pixels, names=names, labels=labels
     )

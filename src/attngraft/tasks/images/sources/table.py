@@ -1,4 +1,4 @@
-"""Reading a table of text: a .csv or .tsv by the standard library, a .parquet through pyarrow."""
+"""Tables of text: .csv or .tsv through the standard library, .parquet through pyarrow."""
 
 from __future__ import annotations
 
@@ -11,49 +11,48 @@ from typing import Any
 from attngraft.errors import ConfigError, DataError
 from attngraft.suggest import did_you_mean
 
-TEXT = (".csv", ".tsv")
-KINDS = (*TEXT, ".parquet")
+KINDS = (".csv", ".tsv", ".parquet")
 
-#: how a missing entry is written
+#: spellings of a missing entry
 MISSING = frozenset({"", "nan", "none", "null", "na", "n/a"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """Columns of equal length. Entries of a .csv are text; those of a .parquet are what it holds (None: missing)."""
+class LabelTable:
+    """Columns of equal length. Entries of a .csv are text; those of a .parquet have its types (None: missing)."""
 
     where: str
     columns: dict[str, list[Any]]
-    numbers: list[int | str]  #: of each row: of a .csv from 1, the header's, else from 0; or what it is called
+    numbers: list[int | str]  #: each row's number (.csv: the header is 1; else from 0) or name
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
 
     def column(self, name: str, *, field: str) -> list[Any]:
-        """The column called `name`, which the user gave as `task.data.<field>`.
+        """Return the column that the user named in `task.data.<field>`.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: no such column.
         """
         if name not in self.columns:
             listed = ", ".join(self.columns)
             raise ConfigError(
                 f"task.data.{field}: {self.where} has no column {name!r}{did_you_mean(name, self.columns)}; "
-                f"there are: {listed}"
+                f"available: {listed}"
             )
         return self.columns[name]
 
     def line(self, row: int) -> str:
-        """Where a row stands, for messages."""
+        """Return a row's location, for messages."""
         number = self.numbers[row]
         return f"{self.where}: row {number}" if isinstance(number, int) else f"{self.where}: {number}"
 
 
-def read_table(path: Path) -> Table:
-    """The table at `path`.
+def read_table(path: Path) -> LabelTable:
+    """Read the table at `path`.
 
     Raises:
-        DataError: not readable, no rows, a column without or with a repeated name, rows of differing length.
+        DataError: not readable, no rows, a column without a name or with a repeated one, rows of different lengths.
     """
     table = _parquet(path) if path.suffix.lower() == ".parquet" else _text(path)
     if not len(table):
@@ -61,14 +60,15 @@ def read_table(path: Path) -> Table:
     return table
 
 
-def _text(path: Path) -> Table:
+def _text(path: Path) -> LabelTable:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{path}: cannot be opened ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    separator = "\t" if path.suffix.lower() == ".tsv" else _separator(text)
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    first_line = text.partition("\n")[0]
+    separator = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first_line.count)
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True))
     except csv.Error as error:
@@ -77,9 +77,7 @@ def _text(path: Path) -> Table:
         raise DataError(f"{path}: is empty; its first line must name the columns (path,label)")
     header = [name.strip() for name in rows[0]]
     if len(set(header)) != len(header) or not all(header):
-        raise DataError(
-            f"{path}: its first line must name every column once; it reads: {separator.join(rows[0])[:100]}"
-        )
+        raise DataError(f"{path}: its first line must name every column once; found: {separator.join(rows[0])[:100]}")
     columns: dict[str, list[Any]] = {name: [] for name in header}
     numbers: list[int | str] = []
     for number, row in enumerate(rows[1:], start=2):
@@ -87,24 +85,18 @@ def _text(path: Path) -> Table:
             continue
         if len(row) != len(header):
             raise DataError(
-                f"{path}: row {number} has {len(row)} entries, the header {len(header)}; put entries that hold "
-                f"{separator!r} into double quotes"
+                f"{path}: row {number} has {len(row)} entries, the header {len(header)}; put entries that contain "
+                f"{separator!r} in double quotes"
             )
         numbers.append(number)
         for name, entry in zip(header, row, strict=True):
             columns[name].append(entry.strip())
-    return Table(where=str(path), columns=columns, numbers=numbers)
+    return LabelTable(where=str(path), columns=columns, numbers=numbers)
 
 
-def _separator(text: str) -> str:
-    """Of the header's commas, semicolons and tabs, what there is most of."""
-    header = text.partition("\n")[0]
-    return max(",;\t", key=header.count)
-
-
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path) -> LabelTable:
     try:
-        import pyarrow
+        import pyarrow  # optional dependency
         from pyarrow import parquet
     except ImportError:
         raise DataError(f"{path}: .parquet needs pyarrow: pip install 'attngraft[data]'") from None
@@ -112,7 +104,7 @@ def _parquet(path: Path) -> Table:
         table = parquet.read_table(path)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as .parquet ({error})") from None
-    return Table(
+    return LabelTable(
         where=str(path),
         columns={name: table[name].to_pylist() for name in table.column_names},
         numbers=list(range(len(table))),

@@ -1,4 +1,4 @@
-"""Whatever else timm's `create_dataset` reads and can be read at random: `timm:hfds/...`, `timm:torch/cifar10`, ..."""
+"""Other map-style data sets of timm's `create_dataset`: `timm:hfds/...`, `timm:torch/cifar10`, ..."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch.utils.data import IterableDataset
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.base import Images, ImageSource
 from attngraft.tasks.images.sources.decoding import decode
-from attngraft.tasks.images.sources.images import Images
-from attngraft.tasks.images.sources.parts import Parts
 
-#: names of timm's that need no `timm:` in front
+#: timm's names that need no `timm:` prefix
 PREFIXES = ("hfds/", "torch/")
 
 
 class TimmImages(Images):
-    """A timm or torchvision data set, through its reader where it has one (timm's own `__getitem__` puts a neighbor in
-    the place of an image that cannot be read)."""
+    """A timm or torchvision data set, read through its reader if it has one: timm's `__getitem__` silently replaces
+    unreadable images by their neighbors."""
 
     def __init__(
         self, dataset: Any, *, name: str, indices: np.ndarray, names: Sequence[str], labels: np.ndarray
@@ -29,81 +29,76 @@ class TimmImages(Images):
         self.dataset, self.name, self.indices, self.names, self.labels = dataset, name, indices, names, labels
 
     def open(self, index: int) -> Image.Image:
-        place, where = int(self.indices[index]), f"{self.name}: {self.names[index]}"
+        number, where = int(self.indices[index]), f"{self.name}: {self.names[index]}"
         reader = getattr(self.dataset, "reader", None)
         try:
-            found = (self.dataset if reader is None else reader)[place][0]
+            item = (self.dataset if reader is None else reader)[number][0]
         except Exception as error:
             raise DataError(f"{where}: cannot be read ({error})") from error
-        if isinstance(found, Image.Image):
-            return found
-        with found:
-            return decode(found, where=where)
+        if isinstance(item, Image.Image):
+            return item
+        with item:
+            return decode(item, where=where)
 
     def take(self, indices: np.ndarray, labels: np.ndarray) -> TimmImages:
         names = [self.names[i] for i in indices]
         return TimmImages(self.dataset, name=self.name, indices=self.indices[indices], names=names, labels=labels)
 
 
-def open_timm(name: str, config: DataConfig) -> Parts:
-    """A data set by timm's name for it. Nothing is downloaded that timm does not fetch by itself.
+def open_timm(name: str, config: DataConfig) -> ImageSource:
+    """Open a data set by timm's name. Downloads happen only in timm's own readers.
 
     Raises:
-        DataError: timm cannot open it (its own reason follows), it can only be streamed, or has no class labels.
+        DataError: timm cannot open it (the message has timm's reason), it can only be streamed, or has no class labels.
     """
     train = _open(name, config, config.train_split or "train")
-    val = None if config.draws else _open(name, config, config.val_split or "validation")
-    part = config.train_split or "train"
-    classes = _classes(
-        train, np.concatenate([_labels(train, name), _labels(val, name)] if val else [_labels(train, name)])
-    )
-    return Parts(
+    val = None if config.splits_train else _open(name, config, config.val_split or "validation")
+    split = config.train_split or "train"
+    classes = _classes(train, np.concatenate([_labels(each, name) for each in (train, val) if each is not None]))
+    return ImageSource(
         kind="timm",
         where=name,
         classes=classes,
-        train=_images(train, name, part),
+        train=_images(train, name, split),
         val=None if val is None else _images(val, name, config.val_split or "validation"),
-        origin=f"timm's splits {part} and {config.val_split or 'validation'}" if val else f"timm's split {part}",
+        origin=f"timm's splits {split} and {config.val_split or 'validation'}" if val else f"timm's split {split}",
     )
 
 
 def _open(name: str, config: DataConfig, split: str) -> Any:
-    from timm.data import create_dataset
-    from torch.utils.data import IterableDataset
+    from timm.data import create_dataset  # here, because timm takes seconds to import
 
     try:
         dataset = create_dataset(name, root=config.root, split=split)
-    except Exception as error:  # timm asserts, and its back ends raise whatever they like
+    except Exception as error:  # assertions of timm, and all kinds of errors of its back ends
         reason = str(error) or type(error).__name__
         raise DataError(
-            f"timm:{name}: timm cannot open the part {split!r} ({reason}); check the name, task.data.root, train_split and "
+            f"timm:{name}: timm cannot open the split {split!r} ({reason}); check the name, task.data.root, train_split and "
             "val_split; hfds/ needs the package `datasets`"
         ) from error
     if isinstance(dataset, IterableDataset):
-        raise DataError(
-            f"timm:{name}: can only be streamed; use a data set that can be read at random (hfds/, torch/, files)"
-        )
+        raise DataError(f"timm:{name}: can only be streamed; use a map-style data set (hfds/, torch/, files)")
     return dataset
 
 
 def _labels(dataset: Any, name: str) -> np.ndarray:
-    """All labels without decoding an image, where the data set tells; (N,) int64."""
+    """Return all labels, (N,) int64, without decoding images if the data set allows it."""
     reader: Any = getattr(dataset, "reader", None)
     for holder, attribute in ((dataset, "targets"), (dataset, "labels"), (reader, "targets")):
         labels = getattr(holder, attribute, None)
         if labels is not None and len(labels) == len(dataset):
-            return _whole(np.asarray(labels), name)
+            return _checked(np.asarray(labels), name)
     if hasattr(reader, "label_key"):
-        return _whole(np.asarray(list(reader.dataset[reader.label_key])), name)
+        return _checked(np.asarray(list(reader.dataset[reader.label_key])), name)
     if hasattr(reader, "samples"):
-        return _whole(np.asarray([label for _, label in reader.samples]), name)
-    return _whole(np.asarray([dataset[i][1] for i in range(len(dataset))]), name)
+        return _checked(np.asarray([label for _, label in reader.samples]), name)
+    return _checked(np.asarray([dataset[i][1] for i in range(len(dataset))]), name)
 
 
-def _whole(labels: np.ndarray, name: str) -> np.ndarray:
+def _checked(labels: np.ndarray, name: str) -> np.ndarray:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
-            f"timm:{name}: labels are {labels.dtype} {labels.shape}; classification needs one whole number per image"
+            f"timm:{name}: labels are {labels.dtype} {labels.shape}; classification needs one integer per image"
         )
     if len(labels) and labels.min() < 0:
         raise DataError(f"timm:{name}: some images have no label")
@@ -111,7 +106,7 @@ def _whole(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def _classes(dataset: Any, labels: np.ndarray) -> tuple[str, ...]:
-    """Class names where the data set has them, else label numbers."""
+    """Return the data set's class names, or label numbers."""
     numbers = getattr(getattr(dataset, "reader", None), "class_to_idx", None) or getattr(dataset, "class_to_idx", None)
     count = int(labels.max()) + 1 if len(labels) else 0
     names = [str(label) for label in range(max(count, max(numbers.values(), default=-1) + 1 if numbers else 0))]
@@ -120,22 +115,22 @@ def _classes(dataset: Any, labels: np.ndarray) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _images(dataset: Any, name: str, part: str) -> TimmImages:
+def _images(dataset: Any, name: str, split: str) -> TimmImages:
     labels = _labels(dataset, name)
     return TimmImages(
-        dataset, name=name, indices=np.arange(len(labels)), names=_names(dataset, part, len(labels)), labels=labels
+        dataset, name=name, indices=np.arange(len(labels)), names=_names(dataset, split, len(labels)), labels=labels
     )
 
 
-def _names(dataset: Any, part: str, count: int) -> list[str]:
-    """File names where every image has one of its own, else positions."""
+def _names(dataset: Any, split: str, count: int) -> list[str]:
+    """Return the file names if they are unique, else numbers."""
     if hasattr(dataset, "filenames"):
         names = [str(name) for name in dataset.filenames()]
     else:
         names = [_relative(str(sample[0]), dataset.root) for sample in getattr(dataset, "samples", [])]
     if len(set(names)) == count and "None" not in names:
         return names
-    return [f"{part}/{i}" for i in range(count)]
+    return [f"{split}/{i}" for i in range(count)]
 
 
 def _relative(path: str, root: str) -> str:

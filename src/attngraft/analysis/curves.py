@@ -1,0 +1,103 @@
+"""Learning curves: loss and primary metric by epoch (CB, Fig. 9; HV, Figs. 2 and 3), and the epochs until a model reaches
+the baseline's best (BiSA, Fig. 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from attngraft.analysis.panels import table
+from attngraft.analysis.request import Analysis, AnalysisRequest
+from attngraft.results.analysis import AnalysisResult, Curves, Line
+from attngraft.results.statistics import epochs_to_baseline
+from attngraft.training.build import build_task
+from attngraft.training.run_folder import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Curve:
+    """A run as the input of `epochs_to_baseline`."""
+
+    seed: int
+    curve: Mapping[str, Sequence[float]]
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    runs = [(model.name, model.record) for model in request.models if model.record is not None]
+    baseline, baseline_record = runs[request.baseline or 0]
+    task = build_task(runs[0][1].recipe)
+    primary = f"val/{task.primary}"
+    keys = list(dict.fromkeys((primary, "val/loss", "train/loss", "val/top5")))
+    shown = [key for key in keys if any(key in row for _, record in runs for row in record.epochs)]
+    reached = []  # the first epoch (from 1) at which each run is as good as the baseline's best
+    for _, record in runs:
+        found = epochs_to_baseline(
+            [_curve(record, primary)],
+            [_curve(baseline_record, primary)],
+            key=primary,
+            higher_is_better=task.higher_is_better,
+        )
+        reached.append(None if found is None else found.of_mean_curve)
+    labels = {f"val/{name}": metric.label for name, metric in task.metrics.items()}
+    return ANALYSIS.result(
+        request,
+        note="After each epoch, on the validation part. The training loss is the mean over the epoch with augmentation, and "
+        "therefore above the validation loss. One run of each model: for the spread over seeds see a study's report. Epochs "
+        f"to the baseline's best: the first epoch after which a model's {labels.get(primary, task.primary)} is at least as "
+        f"good as the best of {baseline}; empty if it never is.",
+        panels=[
+            Curves(
+                title=_title(key, labels),
+                x_axis="epoch",
+                lines=[
+                    Line(
+                        name=name,
+                        subject=index,
+                        x=[float(row["epoch"]) for row in record.epochs],
+                        y=[_finite(row.get(key)) for row in record.epochs],
+                    )
+                    for index, (name, record) in enumerate(runs)
+                ],
+            )
+            for key in shown
+        ],
+        table=table(
+            ["model", "epoch", *shown, "epochs to baseline's best"],
+            1,
+            [
+                [name, int(row["epoch"]), *(_finite(row.get(key)) for key in shown), epoch]
+                for (name, record), epoch in zip(runs, reached, strict=True)
+                for row in record.epochs
+            ],
+        ),
+        numbers={
+            f"{name}: epochs to the best of {baseline}": float(epoch)
+            for (name, _), epoch in zip(runs, reached, strict=True)
+            if epoch is not None
+        },
+    )
+
+
+def _curve(record: RunRecord, key: str) -> _Curve:
+    return _Curve(seed=record.recipe.seed, curve={key: [row.get(key, math.nan) for row in record.epochs]})
+
+
+def _title(key: str, labels: Mapping[str, str]) -> str:
+    part, _, name = key.partition("/")
+    return f"{labels.get(key, name)}, {'training' if part == 'train' else 'validation'}"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+ANALYSIS = Analysis(
+    name="curves",
+    title="Learning curves",
+    summary="accuracy and loss by epoch, of runs, and when each is as good as the baseline's best",
+    source="CB, Fig. 9; HV, Figs. 2 and 3; BiSA, Fig. 3",
+    run=run,
+    images="none",
+    runs_only=True,
+)

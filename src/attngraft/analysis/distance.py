@@ -1,0 +1,74 @@
+"""Attention distance by layer and head (CB, Fig. 5b)."""
+
+from __future__ import annotations
+
+from attngraft.analysis.layers import LayerAxis
+from attngraft.analysis.panels import table
+from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, sites_without_maps
+from attngraft.errors import RecordError
+from attngraft.recording.record import record
+from attngraft.results.analysis import AnalysisResult, Curves
+from attngraft.targets.handle import ModelHandle
+
+
+def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> dict[str, dict[str, float]]:
+    """Distances by site, of the mean and of each head."""
+    with record(model.model, "weights", sites=request.sites) as recording:
+        recording.reduce("distance")
+        for images in request.batches(model):
+            model.model(images)
+    distances = {}
+    for site in recording:
+        try:
+            heads = [float(head) for head in recording[site]["distance"].mean(1)]
+        except RecordError as error:
+            left_out[site] = str(error)
+        else:
+            distances[site] = {"mean": sum(heads) / len(heads)} | {str(head): each for head, each in enumerate(heads)}
+    if not distances:
+        raise RecordError("; ".join(left_out.values()))
+    left_out |= sites_without_maps(recording, model)
+    return distances
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    models, left_out = measure_models(request, _measure)
+    axis = LayerAxis.of(list(distances) for _, _, distances in models)
+    means = [
+        (index, name, {site: each["mean"] for site, each in distances.items()}) for index, name, distances in models
+    ]
+    return ANALYSIS.result(
+        request,
+        note="Mean over images, heads and spatial tokens of the attention distance, sum a |p - p'|, with positions as "
+        "fractions of the map's height and width, so that 2 is from corner to corner; without prefix tokens, rows "
+        "normalized to sum to 1. This is the expected distance of a query; the paper does not state its scale.",
+        panels=[
+            Curves(
+                title="attention distance (fraction of the sides)",
+                x_axis="layer",
+                ticks=axis.ticks,
+                lines=[axis.line(name, index, by_site) for index, name, by_site in means],
+            )
+        ],
+        table=table(
+            ["model", "layer", "head", "distance"],
+            3,
+            [
+                (name, site, head, value)
+                for _, name, distances in models
+                for site, heads in distances.items()
+                for head, value in heads.items()
+            ],
+        ),
+        numbers={f"{name}: mean over layers": sum(by_site.values()) / len(by_site) for _, name, by_site in means},
+        left_out=left_out,
+    )
+
+
+ANALYSIS = Analysis(
+    name="distance",
+    title="Attention distance",
+    summary="mean attention distance by layer and head, as a fraction of the map's sides",
+    source="CB, Fig. 5b",
+    run=run,
+)

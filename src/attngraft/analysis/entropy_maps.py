@@ -1,0 +1,111 @@
+"""Attention entropy of each patch on the image, layer by layer (CB, Fig. 3b)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attngraft.analysis.layers import captions
+from attngraft.analysis.panels import Values, backdrop, cells, head_maps, map_values, png, table
+from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, recorded, sites_without_maps
+from attngraft.errors import RecordError
+from attngraft.recording.attention_maps import tokens_to_map
+from attngraft.recording.measures import entropy, without_prefix
+from attngraft.recording.recording import Recording
+from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
+from attngraft.targets.handle import ModelHandle
+
+
+class _Image(NamedTuple):
+    name: str
+    pixels: str
+    backdrop: str
+    maps: dict[str, list[tuple[str, Values]]]  #: by site: head (or "mean") and its map in nats
+
+
+def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:
+    images = []
+    for name, view, inputs in request.pictures(model):
+        recording = recorded(model, inputs, "weights", sites=request.sites)
+        maps = {}
+        for site in recording:
+            try:
+                by_head = _entropy_on_map(recording, site)
+            except RecordError as error:
+                left_out[site] = str(error)
+            else:
+                maps[site] = [(head, map_values(each)) for head, each in head_maps(by_head, heads=request.heads)]
+        if not maps:
+            raise RecordError(next(iter(left_out.values())))
+        left_out |= sites_without_maps(recording, model)
+        images.append(_Image(name, png(view), backdrop(view), maps))
+    return images
+
+
+def _entropy_on_map(recording: Recording, site: str) -> Tensor:
+    """(H, rows, columns) of a single image: entropies of the rows among spatial tokens, windows mapped back to the image.
+
+    Raises:
+        RecordError: the positions of the tokens are unknown, or their number does not match.
+    """
+    indices, prefix = recording.token_indices(site), len(recording.prefix(site))
+    weights = recording[site]["weights"].float()
+    windows, _, queries, keys = weights.shape
+    if queries != keys or (windows == 1 and queries != prefix + indices.numel()):
+        raise RecordError(
+            f"{site!r} has maps of {queries} x {keys} tokens for {indices.numel()} positions of the image; entropy maps "
+            "need tokens that all attend to each other"
+        )
+    rows = entropy(without_prefix(weights, prefix) if prefix else weights)  # (W, H, N), without the prefix
+    tokens = torch.nn.functional.pad(rows, (prefix, 0)).transpose(1, 2)  # token indices count the prefix too
+    return tokens_to_map(tokens, indices.to(tokens.device))[0].movedim(2, 0).cpu()
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    models, left_out = measure_models(request, _measure)
+    rows = [
+        (name, image.name, site, head, row, column, value)
+        for _, name, images in models
+        for image in images
+        for site, maps in image.maps.items()
+        for head, values in maps
+        for row, column, value in cells(values)
+    ]
+    low, high = (extreme(row[-1] for row in rows) for extreme in (min, max))
+    return ANALYSIS.result(
+        request,
+        note="Over the image, the entropy -sum a ln a of each patch's row of the map, in nats, "
+        + ("by head" if request.heads else "mean over heads (--heads shows them separately)")
+        + ": light is spread attention, dark is focused attention. Among patches: without prefix tokens, rows normalized to "
+        "sum to 1. All pictures share one color scale, from the smallest value to the largest. In windows a row has only "
+        "their tokens, and at most the entropy ln of their number.",
+        panels=[_panel(name, image, request, low, high) for _, name, images in models for image in images],
+        table=table(["model", "image", "layer", "head", "row", "column", "entropy"], 4, rows),
+        left_out=left_out,
+    )
+
+
+def _panel(name: str, image: _Image, request: AnalysisRequest, low: float, high: float) -> Pictures:
+    """The image, then its layers side by side; by head a layer per row."""
+    rows = [PictureRow(name="image", pictures=[Picture(image=image.pixels)])]
+    layers = list(zip(captions(list(image.maps)), image.maps.values(), strict=True))
+    if request.heads:
+        for caption, maps in layers:
+            pictures = [Picture(image=image.backdrop, values=each, caption=f"head {head}") for head, each in maps]
+            rows.append(PictureRow(name=caption, pictures=pictures))
+    else:
+        means = [Picture(image=image.backdrop, values=maps[0][1], caption=caption) for caption, maps in layers]
+        rows.append(PictureRow(name="entropy", pictures=means))
+    return Pictures(title=f"{name}: entropy by patch, {image.name}", rows=rows, low=low, high=high)
+
+
+ANALYSIS = Analysis(
+    name="entropy-maps",
+    title="Attention entropy on the image",
+    summary="entropy of each patch's attention, drawn on single images, layer by layer",
+    source="CB, Fig. 3b",
+    run=run,
+    images="shown",
+)

@@ -1,0 +1,230 @@
+"""Attention of one image at every position and layer, quantized for the explorer page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.attention import AttentionGeometry
+from attngraft.errors import RecordError, UsageError
+from attngraft.hosts import find_host
+from attngraft.recording.attention_maps import normalized_coordinates, tokens_to_map
+from attngraft.recording.measures import entropy, windowed_distance
+from attngraft.recording.record import record
+from attngraft.recording.recording import FILTER_NDIM, Recording
+from attngraft.recording.reductions import REDUCTIONS, TokenLayout
+
+Kind = Literal["maps", "filters", "latents"]  #: see `ExplorerLayer.numbers`
+
+_MAPS = frozenset({"weights", "inverse_weights"})  #: names of square maps, behind a graft's prefix if any
+_LATENTS = ("latents_to_tokens", "tokens_to_latents")
+
+STEPS = 127  #: of a signed byte
+_TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedTensor:
+    """Numbers as signed bytes b: (b / 127)^2 largest, with the sign of b, so that small ones keep their digits."""
+
+    bytes: Tensor  #: int8
+    largest: float
+
+    @classmethod
+    def of(cls, numbers: Tensor, site: str) -> QuantizedTensor:
+        """
+        Raises:
+            RecordError: some are NaN or infinite; names the site.
+        """
+        largest = float(numbers.abs().max()) if numbers.numel() else 0.0
+        if not math.isfinite(largest):
+            raise RecordError(f"{site}: some of its numbers are NaN or infinite")
+        share = numbers.float() / (largest or 1.0)
+        return cls(bytes=(share.sign() * share.abs().sqrt() * STEPS).round().to(torch.int8).cpu(), largest=largest)
+
+    def numbers(self) -> Tensor:
+        """The numbers, to the precision that was kept."""
+        share = self.bytes.float() / STEPS
+        return share.sign() * share.square() * self.largest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplorerLayer:
+    """Attention of one layer on one image.
+
+    | kind | `numbers`, shapes | |
+    |---|---|---|
+    | maps | (W, H, N, N) | maps of each window; W = 1 without windows |
+    | filters | (H, K, rows, columns) | filter of each position over its k x k neighborhood, offsets row by row |
+    | latents | (H, M, N), (H, N, M) | attention of latents to tokens, and of tokens to latents; None: there is none |
+    """
+
+    site: str  #: with the tensor's name behind a colon unless it is the attention map
+    kind: Kind
+    numbers: tuple[QuantizedTensor | None, ...]
+    heads: int
+    token_indices: Tensor  #: (rows, columns): index of the token at each map position, counted over windows
+    prefix: tuple[str, ...]  #: names of the prefix tokens
+    entropy: tuple[
+        float, ...
+    ]  #: by head, mean over the rows, nats, without padding; empty unless rows are distributions
+    ceiling: float  #: maximum of the entropy, mean over the rows
+    distance: tuple[float, ...]  #: by head, as fractions of the map's sides; empty for latents
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplorerData:
+    """Attention of one model on one image."""
+
+    layers: list[ExplorerLayer]
+    skipped: dict[str, str]  #: attention sites that cannot be shown, with the reason
+
+
+def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> ExplorerData:
+    """Attention of `model` on the input `image` (1, channels, H, W).
+
+    The model runs once, in eval mode, and is not changed.
+
+    Raises:
+        UsageError: not one image.
+        RecordError: no chosen site attends to positions of the image, or its numbers are not finite.
+        HostError, GraftSpecError: as `attngraft.record`.
+    """
+    if image.ndim != 4 or len(image) != 1:
+        raise UsageError(f"give one image (1, channels, H, W), not a tensor of {tuple(image.shape)}")
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper holds the model itself
+    geometries = {site.path: site.geometry for site in find_host(model).sites}
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad(), record(model, sites=sites) as recording:
+            model(image)
+    finally:
+        for module in training:
+            module.training = True
+    layers, skipped = [], {}
+    for site in recording:
+        geometry = geometries[site]
+        self_attention = isinstance(geometry, AttentionGeometry) and geometry.own_keys
+        for kind, name in _tensors(recording, site):
+            try:
+                if kind == "maps" and not self_attention:
+                    raise RecordError(f"{site}: its queries and keys are different tokens")
+                layers.append(_LAYERS[kind](recording, site, name))
+            except RecordError as error:
+                skipped[site] = str(error)
+    if not layers:
+        why = "; ".join(skipped.values()) or "none of them is an attention"
+        raise RecordError(f"no chosen site attends to positions of the image: {why}")
+    return ExplorerData(layers=layers, skipped=skipped)
+
+
+def _tensors(recording: Recording, site: str) -> Iterator[tuple[Kind, str]]:
+    """Kind and name of the site's tensors that the page can show."""
+    names = list(recording[site])
+    through_latents = [name for name in _LATENTS if name in names]
+    if through_latents:
+        yield "latents", through_latents[0]
+        return
+    for name in names:
+        part = name.rpartition(".")[2]
+        if part == "local_filters" and recording[site][name].ndim == FILTER_NDIM:
+            yield "filters", name
+        elif part in _MAPS:
+            yield "maps", name
+
+
+def _title(site: str, name: str) -> str:
+    return f"{site}: {name}" if "." in name else site
+
+
+def _maps_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
+    recording.attention_map_for_query(site, (0, 0), name)  # raises if these are not the tokens of the map
+    maps, indices = recording[site][name].float().cpu(), recording.token_indices(site).cpu()
+    windows, heads, tokens = maps.shape[:3]
+    expected = int(indices.max()) // tokens + 1
+    if windows != expected:
+        raise RecordError(
+            f"{site}: has {windows} sequences of {tokens} tokens, and one map of the image has {expected}"
+        )
+    prefix = recording.prefix(site)
+    # without prefix tokens only windows differ: their padding is not on the map
+    layout, among = TokenLayout(len(prefix), token_indices=indices), "" if prefix else "patch_"
+    spread, ceiling = (REDUCTIONS[f"{among}{each}"](maps, layout).mean((0, 2)) for each in ("entropy", "ceiling"))
+    distance = windowed_distance(maps, normalized_coordinates(indices, tokens))  # (W, H, N)
+    by_head = tokens_to_map(distance.movedim(1, 2), indices).mean((0, 1, 2))
+    distributions = name == "weights"
+    return ExplorerLayer(
+        site=_title(site, name),
+        kind="maps",
+        numbers=(QuantizedTensor.of(maps, site),),
+        heads=heads,
+        token_indices=indices,
+        prefix=prefix,
+        entropy=_floats(spread) if distributions else (),
+        ceiling=float(ceiling.mean()),
+        distance=_floats(by_head) if distributions else (),
+    )
+
+
+def _filters_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
+    filters = recording[site][name][0].float().cpu()
+    heads, offsets, rows, columns = filters.shape
+    side = math.isqrt(offsets)
+    down, across = (each.flatten() - side // 2 for each in torch.meshgrid(*[torch.arange(side)] * 2, indexing="ij"))
+    row, column = (down[:, None] + torch.arange(rows))[:, :, None], (across[:, None] + torch.arange(columns))[:, None]
+    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)  # neighbors on the map, (K, rows, columns)
+    spread: tuple[float, ...] = ()
+    distances: tuple[float, ...] = ()
+    sums = filters.sum(1)
+    if bool((filters >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2):  # distributions
+        shares = filters * inside
+        shares = shares / shares.sum(1, keepdim=True).clamp_min(_TINY)
+        distance = (down.abs() / rows + across.abs() / columns)[:, None, None]
+        spread = _floats(torch.special.entr(shares).sum(1).mean((1, 2)))
+        distances = _floats((shares * distance).sum(1).mean((1, 2)))
+    return ExplorerLayer(
+        site=_title(site, name),
+        kind="filters",
+        numbers=(QuantizedTensor.of(filters, site),),
+        heads=heads,
+        token_indices=torch.arange(rows * columns).view(rows, columns),
+        prefix=(),
+        entropy=spread,
+        ceiling=float(inside.sum(0).log().mean()),
+        distance=distances,
+    )
+
+
+def _latents_layer(recording: Recording, site: str, first: str) -> ExplorerLayer:
+    found = {name: recording[site][name][0].float().cpu() for name in _LATENTS if name in recording[site]}
+    to_tokens = found.get(_LATENTS[0])
+    on_map = recording.token_indices(site) if to_tokens is None else recording.keys_on_map(site, first)
+    rows, columns = on_map.shape[-2:]
+    return ExplorerLayer(
+        site=site,
+        kind="latents",
+        numbers=tuple(QuantizedTensor.of(found[name], site) if name in found else None for name in _LATENTS),
+        heads=len(found[first]),
+        token_indices=torch.arange(rows * columns).view(rows, columns),
+        prefix=(),
+        entropy=() if to_tokens is None else _floats(entropy(to_tokens).mean(1)),
+        ceiling=math.log(rows * columns),
+        distance=(),
+    )
+
+
+def _floats(numbers: Tensor) -> tuple[float, ...]:
+    return tuple(float(each) for each in numbers)
+
+
+_LAYERS: Mapping[Kind, Callable[[Recording, str, str], ExplorerLayer]] = {
+    "maps": _maps_layer,
+    "filters": _filters_layer,
+    "latents": _latents_layer,
+}

@@ -1,0 +1,151 @@
+"""Local filters of neighborhoods at some positions of an image (ELSA)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attngraft.analysis.layers import captions
+from attngraft.analysis.panels import cells, head_maps, map_values, marked, table
+from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, measure_models, recorded
+from attngraft.errors import RecordError
+from attngraft.recording.recording import FILTER_NDIM
+from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
+from attngraft.targets.handle import ModelHandle
+
+Positions = Sequence[tuple[float, float]]  #: (row, column) as fractions of the map's sides
+
+#: default positions: the middle, then row by row
+POSITIONS: Positions = ((1 / 2, 1 / 2), *((y / 6, x / 6) for y in (1, 3, 5) for x in (1, 3, 5) if (y, x) != (3, 3)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Filters:
+    """Filters of one layer at some positions of one image."""
+
+    at: list[tuple[int, int]]  #: row and column on the layer's map
+    by_head: list[tuple[str, Tensor]]  #: head (or "mean") and its filters (positions, k, k)
+    center: float  #: weight of the position itself, mean over the whole map and heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Image:
+    name: str
+    pixels: str  #: with the positions marked
+    layers: dict[str, _Filters] = field(default_factory=dict)
+
+
+def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:
+    images: list[_Image] = []
+    names: dict[str, str] = {}
+    for image, view, inputs in request.pictures(model):
+        if not names:
+            found = find_tensors(model, inputs, ("local_filters",), sites=request.sites)
+            if not found:
+                raise RecordError(
+                    "no chosen layer has filters of neighborhoods; elsa, lsa(area=neighborhood) and others do"
+                )
+            names = {site: tensors[0] for site, tensors in found.items()}
+        recording = recorded(model, inputs, sorted(set(names.values())), sites=request.sites)
+        filters = {
+            site: recording[site][name][0].float().cpu()
+            for site, name in names.items()
+            if recording[site][name].ndim == FILTER_NDIM
+        }
+        if not filters:
+            raise RecordError("its filters are the same at every position of an image; those of elsa differ")
+        positions = _positions(request.positions, filters)
+        layers = {site: _at_positions(each, positions, heads=request.heads) for site, each in filters.items()}
+        images.append(_Image(name=image, pixels=marked(view, positions), layers=layers))
+    return images
+
+
+def _positions(chosen: Sequence[tuple[int, int]], filters: Mapping[str, Tensor]) -> Positions:
+    """Centers of the chosen positions on the map of the first layer; default: `POSITIONS`."""
+    if not chosen:
+        return POSITIONS
+    site, first = next(iter(filters.items()))
+    rows, columns = first.shape[2:]
+    for row, column in chosen:
+        if not (0 <= row < rows and 0 <= column < columns):
+            raise RecordError(
+                f"--at {row},{column}: the map of {site} is {rows} x {columns}: rows go from 0 to {rows - 1}, columns from "
+                f"0 to {columns - 1}"
+            )
+    return [((row + 0.5) / rows, (column + 0.5) / columns) for row, column in dict.fromkeys(chosen)]
+
+
+def _at_positions(filters: Tensor, positions: Positions, *, heads: bool) -> _Filters:
+    """From (H, K, rows, columns)."""
+    rows, columns = filters.shape[2:]
+    at = [(int(y * rows), int(x * columns)) for y, x in positions]
+    side = math.isqrt(filters.shape[1])
+    values = torch.stack([filters[:, :, row, column].unflatten(1, (side, side)) for row, column in at], 1)
+    center = float(filters[:, filters.shape[1] // 2].mean())
+    return _Filters(at=at, by_head=head_maps(values, heads=heads), center=center)
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    models, left_out = measure_models(request, _measure)
+    return ANALYSIS.result(
+        request,
+        note=(
+            "At the chosen positions on the map of the first layer with filters,"
+            if request.positions
+            else f"At {len(POSITIONS)} positions, the middle first (--at chooses others),"
+        )
+        + " the weights over a neighborhood of k x k with the position itself in the "
+        + ("middle; by head" if request.heads else "middle, mean over heads (--heads shows them separately)")
+        + ". ELSA: after the softmax and before the ghost head. Each picture has its own color scale, light is much: the "
+        "table has the weights. Weights of neighbors beyond the map's border count in the softmax and are shown. A position "
+        "of the image is mapped to the map of each layer.",
+        panels=[_panel(name, image, heads=request.heads) for _, name, images in models for image in images],
+        table=table(
+            ["model", "image", "layer", "head", "row", "column", "down", "right", "weight"],
+            4,
+            [
+                (name, image.name, site, head, row, column, down - len(values) // 2, right - len(values) // 2, weight)
+                for _, name, images in models
+                for image in images
+                for site, each in image.layers.items()
+                for head, filters in each.by_head
+                for (row, column), values in zip(each.at, filters, strict=True)
+                for down, right, weight in cells(map_values(values))
+            ],
+        ),
+        numbers={
+            f"{name}, {site}: mean weight of the place itself": sum(image.layers[site].center for image in images)
+            / len(images)
+            for _, name, images in models
+            for site in images[0].layers
+        },
+        left_out=left_out,
+    )
+
+
+def _panel(name: str, image: _Image, *, heads: bool) -> Pictures:
+    """The image with its positions, then a layer (and head) per row and a position per column."""
+    rows = [PictureRow(name="positions", pictures=[Picture(image=image.pixels)])]
+    signed = False
+    for caption, layer in zip(captions(list(image.layers)), image.layers.values(), strict=True):
+        for head, filters in layer.by_head:
+            signed = signed or bool((filters < 0).any())
+            pictures = [
+                Picture(values=map_values(each), caption=str(number)) for number, each in enumerate(filters, start=1)
+            ]
+            rows.append(PictureRow(name=f"{caption}, head {head}" if heads else caption, pictures=pictures))
+    return Pictures(title=f"{name}: filters on {image.name}", rows=rows, diverging=signed)
+
+
+ANALYSIS = Analysis(
+    name="filters",
+    title="Local filters",
+    summary="local filters of elsa and its family at some positions of single images",
+    source="ELSA, Eq. 7",
+    run=run,
+    images="shown",
+)

@@ -1,0 +1,117 @@
+"""The axis of layers that several models share, and the names of layers on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from attngraft.results.analysis import Line
+
+
+def ticks(sites: Sequence[str]) -> list[str]:
+    """Sites as tick labels, without what they have in common at their ends (`blocks.3.attn`: `3`)."""
+    parts = [site.split(".") for site in sites]
+    if len(parts) < 2:
+        return list(sites)
+    head = _common_prefix(parts)
+    tail = _common_prefix([part[head:][::-1] for part in parts])
+    cut = [".".join(part[head : len(part) - tail]) for part in parts]
+    return [
+        re.sub(r"\.?(blocks|layers)\.", ".", each).strip(".") or site for each, site in zip(cut, sites, strict=True)
+    ]
+
+
+def captions(sites: Sequence[str]) -> list[str]:
+    """Sites as captions of pictures and rows, `layer 3`; a single one by its full name."""
+    return list(sites) if len(sites) < 2 else [f"layer {tick}" for tick in ticks(sites)]
+
+
+def _common_prefix(parts: Sequence[Sequence[str]]) -> int:
+    """Number of leading words that all share, at most all but the last."""
+    count = 0
+    for words in zip(*parts, strict=False):
+        if len(set(words)) > 1:
+            break
+        count += 1
+    return min(count, min(len(part) for part in parts) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerAxis:
+    """The axis of layers that several models share, by site name.
+
+    Models whose site names differ only in numbers (`blocks.0.attn`, `blocks.3.attn`) share positions by name: a model
+    without one of the sites has a gap there. Models with other names (`blocks.3.attn`, `layers.0.blocks.1.attn`) are aligned
+    by position, and the tick labels are those of the models with most layers.
+    """
+
+    positions: Mapping[str, int]  #: site -> position on the axis
+    ticks: list[str]
+
+    @classmethod
+    def of(cls, models: Iterable[Sequence[str]]) -> LayerAxis:
+        """Axis for the sites of each model, in the model's order."""
+        groups: list[list[Sequence[str]]] = []
+        for sites in models:
+            alike = [group for group in groups if any(_patterns(sites) & _patterns(each) for each in group)]
+            groups = [group for group in groups if group not in alike]
+            groups.append([*(each for group in alike for each in group), sites])
+        axes = [_merged(group) for group in groups]
+        return cls(
+            positions={site: position for axis in axes for position, site in enumerate(axis)},
+            ticks=ticks(max(axes, key=len, default=[])),
+        )
+
+    def line(
+        self,
+        name: str,
+        subject: int | None,
+        values: Mapping[str, float | None],
+        *,
+        band: Mapping[str, tuple[float, float]] | None = None,
+        dashed: bool = False,
+    ) -> Line:
+        """Curve of values by site, None where the model has no such site; `band` holds its low and high by site."""
+        by_position = {self.positions[site]: value for site, value in values.items()}
+        x = list(range(min(by_position, default=0), max(by_position, default=-1) + 1))
+        bands = {self.positions[site]: each for site, each in (band or {}).items()}
+        low, high = ([bands[at][end] if at in bands else None for at in x] for end in (0, 1))
+        return Line(
+            name=name,
+            subject=subject,
+            x=[float(at) for at in x],
+            y=[by_position.get(at) for at in x],
+            low=low if band else None,
+            high=high if band else None,
+            dashed=dashed,
+        )
+
+    def bounds(self, name: str, models: Iterable[Mapping[str, float | None]]) -> list[Line]:
+        """One dotted line for each distinct course of a bound over the models' layers."""
+        lines = [self.line(name, None, values) for values in models]
+        return [line for index, line in enumerate(lines) if line not in lines[:index]]
+
+
+def _patterns(sites: Iterable[str]) -> set[str]:
+    return {re.sub(r"\d+", "#", site) for site in sites}
+
+
+def _merged(orders: Sequence[Sequence[str]]) -> list[str]:
+    """Every site once: each after its predecessor in its model, and after sites of the same pattern with lower numbers."""
+    axis: list[str] = []
+    for order in sorted(orders, key=len, reverse=True):
+        at = 0
+        for site in order:
+            if site in axis:
+                at = axis.index(site) + 1
+                continue
+            while at < len(axis) and _patterns([axis[at]]) == _patterns([site]) and _numbers(axis[at]) < _numbers(site):
+                at += 1
+            axis.insert(at, site)
+            at += 1
+    return axis
+
+
+def _numbers(site: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", site)]

@@ -1,0 +1,130 @@
+"""Predictions of models on labelled images, saved by their runs or made now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from attngraft.analysis.request import AnalysisRequest
+from attngraft.errors import TrainingError, UsageError
+from attngraft.targets.handle import ModelHandle
+from attngraft.targets.images import ImageSet, numbered_names
+from attngraft.targets.test_sets import CLASSES, synsets
+from attngraft.tasks.images.heads import mean_logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelPredictions:
+    """One model's predictions, one label per image."""
+
+    names: tuple[str, ...]
+    target: np.ndarray  #: (N,)
+    predicted: np.ndarray  #: (N,)
+    classes: tuple[str, ...]
+
+
+def predictions_of_all(request: AnalysisRequest) -> tuple[list[LabelPredictions], str]:
+    """Predictions of all models on the same images, in the order of the models, and a description of these images.
+
+    Reads predictions.npz where all models are runs that saved it and the user chose no other images; otherwise runs the
+    models on up to `limit` labelled images. A model with more classes than the data chooses among the data's.
+
+    Raises:
+        UsageError: images without one label each, a model of other classes, or runs with other validation images.
+        TrainingError: a file is damaged.
+    """
+    if not request.use_saved_predictions:
+        predictions = [_predict(request, model) for model in request.models]
+        count = len(predictions[0].names)
+        return predictions, f"{count} labelled images of {request.images.source}, choosing among its classes"
+    predictions = [_saved(model) for model in request.models]
+    first = predictions[0]
+    for name, each in zip(request.names[1:], predictions[1:], strict=True):
+        both = f"{name} and {request.names[0]}"
+        if each.classes != first.classes:
+            raise UsageError(
+                f"{both} were trained for other classes; give labelled images with classes of both with --data"
+            )
+        if each.names != first.names or (each.target != first.target).any():
+            raise UsageError(f"{both} were validated on other images; give the same images to both with --data")
+    return predictions, "the validation images at the last epoch"
+
+
+def _saved(model: ModelHandle) -> LabelPredictions:
+    record = model.record
+    if record is None or record.predictions is None:
+        raise TypeError(f"{model.name} has no saved predictions")  # checked by `use_saved_predictions`
+    try:
+        with np.load(record.predictions, allow_pickle=False) as file:
+            if not {"target", "predicted"} <= set(file.files):
+                raise UsageError(f"{model.name}: expected one label per image; its task has several labels, or none")
+            target, predicted, names = file["target"], file["predicted"], file["name"]
+    except (OSError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise TrainingError(f"{record.predictions}: cannot be read ({error}); repeat the run") from None
+    return LabelPredictions(
+        names=tuple(numbered_names(map(str, names))),
+        target=target.astype(np.int64),
+        predicted=predicted.astype(np.int64),
+        classes=tuple(map(str, record.facts["classes"])),
+    )
+
+
+def _predict(request: AnalysisRequest, model: ModelHandle) -> LabelPredictions:
+    images = request.images
+    if images.labels is None or not images.classes:
+        raise UsageError(
+            f"{images.source}: these images have no labels; give labelled images with --data (a folder with a folder per "
+            "class, a table, ...)"
+        )
+    if images.labels.ndim != 1:
+        raise UsageError(f"{images.source}: expected one label per image; its images have several labels, or none")
+    indices = images.sample(request.limit)
+    predicted: list[np.ndarray] = []
+    columns: list[int] | None = None
+    with torch.no_grad():
+        for batch in request.batches(model):
+            outputs = model.model(batch)
+            head = outputs[0] if isinstance(outputs, tuple | list) and len(outputs) else outputs
+            classes = int(head.shape[-1]) if isinstance(head, torch.Tensor) else 0
+            if columns is None:
+                columns = _columns(model, images, classes)
+            logits = mean_logits(outputs, classes=classes).cpu()
+            predicted.append(logits[:, columns].argmax(1).numpy())
+    return LabelPredictions(
+        names=tuple(images.names[index] for index in indices),
+        target=images.labels[indices].astype(np.int64),
+        predicted=np.concatenate(predicted).astype(np.int64),
+        classes=images.classes,
+    )
+
+
+def _columns(model: ModelHandle, images: ImageSet, outputs: int) -> list[int]:
+    """Index of the model's output for each of the data's classes.
+
+    By class name. A model without class names has ImageNet's if it has 1000, or the data's if it has as many.
+    """
+    known = model.classes
+    if not known and outputs == CLASSES and set(images.classes) <= set(synsets()):
+        known = synsets()
+    if not known and outputs == len(images.classes):
+        return list(range(outputs))
+    if not known:
+        raise UsageError(
+            f"{model.name}: has {outputs} classes without names, and {images.source} has {len(images.classes)}; give a run "
+            "or an exported folder that was trained for these classes"
+        )
+    missing = [name for name in images.classes if name not in known]
+    if missing:
+        raise UsageError(
+            f"{model.name}: has no class {_first(missing)} of {images.source}; its classes are {_first(known)}: give data "
+            "with classes that it was trained for"
+        )
+    return [known.index(name) for name in images.classes]
+
+
+def _first(names: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,0 +1,245 @@
+"""Input of an analysis: models, images and options, and running it model by model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from attngraft.errors import AttngraftError, GraftSpecError, HostError, RecordError, UsageError
+from attngraft.hosts import Host, find_host
+from attngraft.recording.record import record
+from attngraft.recording.recording import Recording
+from attngraft.results.analysis import AnalysisResult, Panel
+from attngraft.results.sections import Table
+from attngraft.targets.handle import ModelHandle
+from attngraft.targets.images import ImageSet
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisRequest:
+    """Models, images and options of an analysis."""
+
+    models: tuple[ModelHandle, ...]
+    image_set: ImageSet | None = None  #: None: the analysis needs no images
+    baseline: int | None = None  #: index of the model that the others are compared with, if any
+    left_out: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: requested models that could not be opened, with the reason
+    sites: str = "all"
+    limit: int = 500  #: images for means
+    shown: int = 4  #: images shown one by one
+    batch: int = 32
+    heads: bool = False  #: show heads separately instead of their mean
+    latents: tuple[int, ...] = ()  #: indices of the latents to show; empty: some, and all of the last layer
+    positions: tuple[tuple[int, int], ...] = ()  #: (row, column) of the filters to show; empty: nine positions
+    label_maps: Path | None = None  #: folder of label images, one class index per pixel
+    progress: Callable[[int], None] = lambda images: None  #: called with the number of images just processed
+
+    @property
+    def names(self) -> list[str]:
+        return [model.name for model in self.models]
+
+    @property
+    def images(self) -> ImageSet:
+        """
+        Raises:
+            UsageError: there are no images.
+        """
+        if self.image_set is None:
+            raise UsageError("no images: give some with --image, or data with --data")
+        return self.image_set
+
+    @property
+    def use_saved_predictions(self) -> bool:
+        """Return whether all runs saved their predictions and the user chose no other images."""
+        chosen = self.image_set is not None and self.image_set.user_chosen
+        return not chosen and all(model.has_predictions for model in self.models)
+
+    def batches(self, model: ModelHandle, *, least: int = 1) -> Iterator[Tensor]:
+        """Up to `limit` images as input batches, the same ones for every model; skips a last batch smaller than `least`."""
+        indices = self.images.sample(self.limit)
+        for start in range(0, len(indices), self.batch):
+            part = indices[start : start + self.batch]
+            if len(part) >= least:
+                yield model.inputs([model.view(self.images.open(index)) for index in part])
+            self.progress(len(part))
+
+    def pictures(self, model: ModelHandle) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Up to `shown` images: name, view as bytes (C, H, W), and model input (1, C, H, W)."""
+        for index in self.images.sample(self.shown):
+            view = model.view(self.images.open(index))
+            yield self.images.names[index], view, model.inputs([view])
+            self.progress(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """An analysis by its name on the command line."""
+
+    name: str
+    title: str
+    summary: str  #: one line
+    source: str  #: papers: "CB, Figs. 3a and 5a"
+    run: Callable[[AnalysisRequest], AnalysisResult]
+    images: Literal["none", "shown", "many"] = "many"  #: none; a few, shown one by one; many, for means
+    models: tuple[int, int] = (1, 12)  #: least and most
+    runs_only: bool = False  #: needs runs: it reads their training metrics
+    #: compares predictions, saved by runs or made on labelled images; "shown": also shows some of the images
+    predictions: Literal["", "counted", "shown"] = ""
+
+    @property
+    def requirements(self) -> str:
+        """Models and images that it takes, in words."""
+        least, most = self.models
+        count = str(least) if least == most else f"{least} to {most}"
+        models = f"{count} {'run' if self.runs_only else 'model'}{'s' * (most > 1)}"
+        if self.predictions:
+            return models + ", labelled images unless all are runs"
+        return models + {"none": "", "shown": ", a few images", "many": ", images"}[self.images]
+
+    def needs_images(self, *, saved: bool) -> bool:
+        """Return whether it needs images, given whether all models are runs with `saved` predictions."""
+        return self.images != "none" and not (saved and self.predictions == "counted")
+
+    def __call__(self, request: AnalysisRequest) -> AnalysisResult:
+        """Run the analysis.
+
+        Raises:
+            UsageError: too few or too many models, missing images, or models that are not runs.
+            RecordError: no model can be analyzed; gives the reason for each.
+        """
+        least, most = self.models
+        if not least <= len(request.models) <= most:
+            count = str(least) if least == most else f"{least} to {most}"
+            raise UsageError(f"{self.name}: takes {count} model{'s' * (most > 1)}, not {len(request.models)}")
+        if request.image_set is None and self.needs_images(saved=request.use_saved_predictions):
+            raise UsageError(f"{self.name}: needs images; give some with --image, or data with --data")
+        for model in request.models:
+            if self.runs_only and model.record is None:
+                raise UsageError(f"{self.name}: reads the training metrics of a run, and {model.name} is not a run")
+        return self.run(request)
+
+    def result(
+        self,
+        request: AnalysisRequest,
+        *,
+        note: str,
+        panels: Iterable[Panel],
+        table: Table,
+        numbers: Mapping[str, float] | None = None,
+        left_out: Mapping[str, str] | None = None,
+    ) -> AnalysisResult:
+        """Result of this analysis for a request."""
+        return AnalysisResult(
+            name=self.name,
+            title=self.title,
+            note=note,
+            source=self.source,
+            subjects=request.names,
+            baseline=request.baseline,
+            panels=list(panels),
+            table=table,
+            numbers=dict(numbers or {}),
+            left_out={**request.left_out, **(left_out or {})},
+        )
+
+
+def measure_models(
+    request: AnalysisRequest, measure: Callable[[AnalysisRequest, ModelHandle, dict[str, str]], T]
+) -> tuple[list[tuple[int, str, T]], dict[str, str]]:
+    """Call `measure(request, model, left_out)` for each model, in evaluation mode and without gradients.
+
+    Returns:
+        Index, name and measurement of the models that could be measured; and by name the reasons for those that could not
+        (with the kind of error unless it is a `RecordError`), and for the layers that `measure` added to `left_out`.
+
+    Raises:
+        RecordError: none could be measured.
+        HostError, GraftSpecError: none could be measured, all because of this kind of error.
+    """
+    measured: list[tuple[int, str, T]] = []
+    errors: dict[str, AttngraftError] = {}
+    layers: dict[str, str] = {}
+    for index, model in enumerate(request.models):
+        left_out: dict[str, str] = {}
+        try:
+            with torch.no_grad():
+                measured.append((index, model.name, measure(request, model, left_out)))
+        except (RecordError, HostError, GraftSpecError) as error:
+            errors[model.name] = error
+            continue
+        layers |= {f"{model.name}, {layer}": reason for layer, reason in left_out.items()}
+    if measured:
+        return measured, {name: _reason(error) for name, error in errors.items()} | layers
+    kinds = {type(error) for error in errors.values()}
+    if len(kinds) > 1:
+        raise RecordError("; ".join(f"{name}: {_reason(error)}" for name, error in errors.items()))
+    if len(set(map(str, errors.values()))) == 1:
+        raise next(iter(errors.values()))
+    raise kinds.pop()("; ".join(f"{name}: {error}" for name, error in errors.items()))
+
+
+def _reason(error: AttngraftError) -> str:
+    return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+
+
+def host_of(model: ModelHandle) -> Host:
+    """
+    Raises:
+        HostError: no adapter matches the model.
+    """
+    return find_host(getattr(model.model, "_orig_mod", model.model))  # torch.compile's wrapper holds the model itself
+
+
+def recorded(
+    model: ModelHandle, inputs: Tensor, what: Iterable[str], *, sites: str = "all", detach: bool = True
+) -> Recording:
+    """Run the model once and return the recording."""
+    with record(model.model, what, sites=sites, detach=detach) as recording:
+        model.model(inputs)
+    return recording
+
+
+def find_tensors(model: ModelHandle, inputs: Tensor, names: Collection[str], *, sites: str) -> dict[str, list[str]]:
+    """Sites that have tensors of one of these names, with a graft's prefix if any (`elsa.ghost_add`), in the host's order.
+
+    The model runs once, and nothing is kept.
+    """
+    with torch.no_grad():
+        recording = recorded(model, inputs, (), sites=sites)
+    found = {
+        site.path: [
+            each for each in recording.available(site.path) if each in names or each.rpartition(".")[2] in names
+        ]
+        for site in host_of(model).sites
+    }
+    return {site: tensors for site, tensors in found.items() if tensors}
+
+
+def sites_without_maps(recording: Recording, model: ModelHandle) -> dict[str, str]:
+    """Attention sites that ran without an attention map (linear attention, or replaced by a graft), with the reason."""
+    names = {site.path: recording.available(site.path) for site in host_of(model).sites if site.kind == "attention"}
+    return {
+        site: f"{site}: makes no attention map; available: {', '.join(each)}"
+        for site, each in names.items()
+        if "weights" not in each and not {"heads", "tokens", "attn.end"}.isdisjoint(each)
+    }
+
+
+def feature_map(recording: Recording, site: str, name: str) -> Tensor:
+    """Features of a hook point as a map (B, rows, columns, C), whether the host keeps tokens or maps.
+
+    Raises:
+        RecordError: nothing of this name was recorded there, or the positions of its tokens are unknown.
+    """
+    try:
+        return recording.on_map(site, name)
+    except UsageError as error:
+        raise RecordError(f"{site}: {error}") from None

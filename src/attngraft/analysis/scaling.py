@@ -1,0 +1,76 @@
+"""Learned scale of CB_S, layer by layer (CB, Fig. 6)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from torch import Tensor
+
+from attngraft.analysis.layers import LayerAxis
+from attngraft.analysis.panels import table
+from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models
+from attngraft.errors import RecordError
+from attngraft.grafting.apply import grafted
+from attngraft.hosts import find_host
+from attngraft.recording.measures import scale_statistics
+from attngraft.results.analysis import AnalysisResult, Curves
+from attngraft.targets.handle import ModelHandle
+
+
+def _measure(
+    request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]
+) -> dict[str, tuple[float | None, float]]:
+    """Ratio and mean by site, and by instance where a site has several."""
+    host = find_host(model.model)
+    scales = []
+    for path, _, instance, graft in grafted(host.core):
+        scale = getattr(graft, "scale", None)
+        if isinstance(scale, Tensor) and instance.startswith("cb_s"):
+            scales.append((host.adapter.canonical(path), instance, scale))
+    if not scales:
+        raise RecordError("it has no cb_s: graft cb_s, whose scale is learned, and train it")
+    count = Counter(path for path, _, _ in scales)
+    found = {}
+    for path, instance, scale in scales:
+        ratio, mean = map(float, scale_statistics(scale.float().cpu()))
+        found[path if count[path] == 1 else f"{path}, {instance}"] = ratio if math.isfinite(ratio) else None, mean
+    return found
+
+
+def run(request: AnalysisRequest) -> AnalysisResult:
+    models, left_out = measure_models(request, _measure)
+    axis = LayerAxis.of(list(scales) for _, _, scales in models)
+    return ANALYSIS.result(
+        request,
+        note="Left: |10% quantile| / |90% quantile| of a layer's scale over the channels (none where the 90% quantile is "
+        "0). Right: its mean. Scales are initialized to 0; in the paper both grow with depth.",
+        panels=[
+            Curves(
+                title=title,
+                x_axis="layer",
+                ticks=axis.ticks,
+                lines=[
+                    axis.line(name, index, {site: each[which] for site, each in scales.items()})
+                    for index, name, scales in models
+                ],
+            )
+            for which, title in enumerate(("ratio of quantiles", "mean of the scale"))
+        ],
+        table=table(
+            ["model", "layer", "ratio", "mean"],
+            2,
+            [(name, site, *each) for _, name, scales in models for site, each in scales.items()],
+        ),
+        left_out=left_out,
+    )
+
+
+ANALYSIS = Analysis(
+    name="scaling",
+    title="Learned scale of CB_S",
+    summary="the scale learned by cb_s, by layer",
+    source="CB, Fig. 6",
+    run=run,
+    images="none",
+)

@@ -1,0 +1,178 @@
+"""Custom operations with a written-out backward, and what their implementations share."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def custom_op(
+    name: str,
+    *,
+    backward: Callable[..., tuple[Tensor, ...]],
+    formula: Callable[..., tuple[Tensor | None, ...]],
+    outputs: Callable[..., Any],
+    gradients: Callable[..., tuple[Tensor, ...]],
+    flops: Callable[..., int],
+    results: int = 1,
+    saves: Sequence[int] = (),
+    needs: int | None = None,
+) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate the forward of `attngraft::<name>`: register it, its backward, fake kernels, derivative and FLOP formulas.
+
+    The forward is `forward(*operands, *options)`: leading parameters annotated as tensors are operands, the others
+    plain values. It returns a tensor or a tuple of tensors. The decorated operation has the backward as `.backward`.
+
+    Args:
+        backward: `backward(to_outputs, operands, saved, *options)` returns the gradients of all operands; the first three
+            are tuples: gradients of the differentiable outputs, operands, saved outputs. It becomes
+            `attngraft::<name>_backward`, which takes them one after another.
+        formula: the same as plain operations, from operands and options to the differentiable outputs; it is
+            differentiated where gradients are to be differentiated again.
+        outputs: empty outputs, from operands and options; `gradients`: empty gradients, from the operands.
+        flops: FLOPs of the forward, from operands (given by their shapes) and options. Linears, convolutions and matrix
+            products count, elementwise work does not. The backward counts twice as much: two products for each.
+        results: number of differentiable outputs, the first ones.
+        saves: indices of the outputs that the backward takes.
+        needs: index of an operand whose gradient is optional: the backward takes a last argument, whether it is needed,
+            and `gradients` gets None where it is not.
+    """
+
+    def decorate(forward: Callable[..., Any]) -> Any:
+        parameters = inspect.signature(forward).parameters.values()
+        count = sum(str(parameter.annotation).startswith("Tensor") for parameter in parameters)
+        op = torch.library.custom_op(f"attngraft::{name}", forward, mutates_args=())
+        declared = (
+            torch.library.infer_schema(forward, mutates_args=()).partition(") ->")[0].removeprefix("(").split(", ")
+        )
+        arguments = [f"Tensor to_output_{index}" for index in range(results)] + declared[:count]
+        arguments += (
+            [f"Tensor output_{index}" for index in saves] + declared[count:] + ["bool needed"] * (needs is not None)
+        )
+        schema = f"({', '.join(arguments)}) -> ({', '.join(['Tensor'] * count)})"
+        of_operands, after = slice(results, results + count), results + count + len(saves)
+
+        def run_backward(*given: Any) -> tuple[Tensor, ...]:
+            return backward(given[:results], given[of_operands], given[of_operands.stop : after], *given[after:])
+
+        backward_op = torch.library.custom_op(
+            f"attngraft::{name}_backward", run_backward, mutates_args=(), schema=schema
+        )
+
+        def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            ctx.options = inputs[count:]
+            ctx.save_for_backward(*inputs[:count], *(output[index] for index in saves))
+
+        def derivative(ctx: Any, *to_outputs: Tensor) -> Gradients:
+            tensors = ctx.saved_tensors  # read once: activation checkpointing unpacks it once
+            operands, saved = tensors[:count], tensors[count:]
+            if torch.is_grad_enabled():  # these gradients are to be differentiated again
+                found = differentiable_gradients(
+                    lambda *inputs: formula(*inputs, *ctx.options), operands, to_outputs[:results]
+                )
+            else:
+                flag = () if needs is None else (ctx.needs_input_grad[needs],)
+                found = backward_op(*to_outputs[:results], *operands, *saved, *ctx.options, *flag)
+            needed = zip(found, ctx.needs_input_grad, strict=False)
+            return *(gradient if need else None for gradient, need in needed), *(None for _ in ctx.options)
+
+        def empty_gradients(*given: Any) -> tuple[Tensor, ...]:
+            operands = list(given[of_operands])
+            if needs is not None and not given[-1]:
+                operands[needs] = None
+            return gradients(*operands)
+
+        def backward_flops(*given: Any, **_: Any) -> int:
+            return 2 * flops(*given[of_operands], *given[after:])
+
+        op.register_fake(outputs)
+        op.register_autograd(derivative, setup_context=save)
+        backward_op.register_fake(empty_gradients)
+        register_flops(name, lambda *given, **_: flops(*given))
+        register_flops(f"{name}_backward", backward_flops)
+        op.backward = backward_op  # type: ignore[attr-defined]
+        return op
+
+    return decorate
+
+
+def register_flops(name: str, formula: Callable[..., int]) -> None:
+    """Register the FLOPs of `attngraft::<name>` with `torch.utils.flop_counter`, where one multiply-add is 2 FLOPs."""
+    op = getattr(torch.ops.attngraft, name)
+    if op not in flop_registry:
+        register_flop_formula(op)(formula)
+
+
+def is_traced(*tensors: Tensor | None) -> bool:
+    """Return whether plain operations must be visible: to a compiler, an exporter, a function transform (vmap, grad), or
+    because a tensor is not values in memory ("meta", fake, distributed, any other subclass)."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or any(_has_no_plain_values(tensor) for tensor in tensors if tensor is not None)
+    )
+
+
+def needs_aten_ops(*tensors: Tensor | None) -> bool:
+    """Return whether operations must be torch's own: a compiler accepts ours, but an exported program runs elsewhere."""
+    return torch.compiler.is_exporting() if torch.compiler.is_compiling() else is_traced(*tensors)
+
+
+def in_dispatch_mode() -> bool:
+    """Return whether a dispatch mode, such as a FLOP counter, sees every operation: it should see the equation's.
+    Always False in compiled code."""
+    return not torch.compiler.is_compiling() and bool(torch._C._len_torch_dispatch_stack())
+
+
+def cast_for_autocast(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """Return the tensors, or None, as autocast would cast them for a matrix product."""
+    tensors, device = (first, *others), first.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+
+
+def accumulation_dtype(tensor: Tensor) -> torch.dtype:
+    """Return the dtype of softmaxes and long sums: float32 for half precision, else that of the tensor."""
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+
+
+def differentiable_gradients(
+    formula: Callable[..., tuple[Tensor | None, ...]],
+    inputs: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
+) -> Gradients:
+    """Return gradients of `inputs` that can be differentiated again: those of `formula`, run on them once more."""
+    outputs = formula(*inputs)
+    pairs = [(output, g) for output, g in zip(outputs, gradients, strict=True) if output is not None and g is not None]
+    needed = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [output for output, _ in pairs], needed, [g for _, g in pairs], create_graph=True, allow_unused=True
+        )
+    )
+    return tuple(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs)
+
+
+def without_autocast(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """Decorate the `backward` of an autograd function to compute in the dtypes of its tensors, also under autocast."""
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *gradients: Any) -> Gradients:
+        with torch.autocast(gradients[-1].device.type, enabled=False):
+            return backward(ctx, *gradients)
+
+    return run
+
+
+def _has_no_plain_values(tensor: Tensor) -> bool:
+    return tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter)

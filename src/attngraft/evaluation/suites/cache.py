@@ -1,0 +1,138 @@
+"""Cached predictions of one condition: a .parquet with a row per example and a fingerprint in its metadata.
+
+The file is written atomically: if it exists with the same fingerprint, the condition is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attngraft.errors import TrainingError
+from attngraft.files import atomic_file
+from attngraft.tasks.task import Evaluation
+
+# pyarrow is an optional dependency, imported in the functions that need it
+
+KEY = b"attngraft"  #: of the metadata
+
+Fingerprint = Mapping[str, Any]  #: JSON-ready: everything that determines the predictions
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedPredictions:
+    """Metadata of the predictions in a file; the field names are its keys."""
+
+    metrics: dict[str, float]
+    binary: bool  #: scores are 0 or 1
+    examples: int
+    said: list[str]  #: how the changes were made
+
+
+def require_pyarrow() -> None:
+    """
+    Raises:
+        TrainingError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise TrainingError(
+            "suites store predictions as .parquet, which needs pyarrow: pip install 'attngraft[data]'"
+        ) from None
+
+
+def cache_predictions(
+    path: Path,
+    evaluation: Evaluation,
+    columns: tuple[str, ...],
+    *,
+    noise_seed: int | None,
+    fingerprint: Fingerprint,
+    remarks: Iterable[str] = (),
+    write: bool = True,
+) -> CachedPredictions:
+    """Write the columns name, those of the predictions' `columns`, score and noise_seed, in the process with `write`.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    predictions = evaluation.predictions
+    cached = CachedPredictions(
+        metrics=dict(evaluation.metrics),
+        binary=predictions.binary,
+        examples=len(predictions.names),
+        said=list(remarks),
+    )
+    if not write:
+        return cached
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    arrays: dict[str, Any] = {"name": pa.array([str(name) for name in predictions.names], pa.string())}
+    for name in columns:
+        values = predictions.arrays[name]
+        arrays[name] = pa.array(values if values.ndim == 1 else list(values))
+    arrays["score"] = pa.array(predictions.score)
+    arrays["noise_seed"] = pa.array([noise_seed] * cached.examples, pa.int64())
+    metadata = json.dumps({"fingerprint": fingerprint, **dataclasses.asdict(cached)})
+    table = pa.table(arrays).replace_schema_metadata({KEY: metadata})
+    with atomic_file(path) as file:
+        parquet.write_table(table, file, compression="zstd")
+    return cached
+
+
+def read_cached(path: Path, *, fingerprint: Fingerprint | None = None) -> CachedPredictions | None:
+    """Read a file's metadata; None if it is missing, damaged, or has another fingerprint than a given one."""
+    if (metadata := _metadata(path)) is None:
+        return None
+    written = metadata.pop("fingerprint")
+    if fingerprint is not None and written != json.loads(json.dumps(fingerprint)):
+        return None
+    try:
+        return CachedPredictions(**metadata)
+    except TypeError:
+        return None
+
+
+def read_fingerprint(path: Path) -> Fingerprint | None:
+    """Read a file's fingerprint; None if it is missing or damaged."""
+    metadata = _metadata(path)
+    found: Fingerprint | None = None if metadata is None else metadata["fingerprint"]
+    return found
+
+
+def _metadata(path: Path) -> dict[str, Any] | None:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        metadata = json.loads((parquet.read_schema(path).metadata or {})[KEY])
+    except (OSError, ValueError, KeyError, ArrowException):
+        return None
+    return metadata if isinstance(metadata, dict) and "fingerprint" in metadata else None
+
+
+def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    """Read the columns of a file of `cache_predictions`, all or some.
+
+    Raises:
+        TrainingError: it cannot be read.
+    """
+    from pyarrow import ArrowException, parquet
+
+    try:
+        table = parquet.read_table(path, columns=None if only is None else list(only))
+    except (OSError, ValueError, ArrowException) as error:
+        raise TrainingError(f"{path}: cannot be read ({error}); delete it and repeat the command") from None
+    columns = {}
+    for name in table.column_names:
+        kind = str(table[name].type)
+        listed = kind == "string" or kind.startswith("list")
+        columns[name] = np.array(table[name].to_pylist() if listed else table[name].to_numpy())
+    return columns

@@ -1,0 +1,172 @@
+"""Evaluation of a run's model on its device under the conditions of one suite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from attngraft.evaluation.suites.catalog import Condition
+from attngraft.evaluation.suites.changes import AttackTarget
+from attngraft.evaluation.suites.context import ChangedSplit, EvaluationContext
+from attngraft.evaluation.suites.progress import SuiteProgress
+from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.task import Batch, Evaluation
+from attngraft.training.evaluate import SplitEvaluator, Weights, trained_model
+from attngraft.training.inputs import model_inputs
+from attngraft.training.run_folder import RunRecord
+from attngraft.training.stopping import StopSignal
+
+
+class RunModel:
+    """A run's model, created on first use: never, if all conditions are done."""
+
+    def __init__(self, record: RunRecord, weights: Weights, accelerator: Accelerator) -> None:
+        self.record, self.weights, self.accelerator = record, weights, accelerator
+
+    @cached_property
+    def core(self) -> nn.Module:
+        """The plain model, without accelerate: in full precision, unless called under autocast."""
+        return trained_model(self.record, self.weights).requires_grad_(False).eval()
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model in the run's precision."""
+        prepared: nn.Module = self.accelerator.prepare_model(_Wrapper(self.core), evaluation_mode=True)
+        return prepared
+
+
+class _Wrapper(nn.Module):
+    """Takes accelerate's replaced `forward`, so that the model keeps its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
+
+
+class RestrictedClassifier(nn.Module):
+    """A classifier restricted to some of its classes: the others get very low logits.
+
+    Not minus infinity, for which losses of each class by itself are NaN.
+    """
+
+    allowed: Tensor
+
+    def __init__(self, model: nn.Module, allowed: np.ndarray, *, classes: int) -> None:
+        super().__init__()
+        self.model, self.classes = model, classes
+        mask = torch.zeros(classes, dtype=torch.bool)
+        mask[torch.from_numpy(allowed)] = True
+        self.register_buffer("allowed", mask)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        logits = mean_logits(self.model(*args, **kwargs), classes=self.classes)
+        return logits.masked_fill(~self.allowed, torch.finfo(logits.dtype).min / 4)
+
+
+class ConditionEvaluator:
+    """Evaluates a model under the conditions of one suite; loading processes are kept between conditions."""
+
+    def __init__(
+        self, run: RunModel, context: EvaluationContext, conditions: Sequence[Condition], *, progress: SuiteProgress
+    ) -> None:
+        self._run, self._context, self._conditions, self._progress = run, context, list(conditions), progress
+        self._evaluators: dict[bool, SplitEvaluator] = {}
+        self.remarks: dict[str, None] = {}  #: how the last condition's changes were made
+
+    def __call__(self, condition: Condition, stop: StopSignal) -> Evaluation | None:
+        """Evaluate under one condition; None if `stop` was set before the end.
+
+        Raises:
+            UnsupportedCondition: the condition cannot be applied to the model.
+        """
+        self.remarks.clear()
+        model, exact = self._restricted(self._run.model), self._restricted(self._run.core)
+
+        def change(batch: Batch, indices: Tensor) -> Batch:
+            changed = self._changed(batch, indices, condition, model, exact)
+            self._progress.on_examples(len(indices))
+            return changed
+
+        evaluate = self._evaluator(gradients=condition.batch is not None and condition.batch.gradients)
+        evaluation = evaluate(model, stop=stop, change=change, epoch=self._conditions.index(condition))
+        accepted = self._context.accepted
+        return score_accepted(evaluation, accepted) if evaluation is not None and accepted else evaluation
+
+    def close(self) -> None:
+        """Stop the loading processes."""
+        for evaluator in self._evaluators.values():
+            evaluator.stop_workers()
+
+    def _restricted(self, model: nn.Module) -> nn.Module:
+        if self._context.allowed is None:
+            return model
+        classes = len(self._run.record.facts["classes"])
+        return RestrictedClassifier(model, self._context.allowed, classes=classes).to(self._run.accelerator.device)
+
+    def _evaluator(self, *, gradients: bool) -> SplitEvaluator:
+        if gradients not in self._evaluators:
+            context, recipe = self._context, self._run.record.recipe
+            if gradients:
+                # batches no larger than those whose backward pass fits in memory: in full precision half of mixed precision
+                train = recipe.train
+                micro = max(1, train.batch_size // train.accumulate // (1 if train.amp == "no" else 2))
+                size = min(train.eval_batch_size or micro, micro)
+                recipe = replace(recipe, train=replace(train, eval_batch_size=size))
+            examples = ChangedSplit(context.split, context.indices, self._conditions, context.support.pixels)
+            self._evaluators[gradients] = SplitEvaluator(
+                context.task, context.split, recipe, self._run.accelerator, examples=examples
+            )
+        return self._evaluators[gradients]
+
+    def _changed(
+        self, batch: Batch, indices: Tensor, condition: Condition, model: nn.Module, exact: nn.Module
+    ) -> Batch:
+        """The batch under the condition; attacks take gradients of `exact`, the model in full precision."""
+        if condition.batch is None:
+            return batch
+        context, pixels = self._context, self._context.support.pixels
+        layout = self._run.record.recipe.train.channels_last
+
+        def call(called: nn.Module, changed: Tensor) -> Any:
+            args, kwargs = model_inputs(context.task, pixels.to_batch(batch, changed), channels_last=layout)
+            return called(*args, **kwargs)
+
+        def outputs(changed: Tensor) -> Any:
+            with self._run.accelerator.autocast():
+                return call(model, changed)
+
+        target = AttackTarget(
+            model=self._run.core,
+            outputs=outputs,
+            losses=lambda changed: context.support.losses(call(exact, changed), batch),
+            indices=[int(context.indices[index]) for index in indices.tolist()],
+            color=pixels.color,
+            report=lambda text: self.remarks.update({text: None}),
+        )
+        changed = condition.batch(pixels.from_batch(batch), target, noise_seed=condition.noise_seed or 0)
+        return pixels.to_batch(batch, changed)
+
+
+def score_accepted(evaluation: Evaluation, accepted: Mapping[str, Sequence[int]]) -> Evaluation:
+    """Score predictions of single labels as correct if any of the `accepted` ones, by image; `real` is the share.
+
+    Metrics against one label are dropped: which of several labels it is, is arbitrary.
+    """
+    predictions = evaluation.predictions
+    correct = [
+        int(predicted) in accepted[name]
+        for name, predicted in zip(predictions.names, predictions.arrays["predicted"], strict=True)
+    ]
+    score = np.array(correct, dtype=np.float64)
+    scored = replace(predictions, score=score, binary=True)
+    return replace(evaluation, metrics={"real": float(score.mean())}, predictions=scored)

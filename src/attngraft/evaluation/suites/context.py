@@ -1,0 +1,196 @@
+"""Evaluation contexts: a task with a split to evaluate on, the run's own or one that the user gives."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attngraft.errors import DataError, UsageError
+from attngraft.evaluation.suites.catalog import Condition, SuiteChoice
+from attngraft.evaluation.suites.changes import noise_generator
+from attngraft.targets.test_sets import by_top_folder, how_to_get, imagenet_order, open_test_set
+from attngraft.tasks.classification import Classification
+from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES
+from attngraft.tasks.images.sources.folder import FolderImages, list_folder
+from attngraft.tasks.images.splits import LabelledSplit
+from attngraft.tasks.task import Batch, PixelAccess, Split, SuiteSupport, Task
+from attngraft.training.build import build_task, model_data_config
+from attngraft.training.evaluate import open_split
+from attngraft.training.run_folder import RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationContext:
+    """Examples, and how predictions on them are scored."""
+
+    task: Task
+    support: SuiteSupport
+    split: Split
+    indices: np.ndarray  #: of the examples in the whole data, which determine random numbers
+    source: str  #: in words
+    digest: str = ""  #: of the examples
+    slug: str = ""  #: suffix of the folder for results; empty for the run's whole validation part
+    allowed: np.ndarray | None = None  #: classes that the model chooses among; None: all
+    accepted: Mapping[str, Sequence[int]] = field(default_factory=dict)  #: by name, all classes that count as correct
+    notes: tuple[str, ...] = ()
+
+
+class ChangedSplit(Split):
+    """The examples of `split`, changed by the condition whose index is the key's epoch."""
+
+    def __init__(self, split: Split, indices: np.ndarray, conditions: Sequence[Condition], pixels: PixelAccess) -> None:
+        self.split, self.indices, self.conditions, self.pixels = split, indices, conditions, pixels
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        which, index = key
+        example, condition = self.split[(0, index)], self.conditions[which]
+        if condition.example is None:
+            return example
+        generator = noise_generator(condition.noise_seed or 0, int(self.indices[index]))
+        changed = condition.example(self.pixels.from_example(example), generator, color=self.pixels.color)
+        return self.pixels.to_example(example, changed)
+
+    def collate(self, examples: list[Any]) -> Batch:
+        return self.split.collate(examples)
+
+    def name(self, index: int) -> str:
+        return self.split.name(index)
+
+
+def open_context(
+    record: RunRecord,
+    choice: SuiteChoice,
+    *,
+    data: str | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+) -> EvaluationContext:
+    """Open the examples for a suite.
+
+    Args:
+        record: the run.
+        choice: the suite, possibly with its own folder.
+        data: other data, for suites without their own folder.
+        split: a part of the data by name.
+        limit: number of examples, evenly spaced.
+
+    Raises:
+        DataError: the data cannot be used, or images lie outside of its class folders; for a suite whose images must be
+            downloaded, says what to download and from where.
+        ConfigError: the task does not define its examples' pixels.
+        UsageError: a part of a test set is requested.
+    """
+    source = choice.data if choice.data is not None else data
+    if choice.suite.test_set:
+        if split is not None:
+            raise UsageError(f"--split {split}: suite {choice.suite.name} has its own images; leave --split out")
+        context = _test_set(record, choice.suite.test_set, source)
+    elif source is not None and split is None and (found := _class_folders(record, source)) is not None:
+        context = found
+    else:
+        _, task, examples = open_split(record, data=source, split=split)
+        named = [part for part in (source, split) if part is not None]
+        context = _context(task, examples, source=", ".join(named) or "the run's own validation part")
+    slug = []
+    part = context
+    if limit is not None and limit < len(context.split):
+        indices = np.unique(np.linspace(0, len(context.split) - 1, limit).round().astype(np.int64))
+        part = replace(
+            context,
+            split=context.support.subset(context.split, indices),
+            indices=context.indices[indices],
+            notes=(
+                *context.notes,
+                f"{len(indices):,} of {len(context.split):,} examples, evenly spaced (--limit).",
+            ),
+        )
+        slug = [f"limit{limit}"]
+    digest = _digest(part.split)
+    if source is not None or split is not None:
+        words = [word for word in re.split(r"[^A-Za-z0-9.]+", context.source) if word.strip(".")]
+        slug = [f"{'-'.join(words[-2:])[-40:] or 'data'}-{digest[:6]}", *slug]
+    return replace(part, digest=digest, slug="-".join(slug))
+
+
+def _test_set(record: RunRecord, name: str, source: str | None) -> EvaluationContext:
+    task = build_task(record.recipe)
+    if not isinstance(task, Classification):
+        raise DataError(
+            f"{record.folder}: its task is {task.name}, and suite {name} has one label per image: leave it out"
+        )
+    order = imagenet_order(list(record.facts.get("classes", ())), run=record.folder)
+    if source is None:
+        raise missing_images(name)
+    test_set = open_test_set(name, Path(source))
+    images = test_set.images.take(np.arange(len(test_set.images)), order[test_set.images.labels])
+    return replace(
+        _of_images(record, task, images, source=source),
+        allowed=None if test_set.classes is None else order[list(test_set.classes)],
+        accepted={image: [int(order[label]) for label in labels] for image, labels in test_set.accepted.items()},
+        notes=test_set.notes,
+    )
+
+
+def missing_images(name: str) -> DataError:
+    """Error for a suite whose images were not given."""
+    return DataError(f"suite {name}: {how_to_get(name)}")
+
+
+def _class_folders(record: RunRecord, source: str) -> EvaluationContext | None:
+    """All images of a folder with a folder for each of the run's classes; None for any other source.
+
+    Raises:
+        DataError: some images lie outside of the class folders.
+    """
+    task, folder = build_task(record.recipe), Path(source)
+    classes = {name: index for index, name in enumerate(record.facts.get("classes", ()))}
+    if not isinstance(task, Classification) or not folder.is_dir():
+        return None
+    by_folder = by_top_folder(list_folder(folder).files)
+    if by_folder.keys().isdisjoint(classes):
+        return None
+    outside = sorted(file for name, files in by_folder.items() if name not in classes for file in files)
+    parts = {name.lower() for name in by_folder} & {*TRAIN_NAMES, *VAL_NAMES} if outside else set()
+    training = not parts.isdisjoint(TRAIN_NAMES)
+    if training and not parts.isdisjoint(VAL_NAMES):  # parts of a data set, one of them named like a class
+        return None
+    if outside:
+        raise DataError(
+            f"{folder}: has folders of the run's classes, and {len(outside):,} image{'s' * (len(outside) > 1)} outside of "
+            f"them ({outside[0]}): move images without a class away"
+            + (", or name a part of the data with --split" if training else "")
+        )
+    files = sorted(file for each in by_folder.values() for file in each)
+    labels = np.array([classes[file.split("/")[0]] for file in files], dtype=np.int64)
+    return _of_images(record, task, FolderImages(folder, names=files, labels=labels), source=source)
+
+
+def _of_images(record: RunRecord, task: Classification, images: FolderImages, *, source: str) -> EvaluationContext:
+    split = task.open_test(images, facts=record.facts, model_data_config=model_data_config(record.recipe))
+    return _context(task, split, source=source)
+
+
+def _context(task: Task, split: Split, *, source: str) -> EvaluationContext:
+    return EvaluationContext(
+        task=task, support=task.suite_support(), split=split, indices=np.arange(len(split)), source=source
+    )
+
+
+def _digest(split: Split) -> str:
+    """SHA-256 of the names, and for images of their labels and a digest of the files."""
+    digest = hashlib.sha256()
+    for index in range(len(split)):
+        digest.update(split.name(index).encode("utf-8", "surrogateescape") + b"\0")
+    if isinstance(split, LabelledSplit):
+        digest.update(np.ascontiguousarray(split.labels).tobytes())
+        digest.update(split.images.digest().encode())
+    return digest.hexdigest()

@@ -1,0 +1,182 @@
+"""Find the supported host in a model, or raise an error that names the reason and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from attngraft.attention import is_graft, plain_class, with_originals
+from attngraft.errors import HostError
+from attngraft.hosts.adapter import HostAdapter, Site
+from attngraft.hosts.registry import OWN_MODELS, PACKAGES, host_adapters, load, load_for
+from attngraft.hosts.unread import UNREAD, why_unread
+
+_MODEL_PACKAGES = ("timm.models.", "torchvision.models.", "transformers.models.")
+_WRAPPERS = {
+    "OptimizedModule": "torch.compile",
+    "DistributedDataParallel": "DistributedDataParallel",
+    "DataParallel": "DataParallel",
+    "FullyShardedDataParallel": "FSDP",
+    "FSDPModule": "fully_shard",
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A model, the supported host in it, and its adapter."""
+
+    model: nn.Module
+    core: nn.Module
+    prefix: str  #: path of `core` in `model`, with a trailing dot, or empty
+    adapter: HostAdapter
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        with with_originals(self.core):  # the adapter expects the host's own modules
+            return self.adapter.sites(self.core)
+
+    def module(self, path: str) -> nn.Module:
+        """Return the module at a host path."""
+        return self.core.get_submodule(path)
+
+    def architecture(self) -> dict[str, Any]:
+        with with_originals(self.core):
+            return self.adapter.architecture(self.core)
+
+
+def find_host(model: nn.Module) -> Host:
+    """Return the supported host that `model` is or contains (in timm's feature extractor, or in a wrapper of yours).
+
+    Raises:
+        HostError: the model is wrapped in a way that hides its classes (compiled, DDP, FSDP, ...), no adapter supports it,
+            it contains several hosts, or it is another package's model with attention that no adapter reads.
+    """
+    _refuse_wrapped(model)
+    missing = load_for(model.modules())
+    adapters = list(reversed(host_adapters().values()))
+    found: list[tuple[str, nn.Module, HostAdapter]] = []
+    for path, module in model.named_modules():
+        if any(path.startswith(f"{outer}.") or not outer for outer, _, _ in found):
+            continue
+        adapter = next((adapter for adapter in adapters if adapter.recognizes(module)), None)
+        if adapter is not None:
+            found.append((path, module, adapter))
+    if not found:
+        raise HostError(_unsupported(model, "and contains none", missing))
+    if all(adapter.gathers for _, _, adapter in found) and len({adapter.name for _, _, adapter in found}) == 1:
+        if (unread := _unread_beside(model, [path for path, _, _ in found])) is not None:
+            path, other = unread
+            reason = (
+                f"and only torch's own attention in it can be read, not the {other}; to graft that part alone: "
+                f'graft(model.get_submodule("{path}"), ...)'
+            )
+            raise HostError(_unsupported(model, reason, missing))
+        return Host(model, model, "", found[0][2])
+    if len(found) > 1:
+        paths = ", ".join(path for path, _, _ in found[:5])
+        raise HostError(
+            f"the model contains {len(found)} hosts ({paths}); graft them one by one: graft(model.{found[0][0]}, ...)"
+        )
+    path, core, adapter = found[0]
+    return Host(model, core, f"{path}." if path else "", adapter)
+
+
+def forget(model: nn.Module) -> None:
+    """Clear the caches of a host in `model`: before a copy, and after its values change."""
+    try:
+        host = find_host(model)
+    except HostError:
+        return
+    host.adapter.forget(host.core)
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        bases = [base.__name__ for base in type(module).__mro__]
+        wrapper = next((what for name, what in _WRAPPERS.items() if name in bases), None)
+        if isinstance(module, torch.jit.ScriptModule):
+            wrapper = "torch.jit"
+        elif parametrize.is_parametrized(module):
+            wrapper = "torch.nn.utils.parametrize"
+        if wrapper:
+            where = f" at {path}" if path else ""
+            other = "; module.compile() compiles without wrapping" if wrapper == "torch.compile" else ""
+            raise HostError(
+                f"the model is already wrapped{where} ({wrapper}); graft the plain model first, then wrap it{other}"
+            )
+
+
+def _unsupported(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
+    """Return the message for a model without an adapter: the reason, the remedy, and the adapters of its package.
+
+    All adapters are listed for a model of any other package, such as a user's own.
+    """
+    unread = why_unread(model)
+    load(OWN_MODELS)
+    known, package = list(host_adapters()), type(model).__module__.partition(".")[0]
+    packages = ("timm", OWN_MODELS) if package == "timm" else (package,)  # timm creates attngraft's own models too
+    names = {name for each in packages if each in PACKAGES for name in PACKAGES[each].adapters}
+    supported = [name for name in known if name in names]
+    sentences = (
+        f"{type(model).__name__} is not a supported host, {why}.",
+        f"Its attention is not supported: {unread}." if unread else "",
+        "For a model of your own write an adapter and call attngraft.register_host(adapter).",
+        f"Supported: {_by_family(supported or known)} (see: attngraft list hosts).",
+        describe_missing(missing),
+    )
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _by_family(names: Iterable[str]) -> str:
+    """Return adapter names in short form: `timm (vit, swin), torch.nn, bixt`."""
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(name.partition(".")[0], []).append(name)
+    return ", ".join(
+        each[0] if len(each) == 1 else f"{family} ({', '.join(name.partition('.')[2] or name for name in each)})"
+        for family, each in families.items()
+    )
+
+
+def describe_missing(missing: Mapping[str, str]) -> str:
+    """Return one sentence per reason, with the adapters that cannot be imported for it."""
+    names: dict[str, list[str]] = {}
+    for name, why in missing.items():
+        names.setdefault(why, []).append(name)
+    return " ".join(f"{', '.join(each)} {why}." for why, each in names.items())
+
+
+def _unread_beside(model: nn.Module, hosts: list[str]) -> tuple[str, str] | None:
+    """Return the first of `hosts` inside another package's model with unread attention, and a name of that attention.
+
+    A module belongs to such a model if its class or a base class does; modules of the user's own around it do not count.
+    """
+    for path in hosts:
+        parts = path.split(".") if path else []
+        ancestors = (".".join(parts[:i]) for i in range(len(parts)))
+        outer = next((each for each in ancestors if _is_packaged(model.get_submodule(each))), None)
+        if outer is None:
+            continue
+        read = [each[len(outer) :].strip(".") for each in hosts if not outer or each.startswith(f"{outer}.")]
+        for inner, module in model.get_submodule(outer).named_modules():
+            if not inner or is_graft(inner) or any(_within(inner, each) or _within(each, inner) for each in read):
+                continue
+            kind = plain_class(module)
+            name = kind.__qualname__
+            if "attention" in name.lower() or "attn" in name.lower() or f"{kind.__module__}.{name}" in UNREAD:
+                return path, f"{name} at {f'{outer}.{inner}' if outer else inner}"
+    return None
+
+
+def _is_packaged(module: nn.Module) -> bool:
+    return any(base.__module__.startswith(_MODEL_PACKAGES) for base in type(module).__mro__)
+
+
+def _within(path: str, outer: str) -> bool:
+    return path == outer or path.startswith(f"{outer}.")

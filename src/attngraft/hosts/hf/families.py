@@ -1,0 +1,220 @@
+"""Families of `transformers` without a forward of their own: every module is patched by a shared template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from attngraft.attention import CLASS, GraftedModule, MlpEnds, MlpGeometry, prefix_names
+from attngraft.errors import HostError
+from attngraft.hosts import sites
+from attngraft.hosts.adapter import check_known
+from attngraft.hosts.family import Family, ShapeProbe, Sites, family_table, patched_by_name
+from attngraft.hosts.hf.attention import ProjectedSite, ScalingSite, attention_site
+from attngraft.hosts.hf.bert_layers import TEMPLATES, bert_sites
+from attngraft.hosts.hf.family import ImageFamily, TextFamily, image_tokens
+from attngraft.hosts.hf.mlp import MaskedLayer, PlainMlp, missing_in_chunks, mlp_site
+
+
+class LayerWithDropout(MaskedLayer):
+    """A layer with dropout at the end of both branches."""
+
+    layernorm_before: nn.Module
+    attention: nn.Module
+    mlp: nn.Module
+    layernorm_after: nn.Module
+    dropout: nn.Module
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        self.check_mask(attention_mask, causal=kwargs.get("is_causal"))
+        attended, _ = self.attention(self.layernorm_before(hidden_states), attention_mask, **kwargs)
+        hidden_states = self.run("attn.end", self.dropout(attended)) + hidden_states
+        out = self.dropout(self.mlp(self.layernorm_after(hidden_states)))
+        return self.run("mlp.end", out) + hidden_states
+
+
+class Dinov2Attention(ScalingSite):
+    precise = False
+
+
+class ClipAttention(ProjectedSite):
+    out, rate = "out_proj", "dropout"
+
+
+def _vit(layer: Any, path: str, shapes: ShapeProbe, *, distillation: bool = False) -> Sites:
+    arguments = ("hidden_states", "attention_mask", "kwargs")
+    children = ("attention", "layernorm_before", "layernorm_after", "mlp", "dropout")
+    check_known(layer, path, arguments=arguments, children=children)
+    fields = image_tokens(layer.attention.config, prefix=prefix_names(distillation=distillation))
+    yield attention_site(layer.attention, f"{path}.attention", end=path, **fields)
+    yield mlp_site(layer.mlp, f"{path}.mlp", end=path, layer=path, **fields)
+
+
+def _deit(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    return _vit(layer, path, shapes, distillation=True)
+
+
+def _dinov2(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    if not hasattr(layer.attention, "o_proj"):
+        raise HostError(
+            f"{path}.attention has no output projection of its own, as in transformers before 5.20; attngraft supports "
+            "DINOv2 from 5.20 on: pip install 'transformers>=5.20'"
+        )
+    config = layer.attention.config
+    fields = image_tokens(config, prefix=prefix_names(registers=getattr(config, "num_register_tokens", 0)))
+    yield attention_site(layer.attention, f"{path}.attention", **fields)
+    yield mlp_site(layer.mlp, f"{path}.mlp", layer=path, **fields)
+
+
+def _clip(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    return _tower(layer, path, prefix=CLASS)
+
+
+def _siglip(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    return _tower(layer, path, prefix=(), init="xavier_uniform")
+
+
+def _tower(layer: Any, path: str, *, prefix: tuple[str, ...], **init: Any) -> Sites:
+    fields = image_tokens(layer.self_attn.config, prefix=prefix) | init
+    yield attention_site(layer.self_attn, f"{path}.self_attn", ClipAttention, **fields)
+    yield mlp_site(layer.mlp, f"{path}.mlp", **fields)
+
+
+class DistilBertAttention(ScalingSite):
+    projections = ("q_lin", "k_lin", "v_lin")
+    out, width = "out_lin", "attention_head_size"
+    precise = False
+    dropout: nn.Dropout
+
+    def dropped(self) -> float:
+        return self.dropout.p if self.training else 0.0
+
+
+class DistilBertMlp(PlainMlp):
+    linear_names = ("lin1", "lin2")
+    activation_name = "activation"
+    dropout: nn.Dropout
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input)
+
+    def out(self, x: Tensor) -> Tensor:
+        return self.dropout(super().out(x))
+
+
+class DistilBertLayer(MaskedLayer):
+    unmasked = ("ffn",)
+
+
+def _distilbert(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    children = ("attention", "sa_layer_norm", "ffn", "output_layer_norm")
+    check_known(layer, path, arguments=("hidden_states", "attention_mask", "kwargs"), children=children)
+    fields: dict[str, Any] = {"dim": layer.ffn.lin1.in_features, "prefix": CLASS}
+    yield attention_site(layer.attention, f"{path}.attention", DistilBertAttention, children=("dropout",), **fields)
+    children = ("dropout", "lin1", "lin2", "activation")
+    check_known(layer.ffn, f"{path}.ffn", arguments=("input",), children=children)
+    geometry = MlpGeometry(**fields, hidden=layer.ffn.lin1.out_features)
+    yield sites.mlp_site(f"{path}.ffn", geometry, missing_in_chunks(layer.ffn), layer=path)
+
+
+_TASKS = (
+    *("ForMaskedLM", "ForSequenceClassification", "ForMultipleChoice"),
+    *("ForTokenClassification", "ForQuestionAnswering"),
+)
+
+FAMILIES = family_table(
+    __name__,
+    ImageFamily,
+    Family(
+        name="hf.vit",
+        summary="transformers ViT and DeiT (models without a head, and with any of theirs)",
+        prefixes=("vit.ViT", "deit.DeiT"),
+        models=(
+            *("Model", "ForImageClassification", "ForMaskedImageModeling"),
+            "deit.DeiTForImageClassificationWithTeacher",
+        ),
+        blocks={"vit.ViTLayer": _vit, "deit.DeiTLayer": _deit},
+        templates={"Attention": ScalingSite, "MLP": PlainMlp, "Layer": LayerWithDropout},
+        members={"base_names": ("vit", "deit")},
+    ),
+    Family(
+        name="hf.dinov2",
+        summary="transformers DINOv2, with and without registers, backbones too",
+        prefixes=("dinov2.Dinov2", "dinov2_with_registers.Dinov2WithRegisters"),
+        models=("Model", "ForImageClassification", "Backbone"),
+        blocks={"Layer": _dinov2},
+        templates={"Attention": Dinov2Attention, "MLP": PlainMlp, "SwiGLUFFN": MlpEnds, "Layer": MaskedLayer},
+        members={"base_names": ("dinov2", "dinov2_with_registers")},
+    ),
+    Family(
+        name="hf.clip",
+        summary="the vision towers of transformers CLIP and SigLIP",
+        prefixes=("clip.CLIP", "siglip.Siglip"),
+        models=("VisionModel", "clip.CLIPVisionModelWithProjection", "ForImageClassification"),
+        blocks={"clip.CLIPEncoderLayer": _clip, "siglip.SiglipEncoderLayer": _siglip},
+        templates={"Attention": ClipAttention, "MLP": PlainMlp},
+        members={"base_names": ("vision_model",)},
+    ),
+    Family(
+        name="hf.bert",
+        summary="transformers BERT (without a head, and with any of its heads; as a decoder too)",
+        base=TextFamily,
+        prefixes=("bert.Bert",),
+        models=("Model", "ForPreTraining", "LMHeadModel", "ForNextSentencePrediction", *_TASKS),
+        blocks={"Layer": bert_sites},
+        templates=TEMPLATES,
+        members={"base_names": ("bert",)},
+    ),
+    Family(
+        name="hf.roberta",
+        summary="transformers RoBERTa, XLM-RoBERTa and CamemBERT (as decoders too)",
+        base=TextFamily,
+        prefixes=("roberta.Roberta", "xlm_roberta.XLMRoberta", "camembert.Camembert"),
+        models=("Model", "ForCausalLM", *_TASKS),
+        blocks={"Layer": bert_sites},
+        templates=TEMPLATES,
+        members={"base_names": ("roberta",)},
+    ),
+    Family(
+        name="hf.electra",
+        summary="transformers ELECTRA, discriminators and generators (as decoders too)",
+        base=TextFamily,
+        prefixes=("electra.Electra",),
+        models=("Model", "ForPreTraining", "ForCausalLM", *_TASKS),
+        blocks={"Layer": bert_sites},
+        templates=TEMPLATES,
+        members={
+            "base_names": ("electra",),
+            "head_names": (
+                *TextFamily.head_names,
+                *("discriminator_predictions", "generator_predictions", "generator_lm_head"),
+            ),
+        },
+    ),
+    Family(
+        name="hf.distilbert",
+        summary="transformers DistilBERT (without a head, and with any of its heads)",
+        base=TextFamily,
+        prefixes=("distilbert.DistilBert",),
+        models=("Model", *_TASKS),
+        blocks={"distilbert.TransformerBlock": _distilbert},
+        templates={
+            "SelfAttention": DistilBertAttention,
+            "distilbert.FFN": DistilBertMlp,
+            "distilbert.TransformerBlock": DistilBertLayer,
+        },
+        members={
+            "base_names": ("distilbert",),
+            "head_names": (
+                *TextFamily.head_names,
+                *("pre_classifier", "vocab_transform", "vocab_layer_norm", "vocab_projector"),
+            ),
+        },
+    ),
+)
+
+
+def __getattr__(name: str) -> type[GraftedModule]:
+    """Create the patched class of a row when unpickling needs it."""
+    return patched_by_name(FAMILIES, name)

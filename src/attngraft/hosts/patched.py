@@ -1,0 +1,101 @@
+"""Parts that patched classes of several packages share: neighbors of MLP hook points, and checks at call time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.attention import Circumstance, Graft, GraftedModule, HookPoint, LinearLayer
+from attngraft.errors import UsageError
+
+_GIVEN: Mapping[Circumstance, str] = {
+    "causal": "a mask over pairs of tokens, treated as causal",
+    "padded": "a padding mask",
+    "cross": "keys or values of other tokens than the queries",
+}
+
+
+def patch_classes(
+    template: type[GraftedModule], *hosts: type[nn.Module], module: str
+) -> dict[type[nn.Module], type[GraftedModule]]:
+    """Create `class Grafted<Host>(template, <Host>)` for each host class; returns host class -> patched class.
+
+    The classes become attributes of the module of that name, so pickle finds them. A second call returns the same classes.
+    """
+    created: dict[type[nn.Module], type[GraftedModule]] = {}
+    members = vars(sys.modules[module])
+    for host in hosts:
+        name = f"Grafted{host.__name__}"
+        if name not in members:
+            members[name] = type(
+                name, (template, host), {"__module__": module, "__doc__": f"`{host.__module__}.{host.__qualname__}`."}
+            )
+        created[host] = members[name]
+    return created
+
+
+class TwoLinearEnds(GraftedModule):
+    """An MLP with a linear layer after hook points `mlp.front` and `mlp.mid`, and only dropout before `mlp.end`."""
+
+    linear_names: ClassVar[tuple[str, str]] = ("fc1", "fc2")
+
+    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
+        return as_linear(getattr(self, self.linear_names[1])) if hook_point == "mlp.end" else None
+
+    def linear_after(self, hook_point: HookPoint) -> LinearLayer | None:
+        number = {"mlp.front": 0, "mlp.mid": 1}.get(hook_point)
+        return None if number is None else as_linear(getattr(self, self.linear_names[number]))
+
+
+def as_linear(layer: Any) -> LinearLayer | None:
+    """Return `layer` if it is a linear map; None if something else replaced it."""
+    return layer if isinstance(layer, nn.Linear | nn.Conv2d) else None
+
+
+def check_call(
+    module: GraftedModule,
+    *,
+    causal: bool = False,
+    padded: bool = False,
+    cross: bool = False,
+    exempt: tuple[HookPoint, ...] = (),
+) -> None:
+    """Refuse a call whose masks or keys a graft of `module` does not support.
+
+    Args:
+        exempt: hook points whose grafts get the mask and handle it.
+
+    Raises:
+        UsageError: a graft refuses, with its own reason.
+    """
+    given: tuple[tuple[Circumstance, bool], ...] = (("causal", causal), ("padded", padded), ("cross", cross))
+    for name, graft in module.grafts.items():
+        if graft.hook_point in exempt:
+            continue
+        for circumstance, holds in given:
+            reason = cast(Graft, graft).refuses.get(circumstance) if holds else None
+            if reason:
+                raise UsageError(
+                    f"graft {name!r} ({cast(Graft, graft).hook_point}) does not support this call with "
+                    f"{_GIVEN[circumstance]}: {reason}"
+                )
+
+
+def is_one_directional(visible: Tensor) -> bool:
+    """Return whether some visible token sees another that does not see it back, as under a causal mask.
+
+    False while compiling and on the meta device, where there are no values to read.
+
+    Args:
+        visible: boolean mask (Nq or 1, N), with any leading axes.
+    """
+    if visible.is_meta or torch.compiler.is_compiling() or visible.shape[-2] != visible.shape[-1]:
+        return False
+    visible = visible.view(*(1,) * (3 - visible.ndim), *visible.shape)
+    present = visible.flatten(1, -2).any(dim=1).view(-1, *(1,) * (visible.ndim - 2), visible.shape[-1])
+    among = visible & present & present.mT
+    return not torch.equal(among, among.mT)

@@ -1,0 +1,177 @@
+"""Score matrices group by group, and tile by tile where one is large: pieces that fit the cache, and their two softmaxes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attngraft.dispatch.autograd import accumulation_dtype
+from attngraft.mechanisms.bisa import reference
+
+#: numbers in the score matrices of one group, per thread
+NUMBERS = 2**19
+#: numbers in a tile; a matrix of more than twice as many is tiled, for less the calls cost more than the cache saves
+TILE = 2**19
+#: numbers in both on other devices than the CPU
+NUMBERS_OFF_CPU = 2**26
+#: keys below which products with a tile are no longer at full speed
+FEWEST_KEYS = 64
+
+ALL = slice(None)  #: all keys
+
+
+def formula(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    v_hat: Tensor,
+    bias: Tensor | None,
+    visible: Tensor | None,
+    scale: float,
+    masked: bool = True,
+) -> tuple[Tensor | None, Tensor]:
+    """Compute both directions in plain operations, softmaxes in float32. `masked`: bias and mask may hide pairs."""
+    scores = reference.scores(q, k, bias=bias, visible=visible, scale=scale).to(accumulation_dtype(q))
+    masked = masked and (bias is not None or visible is not None)
+    softmax = reference.masked_softmax if masked else torch.softmax
+    attended = None if v is None else softmax(scores, -1).to(v.dtype) @ v
+    return attended, softmax(scores, -2).to(v_hat.dtype) @ v_hat
+
+
+class Group(NamedTuple):
+    """Some heads of some images, taken as n = images * heads matrices."""
+
+    images: slice
+    heads: slice
+
+    def of(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the group's part of (B, H, ...), as (n, ...)."""
+        part = tensor[self.images, self.heads].flatten(0, 1)
+        return part if dtype is None else part.to(dtype)
+
+    def put(self, tensor: Tensor, values: Tensor) -> None:
+        """Write `values` (n, ...) to the group's part of (B, H, ...)."""
+        part = tensor[self.images, self.heads]
+        part.copy_(values.view(part.shape))
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Images and heads."""
+        return self.images.stop - self.images.start, self.heads.stop - self.heads.start
+
+
+class Scores:
+    """S = scale q k^T + bias, never whole; `bias` (b, H or 1, Nq, Nk) and `visible` (B, H, Nq, Nk) as in reference.py.
+
+    A group is processed in steps of some keys, one step where its matrices fit. A tile is all queries and the keys of a
+    step, so that the softmax over queries is complete in it.
+
+    Args:
+        tiled: allow several steps.
+    """
+
+    def __init__(
+        self, q: Tensor, k: Tensor, *, bias: Tensor | None, visible: Tensor | None, scale: float, tiled: bool = False
+    ) -> None:
+        self.q, self.k, self.bias, self.visible, self.scale = q, k, bias, visible, scale
+        self.dtype = accumulation_dtype(q)
+        queries, keys = q.shape[2], k.shape[2]
+        on_cpu = q.device.type == "cpu"  # other devices have no cache to stay in, but a limit to memory
+        fitting = (NUMBERS * torch.get_num_threads() if on_cpu else NUMBERS_OFF_CPU) // (queries * keys)
+        self.groups = list(_groups(len(q), q.shape[1], fitting, 1 if bias is None else len(bias)))
+        step = min(keys, max(_tile(q) // queries, FEWEST_KEYS)) if tiled else keys
+        self.steps = [slice(start, min(start + step, keys)) for start in range(0, keys, step)]
+        most = max(images * heads for images, heads in (group.counts for group in self.groups))
+        self._buffer_size = most * queries * step
+
+    @property
+    def masked(self) -> bool:
+        """Whether a pair may be hidden."""
+        return self.bias is not None or self.visible is not None
+
+    def buffer(self) -> Tensor:
+        """Return flat memory for the largest tile, to be reused by all tiles."""
+        return self.q.new_empty(self._buffer_size, dtype=self.dtype)
+
+    def queries(self, group: Group) -> Tensor:
+        """Return scale q (n, Nq, dk)."""
+        return group.of(self.q, self.dtype) * self.scale
+
+    def of(self, group: Group, keys: slice, queries: Tensor, buffer: Tensor) -> Tensor:
+        """Write the scores of some keys (n, Nq, keys) to `buffer`; -inf where a pair is hidden."""
+        k = group.of(self.k[:, :, keys], self.dtype)
+        out = shaped(buffer, *queries.shape[:2], k.shape[1])
+        torch.bmm(queries, k.mT, out=out)
+        if self.bias is not None:
+            self._by_bias(group, out).add_(self._bias(group, keys, self.bias))
+        if self.visible is not None:
+            out.masked_fill_(~group.of(self.visible[..., keys]), float("-inf"))
+        return out
+
+    def softmax(self, scores: Tensor, dim: int, buffer: Tensor) -> Tensor:
+        """Write the softmax of whole matrices along `dim` to `buffer`; 0 where all is hidden."""
+        weights = torch.softmax(scores, dim, out=shaped(buffer, *scores.shape))
+        # a hidden line is all NaN: checking one entry of each is cheap, checking all of them is not
+        if self.masked and (weights.device.type != "cpu" or weights.select(dim, 0).isnan().any()):
+            weights.masked_fill_((scores == float("-inf")).all(dim, keepdim=True), 0)
+        return weights
+
+    def largest(self, tile: Tensor, dim: int) -> Tensor:
+        """Return the largest score along `dim`, kept at size 1; finite where all is hidden: exp(S - largest) is 0 there."""
+        largest = tile.amax(dim, keepdim=True)
+        return largest.clamp_(min=torch.finfo(self.dtype).min) if self.masked else largest
+
+    def positive(self, sums: Tensor) -> Tensor:
+        """Return sums of exp(S - largest), at least 1 except for 0 where all is hidden, as divisors: 1 there."""
+        return sums.clamp_(min=1) if self.masked else sums
+
+    def add_bias_gradient(self, group: Group, keys: slice, gradient: Tensor, to_bias: Tensor) -> None:
+        """Add the gradient of a tile of scores to that of the bias."""
+        part = self._bias(group, keys, to_bias)
+        part.add_(self._by_bias(group, gradient).sum(0).sum_to_size(part.shape))
+
+    def _bias(self, group: Group, keys: slice, bias: Tensor) -> Tensor:
+        """Return the tile's part of the bias: (images, or b if these are more, H or 1, Nq, keys)."""
+        images = group.counts[0]
+        if images < len(bias):
+            start = group.images.start % len(bias)
+            bias = bias[start : start + images]
+        return bias[..., keys] if bias.shape[1] == 1 else bias[:, group.heads, :, keys]
+
+    def _by_bias(self, group: Group, tile: Tensor) -> Tensor:
+        """Return (n, Nq, keys) as (r, images or b, heads, Nq, keys), whose last four axes are those of `_bias`."""
+        images, heads = group.counts
+        period = images if self.bias is None else min(images, len(self.bias))
+        return tile.view(-1, period, heads, *tile.shape[1:])
+
+
+def large(q: Tensor, k: Tensor) -> bool:
+    """Return whether a score matrix must be tiled."""
+    return q.shape[2] * k.shape[2] > 2 * _tile(q)
+
+
+def _tile(q: Tensor) -> int:
+    return TILE if q.device.type == "cpu" else NUMBERS_OFF_CPU
+
+
+def shaped(buffer: Tensor, *shape: int) -> Tensor:
+    """Return the start of a flat `buffer`, in this shape."""
+    return buffer[: torch.Size(shape).numel()].view(shape)
+
+
+def _groups(batch: int, heads: int, fitting: int, period: int) -> Iterator[Group]:
+    """Yield as many images as fit, part of one period of the bias or several whole ones; else some heads of one image."""
+    if fitting >= heads:
+        most = min(batch, fitting // heads)
+        step = next(count for count in range(most, 0, -1) if period % count == 0 or count % period == 0)
+        for start in range(0, batch, step):
+            yield Group(slice(start, min(start + step, batch)), slice(0, heads))
+        return
+    rounds = -(-heads // max(fitting, 1))
+    step = -(-heads // rounds)  # rounds of about equal size
+    for image in range(batch):
+        for start in range(0, heads, step):
+            yield Group(slice(image, image + 1), slice(start, min(start + step, heads)))

@@ -1,0 +1,66 @@
+"""Code that the mechanisms share: initial weights, the layout of heads, and checks of graft options."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import Tensor, nn
+
+from attngraft.attention import AttentionGeometry, Geometry
+
+InitRule = Literal["trunc_normal", "xavier_uniform", "torch"]
+
+
+def init_matrix(matrix: Tensor, rule: InitRule) -> None:
+    """Fill `matrix` (out, in) in place: truncated normal of std 0.02 (ViT, Swin, T2T), Xavier's uniform (translation,
+    captions), or as `torch.nn.Linear` does (LeViT)."""
+    if rule == "trunc_normal":
+        nn.init.trunc_normal_(matrix, std=0.02)
+    elif rule == "xavier_uniform":
+        nn.init.xavier_uniform_(matrix)
+    else:
+        nn.init.kaiming_uniform_(matrix, a=math.sqrt(5))
+
+
+def empty_heads(side: Tensor, values: Tensor) -> Tensor:
+    """Return an empty (B, H, N, width) that is (B, N, H, width) in memory, so that heads join to tokens without a copy:
+    B, H and N of `side`, width and dtype of `values` (..., width)."""
+    batch, heads, tokens = side.shape[:3]
+    return values.new_empty(batch, tokens, heads, values.shape[-1]).transpose(1, 2)
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """Return (B, H, N, width) as contiguous rows (B * N * H, width), without a copy from the layout of `empty_heads`."""
+    return tensor.transpose(1, 2).contiguous().view(-1, tensor.shape[-1])
+
+
+def attention_geometry(geometry: Geometry) -> AttentionGeometry:
+    """Return the geometry of an attention site.
+
+    Raises:
+        TypeError: it is another site's.
+    """
+    if not isinstance(geometry, AttentionGeometry):
+        raise TypeError(f"this graft needs an attention site, not one of {type(geometry).__name__}")
+    return geometry
+
+
+def check_odd(name: str, value: int) -> None:
+    """Check an option that must be odd.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if value < 1 or value % 2 == 0:
+        raise ValueError(f"{name} is an odd number, not {value}")
+
+
+def check_positive(name: str, value: int | None) -> None:
+    """Check an option that must be 1 or more; None passes.
+
+    Raises:
+        ValueError: it is less.
+    """
+    if value is not None and value < 1:
+        raise ValueError(f"{name} is 1 or more, not {value}")

@@ -1,0 +1,108 @@
+"""Base class, configuration and registration of our own classifiers, which have the interface of timm's models."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, register_model
+from torch import Tensor, nn
+
+
+class TimmModel(nn.Module):
+    """The part of timm's interface that does not depend on the network."""
+
+    pools: ClassVar[tuple[str, ...]]  #: values of `global_pool`
+    num_classes: int
+    num_features: int
+    global_pool: str
+    head: nn.Module
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images to the normalized output of the last block."""
+        raise NotImplementedError
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Output of `forward_features` to logits, or to the input of the head."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module:
+        """Return the head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the head by a new one for `num_classes`; 0: no head."""
+        self.num_classes = num_classes
+        if global_pool is not None:
+            self.global_pool = self.check_pool(global_pool)
+        parameter = next(self.parameters())
+        head = self.make_head(num_classes).to(device=parameter.device, dtype=parameter.dtype)
+        self.head = head.train(self.training)
+
+    def make_head(self, classes: int) -> nn.Module:
+        """Return a new head."""
+        return nn.Linear(self.num_features, classes) if classes > 0 else nn.Identity()
+
+    def check_pool(self, pool: str) -> str:
+        """Return `pool`.
+
+        Raises:
+            ValueError: it is not one of `pools`.
+        """
+        if pool not in self.pools:
+            raise ValueError(
+                f"global_pool of {type(self).__name__} is {' or '.join(map(repr, self.pools))}, not {pool!r}"
+            )
+        return pool
+
+
+def config(size: int = 224, **changes: Any) -> dict[str, Any]:
+    """Return timm's configuration of an ImageNet classifier without published weights."""
+    return {
+        "num_classes": 1000,
+        "input_size": (3, size, size),
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "classifier": "head",
+        **changes,
+    }
+
+
+def register(name: str, network: str, arguments: Mapping[str, Any], *, module: str, out_indices: Any = 3) -> None:
+    """Register the model `name` with timm.
+
+    Args:
+        network: "module:attribute" of the model's class, or of a function that creates it. It is imported when a model is
+            created, so that importing this package stays fast. The `checkpoint_filter_fn` of its module adapts weights.
+        arguments: of the network; callers may override them.
+        module: the `__name__` of the caller, which has `default_cfgs`.
+        out_indices: default of `features_only` models.
+    """
+    path, _, attribute = network.partition(":")
+
+    def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        home = importlib.import_module(path)
+        features = {"out_indices": kwargs.pop("out_indices", out_indices), "feature_cls": "getter"}
+        model = build_model_with_cfg(
+            getattr(home, attribute),
+            name,
+            pretrained,
+            pretrained_filter_fn=getattr(home, "checkpoint_filter_fn", None),
+            feature_cfg=features,
+            **{**arguments, **kwargs},
+        )
+        return cast(nn.Module, model)
+
+    create.__name__ = create.__qualname__ = name
+    create.__module__ = module
+    create.__doc__ = f"{attribute} with {dict(arguments)}."
+    register_model(create)
+    setattr(sys.modules[module], name, create)

@@ -1,0 +1,150 @@
+"""Image transforms of training and evaluation, built from timm's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO, Literal
+
+import torch
+from PIL import Image
+from timm.data import create_transform
+from timm.data.transforms import MaybeToTensor
+from torch import Tensor
+from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
+
+from attngraft.tasks.images.config import AugmentConfig
+from attngraft.tasks.images.inputs import HostInput, image_to_tensor
+from attngraft.tasks.images.sources.decoding import decode, in_mode
+from attngraft.tasks.task import Serving
+
+Transform = Callable[[Image.Image], Tensor]  #: gives (C, H, W): uint8 before, or float32 after normalization
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformPlan:
+    """Values of the configuration's `auto` and null fields that depend on the data."""
+
+    crop: Literal["resized", "pad", "center"]
+    padding: int  #: pixels on each side; 0 unless `crop` is `pad`
+    hflip: float
+    vflip: float
+    eval_crop_pct: float  #: 1 for images no larger than the input: small images are not cropped
+
+    @classmethod
+    def decide(
+        cls, config: AugmentConfig, host: HostInput, *, image_size: tuple[int, int], mirrored: bool
+    ) -> TransformPlan:
+        """Choose values for images of `image_size` (width, height); `mirrored`: a mirror image has the same class."""
+        small = host.holds(image_size)
+        crop = config.crop if config.crop != "auto" else ("pad" if small else "resized")
+        padding = min(host.height, host.width) // 8 if config.padding is None else config.padding
+        hflip = (0.5 if mirrored else 0.0) if config.hflip is None else config.hflip
+        return cls(
+            crop=crop,
+            padding=padding if crop == "pad" else 0,
+            hflip=hflip,
+            vflip=config.vflip,
+            eval_crop_pct=1.0 if small else host.crop_pct,
+        )
+
+
+def only_shifts_and_flips(config: AugmentConfig, plan: TransformPlan) -> bool:
+    """Return whether training transforms only shift and flip a fixed-size image, which works on cached bytes."""
+    changes = (config.auto_augment, config.color_jitter, config.grayscale, config.blur, config.erasing)
+    return plan.crop != "resized" and not any(changes)
+
+
+def eval_transform(host: HostInput, *, crop_pct: float, interpolation: str | None = None) -> Compose:
+    """Resize and center crop to the host's input; gives uint8 (C, H, W)."""
+    return create_transform(
+        input_size=(host.channels, host.height, host.width),
+        is_training=False,
+        interpolation=interpolation or host.interpolation,
+        crop_pct=crop_pct,
+        crop_mode=host.crop_mode,
+        normalize=False,
+    )
+
+
+def train_transform(config: AugmentConfig, plan: TransformPlan, host: HostInput) -> Compose:
+    """Return the training transform; draws from the global generators of python, numpy and torch.
+
+    Gives uint8 (C, H, W), or with random erasing, which needs normalized images, normalized float32.
+    """
+    geometry, changes, finish = create_transform(
+        input_size=(host.channels, host.height, host.width),
+        is_training=True,
+        scale=config.scale,
+        ratio=config.ratio,
+        hflip=plan.hflip,
+        vflip=plan.vflip,
+        color_jitter=config.color_jitter,
+        color_jitter_prob=config.color_jitter_prob,
+        grayscale_prob=config.grayscale,
+        gaussian_blur_prob=config.blur,
+        auto_augment=config.auto_augment,
+        interpolation=config.interpolation or host.interpolation,
+        mean=host.mean,
+        std=host.std,
+        re_prob=config.erasing,
+        re_mode=config.erasing_mode,
+        re_count=config.erasing_count,
+        separate=True,
+    )
+    if plan.crop != "resized":
+        steps = eval_transform(host, crop_pct=1.0, interpolation=config.interpolation).transforms[:-1]  # not the tensor
+        if plan.padding:
+            steps.append(RandomCrop((host.height, host.width), padding=plan.padding))
+        if plan.hflip:
+            steps.append(RandomHorizontalFlip(plan.hflip))
+        if plan.vflip:
+            steps.append(RandomVerticalFlip(plan.vflip))
+        geometry = Compose(steps)
+    to_tensor, normalize, *erase = finish.transforms
+    if not (isinstance(to_tensor, MaybeToTensor) and isinstance(normalize, Normalize)):
+        raise RuntimeError(f"timm's training transforms end in an unexpected way: {finish}")
+    finish = [image_to_tensor, host.normalize, *erase] if erase else [image_to_tensor]
+    return Compose([*geometry.transforms, *changes.transforms, *finish])
+
+
+class Preprocessor:
+    """Turns image files into the model's input, by the same steps as evaluation."""
+
+    def __init__(self, host: HostInput) -> None:
+        self.host, self._transform = host, eval_transform(host, crop_pct=host.crop_pct)
+
+    @classmethod
+    def from_serving(cls, serving: Serving) -> Preprocessor:
+        """Build the preprocessor from the `input` section of a model's `Serving`."""
+        given = serving.input
+        channels, height, width = (int(number) for number in given["size"])
+        return cls(
+            HostInput(
+                channels=channels,
+                height=height,
+                width=width,
+                mean=tuple(given["mean"]),
+                std=tuple(given["std"]),
+                interpolation=given["interpolation"],
+                crop_pct=given["crop_pct"],
+                crop_mode=given["crop_mode"],
+            )
+        )
+
+    def read(self, stream: IO[bytes], *, where: str) -> Tensor:
+        """Decode an image file, convert it to the host's mode, resize and crop; gives uint8 (C, H, W).
+
+        Raises:
+            UnreadableImage: names `where`.
+        """
+        return self.transform(decode(stream, where=where))
+
+    def transform(self, image: Image.Image) -> Tensor:
+        """Return the same for a decoded image in its upright orientation."""
+        pixels: Tensor = self._transform(in_mode(image, self.host.mode))
+        return pixels
+
+    def batch(self, images: Sequence[Tensor]) -> Tensor:
+        """Stack and normalize images (C, H, W) of `read` or `transform`; gives (B, C, H, W) float32."""
+        return self.host.normalize(torch.stack(list(images)))
