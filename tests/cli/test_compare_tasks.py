@@ -87,7 +87,7 @@ def test_classes_of_unequal_size_and_the_recipe_for_them(
         assert np.mean(recalls) == pytest.approx(variant.last["balanced_accuracy"].mean, abs=1e-6)
     page = (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
     assert "Class by class" in page
-    assert "always giving common, of most training images, is right 66.67 % of the time" in page
+    assert "always predicting common, the class with the most training images, is correct for 66.67 % of the images" in page
     assert "rare &lt;one&gt;" in page and "rare <one>" not in page
 
 
@@ -103,7 +103,7 @@ def test_one_label_with_the_recipe_for_several_is_refused(tables: Path, capsys: 
     assert _compare(tables, "one.csv", "--recipe", "multilabel", "--dry-run") != 0
     said = " ".join(capsys.readouterr().err.split())
     assert "one label each" in said
-    assert "do without --recipe multilabel" in said
+    assert "remove --recipe multilabel" in said
 
 
 def test_the_metric_is_one_that_has_a_score_for_every_image(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
