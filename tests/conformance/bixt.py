@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention
-from attngraft.models.bixt import BiXT
 from attngraft.models.bixt.layers import Layer, latent_block
+from attngraft.models.bixt.model import BiXT
 from attngraft.models.bixt.positions import DynamicPositions, StaticPositions
 from attngraft.models.bixt.tokenizers import ConvolutionalEmbedding, LocalPatchInteraction, PatchEmbedding
 from tests.conformance.vector import Builder, Built, Vector

@@ -136,7 +136,7 @@ def test_layer_scale_stays_behind_a_graft_and_nothing_changes() -> None:
     model = grafted_model("se(reduction=2)", init_values=0.5)
     before = copy.deepcopy(model.state_dict())
     found = fold(model)
-    assert "a graft stands between" in str(found.entries[-1].stayed)
+    assert "a graft lies between" in str(found.entries[-1].stayed)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

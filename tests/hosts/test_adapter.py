@@ -1,4 +1,4 @@
-"""Adapters refuse what they do not know."""
+"""Adapters refuse unknown arguments, children and blocks."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def test_adapters_have_the_same_names_when_missing() -> None:
 
 
 def test_an_adapter_that_does_not_fit_the_release_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "PACKAGES", {"timm": registry.Package({"timm.old": "timm.no_such_family"})})
+    old = {"timm": registry.Package({"timm.old": "timm.no_such_family"})}
+    monkeypatch.setattr(registry, "PACKAGES", {**registry.PACKAGES, **old})
     registry.load.cache_clear()
     try:
         from timm.layers import Mlp

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import attngraft
-from attngraft.hosts import find_host, shape_probe
-from attngraft.hosts.shape_probe import ShapeProbe, structure
+from attngraft.hosts import family, find_host
+from attngraft.hosts.family import ShapeProbe, structure
 
 TINY: dict[str, Any] = {
     "img_size": 32,
@@ -36,8 +36,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
         ran.append(model)
         return on_meta(model)
 
-    on_meta = shape_probe.on_meta
-    monkeypatch.setattr(shape_probe, "on_meta", noted)
+    on_meta = family.on_meta
+    monkeypatch.setattr(family, "on_meta", noted)
     monkeypatch.setattr(ShapeProbe, "_cache", type(ShapeProbe._cache)())
     return ran
 

@@ -1,4 +1,4 @@
-"""Attention that no adapter reads says what it is."""
+"""Refusals name unsupported attention with the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attngraft.hosts.unread import UNREAD, why_unread
 
 
 @pytest.mark.parametrize("name", UNREAD)
-def test_every_class_is_one_of_timms(name: str) -> None:
+def test_every_class_is_in_timm(name: str) -> None:
     module, _, kind = name.rpartition(".")
     try:
         found: Any = importlib.import_module(module)
@@ -28,7 +28,7 @@ def test_every_class_is_one_of_timms(name: str) -> None:
     assert issubclass(getattr(found, kind), nn.Module)
 
 
-def test_the_refusal_of_a_network_of_convolutions_says_what_attends_in_it() -> None:
+def test_the_refusal_of_a_convolutional_network_names_its_attention() -> None:
     with torch.device("meta"):
         model = timm.create_model("lambda_resnet26t")
     with pytest.raises(
@@ -45,7 +45,7 @@ def test_the_refusal_of_a_network_of_convolutions_says_what_attends_in_it() -> N
         ("DiffParallelScalingBlock", "difference of two softmaxes"),
     ],
 )
-def test_a_vision_transformer_of_other_blocks_says_what_is_different(block: str, why: str) -> None:
+def test_the_refusal_of_other_vit_blocks_names_the_reason(block: str, why: str) -> None:
     from timm.models import vision_transformer
 
     if not hasattr(vision_transformer, block):
@@ -86,7 +86,7 @@ def test_the_refusal_lists_the_adapters_for_models_of_the_same_package_alone() -
 
 
 class Own(nn.Module):
-    """A model that attends, of a package that attngraft knows nothing of."""
+    """A model with attention, of an unknown package."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,22 +97,22 @@ class Own(nn.Module):
         return (q @ k.mT).softmax(dim=-1) @ v
 
 
-def test_the_refusal_of_a_model_of_ones_own_lists_every_adapter() -> None:
+def test_the_refusal_of_a_users_model_lists_every_adapter() -> None:
     with pytest.raises(attngraft.HostError) as raised:
         attngraft.graft(Own(), "cb")
-    said = str(raised.value)
-    assert "Own is not a supported host" in said
-    assert "write an adapter and call attngraft.register_host(adapter)" in said
-    listed = said.partition("Supported: ")[2].removesuffix(" (see: attngraft list hosts).")
+    message = str(raised.value)
+    assert "Own is not a supported host" in message
+    assert "write an adapter and call attngraft.register_host(adapter)" in message
+    listed = message.partition("Supported: ")[2].removesuffix(" (see: attngraft list hosts).")
     found = []
     for family, members, alone in re.findall(r"([\w]+) \(([^)]*)\)|([\w.]+)", listed):
         found += [alone] if alone else [f"{family}.{member}" for member in members.split(", ")]
     assert sorted(found) == sorted(host_adapters())
     assert {"timm.vit", "torch.nn", "torchvision.swin", "bixt"} <= set(found)
-    assert len(said) < 1000
+    assert len(message) < 1000
 
 
-def test_the_refusal_of_a_layer_of_torch_lists_what_reads_torch() -> None:
+def test_the_refusal_of_a_torch_layer_lists_the_adapter_of_torch() -> None:
     with pytest.raises(attngraft.HostError, match=r"register_host\(adapter\)\. Supported: torch\.nn \(see: "):
         attngraft.graft(nn.Linear(2, 2), "cb")
 

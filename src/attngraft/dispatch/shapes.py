@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,7 +40,10 @@ class Shapes:
             before = dict(sizes)
             for axis, size in zip(axes, shape, strict=True):
                 if len(axis) > 1:
-                    fits = size == math.prod(sizes.get(factor, factor) for factor in axis)
+                    product = 1
+                    for factor in axis:
+                        product = product * sizes.get(factor, factor)
+                    fits = size == product
                 elif axis[0] == "b":
                     fits = size == 1 or sizes.setdefault("B", size) == size
                 else:

@@ -42,7 +42,7 @@ PACKAGES: Mapping[str, Package] = {
             *("pvt_v2", "nest", "davit", "gcvit", "tiny_vit", "qwen3", "deepseek", "naflex", "sam", "tnt", "visformer"),
             *("metaformer", "mobilevit", "convit", "fastvit", "gemma4", "xcit", "hiera", "mvitv2", "coat", "hieradet"),
             *("nextvit", "efficientformer", "csatv2"),
-            table=("pit", "eva", "mixer", "qwen3", "deepseek", "mobilevit", "xcit", "coat", "csatv2"),
+            table=("pit", "eva", "mixer", "qwen3", "deepseek", "metaformer", "mobilevit", "xcit", "coat", "csatv2"),
         )
     ),
     OWN_MODELS: Package(

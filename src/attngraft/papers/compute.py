@@ -138,36 +138,34 @@ def rounds_to(printed: str, ours: float) -> bool | None:
 
 
 def _cells(paper: Paper, table: Table, row: Row, runs: Sequence[Run]) -> dict[str, Cell]:
-    numbers: Mapping[str, float] | None = None
+    counts: Mapping[str, float] | None = None
     missing: str | None = None
     if any(column.count and column.id in row.printed for column in table.columns):
+        name = table.counter or paper.counter
+        if name not in COUNTERS:
+            raise ConfigError(f"{paper.id}: unknown counter {name!r}; counters: {', '.join(COUNTERS)}")
         try:
-            numbers = _count(paper, table, row)
+            counts = COUNTERS[name](*_build(table, row))
         except _NotBuiltError as error:
             missing = str(error)
-    cells = {}
-    for column in table.columns:
-        if column.id not in row.printed:
-            continue
-        if column.count:
-            cells[column.id] = _counted(column.count, column.id, row, numbers, missing)
-        else:
-            cells[column.id] = _measured(column, row, runs)
-    return cells
+    return {
+        column.id: _counted(column, row, counts, missing) if column.count else _measured(column, row, runs)
+        for column in table.columns
+        if column.id in row.printed
+    }
 
 
-def _counted(what: str, column: str, row: Row, numbers: Mapping[str, float] | None, missing: str | None) -> Cell:
-    printed = row.printed[column]
-    if numbers is None:
+def _counted(column: Column, row: Row, counts: Mapping[str, float] | None, missing: str | None) -> Cell:
+    printed, what = row.printed[column.id], column.count or ""
+    if counts is None:
         return Cell(verdict="not computed", printed=printed, why=missing)
-    if what not in numbers:
-        raise ConfigError(
-            f"column {column}: the counter has no {what!r}{did_you_mean(what, numbers)}; it has {', '.join(numbers)}"
-        )
-    ours = numbers[what]
+    if what not in counts:
+        hint = did_you_mean(what, counts)
+        raise ConfigError(f"column {column.id}: the counter has no {what!r}{hint}; it has {', '.join(counts)}")
+    ours = counts[what]
     if rounds_to(printed, ours):
         return Cell(verdict="agrees", printed=printed, ours=ours)
-    return Cell(verdict="differs", printed=printed, ours=ours, why=row.errata.get(column, "no reason is known"))
+    return Cell(verdict="differs", printed=printed, ours=ours, why=row.errata.get(column.id, "no reason is known"))
 
 
 def _measured(column: Column, row: Row, runs: Sequence[Run]) -> Cell:
@@ -177,13 +175,6 @@ def _measured(column: Column, row: Row, runs: Sequence[Run]) -> Cell:
         return Cell(verdict="printed", printed=printed)
     ours = fmean(values) * (100 if column.percent else 1)
     return Cell(verdict="from runs", printed=printed, ours=ours, runs=len(values))
-
-
-def _count(paper: Paper, table: Table, row: Row) -> Mapping[str, float]:
-    name = table.counter or paper.counter
-    if name not in COUNTERS:
-        raise ConfigError(f"{paper.id}: unknown counter {name!r}; counters: {', '.join(COUNTERS)}")
-    return COUNTERS[name](*_build(table, row))
 
 
 def _build(table: Table, row: Row) -> tuple[nn.Module, Inputs]:

@@ -59,36 +59,8 @@ class Bar:
         return measured.low <= self.limit
 
 
-def paired_ratio(
-    baseline: Work,
-    candidate: Work,
-    *,
-    pairs: int = 30,
-    warmup: int = 3,
-    min_seconds: float = 0.0,
-    synchronize: Callable[[], object] | None = None,
-    clock: Clock = time.perf_counter,
-) -> PairedRatio:
-    """Time `candidate` against `baseline` by interleaved pairs in alternating order.
-
-    Args:
-        baseline, candidate: functions to time; their results are ignored.
-        pairs: number of paired samples.
-        warmup: untimed calls of each before the first pair.
-        min_seconds: a sample repeats its work until the baseline takes at least this long, for work that is too short to
-            time.
-        synchronize: waits for the device, called before reading the clock. None on CPU.
-        clock: seconds; `time.process_time` for CPU time.
-
-    Raises:
-        ValueError: `pairs` below 1, or work too short for the clock (raise `min_seconds`).
-    """
-    sampling: dict[str, Any] = {
-        "warmup": warmup,
-        "min_seconds": min_seconds,
-        "synchronize": synchronize,
-        "clock": clock,
-    }
+def paired_ratio(baseline: Work, candidate: Work, *, pairs: int = 30, **sampling: Any) -> PairedRatio:
+    """Time `candidate` against `baseline` by interleaved pairs in alternating order; arguments as of `several`."""
     return several(baseline, {"candidate": candidate}, pairs=pairs, **sampling)["candidate"]
 
 
@@ -104,22 +76,32 @@ def several(
 ) -> dict[str, PairedRatio]:
     """Time several candidates against one baseline in rounds, each of which gives one pair per candidate.
 
-    Arguments and errors are those of `paired_ratio`.
+    Args:
+        baseline, candidates: functions to time; their results are ignored.
+        pairs: number of paired samples.
+        warmup: untimed calls of each before the first pair.
+        min_seconds: a sample repeats its work until the baseline takes at least this long, for work that is too short to
+            time.
+        synchronize: waits for the device, called before reading the clock. None on CPU.
+        clock: seconds; `time.process_time` for CPU time.
+
+    Raises:
+        ValueError: `pairs` below 1, or work too short for the clock (raise `min_seconds`).
     """
     if pairs < 1:
         raise ValueError(f"pairs must be at least 1, not {pairs}")
-    stopwatch = _Stopwatch(clock, synchronize)
+    time_calls = _timer(clock, synchronize)
     works = [baseline, *candidates.values()]
     for work in works:
         for _ in range(warmup):
             work()
-    repeats = _repeats(baseline, min_seconds, stopwatch)
+    repeats = _repeats(baseline, min_seconds, time_calls)
     seconds = np.empty((pairs, len(works)))
     with _collector_off():
         for row, order in enumerate(rounds(len(works), pairs)):
             gc.collect()
             for column in order:
-                seconds[row, column] = stopwatch.time(works[column], repeats) / repeats
+                seconds[row, column] = time_calls(works[column], repeats) / repeats
     if not (seconds > 0).all():
         raise ValueError("the clock did not advance during a sample: the work is too short; raise min_seconds")
     return {name: _summary(seconds[:, 0], seconds[:, index]) for index, name in enumerate(candidates, start=1)}
@@ -140,11 +122,11 @@ def duration(
     """
     if samples < 1:
         raise ValueError(f"samples must be at least 1, not {samples}")
-    stopwatch = _Stopwatch(clock, synchronize)
+    time_calls = _timer(clock, synchronize)
     for _ in range(warmup):
         work()
     with _collector_off():
-        seconds = np.array([stopwatch.time(work, 1) for _ in range(samples)])
+        seconds = np.array([time_calls(work, 1) for _ in range(samples)])
     median, low, high = median_interval(seconds)
     return Duration(seconds=median, low=low, high=high, samples=samples)
 
@@ -170,28 +152,28 @@ def rounds(works: int, count: int) -> Iterator[list[int]]:
         yield order[::-1] if index % 2 else order
 
 
-@dataclass(frozen=True)
-class _Stopwatch:
-    clock: Clock
-    synchronize: Callable[[], object] | None
+def _timer(clock: Clock, synchronize: Callable[[], object] | None) -> Callable[[Work, int], float]:
+    """Return a function that times repeated calls of `work`, in seconds."""
 
-    def time(self, work: Work, repeats: int) -> float:
-        start = self._now()
+    def now() -> float:
+        if synchronize is not None:
+            synchronize()
+        return clock()
+
+    def time_calls(work: Work, repeats: int) -> float:
+        start = now()
         for _ in range(repeats):
             work()
-        return self._now() - start
+        return now() - start
 
-    def _now(self) -> float:
-        if self.synchronize is not None:
-            self.synchronize()
-        return self.clock()
+    return time_calls
 
 
-def _repeats(baseline: Work, min_seconds: float, stopwatch: _Stopwatch) -> int:
+def _repeats(baseline: Work, min_seconds: float, time_calls: Callable[[Work, int], float]) -> int:
     """Return how often a sample repeats its work, so that the baseline takes `min_seconds`."""
     repeats = 1
     while min_seconds > 0 and repeats < _MAX_REPEATS:
-        taken = stopwatch.time(baseline, repeats)
+        taken = time_calls(baseline, repeats)
         if taken >= min_seconds:
             break
         growth = min_seconds / taken * 1.1 if taken > 0 else 10.0

@@ -37,7 +37,7 @@ CAUSAL = {
     "cb": "must not see later ones, and this averages over all",
     "cb(at=attention)": "must not see later ones, and this averages over all",
 }
-#: what can stand where tokens must not see later ones
+#: grafts that causal sites accept
 FOR_DECODERS = [
     "toy_flatten + toy_scale(start=0.5, stage=heads)",
     "horizontal + vertical",

@@ -69,7 +69,7 @@ class TestBixtDynamicPositions(TestBixt):
 
 @pytest.mark.slow
 class TestSequential(TestBixt):
-    """Tokens ask the latents, too."""
+    """Tokens attend to the latents, too."""
 
     layers = 5
     name: ClassVar = "sequential_d11"
@@ -171,7 +171,7 @@ def test_the_baselines_offer_their_maps_under_the_same_names() -> None:
 
 
 def test_gradients_flow_through_recorded_maps() -> None:
-    """Of the maps beside the operation, so from them to what made them."""
+    """Gradients of the maps with respect to their inputs."""
     model, images = made(TestBixt)
     with attngraft.record(model, MAPS, sites="blocks.0", detach=False) as recording:
         model(images)

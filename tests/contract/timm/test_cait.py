@@ -18,7 +18,7 @@ TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_h
 
 
 class TestCait(HostContract):
-    """Two blocks of talking heads on 4 x 4 patches, two in which the class token asks."""
+    """Two blocks of talking heads on 4 x 4 patches, two of class attention."""
 
     layers = 4
     refused: ClassVar = NO_WINDOWS | {"bisa(learned=true, norm=true)": r"blocks\.0\.attn .*talking heads.*; no site"}

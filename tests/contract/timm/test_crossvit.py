@@ -25,7 +25,7 @@ TINY: dict[str, Any] = {
 
 
 class TestCrossVit(HostContract):
-    """Branches of 4 x 4 and 2 x 2 patches; each class token asks the other branch."""
+    """Branches of 4 x 4 and 2 x 2 patches; each class token attends to the other branch."""
 
     layers = 5
     mlps = 3

@@ -54,7 +54,7 @@ class TestElsaSwin(HostContract):
 
 
 class TestElsaVolo(HostContract):
-    """Neighborhoods on 6 x 6 patches, two blocks on the 3 x 3 left, two in which the class token asks; a second head."""
+    """Neighborhoods on 6 x 6 patches, two blocks on the 3 x 3 left, two of class attention; a second head."""
 
     layers = 5
     specs: ClassVar = ONE_PER_STAGE

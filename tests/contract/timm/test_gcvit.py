@@ -15,7 +15,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
 
 class TestGCViT(HostContract):
-    """A map of 8 x 8 in windows of 4, then one of 4 x 4 in windows of 2; every second block is asked by the image."""
+    """A map of 8 x 8 in windows of 4, then one of 4 x 4 in windows of 2; every second block has global queries."""
 
     layers = 4
     refused: ClassVar = NO_CLASS_TOKEN

@@ -35,7 +35,7 @@ class TestMobileVit(HostContract):
 
 
 class TestMobileVitV2(HostContract):
-    """Linear attention, whose sites say so; MLPs of maps (pixels of a patch, patches)."""
+    """Linear attention, whose sites have no hook points; MLPs on maps (pixels of a patch, patches)."""
 
     layers = 2
     refused: ClassVar = {"bisa": "its attention is linear", "horizontal": "its attention is linear"}

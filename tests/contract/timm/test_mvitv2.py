@@ -16,7 +16,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 
 class TestMViTv2(HostContract):
-    """8 x 8 tokens ask 4 x 4; then 4 x 4 ask 8 x 8, and each other."""
+    """8 x 8 queries with 4 x 4 keys; then 4 x 4 with 8 x 8, and with 4 x 4."""
 
     layers = 3
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN

@@ -26,7 +26,7 @@ def _shell() -> nn.Module:
 
 
 class TestNextViT(HostContract):
-    """A block of convolutions, one that asks the averages of four tokens each; then one that asks them all."""
+    """A block of convolutions, one with pooled keys, then one with all keys."""
 
     layers = 2
     mlps = 3

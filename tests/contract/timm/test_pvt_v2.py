@@ -23,7 +23,7 @@ TINY: dict[str, Any] = {
 
 
 class TestPvtV2(HostContract):
-    """A block that asks the summary of its map, two that ask the whole of it."""
+    """A block with subsampled keys, two with all keys."""
 
     layers = 3
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
@@ -39,7 +39,7 @@ class TestPvtV2(HostContract):
 
 @pytest.mark.slow
 class TestPvtV2Linear(TestPvtV2):
-    """Every block asks 7 x 7 averages."""
+    """Every block has 7 x 7 pooled keys."""
 
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN | {"bisa(learned=true, norm=true)": "key side has fewer tokens"}
     name = "pvt_v2_b2_li"

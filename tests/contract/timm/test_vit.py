@@ -24,7 +24,7 @@ class TestViT(HostContract):
 
     layers = 2
     refused: ClassVar = NO_WINDOWS
-    where: ClassVar = {"ghost": "blocks.0"}  # of the last block only the class token is used, which stands on no grid
+    where: ClassVar = {"ghost": "blocks.0"}  # of the last block only the class token is used, which is on no grid
 
     def make(self) -> nn.Module:
         return timm.create_model("vit_tiny_patch16_224", **TINY)

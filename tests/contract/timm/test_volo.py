@@ -25,7 +25,7 @@ TINY: dict[str, Any] = {
 
 
 class TestVolo(HostContract):
-    """An outlook on 6 x 6 patches, two blocks on the 3 x 3 left, two in which the class token asks; a second head."""
+    """An outlook on 6 x 6 patches, two blocks on the 3 x 3 left, two of class attention; a second head."""
 
     layers = 5
     refused: ClassVar = {"cb(at=attention, scope=window)": "neighborhoods overlap"}
@@ -39,7 +39,7 @@ class TestVolo(HostContract):
 
 @pytest.mark.slow
 class TestVoloWithEveryGraft(TestVolo):
-    """VOLO again: the class token comes to the last two blocks alone, and asks keys there that are not its own."""
+    """VOLO again: only the last two blocks have a class token, with keys of all tokens."""
 
     specs: ClassVar = GRAFTS
     # in the last two blocks, to which it comes alone, a class token broadcast is itself
@@ -65,7 +65,7 @@ def test_outlooks_refuse_what_needs_weights_between_tokens(spec, reason) -> None
 
 
 @torch.no_grad()
-def test_horizontal_in_an_outlook_weighs_the_sums_over_neighbourhoods() -> None:
+def test_horizontal_in_an_outlook_weighs_the_sums_over_neighborhoods() -> None:
     torch.manual_seed(0)
     model = TestVolo().make().eval()
     images = torch.randn(1, 3, 48, 48)

@@ -16,7 +16,7 @@ TINY: dict[str, Any] = {"img_size": 32, "embed_dim": 16, "num_heads": 2, "depth"
 
 
 class TestXcit(HostContract):
-    """Two blocks of attention between channels on 4 x 4 patches, then two in which the class token asks."""
+    """Two blocks of attention between channels on 4 x 4 patches, then two of class attention."""
 
     layers = 4
     refused: ClassVar = {

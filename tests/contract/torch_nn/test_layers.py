@@ -64,7 +64,7 @@ class TestDecoder(_Contract):
 
 
 class Attending(nn.Module):
-    """Somebody's model, with an attention of torch in it and nothing else that we know."""
+    """A user's model with torch's attention and nothing else that an adapter reads."""
 
     def __init__(self, attention: nn.MultiheadAttention) -> None:
         super().__init__()
@@ -79,14 +79,14 @@ class Attending(nn.Module):
 
 
 def _alone(host: nn.Module, *, batch: int = 2) -> tuple[Tensor, ...]:
-    """What an attention takes that stands in a model as `mine`."""
+    """Return the inputs of an attention that a model calls `mine`."""
     torch.manual_seed(2)
     attention = host.get_submodule("mine")
     return find_host(attention).adapter.example_inputs(attention, batch=batch)
 
 
 class TestAttention(_Contract):
-    """An attention in a model of one's own, its weights asked for."""
+    """An attention in a user's model, with requested weights."""
 
     layers = 1
     mlps = 0
@@ -108,7 +108,7 @@ class TestAttention(_Contract):
 
 
 class TestAttentionOfOtherKeys(TestAttention):
-    """Keys and values of other widths, and learned ones beside them, sequences first: the map is nobody's."""
+    """Keys and values of other widths, and learned ones, sequences first: the map is not recorded."""
 
     batch_axis: ClassVar = 1
     refused: ClassVar = {"misa": "a learned key.*belongs to no token", "uniform_heads": "a learned key"}

@@ -1,4 +1,4 @@
-"""Masks in programs that are exported: made by transformers itself, or an input."""
+"""Masks in exported programs: created by transformers, or an input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The size that a MaxViT or CoAtNet was made for, where the model does not say it."""
+"""Image size of a MaxViT or CoAtNet that does not store it."""
 
 from __future__ import annotations
 

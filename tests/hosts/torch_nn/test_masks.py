@@ -184,7 +184,7 @@ def test_a_context_is_over_tokens_whatever_the_order_of_axes() -> None:
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_dropout_draws_as_the_host_does(batch_first: bool) -> None:
-    """The layer leaves its dropout to the attention while grafts may stand behind it."""
+    """The layer passes its dropout to the attention if grafts may follow."""
     torch.manual_seed(0)
     host = nn.TransformerDecoderLayer(E, H, 24, 0.3, batch_first=batch_first)
     x, memory = _turned(X, batch_first), _turned(MEMORY, batch_first)
@@ -242,7 +242,7 @@ def test_a_decoder_refuses_what_mixes_tokens(spec: str) -> None:
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("added", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 8, "vdim": 8}], ids=str)
 def test_a_map_that_takes_no_graft_is_recorded(added: dict[str, Any], need_weights: bool) -> None:
-    """Queries of other keys, among them one that stands for no token."""
+    """Keys of other tokens, and one that belongs to no token."""
     host = _attention(**added).eval()
     memory = MEMORY[..., : added.get("kdim", E)].contiguous()
     given = {"attn_mask": torch.randn(N, 5, generator=generator), "average_attn_weights": False}

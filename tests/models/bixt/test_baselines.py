@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import attngraft
 from attngraft.errors import HostError, UsageError
-from attngraft.models.bixt import Iterative, Sequential
+from attngraft.models.bixt.baselines import Iterative, Sequential
 from attngraft.models.bixt.latent_model import LatentModel
 from attngraft.models.bixt.registration import BASELINES
 from tests.listening import Heard

@@ -15,7 +15,7 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 
 from attngraft.errors import UsageError
-from attngraft.models.bixt import BiXT
+from attngraft.models.bixt.model import BiXT
 from attngraft.training.optimizer import parameter_groups
 from attngraft.training.recipe import OptimizerConfig
 from tests.models.bixt.tiny import TINY, images, tiny

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import attngraft
-from attngraft.models.bixt import BiXT
+from attngraft.models.bixt.model import BiXT
 from attngraft.models.bixt.registration import NAMES, arguments
 from tests.models.bixt.tiny import TINY, images, tiny
 

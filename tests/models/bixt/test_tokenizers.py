@@ -84,7 +84,7 @@ def test_what_cannot_be() -> None:
         ConvolutionalEmbedding(16, dim=12)
     with pytest.raises(UsageError, match="set no stride"):
         make_tokenizer("conv", 16, 8, in_chans=3, dim=16)
-    with pytest.raises(UsageError, match="tokenizer of BiXT is 'linear' or 'conv', not 'mlp'"):
+    with pytest.raises(UsageError, match="tokenizer of BiXT must be 'linear' or 'conv', not 'mlp'"):
         make_tokenizer("mlp", 16, in_chans=3, dim=16)
     with pytest.raises(UsageError, match="norm of BiXT is 'bn' or 'ln'"):
         LocalPatchInteraction(4, norm="gn")

@@ -7,7 +7,7 @@ from typing import Any
 import timm
 import torch
 
-from attngraft.models.bixt import BiXT
+from attngraft.models.bixt.model import BiXT
 
 #: 4 x 4 tokens
 TINY: dict[str, Any] = {

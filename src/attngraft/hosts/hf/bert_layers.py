@@ -7,7 +7,7 @@ and its norm; so `BertAttention`, which holds both, runs it step by step and has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -17,12 +17,12 @@ from transformers.cache_utils import EncoderDecoderCache
 from attngraft.attention import CLASS, GraftedModule, HookPoint, LinearLayer, Mixed, MlpGeometry, Projected
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import attention_site
 from attngraft.hosts.hf.decoder import CACHE, CachingSite, pop_cache
 from attngraft.hosts.hf.masks import hides_tokens
 from attngraft.hosts.hf.mlp import MaskedLayer, missing_in_chunks
 from attngraft.hosts.patched import as_linear, check_call
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import mlp_site
 
 _ARGUMENTS = ("hidden_states", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", CACHE, "kwargs")
@@ -187,7 +187,7 @@ TEMPLATES: dict[str, type[GraftedModule]] = {
 }
 
 
-def bert_sites(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def bert_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     """Yield the sites `attention`, `crossattention` (in some decoders) and `intermediate` (the whole MLP) of a layer."""
     check_known(layer, path, arguments=_ARGUMENTS, children=("attention", "crossattention", "intermediate", "output"))
     causal = bool(layer.is_decoder)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
 
 from attngraft.attention import MlpEnds, prefix_names
-from attngraft.hosts.adapter import Site
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import RotarySite, ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, image_tokens
 from attngraft.hosts.hf.mlp import UpDownMlp, mlp_site
 from attngraft.hosts.patched import patch_classes
-from attngraft.hosts.shape_probe import ShapeProbe
 
 
 class GraftedDINOv3ViTAttention(RotarySite, ScalingSite, dinov3.DINOv3ViTAttention):
@@ -24,7 +22,7 @@ class GraftedDINOv3ViTAttention(RotarySite, ScalingSite, dinov3.DINOv3ViTAttenti
     precise = False
 
 
-def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     config = layer.attention.config
     fields = image_tokens(config, prefix=prefix_names(registers=config.num_register_tokens))
     yield attention_site(layer.attention, f"{path}.attention", arguments=("position_embeddings",), **fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,13 +9,12 @@ from torch import Tensor, nn
 from attngraft.attention import CLASS, GraftedModule, MlpEnds, MlpGeometry, prefix_names
 from attngraft.errors import HostError
 from attngraft.hosts import sites
-from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.family import Family, family_table, patched_by_name
+from attngraft.hosts.adapter import check_known
+from attngraft.hosts.family import Family, ShapeProbe, Sites, family_table, patched_by_name
 from attngraft.hosts.hf.attention import ProjectedSite, ScalingSite, attention_site
 from attngraft.hosts.hf.bert_layers import TEMPLATES, bert_sites
 from attngraft.hosts.hf.family import ImageFamily, TextFamily, image_tokens
 from attngraft.hosts.hf.mlp import MaskedLayer, PlainMlp, missing_in_chunks, mlp_site
-from attngraft.hosts.shape_probe import ShapeProbe
 
 
 class LayerWithDropout(MaskedLayer):
@@ -44,7 +42,7 @@ class ClipAttention(ProjectedSite):
     out, rate = "out_proj", "dropout"
 
 
-def _vit(layer: Any, path: str, shapes: ShapeProbe, *, distillation: bool = False) -> Iterator[Site]:
+def _vit(layer: Any, path: str, shapes: ShapeProbe, *, distillation: bool = False) -> Sites:
     arguments = ("hidden_states", "attention_mask", "kwargs")
     children = ("attention", "layernorm_before", "layernorm_after", "mlp", "dropout")
     check_known(layer, path, arguments=arguments, children=children)
@@ -53,11 +51,11 @@ def _vit(layer: Any, path: str, shapes: ShapeProbe, *, distillation: bool = Fals
     yield mlp_site(layer.mlp, f"{path}.mlp", end=path, layer=path, **fields)
 
 
-def _deit(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _deit(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     return _vit(layer, path, shapes, distillation=True)
 
 
-def _dinov2(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _dinov2(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     if not hasattr(layer.attention, "o_proj"):
         raise HostError(
             f"{path}.attention has no output projection of its own, as in transformers before 5.20; attngraft supports "
@@ -69,15 +67,15 @@ def _dinov2(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     yield mlp_site(layer.mlp, f"{path}.mlp", layer=path, **fields)
 
 
-def _clip(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _clip(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     return _tower(layer, path, prefix=CLASS)
 
 
-def _siglip(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _siglip(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     return _tower(layer, path, prefix=(), init="xavier_uniform")
 
 
-def _tower(layer: Any, path: str, *, prefix: tuple[str, ...], **init: Any) -> Iterator[Site]:
+def _tower(layer: Any, path: str, *, prefix: tuple[str, ...], **init: Any) -> Sites:
     fields = image_tokens(layer.self_attn.config, prefix=prefix) | init
     yield attention_site(layer.self_attn, f"{path}.self_attn", ClipAttention, **fields)
     yield mlp_site(layer.mlp, f"{path}.mlp", **fields)
@@ -109,7 +107,7 @@ class DistilBertLayer(MaskedLayer):
     unmasked = ("ffn",)
 
 
-def _distilbert(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _distilbert(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     children = ("attention", "sa_layer_norm", "ffn", "output_layer_norm")
     check_known(layer, path, arguments=("hidden_states", "attention_mask", "kwargs"), children=children)
     fields: dict[str, Any] = {"dim": layer.ffn.lin1.in_features, "prefix": CLASS}

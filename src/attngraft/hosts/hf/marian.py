@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -14,11 +14,11 @@ from transformers.models.marian import modeling_marian as marian
 
 from attngraft.attention import GraftedModule, MlpGeometry, MlpSite
 from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import attention_site
 from attngraft.hosts.hf.decoder import CACHE, CachingSite, SequenceFamily, pop_cache
 from attngraft.hosts.hf.masks import hides_tokens
 from attngraft.hosts.patched import TwoLinearEnds, check_call, patch_classes
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import mlp_site
 
 
@@ -123,13 +123,13 @@ _CHILDREN = ("self_attn", "self_attn_layer_norm", "activation_fn", "fc1", "fc2",
 _ARGUMENTS = ("hidden_states", "attention_mask", "kwargs")
 
 
-def _encoder_sites(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _encoder_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(layer, path, arguments=_ARGUMENTS, children=_CHILDREN)
     yield _attention_site(layer, path, "self_attn")
     yield _mlp_site(layer, path)
 
 
-def _decoder_sites(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _decoder_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     arguments = (*_ARGUMENTS, "encoder_hidden_states", "encoder_attention_mask", CACHE, "use_cache")
     check_known(layer, path, arguments=arguments, children=(*_CHILDREN, "encoder_attn", "encoder_attn_layer_norm"))
     yield _attention_site(layer, path, "self_attn", causal=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 import torch
@@ -19,13 +18,13 @@ from attngraft.attention import (
     MlpEnds,
     MlpGeometry,
 )
-from attngraft.hosts.adapter import Site, check_known, fused_rows
+from attngraft.hosts.adapter import check_known, fused_rows
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import RotarySite, unsupported
 from attngraft.hosts.hf.family import TextFamily
 from attngraft.hosts.hf.masks import visible_in
 from attngraft.hosts.hf.mlp import MaskedLayer
 from attngraft.hosts.patched import as_linear
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import GLOBAL, NO_MIDDLE, global_site, mlp_site
 
 
@@ -89,7 +88,7 @@ def padding_of(mask: Tensor | None, local: bool, module: Any) -> Tensor | None:
     return None if bool(visible_in(mask).flatten(1, -2).any(dim=1).all()) else mask
 
 
-def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     arguments = ("hidden_states", "attention_mask", "position_embeddings", "kwargs")
     attn, mlp = layer.attn, layer.mlp
     check_known(layer, path, arguments=arguments, children=("attn_norm", "attn", "mlp_norm", "mlp"))

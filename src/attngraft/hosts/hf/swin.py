@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
@@ -11,12 +10,12 @@ from torch import Tensor
 from transformers.models.swin import modeling_swin as swin
 
 from attngraft.attention import GraftedModule, Projected, record_coordinates
-from attngraft.hosts.adapter import Site, check_known, own_parameters
+from attngraft.hosts.adapter import check_known, own_parameters
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
 from attngraft.hosts.hf.family import ImageFamily, pair
 from attngraft.hosts.hf.mlp import PlainMlp, mlp_site
 from attngraft.hosts.patched import patch_classes
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import windowed
 
 
@@ -91,7 +90,7 @@ class GraftedSwinLayer(GraftedModule, swin.SwinLayer):
         return cast(Tensor, swin.window_partition(self.cyclic_shift(maps), self.window_size)).flatten(1, 2)
 
 
-def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(
         layer,
         path,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import torch
@@ -22,11 +22,11 @@ from attngraft.attention import (
     Projection,
 )
 from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import attention_site
 from attngraft.hosts.hf.decoder import CACHE, CachingSite, SequenceFamily, pop_cache
 from attngraft.hosts.hf.masks import hides_tokens
 from attngraft.hosts.patched import TwoLinearEnds, as_linear, check_call, patch_classes
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import NO_MIDDLE, mlp_site
 
 #: before transformers 5.15, attention was always explicit, whatever the configuration named; it added the mask to the
@@ -241,7 +241,7 @@ _LAYER_ARGUMENTS = (
 )
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     causal = block.is_decoder
     yield _attention_site(block.layer[0], f"{path}.layer.0", "SelfAttention", causal=causal)
     if causal:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.models.cait import Cait, ClassAttn, LayerScaleBlock, LayerScaleBlockClassAttn, TalkingHeadAttn
 from torch import Tensor, nn
 
 from attngraft.attention import CLASS, Projected, plain_class
-from attngraft.hosts.adapter import Site, own_parameters
+from attngraft.hosts.adapter import own_parameters
 from attngraft.hosts.patched import patch_classes
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import fused_heads, global_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import ClassAttention, FusedQkv
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, class_attention_site, map_fields, unread_site
 
 _TALKING = (
@@ -44,7 +42,7 @@ def _mix_heads(mixing: nn.Module, maps: Tensor) -> Tensor:
     return cast(Tensor, mixing(maps.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     module, attn = block.attn, f"{path}.attn"
     fields = map_fields(shapes.model.embed_dim, *shapes.model.patch_embed.grid_size)
     if plain_class(module) is TalkingHeadAttn:
@@ -67,7 +65,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
-def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     fields = map_fields(shapes.model.embed_dim, *shapes.model.patch_embed.grid_size)
     fields["tokens"] += 1
     known = plain_class(block.attn) is ClassAttn

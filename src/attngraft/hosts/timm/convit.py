@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 import torch
@@ -10,12 +9,11 @@ from timm.models.convit import GPSA, MHSA, Block, ConVit
 from torch import Tensor, nn
 
 from attngraft.attention import CLASS, Projected, plain_class
-from attngraft.hosts.adapter import Site, own_parameters
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import own_parameters
 from attngraft.hosts.sites import fused_heads, global_site, projected_heads
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import FusedQkv, ScaledProducts
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import split_heads, split_qkv
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry
 
@@ -51,7 +49,7 @@ class GraftedGPSA(ScaledProducts, GPSA):
         return weights / weights.sum(dim=-1).unsqueeze(-1)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, count, dim = shapes.input_shape(path)
     module, grid = block.attn, tuple(shapes.model.patch_embed.grid_size)
     # the class token is added after the gated blocks

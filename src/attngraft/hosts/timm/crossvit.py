@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from timm.models.crossvit import CrossAttention, CrossAttentionBlock, CrossVit
@@ -10,11 +9,9 @@ from timm.models.vision_transformer import Block
 from torch import Tensor
 
 from attngraft.attention import CLASS
-from attngraft.hosts.adapter import Site
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import projected_heads
 from attngraft.hosts.timm.attention import PATCHED, ClassAttention, ScaledProducts
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import split_heads
 from attngraft.hosts.timm.sites import block_sites, class_attention_site
 
@@ -29,13 +26,13 @@ class GraftedCrossAttention(ClassAttention, ScaledProducts, CrossAttention):
         return split_heads(q, self.num_heads), split_heads(k, self.num_heads), split_heads(v, self.num_heads)
 
 
-def _block_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _block_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, tokens, dim = shapes.input_shape(path)
     grid = _grid(shapes.model, int(path.split(".")[3]))
     return block_sites(block, path, dim=dim, tokens=tokens, prefix=CLASS, grid=grid)
 
 
-def _fusion_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _fusion_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, tokens, dim = shapes.input_shape(path)
     module = block.attn
     other = (int(path.split(".")[3]) + 1) % shapes.model.num_branches  # the branch of the keys, whose width is `dim`

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.models.davit import ChannelBlock, DaVit, SpatialBlock, WindowAttention
 from torch import Tensor
 
 from attngraft.attention import Projected
-from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import check_known
 from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import map_to_tokens, split_qkv, tokens_to_map
 from attngraft.hosts.timm.sites import attention_geometry, channel_site, map_fields
 from attngraft.hosts.timm.windows import FixedWindowBlock
@@ -44,7 +42,7 @@ class GraftedSpatialBlock(FixedWindowBlock, SpatialBlock):
         return tokens_to_map(tokens + host.drop_path2(host.mlp(host.norm2(tokens))), grid)
 
 
-def _spatial_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _spatial_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(block, path, arguments=("x",), children=_BLOCK)
     _, dim, rows, columns = shapes.input_shape(path)
     window = windowed((rows, columns), tuple(block.window_size))
@@ -53,13 +51,13 @@ def _spatial_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     yield from _mlp_sites(block, path, shapes)
 
 
-def _channel_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _channel_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, dim, rows, columns = shapes.input_shape(path)
     yield channel_site(f"{path}.attn", instead="choose blocks with windows", **map_fields(dim, rows, columns))
     yield from _mlp_sites(block, path, shapes)
 
 
-def _mlp_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _mlp_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, dim, rows, columns = shapes.input_shape(path)
     if block.mlp is not None:
         yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.models.efficientformer import Attention, ConvMlpWithNorm, EfficientFormer, MetaBlock1d, MetaBlock2d
 from torch import Tensor
 
 from attngraft.attention import HookPoint, MlpGeometry, Projected
-from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import check_known
 from attngraft.hosts.sites import global_site, mlp_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import HeadwiseQkv
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.mlp import MapMlpSite, mlp_sites
 from attngraft.hosts.timm.sites import headwise_geometry, map_fields
 
@@ -40,7 +38,7 @@ class GraftedConvMlpWithNorm(MapMlpSite, ConvMlpWithNorm):
         return cast(Tensor, self.drop(self.norm2(self.fc2(x))))
 
 
-def _attention_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _attention_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, tokens, dim = shapes.input_shape(path)
     mixer = f"{path}.token_mixer"
     geometry = headwise_geometry(block.token_mixer, mixer, children=("qkv", "proj"), dim=dim, tokens=tokens)
@@ -48,7 +46,7 @@ def _attention_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site
     yield from mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=tokens)
 
 
-def _pooling_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _pooling_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, dim, rows, columns = shapes.input_shape(path)
     children = ("fc1", "norm1", "act", "fc2", "norm2", "drop")
     check_known(block.mlp, f"{path}.mlp", arguments=("x",), children=children)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from attngraft.attention import CLASS, HOOK_POINTS, GraftedModule, MlpGeometry, plain_class, prefix_names
+from attngraft.attention import CLASS, HOOK_POINTS, GraftedModule, MlpGeometry, Projection, plain_class, prefix_names
 from attngraft.hosts.adapter import Site, check_known, random_images
 from attngraft.hosts.family import Family, family_table, patched_by_name
-from attngraft.hosts.shape_probe import ShapeProbe
-from attngraft.hosts.sites import refused_site
+from attngraft.hosts.sites import GLOBAL, global_site, refused_site
 from attngraft.hosts.timm import mlp, rotary
-from attngraft.hosts.timm.attention import PATCHED, ClassAttention
-from attngraft.hosts.timm.family import FEATURE_NETS, TimmFamily, image_size
+from attngraft.hosts.timm.attention import PATCHED, ClassAttention, FusedQkv, ScaledProducts
+from attngraft.hosts.timm.family import FEATURE_NETS, ShapeProbe, Sites, TimmFamily, image_size
 from attngraft.hosts.timm.masked_blocks import PairMaskEvaBlock, with_pair_mask
 from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.rotary import rotary_block_sites
 from attngraft.hosts.timm.sites import (
+    attention_geometry,
     attention_site,
     block_sites,
     channel_site,
@@ -31,22 +30,22 @@ from attngraft.hosts.timm.sites import (
 )
 
 
-def _rotary(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _rotary(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     return rotary_block_sites(block, path, **prefixed_grid(shapes.model))
 
 
-def _eva(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _eva(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     return (with_pair_mask(site, path) for site in _rotary(block, path, shapes))
 
 
-def _pit(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _pit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, tokens, dim = shapes.input_shape(path)
     prefix = prefix_names(distillation=shapes.model.cls_token.shape[1] == 2)
     side = round((tokens - len(prefix)) ** 0.5)
     return block_sites(block, path, dim=dim, tokens=tokens, prefix=prefix, grid=(side, side))
 
 
-def _mixer(block: Any, path: str, shapes: ShapeProbe) -> list[Site]:
+def _mixer(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     """The token MLPs are not sites: their last axis is not channels."""
     fields = map_fields(shapes.model.embed_dim, *shapes.model.stem.grid_size)
     why = "tokens are mixed by weights, not by attention; choose MLP grafts (cb, cb_s, se, ...)"
@@ -56,10 +55,11 @@ def _mixer(block: Any, path: str, shapes: ShapeProbe) -> list[Site]:
         why = f"its MLP is {type(block.mlp_channels).__name__}, which mixes tokens too and is not supported"
         missing = {**dict.fromkeys(HOOK_POINTS, why), **missing}
         sites = [Site(path=f"{path}.mlp_channels", kind="mlp", geometry=MlpGeometry(hidden=0, **fields), targets={})]
-    return [replace(site, missing={**site.missing, **missing}) for site in sites]
+    for site in sites:
+        yield replace(site, missing={**site.missing, **missing})
 
 
-def _mobilevit(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _mobilevit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     """Each sequence holds the pixels at one position of all patches."""
     for name, inner in block.transformer.named_children():
         inner_path = f"{path}.transformer.{name}"
@@ -70,7 +70,7 @@ def _mobilevit(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
         yield from block_sites(inner, inner_path, dim=dim, tokens=tokens, sequences=sequences, grid=grid, apart=apart)
 
 
-def _mobilevit_v2(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _mobilevit_v2(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     for name, inner in block.transformer.named_children():
         inner_path = f"{path}.transformer.{name}"
         _, dim, pixels, patches = shapes.input_shape(inner_path)
@@ -92,7 +92,7 @@ def _xcit_fields(model: Any) -> dict[str, Any]:
     return map_fields(model.embed_dim, rows, columns)
 
 
-def _xcit(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _xcit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     children = ("norm1", "attn", "drop_path1", "norm3", "local_mp", "drop_path3", "norm2", "mlp", "drop_path2")
     check_known(block, path, arguments=("x", "H", "W"), children=children)
     fields = _xcit_fields(shapes.model)
@@ -100,7 +100,7 @@ def _xcit(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     yield from mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
-def _xcit_class(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _xcit_class(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     fields = _xcit_fields(shapes.model)
     fields["tokens"] += 1
     known = plain_class(block.attn) in shapes.adapter.patched
@@ -108,7 +108,26 @@ def _xcit_class(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     yield from mlp_sites(block.mlp, f"{path}.mlp", dim=fields["dim"], tokens=1, prefix=CLASS)
 
 
-def _coat_serial(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+class ScaledFusedQkv(ScaledProducts, FusedQkv):
+    """`timm.models.metaformer.Attention`."""
+
+
+def _metaformer(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    """CAFormer has attention in its last stages."""
+    mixer, token_mixer = block.token_mixer, f"{path}.token_mixer"
+    _, _, rows, columns = shapes.output_shape(path.rpartition(".blocks.")[0])
+    fields, missing = map_fields(block.mlp.fc1.weight.shape[1], rows, columns), {}
+    if plain_class(mixer) in shapes.adapter.patched:
+        projection = Projection(bias=mixer.proj.bias is not None)
+        yield global_site(token_mixer, attention_geometry(mixer, token_mixer, projection=projection, **fields))
+    else:
+        why = f"this block mixes tokens by {type(mixer).__name__}, not by attention; choose other blocks or MLP grafts"
+        missing = dict.fromkeys(GLOBAL, why)
+    for site in mlp_sites(block.mlp, f"{path}.mlp", **fields):
+        yield replace(site, missing={**site.missing, **missing})
+
+
+def _coat_serial(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     children = ("cpe", "norm1", "factoratt_crpe", "drop_path", "norm2", "mlp")
     check_known(block, path, arguments=("x", "size"), children=children)
     stage = int(path.partition(".")[0].removeprefix("serial_blocks"))
@@ -118,7 +137,7 @@ def _coat_serial(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     yield from mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
-def _coat_parallel(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _coat_parallel(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     """One attention for each of three maps; `mlp2` processes all three in turn."""
     parts = [f"{name}{branch}" for branch in (2, 3, 4) for name in ("norm1", "norm2", "factoratt_crpe", "mlp")]
     check_known(block, path, arguments=("x1", "x2", "x3", "x4", "sizes"), children=("drop_path", *parts))
@@ -130,19 +149,19 @@ def _coat_parallel(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
     yield from mlp_sites(block.mlp2, f"{path}.mlp2", **fields)
 
 
-def _csatv2(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _csatv2(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, tokens, dim = shapes.input_shape(f"{path}.attn")
     _, tokens, out = shapes.input_shape(f"{path}.mlp")
     yield attention_site(block.attn, f"{path}.attn", dim=dim, tokens=tokens, out_dim=None if out == dim else out)
     yield from mlp_sites(block.mlp, f"{path}.mlp", dim=out, tokens=tokens)
 
 
-def _csatv2_gate(block: Any, path: str, shapes: ShapeProbe) -> Iterable[Site]:
+def _csatv2_gate(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     why = (
         "it attends between the pixels of a single channel, and its output gates the map; choose transformer blocks at the "
         "ends of stages, or MLP grafts"
     )
-    return [refused_site(path, why, **map_fields(1, *shapes.input_shape(path)[-2:]))]
+    yield refused_site(path, why, **map_fields(1, *shapes.input_shape(path)[-2:]))
 
 
 class _CsatV2(TimmFamily):
@@ -204,6 +223,14 @@ FAMILIES = family_table(
         models=("xcit.Xcit",),
         blocks={"xcit.XCABlock": _xcit, "xcit.ClassAttentionBlock": _xcit_class},
         templates={"cait.ClassAttn": ClassAttention},
+        patched=mlp.PATCHED,
+    ),
+    Family(
+        name="timm.metaformer",
+        summary="timm CAFormer of any size, features_only too; ConvFormer and PoolFormer (MLP sites only)",
+        models=("metaformer.MetaFormer",),
+        blocks={"metaformer.MetaFormerBlock": _metaformer},
+        templates={"metaformer.Attention": ScaledFusedQkv},
         patched=mlp.PATCHED,
     ),
     Family(

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from attngraft.attention import plain_class
 from attngraft.hosts.adapter import norm_state, own_state, random_images
-from attngraft.hosts.family import BlockFamily
+from attngraft.hosts.family import BlockFamily, ShapeProbe, Sites
+
+__all__ = ["FEATURE_NETS", "ShapeProbe", "Sites", "TimmFamily", "image_size"]
 
 #: what `features_only=True` creates: no model class, only blocks
 FEATURE_NETS = (FeatureListNet, FeatureDictNet)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.models.fastvit import Attention, AttentionBlock, ConvMlp, FastVit
 from torch import Tensor
 
 from attngraft.attention import MlpGeometry
-from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.adapter import check_known
 from attngraft.hosts.patched import TwoLinearEnds
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import global_site, mlp_site
 from attngraft.hosts.timm.attention import FusedQkv
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import map_to_tokens, tokens_to_map
 from attngraft.hosts.timm.mlp import MapMlpSite
 from attngraft.hosts.timm.sites import attention_geometry, map_fields
@@ -40,7 +38,7 @@ class GraftedConvMlp(TwoLinearEnds, MapMlpSite, ConvMlp):
         return cast(Tensor, self.drop(self.fc2(x)))
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     mixer, mlp = f"{path}.token_mixer", block.mlp
     _, dim, rows, columns = shapes.input_shape(path)
     fields = map_fields(dim, rows, columns)

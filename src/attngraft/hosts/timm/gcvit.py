@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.models import gcvit
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, record_coordinates
-from attngraft.hosts.adapter import Site, own_parameters, random_images
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import own_parameters, random_images
 from attngraft.hosts.sites import fused_heads, projected_heads, window_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.family import TimmFamily, image_size
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, image_size
 from attngraft.hosts.timm.layouts import split_heads, split_qkv
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields, score_columns
 from attngraft.hosts.timm.windows import WindowMerger
@@ -49,7 +47,7 @@ class GraftedGlobalContextVitBlock(WindowMerger, gcvit.GlobalContextVitBlock):
         return self.run("attn.end", cast(Tensor, super()._window_attn(x, q_global)))
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.input_shape(path)
     module, attn, window = block.attn, f"{path}.attn", block.window_size
     if module.use_global:

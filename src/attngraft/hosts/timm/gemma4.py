@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.models import gemma4_vit as gemma4
 from torch import Tensor, nn
 
 from attngraft.attention import LinearLayer, MlpEnds, MlpGeometry, Projected
-from attngraft.hosts.adapter import Site, check_known, own_parameters, random_images
+from attngraft.hosts.adapter import check_known, own_parameters, random_images
 from attngraft.hosts.patched import patch_classes
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import NO_MIDDLE, global_site, mlp_site, projected_heads
 from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.masked_blocks import PaddingMaskBlock, with_padding_mask
 from attngraft.hosts.timm.sites import attention_geometry, map_fields
 
@@ -50,7 +48,7 @@ class GraftedBlock(PaddingMaskBlock, gemma4.Gemma4Block):
         return super().forward(x, rope_cos, rope_sin, attn_mask)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, count, dim = shapes.input_shape(f"{path}.attn")
     side, patch = _image_size(shapes.model), _encoder(shapes.model).patch_size
     fields = {**map_fields(dim, side[0] // patch[0], side[1] // patch[1]), "tokens": count}

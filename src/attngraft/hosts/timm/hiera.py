@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from timm.models.hiera import Hiera, HieraBlock, MaskUnitAttention
 from torch import Tensor, nn
 
 from attngraft.attention import AttentionGeometry, Projected
-from attngraft.hosts.adapter import Site, check_known, fused_rows, random_images
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import check_known, fused_rows, random_images
 from attngraft.hosts.sites import global_site, window_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import split_qkv
 from attngraft.hosts.timm.windows import WindowAxisSite
 
@@ -66,7 +64,7 @@ class GraftedMaskUnitAttention(WindowAxisSite, NoDropout, MaskUnitAttention):
         return self.by_unit(self.proj(self.interleave(heads.transpose(1, 2).flatten(2), units)), units)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(block, path, arguments=("x",), children=_BLOCK)
     module, attn, tokens = block.attn, f"{path}.attn", shapes.input_shape(path)[1]
     check_known(module, attn, arguments=("x",), children=("qkv", "proj"))

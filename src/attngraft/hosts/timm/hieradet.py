@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
@@ -10,12 +9,11 @@ from timm.models import hieradet_sam2 as hieradet
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, record_coordinates
-from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import check_known
 from attngraft.hosts.sites import global_site, window_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import split_heads, split_qkv
 from attngraft.hosts.timm.sites import attention_geometry, map_fields
 from attngraft.hosts.timm.windows import PaddedWindows
@@ -87,7 +85,7 @@ def _stride(pool: Any) -> tuple[int, int]:
     return (1, 1) if pool is None else tuple(pool.stride)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(block, path, arguments=("x",), children=_BLOCK)
     _, rows, columns, dim = shapes.input_shape(path)
     module, attn = block.attn, f"{path}.attn"

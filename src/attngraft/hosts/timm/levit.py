@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -23,9 +24,8 @@ from attngraft.attention import (
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, head_rows, norm_state, own_state, random_images
 from attngraft.hosts.patched import TwoLinearEnds, as_linear
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import global_site, mlp_site
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import map_to_tokens, match_memory_format, tokens_to_map
 from attngraft.hosts.timm.mlp import MapMlpSite
 
@@ -132,12 +132,12 @@ class GraftedLevitMlp(TwoLinearEnds, MapMlpSite, levit.LevitMlp):
         return cast(Tensor, self.ln2(x))
 
 
-def _block_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _block_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     yield _attention_site(block.attn, f"{path}.attn")
     yield _mlp_site(block.mlp, f"{path}.mlp", *block.attn.resolution)
 
 
-def _downsample_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _downsample_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     attention = block.attn_downsample
     yield _attention_site(attention, f"{path}.attn_downsample")
     yield _mlp_site(block.mlp, f"{path}.mlp", *(-(-side // attention.stride) for side in attention.resolution))
@@ -213,6 +213,10 @@ class TimmLevit(TimmFamily):
     }
     models = (levit.Levit, levit.LevitDistilled)
     blocks: ClassVar = {levit.LevitBlock: _block_sites, levit.LevitDownsample: _downsample_sites}
+
+    def canonical(self, path: str) -> str:
+        """Undo the renaming of `features_only`, which also flattens the stem."""
+        return re.sub(r"^(stages|stem)_", r"\1.", path)
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         stem = next(module for module in model.modules() if isinstance(module, nn.Conv2d))

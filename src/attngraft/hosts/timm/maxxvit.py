@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.layers import ConvMlp
@@ -11,11 +10,10 @@ from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, plain_class, record_coordinates
 from attngraft.hosts.adapter import Site, own_parameters, random_images
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import fused_heads, global_site, projected_heads, window_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import ConvAttention, SelfAttention
-from attngraft.hosts.timm.family import TimmFamily, image_size
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, image_size
 from attngraft.hosts.timm.layouts import tokens_to_map
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields, score_columns, score_rows
 from attngraft.hosts.timm.windows import WindowMerger
@@ -91,7 +89,7 @@ class GraftedPartitionAttention2d(WindowMerger, maxxvit.PartitionAttention2d):
         return self.run("attn.end", super()._partition_attn(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     kind = plain_class(block)
     for name in ("attn_block", "attn_grid") if kind is maxxvit.ParallelPartitionAttention else ("attn",):
         yield _attention_site(block, name, path, shapes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from timm.layers import ConvMlp, GluMlp, Mlp, SwiGLU
@@ -10,7 +10,8 @@ from timm.models.vitamin import GeGluMlp
 from torch import Tensor, nn
 
 from attngraft.attention import GraftedModule, HookPoint, MlpEnds, MlpGeometry, MlpSite, plain_class
-from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.adapter import check_known
+from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import TwoLinearEnds, patch_classes
 from attngraft.hosts.sites import NO_MIDDLE, mlp_site
 
@@ -78,7 +79,7 @@ PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {
 }
 
 
-def mlp_sites(module: Any, path: str, **geometry: Any) -> Iterator[Site]:
+def mlp_sites(module: Any, path: str, **geometry: Any) -> Sites:
     """Yield the site of one of timm's MLPs; none for an MLP of an unknown class."""
     if plain_class(module) not in PATCHED:
         return

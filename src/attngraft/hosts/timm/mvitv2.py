@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -12,11 +11,10 @@ from torch import Tensor, nn
 from attngraft.attention import CLASS, HookPoint, Mixed, MlpGeometry, Projected, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, own_parameters, random_images
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import fused_heads, global_site, mlp_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout, PlainMerge
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import split_qkv
 from attngraft.hosts.timm.sites import attention_geometry, unread_site
 
@@ -102,7 +100,7 @@ def _stride(pool: nn.Module) -> tuple[int, int]:
     return (stride, stride) if isinstance(stride, int) else tuple(stride)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(block, path, arguments=("x", "feat_size"), children=_BLOCK)
     prefix: dict[str, Any] = {"prefix": CLASS * bool(block.has_cls_token)}
     _, tokens, dim = shapes.input_shape(f"{path}.norm1")

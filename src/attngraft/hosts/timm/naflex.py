@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from timm.models.eva import EvaBlock
@@ -11,10 +10,9 @@ from timm.models.vision_transformer import Block
 from torch import Tensor
 
 from attngraft.attention import plain_class, prefix_names
-from attngraft.hosts.adapter import Site, random_images
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import random_images
 from attngraft.hosts.timm import attention, rotary
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.masked_blocks import PaddingMaskBlock, with_padding_mask
 from attngraft.hosts.timm.sites import block_sites
 
@@ -35,7 +33,7 @@ class GraftedEvaBlock(PaddingMaskBlock, EvaBlock):
         return super().forward(x, rope=rope, attn_mask=attn_mask)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     model = shapes.model
     grid = model.embeds.dynamic_feat_size(_image_size(model))
     prefix = prefix_names(class_token=model.has_class_token, registers=model.num_reg_tokens)

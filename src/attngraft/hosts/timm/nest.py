@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.layers import Mlp
@@ -12,11 +11,9 @@ from torch import Tensor
 
 from attngraft.attention import Projected, Recordable, record_coordinates
 from attngraft.attention.recorder import BLOCK_COORDINATES
-from attngraft.hosts.adapter import Site
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import split_qkv
 from attngraft.hosts.timm.sites import attention_geometry, map_fields
 from attngraft.hosts.timm.windows import WindowAxisSite
@@ -54,7 +51,7 @@ class GraftedMlp(mlp.GraftedMlp):
         return super().forward(x)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, blocks, tokens, dim = shapes.input_shape(path)
     side = math.isqrt(tokens)
     rows = math.isqrt(blocks) * side

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from timm.models.nextvit import EfficientAttention, NextConvBlock, NextTransformerBlock, NextViT
 from torch import Tensor
 
 from attngraft.attention import Projected, plain_class
-from attngraft.hosts.adapter import Site
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import global_site, projected_heads
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import PlainMerge
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import split_heads
 from attngraft.hosts.timm.sites import attention_geometry
 
@@ -30,7 +27,7 @@ class GraftedEfficientAttention(PlainMerge, EfficientAttention):
         return Projected(q, k, v, x, keys=keys)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, dim, rows, columns = shapes.input_shape(f"{path}.mlp")
     fields: dict[str, Any] = {"tokens": rows * columns, "grid": (rows, columns)}
     if plain_class(block) is NextTransformerBlock:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.models.pvt_v2 import Attention, Block, MlpWithDepthwiseConv, PyramidVisionTransformerV2
 from torch import Tensor
 
 from attngraft.attention import MlpGeometry
-from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.adapter import check_known
 from attngraft.hosts.patched import TwoLinearEnds
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import mlp_site
 from attngraft.hosts.timm.attention import SubsampledKeys
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import map_to_tokens, tokens_to_map
 from attngraft.hosts.timm.sites import map_fields, subsampled_site
 
@@ -38,7 +36,7 @@ class GraftedMlpWithDepthwiseConv(TwoLinearEnds, MlpWithDepthwiseConv):
         return self.run("mlp.end", self.drop(self.fc2(x)))
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, dim, rows, columns = shapes.output_shape(path.partition(".blocks.")[0])
     fields, module = map_fields(dim, rows, columns), block.mlp
     yield subsampled_site(block.attn, f"{path}.attn", shapes, argument="feat_size", **fields)

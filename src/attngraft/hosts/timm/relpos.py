@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from timm.models import vision_transformer_relpos as relpos
 from torch import Tensor
 
 from attngraft.attention import Projected
-from attngraft.hosts.adapter import Site, own_parameters
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import own_parameters
 from attngraft.hosts.sites import global_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import split_qkv
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, prefixed_grid, score_columns, score_rows
 
@@ -28,7 +26,7 @@ class GraftedRelPosAttention(SelfAttention, relpos.RelPosAttention):
         return Projected(self.q_norm(q), self.k_norm(k), v, x, bias=bias)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     module, tokens = block.attn, prefixed_grid(shapes.model)
     geometry = attention_geometry(
         module,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attngraft.attention import GraftedModule, Projected, plain_class
 from attngraft.hosts.adapter import Site, own_parameters
+from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import patch_classes
 from attngraft.hosts.sites import fused_heads, global_site, projected_heads
 from attngraft.hosts.timm.attention import SelfAttention, checked_mask, output_gate
@@ -103,7 +104,7 @@ PATCHED = {**_ATTENTION, **MLPS}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
-def rotary_block_sites(block: Any, path: str, **tokens: Any) -> Iterator[Site]:
+def rotary_block_sites(block: Any, path: str, **tokens: Any) -> Sites:
     """Yield the two sites of a block with one of these attentions; `tokens` are the fields that the model determines."""
     yield _rotary_site(block.attn, f"{path}.attn", **tokens)
     yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.layers import apply_rot_embed_cat
@@ -10,12 +9,11 @@ from timm.models import vision_transformer_sam as sam
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, record_coordinates
-from attngraft.hosts.adapter import Site, own_parameters
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import own_parameters
 from attngraft.hosts.sites import global_site, window_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields
 from attngraft.hosts.timm.windows import PaddedWindows
 
@@ -75,7 +73,7 @@ class GraftedBlock(PaddedWindows, sam.Block):
         return super().between(hook_point)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.input_shape(path)
     module, attn, side = block.attn, f"{path}.attn", block.window_size
     geometry = attention_geometry(

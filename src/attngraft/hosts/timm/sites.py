@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from timm.layers import Attention, RelPosBias, RelPosBiasTf, RelPosMlp
@@ -11,7 +10,7 @@ from torch import nn
 from attngraft.attention import CLASS, AttentionGeometry, plain_class, prefix_names
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, own_parameters
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.sites import fused_heads, global_site, projected_heads, refused_site
 from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.unread import reason_of
@@ -68,7 +67,7 @@ def attention_site(module: Any, path: str, **tokens: Any) -> Site:
     return global_site(path, geometry)
 
 
-def block_sites(block: Any, path: str, **tokens: Any) -> Iterator[Site]:
+def block_sites(block: Any, path: str, **tokens: Any) -> Sites:
     """Yield the two sites of timm's `Block` and `ResPostBlock`."""
     yield attention_site(block.attn, f"{path}.attn", **tokens)
     yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
@@ -168,8 +167,8 @@ def prefixed_grid(model: Any) -> dict[str, Any]:
     )
     if len(prefix) != model.num_prefix_tokens:
         raise HostError(
-            f"{type(model).__name__} has {model.num_prefix_tokens} prefix tokens, but attngraft knows only {len(prefix)} of "
-            f"them ({', '.join(prefix)})"
+            f"{type(model).__name__} has {model.num_prefix_tokens} prefix tokens, but attngraft supports only "
+            f"{len(prefix)} of them ({', '.join(prefix)})"
         )
     cells = model.patch_embed.grid_size
     return {

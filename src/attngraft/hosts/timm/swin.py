@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -13,11 +13,10 @@ from timm.models.swin_transformer_v2_cr import SwinTransformerV2Cr, SwinTransfor
 from torch import Tensor, nn
 
 from attngraft.attention import plain_class
-from attngraft.hosts.adapter import Site, own_parameters
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import own_parameters
 from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import split_qkv
 from attngraft.hosts.timm.rotary import fused_qkv
 from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields
@@ -87,7 +86,7 @@ _POSITIONS: Mapping[type[nn.Module], tuple[tuple[str, ...], tuple[str, ...], tup
 }
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     # `input_resolution` of the block rounds odd maps down in older timm (1.0.26)
     stage = int(shapes.adapter.canonical(path).split(".")[1])
     rows, columns = (-(-side // 2**stage) for side in shapes.model.patch_embed.grid_size)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.models.tiny_vit import Attention, NormMlp, TinyVit, TinyVitBlock
 from torch import Tensor
 
 from attngraft.attention import MlpGeometry, MlpSite, Projected
-from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.adapter import check_known
 from attngraft.hosts.patched import TwoLinearEnds
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import mlp_site, window_site, windowed
 from attngraft.hosts.timm.attention import HeadwiseQkv, PlainMerge
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import map_to_tokens
 from attngraft.hosts.timm.sites import headwise_geometry, map_fields
 from attngraft.hosts.timm.windows import FixedWindowBlock
@@ -50,7 +48,7 @@ class GraftedNormMlp(TwoLinearEnds, MlpSite, NormMlp):
         return cast(Tensor, self.drop2(self.fc2(x)))
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.input_shape(path)
     module, attn, mlp = block.attn, f"{path}.attn", block.mlp
     check_known(block, path, arguments=("x",), children=("attn", "drop_path1", "mlp", "drop_path2", "local_conv"))

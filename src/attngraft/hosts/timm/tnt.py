@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from timm.models.tnt import TNT, Attention, Block
@@ -10,11 +9,10 @@ from torch import Tensor
 
 from attngraft.attention import CLASS, Projected
 from attngraft.hosts.adapter import Site
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import global_site, projected_heads
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import ScaledProducts
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import split_heads, split_qkv
 from attngraft.hosts.timm.sites import attention_geometry
 
@@ -29,7 +27,7 @@ class GraftedAttention(ScaledProducts, Attention):
         return Projected(q, k, split_heads(self.v(x), self.num_heads), x)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     patches, pixels, inner = shapes.input_shape(f"{path}.attn_in")
     inside: dict[str, Any] = {"dim": inner, "tokens": pixels, "sequences": patches}
     yield _attention_site(block.attn_in, f"{path}.attn_in", **inside)

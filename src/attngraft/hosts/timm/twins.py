@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from timm.models.twins import Block, GlobalSubSampleAttn, LocallyGroupedAttn, Twins
 from torch import Tensor
 
 from attngraft.attention import Projected, plain_class, record_coordinates
-from attngraft.hosts.adapter import Site
 from attngraft.hosts.patched import patch_classes
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SubsampledKeys
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import merge_windows, pad_to_windows, partition, present_tokens, split_qkv
 from attngraft.hosts.timm.sites import attention_geometry, map_fields, subsampled_site, unread_site
 from attngraft.hosts.timm.windows import WindowAxisSite
@@ -64,7 +61,7 @@ class GraftedLocallyGroupedAttn(WindowAxisSite, LocallyGroupedAttn):
         return self.partition(self.proj(self.merge_windows(heads.transpose(1, 2).flatten(2), size)), size)
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     embed = shapes.model.patch_embeds[int(path.split(".")[1])]
     dim, grid = shapes.input_shape(path)[-1], (embed.H, embed.W)
     fields, module, attn = map_fields(dim, *grid), block.attn, f"{path}.attn"

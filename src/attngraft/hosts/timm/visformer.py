@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 from timm.models.visformer import Attention, Block, SpatialMlp, Visformer
 from torch import Tensor, nn
 
 from attngraft.attention import MlpGeometry, Projected, Projection
-from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.adapter import check_known
 from attngraft.hosts.patched import TwoLinearEnds
-from attngraft.hosts.shape_probe import ShapeProbe
 from attngraft.hosts.sites import GLOBAL, global_site, mlp_site
 from attngraft.hosts.timm.attention import ConvAttention, ScaledProducts
-from attngraft.hosts.timm.family import TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.layouts import tokens_to_map
 from attngraft.hosts.timm.mlp import MapMlpSite
 from attngraft.hosts.timm.sites import attention_geometry, map_fields
@@ -46,7 +44,7 @@ class GraftedSpatialMlp(TwoLinearEnds, MapMlpSite, SpatialMlp):
         return cast(Tensor, self.drop3(self.conv3(x)))
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, dim, rows, columns = shapes.input_shape(path)
     attn, mlp, fields = f"{path}.attn", block.mlp, map_fields(dim, rows, columns)
     if block.attn is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -10,12 +9,11 @@ from timm.models import volo
 from torch import Tensor
 
 from attngraft.attention import CLASS, HookPoint, Projected, SpaceSite
-from attngraft.hosts.adapter import Site, own_parameters, random_images
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import own_parameters, random_images
 from attngraft.hosts.sites import global_site, projected_heads
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import ClassAttention, FusedQkv, SelfAttention
-from attngraft.hosts.timm.family import TimmFamily, image_size
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, image_size
 from attngraft.hosts.timm.layouts import split_heads, split_qkv
 from attngraft.hosts.timm.sites import attention_geometry, class_attention_site, map_fields
 
@@ -98,14 +96,14 @@ class GraftedClassAttention(ClassAttention, volo.ClassAttention):
         return split_heads(self.q(x[:, :1]), self.num_heads), k, v
 
 
-def _transformer_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _transformer_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.input_shape(path)
     attn, fields = f"{path}.attn", map_fields(dim, rows, columns)
     yield global_site(attn, attention_geometry(block.attn, attn, **fields), on_maps=True)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
-def _outlooker_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _outlooker_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.input_shape(path)
     module, attn, fields = block.attn, f"{path}.attn", map_fields(dim, rows, columns)
     width = module.proj.in_features // module.num_heads
@@ -121,7 +119,7 @@ def _outlooker_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
-def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     module, (_, tokens, dim) = block.attn, shapes.input_shape(path)
     _, rows, columns, _ = shapes.output_shape(
         f"network.{len(shapes.model.network) - 1}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attngraft.attention import is_graft, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, Site, norm_state
+from attngraft.hosts.family import Sites
 from attngraft.hosts.sites import MLP
 from attngraft.hosts.torch_nn.attention import GraftedMultiheadAttention, attention_site
 from attngraft.hosts.torch_nn.layers import (
@@ -49,7 +50,7 @@ class TorchNN(HostAdapter):
     def sites(self, model: nn.Module) -> list[Site]:
         return list(self._sites(model))
 
-    def _sites(self, model: nn.Module) -> Iterator[Site]:
+    def _sites(self, model: nn.Module) -> Sites:
         stacks: list[str] = []
         read: set[nn.Module] = set()
         for path, module in model.named_modules():
@@ -86,8 +87,8 @@ class TorchNN(HostAdapter):
         attention = next(each for each in model.modules() if plain_class(each) is nn.MultiheadAttention)
         if kind not in self.models:
             raise HostError(
-                f"attngraft found torch's attention in a {kind.__name__} and does not know the inputs of that class; leave "
-                "out measure, or write an adapter"
+                f"attngraft found torch's attention in a {kind.__name__}, whose inputs are unknown; leave out measure, or "
+                "write an adapter"
             )
 
         def tokens(width: int, number: int = _LENGTH) -> Tensor:

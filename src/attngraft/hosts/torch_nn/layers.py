@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from attngraft.attention import GraftedModule, HookPoint, MlpGeometry, MlpSite, plain_class
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import TwoLinearEnds, check_call
 from attngraft.hosts.sites import MLP, refused_site
 from attngraft.hosts.torch_nn.attention import (
@@ -186,14 +186,14 @@ _DECODER = ("tgt", "memory", *(f"{side}_{name}" for side in ("tgt", "memory") fo
 _CHILDREN = ("self_attn", "linear1", "dropout", "linear2", "norm1", "norm2", "dropout1", "dropout2", "activation")
 
 
-def encoder_layer_sites(layer: Any, path: str, stacks: tuple[str, ...]) -> Iterator[Site]:
+def encoder_layer_sites(layer: Any, path: str, stacks: tuple[str, ...]) -> Sites:
     """Yield the two sites of an encoder layer; `stacks` are the paths of the encoders around it."""
     check_known(layer, path or type(layer).__name__, arguments=_ENCODER, children=_CHILDREN)
     yield _attention(layer.self_attn, child_path(path, "self_attn"), companions=(path, *stacks))
     yield _mlp(layer, path, companions=stacks)
 
 
-def decoder_layer_sites(layer: Any, path: str) -> Iterator[Site]:
+def decoder_layer_sites(layer: Any, path: str) -> Sites:
     """Yield the three sites of a decoder layer, which is causal."""
     children = (*_CHILDREN, "multihead_attn", "norm3", "dropout3")
     check_known(layer, path or type(layer).__name__, arguments=_DECODER, children=children)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 from torch import Tensor
@@ -10,7 +9,8 @@ from torchvision.models.vision_transformer import MLPBlock
 from torchvision.ops.misc import MLP
 
 from attngraft.attention import MlpGeometry, MlpSite, plain_class
-from attngraft.hosts.adapter import Site, check_known
+from attngraft.hosts.adapter import check_known
+from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import TwoLinearEnds, patch_classes
 from attngraft.hosts.sites import mlp_site
 
@@ -33,7 +33,7 @@ class SequentialMlp(TwoLinearEnds, MlpSite):
 PATCHED = patch_classes(SequentialMlp, MLP, MLPBlock, module=__name__)
 
 
-def mlp_sites(module: Any, path: str, **fields: Any) -> Iterator[Site]:
+def mlp_sites(module: Any, path: str, **fields: Any) -> Sites:
     """Yield the site of one of torchvision's MLPs; none for an MLP of an unknown class.
 
     Raises:

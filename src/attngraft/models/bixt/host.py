@@ -6,7 +6,7 @@ but `attngraft.record` can record its two maps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from attngraft.attention import AttentionGeometry, AttentionSite, LinearLayer, Projected, plain_class
 from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_parameters, random_images
+from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import as_linear
 from attngraft.hosts.sites import NO_WINDOWS, global_site, projected_heads, refused_site
 from attngraft.hosts.timm.attention import PATCHED
@@ -101,7 +102,7 @@ class BixtHost(HostAdapter):
     def sites(self, model: Any) -> list[Site]:
         return list(self._sites(model))
 
-    def _sites(self, model: Any) -> Iterator[Site]:
+    def _sites(self, model: Any) -> Sites:
         latents = _latent_fields(model)
         shared = getattr(model, "cross_attention", None)  # Iterative's, which serve several blocks
         for name, block in model.blocks.named_children():
@@ -129,7 +130,7 @@ def _latent_fields(model: Any) -> dict[str, Any]:
     return {"dim": model.embed_dim, "tokens": model.latents.shape[1], "init": "xavier_uniform"}
 
 
-def _cross_sites(model: Any, block: Any, path: str, *, uses: int = 1) -> Iterator[Site]:
+def _cross_sites(model: Any, block: Any, path: str, *, uses: int = 1) -> Sites:
     """Yield the sites of a block of cross-attention; each of its `uses` for one input counts as a sequence."""
     rows, columns = model.grid_size
     latents = {**_latent_fields(model), "sequences": uses}

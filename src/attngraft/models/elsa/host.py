@@ -5,14 +5,13 @@ MLPs take grafts, and so do VOLO's later stages; ELSA's own attention takes none
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from attngraft.hosts.adapter import Site, norm_state, own_parameters, random_images
-from attngraft.hosts.family import BlockFamily
-from attngraft.hosts.shape_probe import ShapeProbe
+from attngraft.hosts.adapter import norm_state, own_parameters, random_images
+from attngraft.hosts.family import BlockFamily, ShapeProbe, Sites
 from attngraft.hosts.sites import refused_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.mlp import mlp_sites
@@ -28,7 +27,7 @@ LOCAL = f"ELSA's attention computes its filters without a product of each query 
 IN_WINDOWS = f"the window attention of ELSA-Swin's last stage follows its published code. {_ELSEWHERE}"
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Iterator[Site]:
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.input_shape(path)
     module = block.attn
     if isinstance(module, HadamardAttention):
