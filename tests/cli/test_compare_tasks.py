@@ -87,7 +87,10 @@ def test_classes_of_unequal_size_and_the_recipe_for_them(
         assert np.mean(recalls) == pytest.approx(variant.last["balanced_accuracy"].mean, abs=1e-6)
     page = (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
     assert "Class by class" in page
-    assert "always predicting common, the class with the most training images, is correct for 66.67 % of the images" in page
+    assert (
+        "always predicting common, the class with the most training images, is correct for 66.67 % of the images"
+        in page
+    )
     assert "rare &lt;one&gt;" in page and "rare <one>" not in page
 
 
