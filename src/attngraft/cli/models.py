@@ -59,8 +59,8 @@ def models_of_study(
     import dataclasses
 
     from attngraft.errors import UsageError
-    from attngraft.study.collect import finished_runs
     from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
+    from attngraft.study.plan import finished_runs
     from attngraft.suggest import did_you_mean
     from attngraft.targets.handle import open_handle
 
