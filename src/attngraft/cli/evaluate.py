@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from attngraft.cli.output import output_console
+from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,8 +78,6 @@ def evaluate(
 
         attngraft eval runs/imagenet --suite v2=./imagenetv2-matched-frequency-format-val --suite a=./imagenet-a
     """
-    from attngraft.errors import UsageError
-
     if suite:
         _evaluate_suites(run, suite, data=data, split=split, weights=weights, limit=limit, as_json=as_json)
         return
@@ -82,8 +87,6 @@ def evaluate(
 
 
 def _evaluate(run: Path, *, data: str | None, split: str | None, weights: Weights, as_json: bool) -> None:
-    import json
-
     from rich.console import Console
     from rich.table import Table
 
@@ -104,9 +107,6 @@ def _evaluate(run: Path, *, data: str | None, split: str | None, weights: Weight
 
 
 def _evaluate_suites(run: Path, texts: list[str], *, as_json: bool, weights: Weights, **where: Any) -> None:
-    import os
-    from contextlib import nullcontext
-
     from rich.console import Console
 
     from attngraft.evaluation.suites import SuitesFailed, evaluate_suites, parse_suites
@@ -132,18 +132,12 @@ def _evaluate_suites(run: Path, texts: list[str], *, as_json: bool, weights: Wei
 
 
 def _show(run: Path, found: Sequence[SuiteRun], *, as_json: bool) -> None:
-    import dataclasses
-    import json
-    import sys
-
-    from rich.console import Console
-
     from attngraft.report.suites import suite_heading, suite_table
 
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
         return
-    out = Console(width=None if sys.stdout.isatty() else 100)
+    out = output_console(100, highlight=True)
     for each in found:
         out.print(suite_heading(each), markup=False, highlight=False, soft_wrap=True)
         out.print(suite_table(each))

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from attngraft.cli.evaluate import Weights
+from attngraft.cli.models import open_models
+from attngraft.cli.values import assignments
 
 
 def explore(
@@ -47,8 +49,6 @@ def explore(
 
         attngraft explore --model flowers-model --image tulip.jpg --sites last:4
     """
-    from attngraft.cli.models import open_models
-    from attngraft.cli.values import assignments
     from attngraft.report.explorer import explore_subjects
 
     arguments = assignments(host_arg or [], option="--host-arg")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from attngraft.cli.evaluate import Weights
+from attngraft.cli.output import print_json
 
 if TYPE_CHECKING:
     from attngraft.export.run import Exported
@@ -79,9 +81,6 @@ def export(
 
         attngraft export runs/flowers --out flowers-model --to hf --push jane/flowers-vit
     """
-    import dataclasses
-    import json
-
     from attngraft.export.hub import check_name, push_to_hub
     from attngraft.export.run import export_run
 
@@ -108,7 +107,7 @@ def export(
             "plain_timm_difference": exported.plain_difference,
             "uploaded_to": url,
         }
-        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+        print_json(result)
     elif url is not None:
         typer.echo(f"uploaded to {url}")
 

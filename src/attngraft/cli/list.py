@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 import typer
+
+from attngraft.cli.output import output_console, print_json
+from attngraft.errors import UsageError
 
 
 def list_command(
@@ -30,14 +34,8 @@ def list_command(
 
         attngraft list hosts --coverage
     """
-    import json
-    import sys
-
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
-
-    from attngraft.errors import UsageError
 
     if coverage:
         if what != "hosts":
@@ -46,20 +44,17 @@ def list_command(
         return
     rows = _ROWS[what]()
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     table = Table(title=f"{what} ({len(rows)})", title_justify="left")
     for column in rows[0] if rows else ():
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(escape(_cell(value)) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    output_console().print(table)
 
 
 def _coverage(*, as_json: bool) -> None:
-    import json
-    import sys
-
     import timm
     from rich.console import Console
     from rich.markup import escape
@@ -89,10 +84,10 @@ def _coverage(*, as_json: bool) -> None:
         counts = [str(len(row.takes[graft])) for graft in COUNTED]
         cells = [row.family, str(len(row.names)), *counts, ", ".join(row.hosts) or "-", "\n".join(row.why) or "-"]
         table.add_row(*map(escape, cells))
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = output_console(160)
     console.print(table)
     for graft, value in share.items():
-        console.print(f"{graft}: {value:.1%} of {len(found)} names", highlight=False)
+        console.print(f"{graft}: {value:.1%} of {len(found)} names")
 
 
 def _cell(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -11,6 +12,9 @@ from typing import IO, Annotated
 import typer
 
 from attngraft.cli.evaluate import Weights
+from attngraft.cli.output import progress_bars
+from attngraft.cli.values import find_images
+from attngraft.errors import UsageError
 
 _SHOWN = 20  #: most unreadable images named on the terminal
 
@@ -63,12 +67,6 @@ def predict(
 
         find . -name "*.png" | attngraft predict runs/flowers -
     """
-    import sys
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    from attngraft.cli.values import find_images
     from attngraft.export.predict import open_model
     from attngraft.export.writers import WRITERS
     from attngraft.files import printable
@@ -77,12 +75,7 @@ def predict(
     files = find_images(images, stdin=sys.stdin.buffer if "-" in images else None)
     predictor = open_model(model, checkpoint=checkpoint.value, device=device)
     unreadable = []
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        _output(out) as file,
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-    ):
+    with _output(out) as file, progress_bars(described=False) as bar:
         progress = bar.add_task("images", total=len(files))
         writer = WRITERS[chosen.value](file, predictor.serving, top=top)
         writer.begin()
@@ -103,8 +96,6 @@ def predict(
 
 
 def _format_of(out: Path | None) -> Format:
-    from attngraft.errors import UsageError
-
     if out is None:
         return Format.csv
     extension = out.suffix.lower().removeprefix(".")
@@ -115,8 +106,6 @@ def _format_of(out: Path | None) -> Format:
 
 @contextmanager
 def _output(out: Path | None) -> Iterator[IO[bytes]]:
-    import sys
-
     from attngraft.files import atomic_file
 
     if out is not None:
