@@ -95,7 +95,7 @@ def check(
     if save_split is not None:
         _save_split(result, save_split)
     if contact_sheet is not None:
-        from attngraft.tasks.images.contact_sheet import save_contact_sheet
+        from attngraft.tasks.images.inspection import save_contact_sheet
 
         typer.echo(f"Contact sheet: {save_contact_sheet(result, contact_sheet)}", err=True)
     if result.refusals:

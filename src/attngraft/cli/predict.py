@@ -67,8 +67,7 @@ def predict(
 
         find . -name "*.png" | attngraft predict runs/flowers -
     """
-    from attngraft.export.predict import open_model
-    from attngraft.export.writers import WRITERS
+    from attngraft.export.predict import WRITERS, open_model
     from attngraft.files import printable
 
     chosen = form or _format_of(out)

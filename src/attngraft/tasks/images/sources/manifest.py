@@ -17,8 +17,7 @@ from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import TRAIN_NAMES, ImageSource, find_train, find_val
 from attngraft.tasks.images.sources.folder import USUAL_FOLDERS, FolderImages
-from attngraft.tasks.images.sources.labels import find_column, read_labels
-from attngraft.tasks.images.sources.table import KINDS, MISSING, LabelTable, read_table
+from attngraft.tasks.images.sources.table import KINDS, MISSING, LabelTable, find_column, read_labels, read_table
 
 PATH_NAMES = (
     *("path", "file", "filename", "file_name", "filepath", "file_path", "image", "images", "image_path", "img"),
