@@ -58,7 +58,7 @@ def analyze(
         int | None, _models("--seed", help="With --study: seed of each variant's run. Default: the first.")
     ] = None,
     name: Annotated[list[str] | None, _models("--name", help="Display names, in the order of --model.")] = None,
-    weights: Annotated[Weights, _models("--weights", help="Weights of a run to use.")] = Weights.last,
+    weights: Annotated[Weights, _models("--weights", help="Weights of a run to use.")] = "last",
     pretrained: Annotated[bool, _models("--pretrained", help="Load the weights of timm models.")] = False,
     host_arg: Annotated[
         list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.")
@@ -141,12 +141,10 @@ def analyze(
     if (study is None) == (not model):
         raise UsageError("give the models with either --study FOLDER or --model RUN|FOLDER|NAME (repeatable)")
     if study is not None:
-        models, baseline, left_out = models_of_study(study, variants=variant or [], seed=seed, weights=weights.value)
+        models, baseline, left_out = models_of_study(study, variants=variant or [], seed=seed, weights=weights)
     else:
         arguments = assignments(host_arg or [], option="--host-arg")
-        models = open_models(
-            model or [], names=name or [], weights=weights.value, pretrained=pretrained, arguments=arguments
-        )
+        models = open_models(model or [], names=name or [], weights=weights, pretrained=pretrained, arguments=arguments)
     saved = not (image or data or split) and all(each.has_predictions for each in models)
     needs = any(each.needs_images(saved=saved) for each in analyses)
     specific = {"latents": ("--latent", latent), "filters": ("--at", at), "structure": ("--label-maps", label_maps)}
@@ -168,7 +166,7 @@ def analyze(
         label_maps=label_maps,
     )
     folder = out or _default_folder(study, models)
-    results = _run(analyses, request, folder, title=title, study=study, tolerant=ALL in names, weights=weights.value)
+    results = _run(analyses, request, folder, title=title, study=study, tolerant=ALL in names, weights=weights)
     if as_json:
         print_json([dataclasses.asdict(each) for each in results])
     else:

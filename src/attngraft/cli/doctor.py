@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
@@ -101,8 +101,12 @@ def _tables(found: Any) -> Iterator[Any]:
             table.add_row(*map(escape, (paths, first.module, first.shape, points, missing or "-")))
         yield table
         table = Table("graft", "sites", "fits", "refused", title="grafts, with default options", title_justify="left")
-        for row in _fits(found.sites, found.grafts):
-            table.add_row(*map(escape, row))
+        for graft, fit in found.grafts.items():
+            taken = (
+                "\n".join(_runs(found.sites, fit.taken)) if fit.taken and fit.refused else "all" if fit.taken else "-"
+            )
+            refused = "\n".join(dict.fromkeys(fit.refused.values())) or fit.nowhere or "-"
+            table.add_row(*map(escape, (graft, str(fit), taken, refused)))
         yield table
     if found.not_run:
         yield escape(f"{found.model} could not be run ({found.not_run}); modules whose code names a softmax:")
@@ -113,13 +117,6 @@ def _tables(found: Any) -> Iterator[Any]:
             arguments, children = ", ".join(each.arguments), ", ".join(each.children)
             table.add_row(*map(escape, (each.path, each.module, each.how, arguments, children or "-")))
         yield table
-
-
-def _fits(sites: Any, grafts: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield rows: graft, number of sites that take it, those sites, and reasons of the others."""
-    for graft, fit in grafts.items():
-        at = "\n".join(_runs(sites, fit.taken)) if fit.taken and fit.refused else "all" if fit.taken else "-"
-        yield graft, str(fit), at, "\n".join(dict.fromkeys(fit.refused.values())) or fit.nowhere or "-"
 
 
 def _runs(sites: Any, taken: Sequence[str]) -> Iterator[str]:

@@ -6,9 +6,8 @@ import dataclasses
 import json
 import os
 from contextlib import nullcontext
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,13 +20,7 @@ if TYPE_CHECKING:
     from attngraft.evaluation.suites import SuiteRun
 
 
-class Weights(StrEnum):
-    """Weights of a run."""
-
-    last = "last"
-    best = "best"
-    ema = "ema"
-    best_ema = "best-ema"
+Weights = Literal["last", "best", "ema", "best-ema"]  #: of a run; `training.evaluate.Weights`, without its imports
 
 
 def evaluate(
@@ -52,7 +45,7 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option("--split", help="Part of the data by name, instead of validation.", metavar="NAME")
     ] = None,
-    weights: Annotated[Weights, typer.Option("--weights", help="Weights of the run to use.")] = Weights.last,
+    weights: Annotated[Weights, typer.Option("--weights", help="Weights of the run to use.")] = "last",
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, metavar="N", help="With --suite: use only N images, evenly spaced."),
@@ -92,13 +85,13 @@ def _evaluate(run: Path, *, data: str | None, split: str | None, weights: Weight
 
     from attngraft.training.evaluate import evaluate_run
 
-    evaluation = evaluate_run(run, data=data, split=split, weights=weights.value)
+    evaluation = evaluate_run(run, data=data, split=split, weights=weights)
     examples = len(evaluation.predictions.names)
     if as_json:
-        facts = {"run": str(run), "weights": weights.value, "examples": examples, "metrics": dict(evaluation.metrics)}
+        facts = {"run": str(run), "weights": weights, "examples": examples, "metrics": dict(evaluation.metrics)}
         typer.echo(json.dumps(facts, indent=2))
         return
-    table = Table(title=f"{run} ({weights.value} weights, {examples} examples)")
+    table = Table(title=f"{run} ({weights} weights, {examples} examples)")
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in evaluation.metrics.items():
@@ -122,7 +115,7 @@ def _evaluate_suites(run: Path, texts: list[str], *, as_json: bool, weights: Wei
     failed = None
     try:
         with progress as callbacks:
-            found = evaluate_suites(run, choices, weights=weights.value, progress=callbacks, **where)
+            found = evaluate_suites(run, choices, weights=weights, progress=callbacks, **where)
     except SuitesFailed as error:
         found, failed = error.found, error
     if not silent:
@@ -141,13 +134,9 @@ def _show(run: Path, found: Sequence[SuiteRun], *, as_json: bool) -> None:
     for each in found:
         out.print(suite_heading(each), markup=False, highlight=False, soft_wrap=True)
         out.print(suite_table(each))
-        _notes(out, each)
+        reasons = [f"{group.label}: {group.reason}" for group in each.groups if group.reason]
+        remarks = dict.fromkeys(text for group in each.groups for text in group.said)
+        for note in [*each.notes, *reasons, *remarks]:
+            out.print(f"Note: {note}", markup=False, highlight=False)
     if found:
         out.print(f"Predictions and results: {run / 'evaluation'}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _notes(out: Any, found: SuiteRun) -> None:
-    reasons = [f"{group.label}: {group.reason}" for group in found.groups if group.reason]
-    said = dict.fromkeys(text for group in found.groups for text in group.said)
-    for note in [*found.notes, *reasons, *said]:
-        out.print(f"Note: {note}", markup=False, highlight=False)

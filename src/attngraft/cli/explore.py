@@ -28,7 +28,7 @@ def explore(
         typer.Option("--out", "-o", help="The page. Default: <image>.html in the current folder.", metavar="FILE.html"),
     ] = None,
     name: Annotated[list[str] | None, typer.Option("--name", help="Display names, in the order of --model.")] = None,
-    weights: Annotated[Weights, typer.Option("--weights", help="Weights of a run to use.")] = Weights.last,
+    weights: Annotated[Weights, typer.Option("--weights", help="Weights of a run to use.")] = "last",
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of timm models.")] = False,
     host_arg: Annotated[
         list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.")
@@ -52,6 +52,6 @@ def explore(
     from attngraft.report.explorer import explore_subjects
 
     arguments = assignments(host_arg or [], option="--host-arg")
-    subjects = open_models(model, names=name or [], weights=weights.value, pretrained=pretrained, arguments=arguments)
+    subjects = open_models(model, names=name or [], weights=weights, pretrained=pretrained, arguments=arguments)
     page = explore_subjects(subjects, image, out=out or Path(f"{image.stem}.html"), sites=sites, title=title)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

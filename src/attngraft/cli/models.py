@@ -80,19 +80,17 @@ def models_of_study(
             )
     finished = {name: each for name, each in finished_runs(config).items() if not variants or name in variants}
     runs = {name: by_seed[chosen].folder for name, by_seed in finished.items() if chosen in by_seed}
-    left_out = {name: _not_finished(chosen, list(by_seed)) for name, by_seed in finished.items() if name not in runs}
+    left_out = {
+        name: f"its run with seed {chosen} is not finished" + (f"; --seed {next(iter(by_seed))} is" if by_seed else "")
+        for name, by_seed in finished.items()
+        if name not in runs
+    }
     if not runs:
         raise UsageError(
             f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"
         )
     subjects = tuple(open_handle(str(path), name=name, weights=weights) for name, path in runs.items())
     return subjects, list(runs).index(config.baseline.name) if config.baseline.name in runs else None, left_out
-
-
-def _not_finished(seed: int, others: Sequence[int]) -> str:
-    if not others:
-        return f"its run with seed {seed} is not finished"
-    return f"its run with seed {seed} is not finished; --seed {others[0]} is"
 
 
 def images_for(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -71,23 +71,23 @@ def class_shares(target: np.ndarray) -> np.ndarray:
     return shares
 
 
-# torchmetrics' macro averages would include classes that are only predicted
-
-
 def balanced_accuracy(predicted: np.ndarray, target: np.ndarray, *, classes: int) -> float:
     """Return the mean recall of the classes that occur in `target`."""
-    recall = multiclass_recall(
-        torch.from_numpy(predicted.copy()), torch.from_numpy(target.copy()), num_classes=classes, average="none"
-    )
-    return float(recall[np.unique(target)].double().mean())
+    return _mean_over_classes(multiclass_recall, predicted, target, classes)
 
 
 def macro_f1(predicted: np.ndarray, target: np.ndarray, *, classes: int) -> float:
     """Return the mean F1 = 2 precision recall / (precision + recall) of the classes that occur in `target`."""
-    f1 = multiclass_f1_score(
-        torch.from_numpy(predicted.copy()), torch.from_numpy(target.copy()), num_classes=classes, average="none"
-    )
-    return float(f1[np.unique(target)].double().mean())
+    return _mean_over_classes(multiclass_f1_score, predicted, target, classes)
+
+
+def _mean_over_classes(
+    metric: Callable[..., torch.Tensor], predicted: np.ndarray, target: np.ndarray, classes: int
+) -> float:
+    """torchmetrics' own macro average would include classes that are only predicted."""
+    labels = torch.from_numpy(predicted.copy()), torch.from_numpy(target.copy())
+    by_class = metric(*labels, num_classes=classes, average="none")
+    return float(by_class[np.unique(target)].double().mean())
 
 
 def sections(predictions: Sequence[Arrays], *, classes: Sequence[str], counts: Mapping[str, int]) -> list[Section]:

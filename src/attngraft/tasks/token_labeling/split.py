@@ -38,11 +38,6 @@ class Crop:
         return torch.tensor([self.left, self.top, self.right, self.bottom, self.hflip, self.vflip])
 
 
-def has_random_crop(transform: object) -> bool:
-    """Return whether a transform takes a random crop that `TrackedTransform` can record."""
-    return any(isinstance(step, RandomResizedCropAndInterpolation) for step in getattr(transform, "transforms", ()))
-
-
 class TrackedTransform:
     """A `images.transforms.train_transform` that also returns its crop; images are the same, bit for bit.
 
@@ -128,6 +123,8 @@ def with_maps(split: LabelledSplit, maps: LabelMaps) -> MappedSplit:
     Raises:
         DataError: its transform has no random crop.
     """
-    if not isinstance(split, ImageSplit) or not has_random_crop(split.transform):
+    steps = getattr(split.transform, "transforms", ())
+    random_crop = any(isinstance(step, RandomResizedCropAndInterpolation) for step in steps)
+    if not isinstance(split, ImageSplit) or not random_crop:
         raise DataError("task.token_labels.maps: label maps need random crops; set task.augment.crop to resized")
     return MappedSplit(split, TrackedTransform(cast(Compose, split.transform)), maps)

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -28,8 +29,10 @@ from attngraft.tasks.images.sources.base import (
     FileImages,
     ImageSource,
     Stamp,
+    file_stamp,
     find_train,
     find_val,
+    split_name,
 )
 from attngraft.tasks.images.sources.listing import natural
 from attngraft.tasks.images.sources.table import Labels, LabelTable, read_labels
@@ -91,13 +94,10 @@ class ArrowImages(FileImages):
 
     def stamp(self, index: int) -> Stamp | None:
         data, path = self._entry(index)
-        try:
-            if data is not None:
-                return len(data), os.stat(self.files[self.places[index, 0]]).st_mtime_ns
-            stat = os.stat(self.root / (path or ""))
-        except OSError:
-            return None
-        return stat.st_size, stat.st_mtime_ns
+        if data is None:
+            return file_stamp(self.root / (path or ""))
+        stamp = file_stamp(self.files[self.places[index, 0]])
+        return None if stamp is None else (len(data), stamp[1])
 
     def take(self, indices: np.ndarray, labels: np.ndarray) -> ArrowImages:
         return ArrowImages(
@@ -159,11 +159,8 @@ def open_table(path: Path) -> pyarrow.Table:
     Raises:
         DataError: not readable; pyarrow is not installed.
     """
-    pa = _require_pyarrow(path)
-    try:
+    with _reading(path) as pa:
         return _unpacked(path, pa) if path.suffix.lower() == ".parquet" else _mapped(path, pa)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 
 def read_schema(path: Path) -> pyarrow.Schema:
@@ -172,24 +169,26 @@ def read_schema(path: Path) -> pyarrow.Schema:
     Raises:
         DataError: as `open_table`.
     """
-    pa = _require_pyarrow(path)
-    try:
+    with _reading(path) as pa:
         if path.suffix.lower() == ".parquet":
             from pyarrow import parquet
 
             return parquet.read_schema(path)
         return _mapped(path, pa).schema
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 
-def _require_pyarrow(path: Path) -> Any:
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
+    """Yield pyarrow, and raise its errors as `DataError`."""
     try:
         import pyarrow
         import pyarrow.ipc
     except ImportError:
         raise DataError(f"{path}: needs pyarrow: pip install 'attngraft[data]'") from None
-    return pyarrow
+    try:
+        yield pyarrow
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 
 def _mapped(path: Path, pa: Any) -> pyarrow.Table:
@@ -430,7 +429,5 @@ def _by_name(folder: Path) -> dict[str, list[Path]]:
             if inside:
                 files.setdefault(entry.name, []).extend(inside)
         elif entry.is_file() and entry.suffix in KINDS and not entry.name.startswith(("cache-", ".")):
-            name = _NUMBER.sub("", entry.stem)
-            last = re.split(r"[-_.]", name)[-1]
-            files.setdefault(last if last.lower() in (*TRAIN_NAMES, *VAL_NAMES) else name, []).append(entry)
+            files.setdefault(split_name(_NUMBER.sub("", entry.stem)), []).append(entry)
     return files

@@ -24,13 +24,14 @@ from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
-    VAL_NAMES,
     FileImages,
     Images,
     ImageSource,
     Stamp,
+    file_stamp,
     find_train,
     find_val,
+    split_name,
 )
 from attngraft.tasks.images.sources.listing import (
     Listing,
@@ -188,7 +189,7 @@ class TarImages(FileImages):
         )
         self._files: dict[int, BinaryIO] = {}
         self._owner = -1
-        self._changed: dict[int, int | None] = {}
+        self._changed: dict[int, Stamp | None] = {}
 
     @property
     def shard_index(self) -> np.ndarray:
@@ -212,12 +213,9 @@ class TarImages(FileImages):
     def stamp(self, index: int) -> Stamp | None:
         tar = int(self.places[index, 0])
         if tar not in self._changed:
-            try:
-                self._changed[tar] = os.stat(self.paths[tar]).st_mtime_ns
-            except OSError:
-                self._changed[tar] = None
+            self._changed[tar] = file_stamp(self.paths[tar])
         changed = self._changed[tar]
-        return None if changed is None else (int(self.places[index, 2]), changed)
+        return None if changed is None else (int(self.places[index, 2]), changed[1])
 
     def take(self, indices: np.ndarray, labels: np.ndarray) -> TarImages:
         members = [self.members[i] for i in indices]
@@ -271,9 +269,7 @@ def grouped(paths: Sequence[Path]) -> dict[str, list[Path]]:
     `birds-000.tar` to `birds`."""
     groups: dict[str, list[Path]] = {}
     for path in paths:
-        name = re.sub(r"[-_.]?\d+$", "", path.stem)
-        last = re.split(r"[-_.]", name)[-1]
-        groups.setdefault(last if last.lower() in (*TRAIN_NAMES, *VAL_NAMES) else name, []).append(path)
+        groups.setdefault(split_name(re.sub(r"[-_.]?\d+$", "", path.stem)), []).append(path)
     return groups
 
 
