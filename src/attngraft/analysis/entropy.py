@@ -15,12 +15,6 @@ from attngraft.recording.record import record
 from attngraft.results.analysis import AnalysisResult, Curves
 from attngraft.targets.handle import ModelHandle
 
-#: columns of the table, see `_layer`
-_COLUMNS = (
-    *("entropy", "among patches", "class token", "ceiling", "ceiling among patches"),
-    *("steepness", "evenness"),
-)
-
 _Layer = dict[str, float | None]  #: means over images, heads and rows by column, in nats; None where undefined
 
 
@@ -55,16 +49,15 @@ def _layer(site: str, means: Mapping[str, Tensor], prefix: Sequence[str], left_o
     except RecordError as error:
         patches, patch_ceiling = None, None
         left_out[f"{site}, among patches"] = str(error)
-    values = (
-        float(rows.mean()),
-        patches,
-        float(rows[:, token].mean()) if token < rows.shape[1] else None,
-        float(means["ceiling"].mean()),
-        patch_ceiling,
-        float(means["steepness"].mean()),
-        float(means["evenness"].mean()) if "evenness" in means else None,
-    )
-    return dict(zip(_COLUMNS, values, strict=True))
+    return {
+        "entropy": float(rows.mean()),
+        "among patches": patches,
+        "class token": float(rows[:, token].mean()) if token < rows.shape[1] else None,
+        "ceiling": float(means["ceiling"].mean()),
+        "ceiling among patches": patch_ceiling,
+        "steepness": float(means["steepness"].mean()),
+        "evenness": float(means["evenness"].mean()) if "evenness" in means else None,
+    }
 
 
 def run(request: AnalysisRequest) -> AnalysisResult:
@@ -97,7 +90,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
             *curves("entropy of the class token's rows (nats)", "class token", "ceiling"),
         ],
         table=table(
-            ["model", "layer", *_COLUMNS],
+            ["model", "layer", *next(iter(models[0][2].layers.values()))],
             2,
             [(name, site, *layer.values()) for _, name, model in models for site, layer in model.layers.items()],
         ),

@@ -13,9 +13,8 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from attngraft.errors import DataError
 from attngraft.files import atomic_file, printable
-from attngraft.tasks.images.checks import class_counts, classes_without_images, refuse_other_labels
+from attngraft.tasks.images.checks import Duplicate, class_counts, classes_without_images, refuse_other_labels
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.issues import Duplicate
 from attngraft.tasks.images.opening import Survey, split_digest, survey_images
 from attngraft.tasks.images.scan import Progress
 from attngraft.tasks.images.sources import Images, in_mode
