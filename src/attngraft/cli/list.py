@@ -42,7 +42,7 @@ def list_command(
             raise UsageError(f"--coverage needs hosts: attngraft list hosts --coverage, not list {what}")
         _coverage(as_json=as_json)
         return
-    rows = _ROWS[what]()
+    rows = _rows(what)
     if as_json:
         print_json(rows)
         return
@@ -96,6 +96,46 @@ def _cell(value: Any) -> str:
     return ", ".join(value) if isinstance(value, list | tuple) else str(value)
 
 
+def _rows(what: str) -> list[dict[str, Any]]:
+    if what == "grafts":
+        return _grafts()
+    if what == "hosts":
+        from attngraft.grafting.catalog import list_hosts
+
+        return [{"name": host.name, "what": host.summary} for host in list_hosts()]
+    if what == "recipes":
+        from attngraft.training.recipe import packaged_recipes, recipe_summary
+
+        return [{"name": name, "what": recipe_summary(name)} for name in packaged_recipes()]
+    if what == "papers":
+        from attngraft.papers.schema import list_papers, load_paper
+
+        return [{"name": name, "what": load_paper(name).title} for name in list_papers()]
+    if what == "tasks":
+        from attngraft.tasks.task import known_tasks
+
+        return [{"name": name} for name in known_tasks()]
+    if what == "analyses":
+        from attngraft.analysis.catalog import analyses
+
+        return [
+            {"name": each.name, "what": each.summary, "takes": each.requirements, "source": each.source or "-"}
+            for each in analyses()
+        ]
+    from attngraft.evaluation.suites import suites
+    from attngraft.targets.test_sets import TEST_SETS, how_to_get
+
+    return [
+        {
+            "name": suite.name,
+            "what": suite.summary,
+            "conditions": str(len(suite.conditions) or ""),
+            "images": how_to_get(suite.name) if suite.name in TEST_SETS else "the run's validation part, or --data",
+        }
+        for suite in suites().values()
+    ]
+
+
 def _grafts() -> list[dict[str, Any]]:
     from attngraft.grafting.catalog import list_grafts, list_presets
 
@@ -116,62 +156,3 @@ def _grafts() -> list[dict[str, Any]]:
             {"name": name, "stage": [], "options": {}, "identity at start": "", "what": what, "source": "preset"}
         )
     return rows
-
-
-def _hosts() -> list[dict[str, Any]]:
-    from attngraft.grafting.catalog import list_hosts
-
-    return [{"name": host.name, "what": host.summary} for host in list_hosts()]
-
-
-def _recipes() -> list[dict[str, Any]]:
-    from attngraft.training.recipe import packaged_recipes, recipe_summary
-
-    return [{"name": name, "what": recipe_summary(name)} for name in packaged_recipes()]
-
-
-def _papers() -> list[dict[str, Any]]:
-    from attngraft.papers.schema import list_papers, load_paper
-
-    return [{"name": name, "what": load_paper(name).title} for name in list_papers()]
-
-
-def _tasks() -> list[dict[str, Any]]:
-    from attngraft.tasks.task import known_tasks
-
-    return [{"name": name} for name in known_tasks()]
-
-
-def _analyses() -> list[dict[str, Any]]:
-    from attngraft.analysis.catalog import analyses
-
-    return [
-        {"name": each.name, "what": each.summary, "takes": each.requirements, "source": each.source or "-"}
-        for each in analyses()
-    ]
-
-
-def _suites() -> list[dict[str, Any]]:
-    from attngraft.evaluation.suites import suites
-    from attngraft.targets.test_sets import TEST_SETS, how_to_get
-
-    return [
-        {
-            "name": suite.name,
-            "what": suite.summary,
-            "conditions": str(len(suite.conditions) or ""),
-            "images": how_to_get(suite.name) if suite.name in TEST_SETS else "the run's validation part, or --data",
-        }
-        for suite in suites().values()
-    ]
-
-
-_ROWS = {
-    "grafts": _grafts,
-    "hosts": _hosts,
-    "recipes": _recipes,
-    "papers": _papers,
-    "tasks": _tasks,
-    "analyses": _analyses,
-    "suites": _suites,
-}
