@@ -145,7 +145,7 @@ def test_latents() -> None:
     found = explorer_data(model, image(64))
     assert all(layer.token_indices.shape == (4, 4) for layer in found.layers)
     assert set(found.skipped) == {f"blocks.{block}.self_attention_latents.attn" for block in (0, 1)}
-    assert all("they have no grid" in why for why in found.skipped.values())
+    assert all("the keys have no grid" in why for why in found.skipped.values())
 
 
 def test_latents_and_tokens_that_attend_one_after_the_other() -> None:
@@ -219,7 +219,7 @@ def test_numbers_that_are_not_finite() -> None:
     model.blocks[1].attn.qkv.weight.data.fill_(torch.nan)
     found = explorer_data(model, image())
     assert [layer.site for layer in found.layers] == ["blocks.0.attn"]
-    assert "NaN or infinite" in found.skipped["blocks.1.attn"]
+    assert "NaN or infinity" in found.skipped["blocks.1.attn"]
 
 
 def test_a_compiled_model() -> None:

@@ -486,11 +486,11 @@ def test_a_bias_that_does_not_divide_the_batch_is_refused() -> None:
 @pytest.mark.parametrize(
     ("bias", "said"),
     [
-        ((1, 3, 40, 30), "(H, Nq, Nk) = (2, 40, 30), not of shape (1, 3, 40, 30)"),
-        ((1, 2, 39, 30), "not of shape (1, 2, 39, 30)"),
-        ((1, 2, 40, 29), "not of shape (1, 2, 40, 29)"),
-        ((2, 40, 30), "not of shape (2, 40, 30)"),
-        ((0, 2, 40, 30), "not of shape (0, 2, 40, 30)"),
+        ((1, 3, 40, 30), "(H, Nq, Nk) = (2, 40, 30), not (1, 3, 40, 30)"),
+        ((1, 2, 39, 30), "not (1, 2, 39, 30)"),
+        ((1, 2, 40, 29), "not (1, 2, 40, 29)"),
+        ((2, 40, 30), "not (2, 40, 30)"),
+        ((0, 2, 40, 30), "not (0, 2, 40, 30)"),
         ((8, 2, 40, 30), "divisor of B = 4"),
     ],
 )
@@ -533,7 +533,7 @@ def test_a_boolean_bias_is_not_added_as_ones() -> None:
 @pytest.mark.parametrize(
     ("tester", "place", "shape", "said"),
     [
-        (TestTwoWay, 0, (4, 40, 16), "q is (B, H, Nq, dk), not of shape (4, 40, 16)"),
+        (TestTwoWay, 0, (4, 40, 16), "q must have shape (B, H, Nq, dk), not (4, 40, 16)"),
         (TestTwoWay, 1, (4, 2, 30, 15), "k is (B, H, Nk, dk) with B=4, H=2, dk=16"),
         (TestTwoWay, 2, (4, 2, 31, 12), "v is (B, H, Nk, dv)"),
         (TestTwoWay, 3, (1, 2, 30, 8), "v_hat is (B, H, Nk, s) with B=4, H=2, Nk=30"),
@@ -544,7 +544,7 @@ def test_a_boolean_bias_is_not_added_as_ones() -> None:
             TestInverseMlp,
             "expand",
             (5, 15),
-            "expand is (m, 2 s) with s=8 by the operands before it, not of shape (5, 15)",
+            "expand must have shape (m, 2 s) with s=8 as in the operands before it, not (5, 15)",
         ),
         (TestInverseMlp, "expand_bias", (4,), "expand_bias is (m) with m=5"),
         (TestInverseMlp, "contract", (12, 4), "contract is (dv, m) with m=5"),

@@ -243,7 +243,7 @@ def test_long_half_precision_sequences_do_not_overflow() -> None:
 
 def test_a_map_has_neither_prefix_nor_class_token() -> None:
     x = double(2, 3, 4, 5)
-    with pytest.raises(UsageError, match="a prefix is in front of a sequence"):
+    with pytest.raises(UsageError, match="a prefix is only possible for a sequence"):
         ops.context_broadcast(x, prefix=1)
     with pytest.raises(UsageError, match="a class token"):
         ops.context_gate(x)

@@ -75,7 +75,7 @@ def inverse_attention(q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, hyper:
 
 
 def _hides_pairs(bias: Tensor | None, visible: Tensor | None) -> bool:
-    """Return whether some pair may be masked; reads the values of a bias."""
+    """Return whether any pair may be masked. Reads the values of `bias`, which synchronizes the device."""
     return visible is not None or (bias is not None and bias.detach().amin().item() == -math.inf)
 
 
@@ -251,12 +251,12 @@ class _RunningSoftmax:
         return self._attended.div_(self._scores.positive(self._sums))
 
     def log_sums(self) -> Tensor:
-        """Return log sum over keys of exp(S) (n, Nq, 1), finite where a query sees nothing. Call `attended` first."""
+        """Return log sum over keys of exp(S) (n, Nq, 1), finite for fully masked queries. Call `attended` first."""
         return self._sums.log_().add_(self._largest)
 
 
 def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """Return total + left @ right, in place where there is a total."""
+    """Return total + left @ right, in place unless `total` is None."""
     return torch.bmm(left, right) if total is None else torch.baddbmm(total, left, right, out=total)
 
 

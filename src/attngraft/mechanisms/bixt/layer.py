@@ -86,7 +86,7 @@ class BidirectionalCrossAttention(_CrossAttention):
         """
         if latents.shape[0] not in (1, tokens.shape[0]):
             raise UsageError(
-                f"latents are for a batch of 1 or {tokens.shape[0]}, as the tokens, not {latents.shape[0]}"
+                f"latents must have batch size 1 or that of the tokens, {tokens.shape[0]}, not {latents.shape[0]}"
             )
         linears = self.rv_latents, self.rv_patches, self.proj_lat, self.proj_pat
         dropout = self.training and self.attn_drop
@@ -182,8 +182,8 @@ class OneSidedCrossAttention(_CrossAttention):
 
 
 class TokensAttend(OneSidedCrossAttention):
-    """Tokens attend to latents: `OneSidedCrossAttention` with exchanged roles: "latents" in the names of its arguments and
-    parameters are the tokens."""
+    """`OneSidedCrossAttention` with swapped roles: tokens attend to latents, and the arguments and parameters named
+    "latents" hold the tokens."""
 
     map_name = "tokens_to_latents"
 
@@ -195,7 +195,7 @@ def head_width(dim: int, heads: int) -> int:
         UsageError: the number of heads does not divide `dim`.
     """
     if dim % heads:
-        raise UsageError(f"{heads} heads do not divide the attention's width {dim}; give another number or width")
+        raise UsageError(f"the attention width {dim} is not divisible by {heads} heads; give another number or width")
     return dim // heads
 
 

@@ -1,4 +1,4 @@
-"""Both directions while the tokens of an image come piece by piece: the contribution of one piece, forward and backward.
+"""Both directions in pieces of tokens: the contribution of one piece, forward and backward.
 
 A piece sees all M latents. So the softmax over latents is complete in it, and the one over tokens is accumulated: running
 maxima, sums of exponentials and sums of values. The scores of P tokens are (H, P, M), latents last, so that both
@@ -33,12 +33,12 @@ class Buffers:
         self._flat = like.new_empty(count, torch.Size(most).numel())
 
     def tiles(self, *shape: int) -> tuple[Tensor, ...]:
-        """Return all of them in this shape, no larger than `most`; their contents are lost."""
+        """Return all tiles in this shape, no larger than `most`; contents are overwritten."""
         return tuple(flat[: torch.Size(shape).numel()].view(shape) for flat in self._flat)
 
 
 class Forward:
-    """Both directions of an image whose tokens come piece by piece.
+    """Forward of both directions, in pieces of tokens.
 
     Letters: n matrices, each with the latents of all heads that share tokens: L = heads * M columns. A head a matrix is
     n = H and heads = 1; tokens that all heads share are n = 1 and heads = H.

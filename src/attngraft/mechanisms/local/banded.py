@@ -30,7 +30,7 @@ STACKED_NUMBERS = 2**16
 
 @dataclass(frozen=True)
 class Stack:
-    """Small images one below another, as one tall image: an operation costs as much for a small image as for a larger one.
+    """Small images stacked into one tall image, to amortize the overhead per operation.
 
     Below each image are rows of zeros, which its own pixels and those of the next one see beyond their borders.
     """
@@ -82,7 +82,7 @@ class Strip:
 
     @classmethod
     def of(cls, values: Tensor, heads: int, neighborhood: Neighborhood) -> Strip:
-        """Take as many rows of values (B, Y, X, C) as stay in the cache, at least a neighborhood's."""
+        """Choose a strip of values (B, Y, X, C) that fits the cache, at least as high as a neighborhood."""
         _, height, width, channels = values.shape
         rows = max(NUMBERS // (width * channels), neighborhood.reach + 1)
         return cls(neighborhood, min(rows, height), width, heads)
@@ -104,7 +104,7 @@ class Strip:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks that hold all positions; the last one may reach beyond."""
+        """Number of blocks that cover all positions; the last one may be partial."""
         return -(-self.rows * self.line // BLOCK)
 
     @property

@@ -1,4 +1,4 @@
-"""Local attention in lean PyTorch: nothing is k * k times as large as the values.
+"""Local attention in lean PyTorch: no tensor is k * k times as large as the values.
 
 The addend, which no pixel changes, is a depthwise convolution; its tensors have their channels last, where the gradient of
 its weights is not slow. The rest are custom operations with a written-out backward: image by image, several small ones
