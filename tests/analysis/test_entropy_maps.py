@@ -60,5 +60,5 @@ def test_layers_without_places_are_named() -> None:
 
 
 def test_a_model_without_such_maps() -> None:
-    with pytest.raises(RecordError, match="the keys have no grid"):
+    with pytest.raises(RecordError, match="they have no grid"):
         entropy_maps.ANALYSIS(make_request(bixt(), shown=1, sites="blocks.0"))

@@ -145,7 +145,7 @@ def test_latents() -> None:
     found = explorer_data(model, image(64))
     assert all(layer.token_indices.shape == (4, 4) for layer in found.layers)
     assert set(found.skipped) == {f"blocks.{block}.self_attention_latents.attn" for block in (0, 1)}
-    assert all("the keys have no grid" in why for why in found.skipped.values())
+    assert all("they have no grid" in why for why in found.skipped.values())
 
 
 def test_latents_and_tokens_that_attend_one_after_the_other() -> None:

@@ -287,10 +287,10 @@ def test_nothing_is_k_times_k_times_as_large_as_the_values(monkeypatch: pytest.M
         ({"dilation": 0}, "1 or more, not 0 and 1"),
         ({"stride": 2}, "Y is 6 in the values and, with stride 2, cannot be 6"),
         ({"values": double(2, 5, 6, 5)}, "divide the 5 channels"),
-        ({"values": double(1, 4, 6, 5)}, "values of 1 images and filters of 2"),
+        ({"values": double(1, 4, 6, 5)}, "different batch sizes, 1 and 2"),
         ({"values": double(4, 6, 5)}, "values must be (B, C, Y, X), not (4, 6, 5)"),
         ({"mul": double(4, 3)}, "mul must be (4, 3, 3) for these values, not (4, 3)"),
-        ({"add": double(2, 3, 3)}, "add is (4, 3, 3)"),
+        ({"add": double(2, 3, 3)}, "add must be (4, 3, 3)"),
     ],
 )
 def test_operands_that_do_not_fit(changed: dict[str, Any], said: str) -> None:

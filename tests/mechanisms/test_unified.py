@@ -220,7 +220,7 @@ def test_biases_go_by_key_minus_query() -> None:
         ({"terms": ("qk", "kq")}, "some of qk, qr, rk, rb, at least one, not kq"),
         ({"area": "row"}, "area must be window or neighborhood"),
         ({"norm": "relu"}, "norm must be one of softmax, filter, identity"),
-        ({"size": 4}, "the size of a neighborhood must be an odd number, not 4"),
+        ({"size": 4}, "the size of a neighborhood must be odd, not 4"),
         ({"area": "window", "shift": 7}, "windows shift by less than their size 7"),
         ({"shift": 1}, "neighborhoods not at all; not by 1"),
     ],

@@ -64,10 +64,10 @@ class Group(NamedTuple):
 
 
 class Scores:
-    """S = scale q k^T + bias, never whole; `bias` (b, H or 1, Nq, Nk) and `visible` (B, H, Nq, Nk) as in reference.py.
+    """S = scale q k^T + bias, computed in parts; `bias` (b, H or 1, Nq, Nk) and `visible` (B, H, Nq, Nk) as in reference.py.
 
-    A group is processed in steps of some keys, one step where its matrices fit. A tile is all queries and the keys of a
-    step, so that the softmax over queries is complete in it.
+    A group is processed in steps over the keys, or in a single step if its matrices fit. A tile contains all queries and
+    the keys of a step, so the softmax over queries is complete within it.
 
     Args:
         tiled: allow several steps.

@@ -105,7 +105,7 @@ def _folded(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any,
 def _is_plain_inference(*operands: Tensor) -> bool:
     """Return whether autograd, compilers, autocast and dispatch modes are inactive: the similarity may be computed twice.
 
-    Small calls take less than a millisecond, of which Python's checks are a noticeable part: few, and cheap ones.
+    Calls may take less than a millisecond, so these checks must be few and cheap.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         return False

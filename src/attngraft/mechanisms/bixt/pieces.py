@@ -1,8 +1,8 @@
 """Both directions in pieces of tokens: the contribution of one piece, forward and backward.
 
-A piece sees all M latents. So the softmax over latents is complete in it, and the one over tokens is accumulated: running
-maxima, sums of exponentials and sums of values. The scores of P tokens are (H, P, M), latents last, so that both
-softmaxes have contiguous rows. They live in buffers that stay in the cache and serve every piece.
+A piece contains all M latents, so the softmax over latents is complete within it. The softmax over tokens is accumulated:
+running maxima, sums of exponentials and sums of values. The scores of P tokens are (H, P, M), with latents last so that both
+softmaxes have contiguous rows. All pieces share buffers that fit the cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEWEST_TOKENS = 64
 
 
 def pieces(tokens: int, scores: int, device: torch.device) -> list[slice]:
-    """Return the pieces of so many tokens with so many scores each, all but the last of the same size."""
+    """Return the slices of equal size (except the last) into which tokens are split, given the scores per token."""
     most = NUMBERS if device.type == "cpu" else NUMBERS_OFF_CPU
     step = min(tokens, max(most // scores, FEWEST_TOKENS))
     return [slice(start, min(start + step, tokens)) for start in range(0, tokens, step)]

@@ -32,7 +32,7 @@ STACKED_NUMBERS = 2**16
 class Stack:
     """Small images stacked into one tall image, to amortize the overhead per operation.
 
-    Below each image are rows of zeros, which its own pixels and those of the next one see beyond their borders.
+    Rows of zeros separate the images, as padding for both.
     """
 
     batch: int
@@ -207,11 +207,10 @@ class Products:
 
 
 class Mirrored:
-    """An image's weights with zeros around them, read from the side of the neighbors.
+    """An image's weights with zeros around them, indexed by neighbor.
 
-    Pixel i contributes to its neighbor i + o with weight o; so the contribution to a pixel from its neighbor -o has that
-    weight of the neighbor's. Read this way, weights sum gradients of outputs to those of values, as they sum values to
-    outputs.
+    Pixel i contributes to its neighbor i + o with weight o, so a pixel receives from its neighbor -o with that neighbor's
+    weight o. With weights in this layout, the gradient of the values is the same sum over neighbors as the forward.
     """
 
     def __init__(self, strip: Strip, like: Tensor, rows: int) -> None:

@@ -208,8 +208,6 @@ def _check(dim: int, heads: int, *, terms: Collection[Term], area: str, size: in
     if norm not in NORMS:
         raise UsageError(f"norm must be one of {', '.join(NORMS)}, not {norm!r}")
     if size < 1 or (area == "neighborhood" and size % 2 == 0):
-        raise UsageError(
-            f"the size of a {area} must be {'an odd number' if area == 'neighborhood' else '1 or more'}, not {size}"
-        )
+        raise UsageError(f"the size of a {area} must be {'odd' if area == 'neighborhood' else '1 or more'}, not {size}")
     if not 0 <= shift < size or (shift and area == "neighborhood"):
         raise UsageError(f"windows shift by less than their size {size}, neighborhoods not at all; not by {shift}")
