@@ -89,12 +89,12 @@ def models_of_study(
         raise UsageError(
             f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"
         )
-    subjects = tuple(open_handle(str(path), name=name, weights=weights) for name, path in runs.items())
-    return subjects, list(runs).index(config.baseline.name) if config.baseline.name in runs else None, left_out
+    handles = tuple(open_handle(str(path), name=name, weights=weights) for name, path in runs.items())
+    return handles, list(runs).index(config.baseline.name) if config.baseline.name in runs else None, left_out
 
 
 def images_for(
-    subjects: Sequence[ModelHandle], *, images: Sequence[str], data: str | None, split: str | None
+    handles: Sequence[ModelHandle], *, images: Sequence[str], data: str | None, split: str | None
 ) -> ImageSet | None:
     """Return images from the files `images`, else from `data`, else the validation images of the first run, else None."""
     from attngraft.targets.images import images_from_data, images_from_files, images_from_run
@@ -103,7 +103,7 @@ def images_for(
         if data is not None or split is not None:
             raise UsageError("pass either --image, or --data and --split, not both")
         return images_from_files(find_images(images))
-    record = next((subject.record for subject in subjects if subject.record is not None), None)
+    record = next((handle.record for handle in handles if handle.record is not None), None)
     if record is not None and "data" in record.recipe.task:
         return images_from_run(record, data=data, split=split)
     return None if data is None else images_from_data(data, split=split)

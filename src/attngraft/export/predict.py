@@ -41,7 +41,7 @@ Format = Literal["csv", "json", "jsonl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The probabilities of one image, or why it could not be read."""
+    """Probabilities of one image, or the reason why it is unreadable."""
 
     image: str  #: name as given
     probabilities: np.ndarray | None = None  #: (classes,)
@@ -169,14 +169,14 @@ class PredictionWriter(ABC):
         self.top = min(top or 1, len(serving.classes))
 
     def begin(self) -> None:
-        """Write what comes before the first prediction."""
+        """Write the header."""
         return
 
     @abstractmethod
     def add(self, prediction: Prediction) -> None: ...
 
     def end(self) -> None:
-        """Write what comes after the last prediction."""
+        """Write the footer."""
         return
 
     def write(self, text: str) -> None:

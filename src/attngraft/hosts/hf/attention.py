@@ -131,7 +131,7 @@ class ProjectedSite(AttentionSite):
         return cast(Tensor, heads).transpose(1, 2)
 
     def present(self, mask: Tensor | None) -> Tensor | None:
-        """Return (B or 1, N), False for tokens hidden from all queries; only mix grafts need it."""
+        """Return the padding mask (B or 1, N) for mix grafts, False for tokens hidden from all queries."""
         if mask is None or not self.grafts_at("mix"):
             return None
         return visible_in(mask).flatten(1, -2).any(dim=1)

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 
 def visible_in(mask: Tensor) -> Tensor:
-    """Return a boolean mask, True for visible keys, of a mask that is boolean or added to the scores."""
+    """Convert a boolean or additive mask to boolean, True for visible keys."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 

@@ -35,7 +35,7 @@ class UpDownMlp(PlainMlp):
 
 
 class MaskedLayer(GraftedModule):
-    """A layer that gets a mask and does not pass it to its MLP: it checks the mask for the MLP's grafts."""
+    """A layer that does not pass its mask to the MLP, and checks it for the MLP's grafts."""
 
     unmasked: ClassVar[tuple[str, ...]] = ("mlp",)  #: names of the modules that do not get the mask
 

@@ -1,4 +1,4 @@
-"""Blocks that get an attention mask, and check it for grafts that do not get it."""
+"""Blocks that check their attention mask for grafts that do not receive it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attngraft.hosts.patched import check_call
 
 
 class PairMaskBlock(GraftedModule):
-    """A block that passes a mask over pairs of tokens to its attention only: it checks the mask for grafts of its MLP."""
+    """A block with a mask over token pairs, which it checks for the grafts of its MLP."""
 
     mlp: Any
 
@@ -56,7 +56,7 @@ def with_pair_mask(site: Site, block: str) -> Site:
 
 
 class PaddingMaskBlock(GraftedModule):
-    """A block that gets a padding mask: it checks the mask for grafts of its attention and its MLP."""
+    """A block with a padding mask, which it checks for the grafts of its attention and MLP."""
 
     attn: Any
     mlp: Any

@@ -1,5 +1,4 @@
-"""Results of `attngraft data check`: everything that training would find, whether it would start or not; and a contact
-sheet."""
+"""Results of `attngraft data check`: all findings of training on these data, including fatal ones; and a contact sheet."""
 
 from __future__ import annotations
 
