@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT ?= attngraft-demo
 DEMO_ARGS ?=
-# Part of the product, as for pytest -k: make product ONLY='TestSwin and bisa'
+# Part of the product, as in pytest -k: make product ONLY='TestSwin and bisa'
 ONLY ?=
 # Test processes. One thread each is fastest for small tensors.
 JOBS ?= 2
@@ -18,11 +18,11 @@ help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
 	@echo "make test    install with the development extras, then ruff, mypy and pytest"
 	@echo "make slow    the long tests"
-	@echo "make product every host with every graft, compiled and exported (hours; ONLY='TestSwin and bisa' takes a part)"
+	@echo "make product every host with every graft, compiled and exported (hours; ONLY='TestSwin and bisa' selects a part)"
 	@echo "make oldest  hosts alone, export and a training run with the oldest supported versions (in $(VENV)-oldest)"
 	@echo "make proof   measure the coverage of the intervals in simulated studies (ten minutes; rerun to resume)"
 	@echo "make docs    the documentation, links checked, in site/"
-	@echo "make notebooks  run the notebooks; make docs shows what they put out"
+	@echo "make notebooks  run the notebooks; make docs shows their outputs"
 	@echo "make clean   remove $(VENV), caches and $(DEMO_OUT)/"
 
 $(VENV)/installed: pyproject.toml
