@@ -87,7 +87,7 @@ def test_a_host_as_text(tmp_path: Path) -> None:
         ({"set": ["graft=cb"]}, "--graft"),
         ({"seeds": 0}, "seeds"),
         ({"time_budget": "10"}, "with its unit"),
-        ({"grafts": ["cb_z"]}, "no graft 'cb_z'"),
+        ({"grafts": ["cb_z"]}, "unknown graft 'cb_z'"),
     ],
 )
 def test_refusals_name_the_field(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
