@@ -30,8 +30,7 @@ def test_a_convolution_sees_its_kernel() -> None:
     expected[3:6, 3:6] = 1
     torch.testing.assert_close(field, expected)
     assert layer.weight.grad is None
-    with pytest.warns(DeprecationWarning, match="use position"):
-        corner = receptive_field(lambda x: layer(x).movedim(1, -1), torch.rand(4, 2, 9, 9), place=(0, 8))
+    corner = receptive_field(lambda x: layer(x).movedim(1, -1), torch.rand(4, 2, 9, 9), place=(0, 8))
     assert corner[:2, 7:].min() == 1
     assert corner.sum() == 4
 
@@ -95,7 +94,7 @@ def test_area_that_holds_a_share() -> None:
 )
 def test_what_has_no_field_says_why(features, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UsageError, match=message):
-        receptive_field(features, torch.rand(1, 2, 6, 6), position=(3, 3))
+        receptive_field(features, torch.rand(1, 2, 6, 6), place=(3, 3))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import pickle
 import re
 
@@ -11,7 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attngraft.dispatch import BACKENDS, ENVIRONMENT, Backend, Op, Shapes, op, registered_ops, triton_obstacle
+from attngraft.dispatch import (
+    BACKENDS,
+    ENVIRONMENT,
+    Backend,
+    Op,
+    Shapes,
+    op,
+    reference_backend,
+    registered_ops,
+    triton_obstacle,
+)
 from attngraft.errors import BackendError, UsageError
 from attngraft.mechanisms.registry import graft_types
 
@@ -156,3 +167,14 @@ def test_reasons_against_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "a function transform" in str(reasons)
     monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", False)
     assert "not installed" in str(triton_obstacle(torch.ones(1)))
+
+
+@pytest.mark.parametrize("before", [None, "eager"])
+def test_reference_backend_restores_the_environment(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    if before is None:
+        monkeypatch.delenv(ENVIRONMENT, raising=False)
+    else:
+        monkeypatch.setenv(ENVIRONMENT, before)
+    with reference_backend():
+        assert os.environ[ENVIRONMENT] == "reference"
+    assert os.environ.get(ENVIRONMENT) == before

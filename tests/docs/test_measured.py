@@ -317,7 +317,7 @@ def test_the_page_of_figures_prints_curves_layers_and_fields() -> None:
     ours, windows = "Hadamard and ghost head", "baseline"
     assert (
         f"holds half of it is {float(areas[ours, '0.5']):.0%} of the map with Hadamard attention and the ghost head, "
-        f"and {float(areas[windows, '0.5']):.0%} with windows; that which holds nine tenths is "
+        f"and {float(areas[windows, '0.5']):.0%} with windows; the area that holds nine tenths is "
         f"{float(areas[ours, '0.9']):.0%} against {float(areas[windows, '0.9']):.0%}" in page
     )
 
@@ -368,7 +368,7 @@ def test_the_page_of_figures_prints_what_bisa_and_elsa_do() -> None:
     assert f"(correlation {edges['bisa@first:2']:.2f}) than the baseline's ({edges['baseline']:.2f})" in page
     filters = [row for row in rows("analysis/filters") if row["head"] == "mean"]
     itself = [row["weight"] for row in filters if row["down"] == row["right"] == "0"]
-    assert f"give the place itself {mean(itself):.1%} in the mean" in page
+    assert f"give the position itself {mean(itself):.1%} on average" in page
 
 
 def test_the_page_of_figures_prints_the_study_of_half_a_block_more() -> None:

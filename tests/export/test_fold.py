@@ -1,4 +1,4 @@
-"""Folding: outputs stay, what moved cannot be taken out again, and what stays says why."""
+"""Folding: unchanged outputs, no undo, and a reason for every part that is not folded."""
 
 from __future__ import annotations
 

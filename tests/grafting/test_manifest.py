@@ -41,7 +41,7 @@ def test_what_is_written_is_read() -> None:
     [
         (lambda m: m.update(entries=None), "manifest.entries: expected a list, found nothing"),
         (lambda m: m.update(entries={}), "manifest.entries: expected a list, found {}"),
-        (lambda m: m["entries"].insert(0, 3), r"manifest.entries\[0\]: expected a section with fields, found 3"),
+        (lambda m: m["entries"].insert(0, 3), r"manifest.entries\[0\]: expected a section of fields, found 3"),
         (
             lambda m: m["entries"][1].update(options=[]),
             r"manifest.entries\[1\].options: expected a mapping .* found \[\]",
@@ -56,7 +56,7 @@ def test_what_is_written_is_read() -> None:
         (lambda m: m["entries"][0].update(instance="a.b"), r"manifest.entries\[0\].instance: must be a valid name"),
         (lambda m: m["entries"][0].update(instance="keys"), r"manifest.entries\[0\].instance: must .*, is 'keys'"),
         (lambda m: m["entries"][0].update(level=1), r"manifest.entries\[0\].level: unknown field"),
-        (lambda m: m.update(host=[]), r"manifest.host: expected a section with fields, found \[\]"),
+        (lambda m: m.update(host=[]), r"manifest.host: expected a section of fields, found \[\]"),
         (lambda m: m["host"].update(adapter=1), "manifest.host.adapter: expected text, found 1"),
         (lambda m: m["host"].update(fingerprint=1), "manifest.host.fingerprint: expected text, found 1"),
         (lambda m: m["host"].update(architecture=None), "manifest.host.architecture: expected a mapping"),

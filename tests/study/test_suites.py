@@ -123,7 +123,7 @@ def test_scores_are_averaged_over_noise_seeds_and_paired(found: tuple[Path, Stud
     fgsm = by_name(result)["fgsm"].conditions[0].variants[1].difference
     assert fgsm is not None
     assert len(fgsm.mcnemar) == 2  # scores of one evaluation are right or wrong
-    assert any("looked at: the class token's row" in note for note in by_name(result)["patches"].notes)
+    assert any("salience: the class token's row" in note for note in by_name(result)["patches"].notes)
 
 
 def test_calibration_is_the_difference_of_the_errors(found: tuple[Path, StudyResult]) -> None:

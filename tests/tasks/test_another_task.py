@@ -1,4 +1,4 @@
-"""A task that the package does not know, brought by another package: trained, compared and reported on as ours are."""
+"""A task of another package: trained, compared and reported like the built-in ones."""
 
 from __future__ import annotations
 

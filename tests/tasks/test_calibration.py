@@ -1,4 +1,4 @@
-"""Calibration against torchmetrics, and means with gaps."""
+"""Calibration against torchmetrics, and means with missing values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Randomness by key, and generators left as they were."""
+"""Random numbers by key, and generators that are restored."""
 
 from __future__ import annotations
 

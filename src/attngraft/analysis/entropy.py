@@ -15,10 +15,21 @@ from attngraft.recording.record import record
 from attngraft.results.analysis import AnalysisResult, Curves
 from attngraft.targets.handle import ModelHandle
 
+#: column of the table -> field of `_Layer`
+_COLUMNS = {
+    "entropy": "entropy",
+    "among patches": "patches",
+    "class token": "class_token",
+    "ceiling": "ceiling",
+    "ceiling among patches": "patch_ceiling",
+    "steepness": "steepness",
+    "evenness": "evenness",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    """Means over images, heads and rows, in the order of the table; None where undefined."""
+    """Means over images, heads and rows; None where undefined."""
 
     entropy: float  #: nats
     patches: float | None  #: among spatial tokens only
@@ -112,32 +123,12 @@ def run(request: AnalysisRequest) -> AnalysisResult:
             ),
         ],
         table=table(
-            [
-                "model",
-                "layer",
-                "entropy",
-                "among patches",
-                "class token",
-                "ceiling",
-                "ceiling among patches",
-                "steepness",
-                "evenness",
-            ],
+            ["model", "layer", *_COLUMNS],
             2,
             [
-                (
-                    name,
-                    site,
-                    each.entropy,
-                    each.patches,
-                    each.class_token,
-                    each.ceiling,
-                    each.patch_ceiling,
-                    each.steepness,
-                    each.evenness,
-                )
+                (name, site, *(getattr(layer, field) for field in _COLUMNS.values()))
                 for _, name, model in models
-                for site, each in model.layers.items()
+                for site, layer in model.layers.items()
             ],
         ),
         numbers={

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -33,12 +32,11 @@ def receptive_field(
     features: Callable[[Tensor], Tensor],
     images: Tensor,
     *,
-    position: tuple[int, int] | None = None,
     place: tuple[int, int] | None = None,
 ) -> Tensor:
     """Effect of each pixel on the features at one position of the map: (H, W), largest 1.
 
-    Per image, the sum over channels of the rectified features at `position`, differentiated by the pixels; negative values
+    Per image, the sum over channels of the rectified features at `place`, differentiated by the pixels; negative values
     count as 0; summed over color channels and averaged over images (Ding et al. 2022, "Scaling up your kernels to 31x31",
     Appendix; with ReLU where features are signed, so that channels do not cancel).
 
@@ -50,13 +48,12 @@ def receptive_field(
     Args:
         features: from images (B, channels, H, W) to a map (B, rows, columns, C), with gradients.
         images: (B, channels, H, W).
-        position: (row, column) on that map; default: its middle.
-        place: deprecated name of `position`.
+        place: (row, column) on that map; default: its middle.
 
     Raises:
-        UsageError: the features are not a map, have no gradient, or `position` is outside of it.
+        UsageError: the features are not a map, have no gradient, or `place` is outside of it.
     """
-    field = pixel_gradient(features, images, position=position, place=place)
+    field = pixel_gradient(features, images, place=place)
     return field / field.max().clamp_min(torch.finfo(field.dtype).tiny)
 
 
@@ -64,7 +61,6 @@ def pixel_gradient(
     features: Callable[[Tensor], Tensor],
     images: Tensor,
     *,
-    position: tuple[int, int] | None = None,
     place: tuple[int, int] | None = None,
 ) -> Tensor:
     """`receptive_field` before scaling, (H, W), for means over several batches.
@@ -72,8 +68,6 @@ def pixel_gradient(
     Raises:
         UsageError: as `receptive_field`.
     """
-    if place is not None:
-        warnings.warn("place is deprecated; use position", DeprecationWarning, stacklevel=2)
     with torch.enable_grad():
         pixels = images.detach().clone().requires_grad_()
         found = features(pixels)
@@ -82,7 +76,7 @@ def pixel_gradient(
                 f"features of {tuple(found.shape)} are not a map (B, rows, columns, C) of {len(images)} images"
             )
         rows, columns = found.shape[1:3]
-        row, column = position or place or (rows // 2, columns // 2)
+        row, column = place or (rows // 2, columns // 2)
         if not (0 <= row < rows and 0 <= column < columns):
             raise UsageError(f"position ({row}, {column}) is outside the map of {rows} x {columns}")
         if not found.requires_grad:

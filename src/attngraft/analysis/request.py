@@ -94,12 +94,14 @@ class Analysis:
     #: compares predictions, saved by runs or made on labelled images; "shown": also shows some of the images
     predictions: Literal["", "counted", "shown"] = ""
 
+    def _count(self, noun: str) -> str:
+        least, most = self.models
+        return f"{least if least == most else f'{least} to {most}'} {noun}{'s' * (most > 1)}"
+
     @property
     def requirements(self) -> str:
         """Models and images that it takes, in words."""
-        least, most = self.models
-        count = str(least) if least == most else f"{least} to {most}"
-        models = f"{count} {'run' if self.runs_only else 'model'}{'s' * (most > 1)}"
+        models = self._count("run" if self.runs_only else "model")
         if self.predictions:
             return models + ", labelled images unless all are runs"
         return models + {"none": "", "shown": ", a few images", "many": ", images"}[self.images]
@@ -115,10 +117,8 @@ class Analysis:
             UsageError: too few or too many models, missing images, or models that are not runs.
             RecordError: no model can be analyzed; gives the reason for each.
         """
-        least, most = self.models
-        if not least <= len(request.models) <= most:
-            count = str(least) if least == most else f"{least} to {most}"
-            raise UsageError(f"{self.name}: takes {count} model{'s' * (most > 1)}, not {len(request.models)}")
+        if not self.models[0] <= len(request.models) <= self.models[1]:
+            raise UsageError(f"{self.name}: takes {self._count('model')}, not {len(request.models)}")
         if request.image_set is None and self.needs_images(saved=request.use_saved_predictions):
             raise UsageError(f"{self.name}: needs images; give some with --image, or data with --data")
         for model in request.models:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -100,35 +100,29 @@ class _Measure:
         )
 
 
-@dataclass(kw_only=True)
-class _Layer:
-    chance: float = 0.0
-    correlation: list[Tensor] = field(default_factory=list)  #: (B, H) per batch
-    agreement: list[Tensor] = field(default_factory=list)
-
-    def measures(self) -> dict[str, _Measure]:
-        return {"correlation": _Measure.of(self.correlation), "agreement": _Measure.of(self.agreement)}
-
-
 def _measure(
     request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]
 ) -> dict[str, tuple[float, dict[str, _Measure]]]:
     """Chance and measures by site."""
-    layers: dict[str, _Layer] = {}
+    batches: dict[str, list[Symmetry]] = {}
     for images in request.batches(model):
-        if not layers:
+        if not batches:
             names = find_tensors(model, images[:1], _DIRECTIONS, sites=request.sites)
             if {name for each in names.values() for name in each} != set(_DIRECTIONS):
                 raise RecordError(_NONE)
         recording = recorded(model, images, _DIRECTIONS, sites=request.sites)
         for site, latents_to_tokens, tokens_to_latents in _pairs(recording):
-            found, layer = symmetry(latents_to_tokens, tokens_to_latents), layers.setdefault(site, _Layer())
-            layer.chance = found.chance
-            layer.correlation.append(found.correlation_by_image.cpu())
-            layer.agreement.append(found.agreement_by_image.cpu())
-    if not layers:
+            batches.setdefault(site, []).append(symmetry(latents_to_tokens, tokens_to_latents))
+    if not batches:
         raise RecordError(_NONE)
-    return {site: (layer.chance, layer.measures()) for site, layer in layers.items()}
+    found = {}
+    for site, each in batches.items():
+        by_image = {
+            "correlation": [batch.correlation_by_image.cpu() for batch in each],
+            "agreement": [batch.agreement_by_image.cpu() for batch in each],
+        }
+        found[site] = each[-1].chance, {what: _Measure.of(values) for what, values in by_image.items()}
+    return found
 
 
 def _pairs(recording: Recording) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -174,12 +168,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
                 "model",
                 "layer",
                 "head",
-                "correlation",
-                "correlation low",
-                "correlation high",
-                "agreement",
-                "agreement low",
-                "agreement high",
+                *(f"{what}{end}" for what in _TITLES for end in ("", " low", " high")),
                 "chance",
             ],
             3,

@@ -81,7 +81,7 @@ class Geometry:
 
     @property
     def on_a_map(self) -> bool:
-        """Whether the tokens or the keys of this site lie on a map of the image."""
+        """Whether tokens or keys of this site form a map of the image."""
         return self.grid is not None
 
     def width(self, hook_point: HookPoint) -> int:

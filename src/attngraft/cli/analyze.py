@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from attngraft.results.analysis import AnalysisResult
     from attngraft.targets.handle import ModelHandle
 
-_MODELS, _IMAGES, _OUTPUT = "Models", "Images", "Output"
+_models, _images, _output = (partial(typer.Option, rich_help_panel=panel) for panel in ("Models", "Images", "Output"))
+
 ALL = "all"
 
 
@@ -25,124 +27,74 @@ def analyze(
     ],
     model: Annotated[
         list[str] | None,
-        typer.Option(
+        _models(
             "--model",
             "--run",
             help="Run folder, exported folder, or timm model; repeatable.",
             metavar="RUN|FOLDER|NAME",
-            rich_help_panel=_MODELS,
         ),
     ] = None,
     study: Annotated[
         Path | None,
-        typer.Option(
+        _models(
             "--study",
             help="All variants of a study, one run each; the results are added to its report.",
             metavar="FOLDER",
-            rich_help_panel=_MODELS,
         ),
     ] = None,
     variant: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--variant", help="With --study: only these variants; repeatable.", metavar="NAME", rich_help_panel=_MODELS
-        ),
+        list[str] | None, _models("--variant", help="With --study: only these variants; repeatable.", metavar="NAME")
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed", help="With --study: seed of each variant's run. Default: the first.", rich_help_panel=_MODELS
-        ),
+        int | None, _models("--seed", help="With --study: seed of each variant's run. Default: the first.")
     ] = None,
-    name: Annotated[
-        list[str] | None,
-        typer.Option("--name", help="Display names, in the order of --model.", rich_help_panel=_MODELS),
-    ] = None,
-    weights: Annotated[
-        Weights, typer.Option("--weights", help="Weights of a run to use.", rich_help_panel=_MODELS)
-    ] = Weights.last,
-    pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Load the weights of timm models.", rich_help_panel=_MODELS)
-    ] = False,
+    name: Annotated[list[str] | None, _models("--name", help="Display names, in the order of --model.")] = None,
+    weights: Annotated[Weights, _models("--weights", help="Weights of a run to use.")] = Weights.last,
+    pretrained: Annotated[bool, _models("--pretrained", help="Load the weights of timm models.")] = False,
     host_arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.", rich_help_panel=_MODELS
-        ),
+        list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.")
     ] = None,
-    sites: Annotated[
-        str, typer.Option("--sites", help="Layers to analyze, as in a graft specification.", rich_help_panel=_MODELS)
-    ] = "all",
+    sites: Annotated[str, _models("--sites", help="Layers to analyze, as in a graft specification.")] = "all",
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data",
-            help="Use the validation part of this source. Default: the run's data.",
-            metavar="SOURCE",
-            rich_help_panel=_IMAGES,
-        ),
+        _images("--data", help="Use the validation part of this source. Default: the run's data.", metavar="SOURCE"),
     ] = None,
     split: Annotated[
-        str | None,
-        typer.Option("--split", help="Use another part of the data, by name.", metavar="NAME", rich_help_panel=_IMAGES),
+        str | None, _images("--split", help="Use another part of the data, by name.", metavar="NAME")
     ] = None,
     image: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--image", help="Image files, folders or patterns; repeatable.", metavar="FILE", rich_help_panel=_IMAGES
-        ),
+        list[str] | None, _images("--image", help="Image files, folders or patterns; repeatable.", metavar="FILE")
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, help="Number of images for means.", rich_help_panel=_IMAGES)
-    ] = 500,
-    shown: Annotated[
-        int, typer.Option("--pictures", min=1, help="Number of images shown one by one.", rich_help_panel=_IMAGES)
-    ] = 4,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.", rich_help_panel=_IMAGES)] = 32,
+    limit: Annotated[int, _images("--limit", min=1, help="Number of images for means.")] = 500,
+    shown: Annotated[int, _images("--pictures", min=1, help="Number of images shown one by one.")] = 4,
+    batch: Annotated[int, _images("--batch", min=1, help="Batch size.")] = 32,
     label_maps: Annotated[
         Path | None,
-        typer.Option(
+        _images(
             "--label-maps",
             help="structure: PNGs of class indices, named like the images, for boundaries.",
             metavar="FOLDER",
-            rich_help_panel=_IMAGES,
         ),
     ] = None,
-    heads: Annotated[
-        bool, typer.Option("--heads", help="Show heads separately instead of their mean.", rich_help_panel=_OUTPUT)
-    ] = False,
+    heads: Annotated[bool, _output("--heads", help="Show heads separately instead of their mean.")] = False,
     latent: Annotated[
         list[int] | None,
-        typer.Option(
-            "--latent",
-            min=0,
-            help="latents: index of a latent to show; repeatable.",
-            metavar="N",
-            rich_help_panel=_OUTPUT,
-        ),
+        _output("--latent", min=0, help="latents: index of a latent to show; repeatable.", metavar="N"),
     ] = None,
     at: Annotated[
         list[str] | None,
-        typer.Option(
-            "--at",
-            help="filters: a position on the first layer's map, from 0; repeatable.",
-            metavar="ROW,COLUMN",
-            rich_help_panel=_OUTPUT,
-        ),
+        _output("--at", help="filters: a position on the first layer's map, from 0; repeatable.", metavar="ROW,COLUMN"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        _output(
             "--out",
             help="Output folder. Default: analysis/ in the study or the single run; else attngraft-analysis/.",
             metavar="FOLDER",
-            rich_help_panel=_OUTPUT,
         ),
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", help="Title of the page.", rich_help_panel=_OUTPUT)] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the results as JSON.", rich_help_panel=_OUTPUT)
-    ] = False,
+    title: Annotated[str | None, _output("--title", help="Title of the page.")] = None,
+    as_json: Annotated[bool, _output("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Analyze attention: the papers' figures and measures, on your models and your images.
 

@@ -21,18 +21,16 @@ def open_models(
     pretrained: bool = False,
     arguments: dict[str, Any] | None = None,
 ) -> tuple[ModelHandle, ...]:
-    """Runs, exported folders and models of timm. `pretrained` and `arguments` are for those of timm.
+    """Open runs, exported folders and timm models; `pretrained` and `arguments` apply to timm models only.
 
     Raises:
-        UsageError: more names than models, or two models of one name.
+        UsageError: more names than models, or two models with the same name.
     """
     from attngraft.errors import UsageError
     from attngraft.targets.handle import open_handle
 
     if len(names) > len(models):
-        raise UsageError(
-            f"--name is given {len(names)} times, and --model {len(models)} times; names go with models in order"
-        )
+        raise UsageError(f"{len(names)} --name for {len(models)} --model; names apply to models in order")
     found = []
     for place, model in enumerate(models):
         by_timm = not Path(model).is_dir()
@@ -51,11 +49,12 @@ def open_models(
 def models_of_study(
     folder: Path, *, variants: Sequence[str] = (), seed: int | None = None, weights: Weights = "last"
 ) -> tuple[tuple[ModelHandle, ...], int | None, dict[str, str]]:
-    """One run of each variant, or of some, by their names; the place of the baseline, where it is among them; and, by name,
-    why there is none of other variants.
+    """Open one run of each variant of a study, or of the named variants.
+
+    Returns the models, the index of the baseline among them (None: not included), and, by name, why variants are missing.
 
     Raises:
-        UsageError: no study is there, none of its runs of this seed is finished, or it has no such variant.
+        UsageError: there is no study, none of its runs of this seed is finished, or it has no such variant.
     """
     import dataclasses
 
@@ -67,14 +66,14 @@ def models_of_study(
 
     file = folder / STUDY_FILE
     if not file.is_file():
-        raise UsageError(f"--study {folder}: no study is there (no {STUDY_FILE}); give the folder that compare wrote")
+        raise UsageError(f"--study {folder}: no study ({STUDY_FILE} is missing); pass the folder that compare wrote")
     config = dataclasses.replace(study_from_dict(read_study(file), source=str(file)), out=folder)
     chosen = config.seeds[0] if seed is None else seed
     known = [variant.name for variant in config.variants]
     for name in variants:
         if name not in known:
             raise UsageError(
-                f"--variant {name}: not in this study{did_you_mean(name, known)}; there are {', '.join(known)}"
+                f"--variant {name}: not in this study{did_you_mean(name, known)}; variants: {', '.join(known)}"
             )
     finished = {name: each for name, each in finished_runs(config).items() if not variants or name in variants}
     runs = {name: by_seed[chosen].folder for name, by_seed in finished.items() if chosen in by_seed}
@@ -96,14 +95,14 @@ def _not_finished(seed: int, others: Sequence[int]) -> str:
 def images_for(
     subjects: Sequence[ModelHandle], *, images: Sequence[str], data: str | None, split: str | None
 ) -> ImageSet | None:
-    """The files that were named; else the data that were named; else what the first run was validated on; else none."""
+    """Return images from the files `images`, else from `data`, else the validation images of the first run, else None."""
     from attngraft.cli.values import find_images
     from attngraft.errors import UsageError
     from attngraft.targets.images import images_from_data, images_from_files, images_from_run
 
     if images:
         if data is not None or split is not None:
-            raise UsageError("--image names the images, --data and --split where they lie; give one of them")
+            raise UsageError("pass either --image, or --data and --split, not both")
         return images_from_files(find_images(images))
     record = next((subject.record for subject in subjects if subject.record is not None), None)
     if record is not None and "data" in record.recipe.task:
@@ -113,7 +112,7 @@ def images_for(
 
 @contextmanager
 def bar(total: int | None, what: str) -> Iterator[Callable[[int], None]]:
-    """A bar over images on a terminal's standard error, gone at the end; nothing elsewhere."""
+    """Show a transient progress bar of images on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -130,5 +129,5 @@ def _apart(subjects: Sequence[ModelHandle]) -> tuple[ModelHandle, ...]:
     names = [subject.name for subject in subjects]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"two models are called {name!r}; give each a name of its own with --name, in their order")
+            raise UsageError(f"two models are called {name!r}; pass a --name for each, in order")
     return tuple(subjects)

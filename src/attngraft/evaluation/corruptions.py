@@ -145,65 +145,20 @@ def _from_pil(image: Image.Image, like: Tensor) -> Tensor:
     return pixels.reshape(*like.shape[1:], like.shape[0]).movedim(-1, 0)
 
 
+_STD = "standard deviation"
+_TABLE: tuple[tuple[str, tuple[float, ...], str, bool, Change], ...] = (  # name, levels, unit, random, change
+    ("gaussian_noise", (0.08, 0.12, 0.18, 0.26, 0.38), f"{_STD}, for pixels between 0 and 1", True, _gaussian_noise),
+    ("shot_noise", (60, 25, 12, 5, 3), "photons of a white pixel", True, _shot_noise),
+    ("impulse_noise", (0.03, 0.06, 0.09, 0.17, 0.27), "share of values set to 0 or 1", True, _impulse_noise),
+    ("speckle_noise", (0.15, 0.2, 0.35, 0.45, 0.6), f"{_STD}, relative to each value", True, _speckle_noise),
+    ("gaussian_blur", (1, 2, 3, 4, 6), f"{_STD}, in pixels", False, _gaussian_blur),
+    ("brightness", (0.1, 0.2, 0.3, 0.4, 0.5), "added to V of HSV", False, _brightness),
+    ("contrast", (0.4, 0.3, 0.2, 0.1, 0.05), "factor of each value's distance to the mean", False, _contrast),
+    ("pixelate", (0.6, 0.5, 0.4, 0.3, 0.25), "side of the small image, relative to the original", False, _pixelate),
+    ("jpeg", (25, 18, 15, 10, 7), "JPEG quality", False, _jpeg),
+)
+
 CORRUPTIONS: Mapping[str, Corruption] = {
-    each.name: each
-    for each in (
-        Corruption(
-            name="gaussian_noise",
-            levels=(0.08, 0.12, 0.18, 0.26, 0.38),
-            unit="standard deviation, for pixels between 0 and 1",
-            random=True,
-            change=_gaussian_noise,
-        ),
-        Corruption(
-            name="shot_noise",
-            levels=(60, 25, 12, 5, 3),
-            unit="photons of a white pixel",
-            random=True,
-            change=_shot_noise,
-        ),
-        Corruption(
-            name="impulse_noise",
-            levels=(0.03, 0.06, 0.09, 0.17, 0.27),
-            unit="share of values set to 0 or 1",
-            random=True,
-            change=_impulse_noise,
-        ),
-        Corruption(
-            name="speckle_noise",
-            levels=(0.15, 0.2, 0.35, 0.45, 0.6),
-            unit="standard deviation, relative to each value",
-            random=True,
-            change=_speckle_noise,
-        ),
-        Corruption(
-            name="gaussian_blur",
-            levels=(1, 2, 3, 4, 6),
-            unit="standard deviation, in pixels",
-            random=False,
-            change=_gaussian_blur,
-        ),
-        Corruption(
-            name="brightness",
-            levels=(0.1, 0.2, 0.3, 0.4, 0.5),
-            unit="added to V of HSV",
-            random=False,
-            change=_brightness,
-        ),
-        Corruption(
-            name="contrast",
-            levels=(0.4, 0.3, 0.2, 0.1, 0.05),
-            unit="factor of each value's distance to the mean",
-            random=False,
-            change=_contrast,
-        ),
-        Corruption(
-            name="pixelate",
-            levels=(0.6, 0.5, 0.4, 0.3, 0.25),
-            unit="side of the small image, relative to the original",
-            random=False,
-            change=_pixelate,
-        ),
-        Corruption(name="jpeg", levels=(25, 18, 15, 10, 7), unit="JPEG quality", random=False, change=_jpeg),
-    )
+    name: Corruption(name=name, levels=levels, unit=unit, random=random, change=change)
+    for name, levels, unit, random, change in _TABLE
 }

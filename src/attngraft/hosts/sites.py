@@ -55,7 +55,7 @@ def window_site(
 
     Args:
         block: path of the block that merges the windows; None: the attention module does.
-        fills: whether only this block knows which tokens are window padding.
+        fills: whether only the block can mark the tokens that are window padding.
         space: path of the module with hook point `space`; None: there is none.
     """
     end = path if block is None else block

@@ -43,7 +43,7 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
 
     Raises:
         DataError: images must be downloaded, are not there or not laid out as they should be, or are of other classes.
-        ConfigError: the task does not say how its examples are pixels.
+        ConfigError: the task does not support suites that change images.
         TrainingError: pyarrow is not installed.
     """
     from attngraft.evaluation.suites.context import missing_images

@@ -20,6 +20,7 @@ from attngraft.errors import DataError
 from attngraft.tasks.images.sources.folder import FolderImages, list_folder
 
 CLASSES = 1000
+_WNIDS = "{data}/n01440764/..., a folder per class, named by its WordNet id: {classes} folders, {images:,} images"
 _VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})", re.IGNORECASE)
 
 
@@ -36,7 +37,7 @@ class TestSet:
     numbered: bool = False  #: folders may be 0 to 999 instead of WordNet ids
     by_name: bool = False  #: ReaL: labels follow from the names of ImageNet's validation files
     download: str = ""
-    layout: str = ""
+    layout: str = _WNIDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,6 @@ class TestImages:
     notes: tuple[str, ...] = ()
 
 
-_WNIDS = "{data}/n01440764/..., a folder per class, named by its WordNet id: {classes} folders, {images:,} images"
-
 TEST_SETS: Mapping[str, TestSet] = {
     "imagenet": TestSet(
         title="ImageNet validation",
@@ -62,7 +61,6 @@ TEST_SETS: Mapping[str, TestSet] = {
         images=50_000,
         download="ILSVRC2012_img_val.tar, https://image-net.org/download-images.php (free of charge, after registration); "
         "sorted into classes by valprep.sh, https://github.com/soumith/imagenetloader.torch",
-        layout=_WNIDS,
     ),
     "real": TestSet(
         title="ImageNet ReaL",
@@ -89,7 +87,6 @@ TEST_SETS: Mapping[str, TestSet] = {
         images=7_500,
         subset="imagenet_a",
         download="imagenet-a.tar, https://github.com/hendrycks/natural-adv-examples",
-        layout=_WNIDS,
     ),
     "r": TestSet(
         title="ImageNet-R",
@@ -97,14 +94,12 @@ TEST_SETS: Mapping[str, TestSet] = {
         images=30_000,
         subset="imagenet_r",
         download="imagenet-r.tar, https://github.com/hendrycks/imagenet-r",
-        layout=_WNIDS,
     ),
     "sketch": TestSet(
         title="ImageNet-Sketch",
         summary="ImageNet-Sketch (Wang et al. 2019)",
         images=50_889,
         download="ImageNet-Sketch.zip, https://github.com/HaohanWang/ImageNet-Sketch",
-        layout=_WNIDS,
     ),
 }
 

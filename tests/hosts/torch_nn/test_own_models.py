@@ -83,7 +83,7 @@ def test_the_mlp_of_a_lone_attention_is_not_ours_to_see() -> None:
 
 
 def test_nobody_knows_its_inputs(model: Model) -> None:
-    with pytest.raises(attngraft.HostError, match="in a Model and does not know the inputs"):
+    with pytest.raises(attngraft.HostError, match="in a Model, whose inputs are unknown"):
         attngraft.plan(model, "horizontal", measure=True)
     assert attngraft.plan(model, "horizontal").macs is None
 

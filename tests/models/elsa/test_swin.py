@@ -185,7 +185,7 @@ def test_its_mlps_take_grafts() -> None:
     model = tiny()
     report = attngraft.graft(model, "cb_s@layers.3")
     assert [entry.site for entry in report.entries] == ["layers.3.blocks.0.mlp", "layers.3.blocks.1.mlp"]
-    with pytest.raises(HostError, match="makes its filters without queries"):
+    with pytest.raises(HostError, match="computes its filters without a product"):
         attngraft.plan(tiny(), "horizontal")
 
 

@@ -127,7 +127,7 @@ def test_its_later_stages_are_a_host_as_volos() -> None:
     sites = [entry.site for entry in report.entries]
     assert sites
     assert not any(site.startswith("network.0.") for site in sites)
-    with pytest.raises(GraftSpecError, match="makes its filters without queries"):
+    with pytest.raises(GraftSpecError, match="computes its filters without a product"):
         attngraft.plan(tiny(), "horizontal@network.0")
 
 

@@ -1,4 +1,4 @@
-"""Small data sets and hosts' demands, made for tests."""
+"""Small data sets and host inputs for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a teacher is shown and what is made of its answer: by hand, and against timm's own tasks."""
+"""Inputs of a teacher and loss against its outputs: by hand, and against timm's own tasks."""
 
 from __future__ import annotations
 

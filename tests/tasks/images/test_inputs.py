@@ -1,4 +1,4 @@
-"""Batches on the way to the model: bytes until they are there, then torchvision's numbers, mixed after that."""
+"""Image batches: uint8 until they are on the device, then torchvision's numbers, mixed after that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found before training: images that cannot be read, twins across parts; and what becomes of them."""
+"""Checks before training: unreadable images, duplicates across splits, and what happens to them."""
 
 from __future__ import annotations
 

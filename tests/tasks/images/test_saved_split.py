@@ -1,4 +1,4 @@
-"""A split that a run drew: kept in its folder, taken from there by whoever goes on, and given to others as a file."""
+"""Random splits: saved in the run folder, used again on resume, and passed to other runs as a file."""
 
 from __future__ import annotations
 

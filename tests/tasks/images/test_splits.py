@@ -1,4 +1,4 @@
-"""Splits: the same example whoever asks, fast and slow ways alike, generators untouched."""
+"""Splits: the same example in every process, fast and slow paths alike, generators untouched."""
 
 from __future__ import annotations
 

@@ -80,26 +80,21 @@ class SuiteChoice:
 @cache
 def suites() -> Mapping[str, Suite]:
     """All suites, by name."""
-    found = (
-        Suite(
-            name="clean",
-            title="Clean images",
-            summary="unchanged images",
-            conditions=(Condition(name="clean", group="clean", label="clean"),),
-        ),
+    clean = (Condition(name="clean", group="clean", label="clean"),)
+    center = Condition(
+        name="center",
+        group="center",
+        label="center hidden, half of each side",
+        settings={"side": 0.5},
+        example=CenterHidden(0.5),
+    )
+    suites = [
+        Suite(name="clean", title="Clean images", summary="unchanged images", conditions=clean),
         Suite(
             name="occlusion",
             title="Hidden center",
             summary="the central quarter in the mean color (CB, Table 8: 112 x 112 of 224 x 224 pixels)",
-            conditions=(
-                Condition(
-                    name="center",
-                    group="center",
-                    label="center hidden, half of each side",
-                    settings={"side": 0.5},
-                    example=CenterHidden(0.5),
-                ),
-            ),
+            conditions=(center,),
         ),
         Suite(
             name="patches",
@@ -111,32 +106,13 @@ def suites() -> Mapping[str, Suite]:
             name="fgsm",
             title="FGSM",
             summary="one step of the gradient's sign: 1, 2, 4 and 8 of 255, on pixels before normalization",
-            conditions=tuple(
-                Condition(
-                    name=f"fgsm-{part}",
-                    group=f"fgsm-{part}",
-                    label=f"FGSM, {part}/255",
-                    settings={"attack": "fgsm", "epsilon": part / 255},
-                    batch=OneStep(part / 255),
-                )
-                for part in EPSILONS
-            ),
+            conditions=tuple(_fgsm()),
         ),
         Suite(
             name="pgd",
             title="PGD",
             summary=f"{STEPS} such steps from a random start: 1, 2, 4 and 8 of 255",
-            conditions=tuple(
-                Condition(
-                    name=f"pgd-{part}",
-                    group=f"pgd-{part}",
-                    label=f"PGD, {part}/255, {STEPS} steps",
-                    settings={"attack": "pgd", "epsilon": part / 255, "steps": STEPS, "step": 2.5 * part / 255 / STEPS},
-                    noise_seed=0,
-                    batch=ManySteps(part / 255, STEPS),
-                )
-                for part in EPSILONS
-            ),
+            conditions=tuple(_pgd()),
         ),
         Suite(
             name="corruptions",
@@ -154,7 +130,7 @@ def suites() -> Mapping[str, Suite]:
             name="calibration",
             title="Calibration",
             summary="expected calibration error and reliability diagram, from predictions on clean images",
-            conditions=(Condition(name="clean", group="clean", label="clean"),),
+            conditions=clean,
             kind="calibration",
             home="clean",
         ),
@@ -164,24 +140,21 @@ def suites() -> Mapping[str, Suite]:
             summary="images per second and peak memory of evaluation on this machine",
             kind="throughput",
         ),
-        *(
-            Suite(
-                name=name,
-                title=each.title,
-                summary=f"{each.summary}; downloaded by you: --data FOLDER",
-                conditions=(Condition(name=name, group=name, label=each.title),),
-                test_set=name,
-            )
-            for name, each in TEST_SETS.items()
-        ),
+    ]
+    for name, each in TEST_SETS.items():
+        summary = f"{each.summary}; downloaded by you: --data FOLDER"
+        unchanged = Condition(name=name, group=name, label=each.title)
+        suites.append(Suite(name=name, title=each.title, summary=summary, conditions=(unchanged,), test_set=name))
+    members = ("occlusion", "patches", "fgsm", "noise")
+    suites.append(
         Suite(
             name="robustness",
             title="Robustness",
-            summary="stands for occlusion, patches, fgsm and noise",
-            stands_for=("occlusion", "patches", "fgsm", "noise"),
-        ),
+            summary="alias for occlusion, patches, fgsm and noise",
+            stands_for=members,
+        )
     )
-    return {suite.name: suite for suite in found}
+    return {suite.name: suite for suite in suites}
 
 
 def parse_suites(texts: Iterable[str], *, option: str = "--suite") -> tuple[SuiteChoice, ...]:
@@ -218,6 +191,24 @@ def _named(name: str, option: str) -> Sequence[Suite]:
     return [known[each] for each in suite.stands_for] if suite.stands_for else [suite]
 
 
+def _fgsm() -> Iterable[Condition]:
+    for part in EPSILONS:
+        name, settings = f"fgsm-{part}", {"attack": "fgsm", "epsilon": part / 255}
+        yield Condition(name=name, group=name, label=f"FGSM, {part}/255", settings=settings, batch=OneStep(part / 255))
+
+
+def _pgd() -> Iterable[Condition]:
+    for part in EPSILONS:
+        yield Condition(
+            name=f"pgd-{part}",
+            group=f"pgd-{part}",
+            label=f"PGD, {part}/255, {STEPS} steps",
+            settings={"attack": "pgd", "epsilon": part / 255, "steps": STEPS, "step": 2.5 * part / 255 / STEPS},
+            noise_seed=0,
+            batch=ManySteps(part / 255, STEPS),
+        )
+
+
 def _patches() -> Iterable[Condition]:
     for share in SHARES:
         for seed in NOISE_SEEDS:
@@ -242,7 +233,8 @@ def _patches() -> Iterable[Condition]:
 def _corruptions() -> Iterable[Condition]:
     for name, each in CORRUPTIONS.items():
         for severity, level in enumerate(each.levels, start=1):
-            yield from _corrupted(name, level, f"{name}-{severity}", _spaced(name), severity)
+            label = "JPEG" if name == "jpeg" else name.replace("_", " ")
+            yield from _corrupted(name, level, f"{name}-{severity}", label, severity)
 
 
 #: name of the corruption, level, name and label of the condition
@@ -272,7 +264,3 @@ def _corrupted(name: str, level: float, group: str, label: str, severity: int | 
             kind=name if severity is not None else "",
             severity=severity,
         )
-
-
-def _spaced(name: str) -> str:
-    return "JPEG" if name == "jpeg" else name.replace("_", " ")

@@ -1,1 +1,1 @@
-"""Adapters of Hugging Face's `transformers`: a file each, and what they share. Imported where such a model is met."""
+"""Adapters of Hugging Face's `transformers`, imported only for its models: a file per family, or a row of `families`."""

@@ -1,1 +1,1 @@
-"""Adapters of timm's families: a file each, and what they share."""
+"""Adapters of timm's models: a file per family, or a row of the table in `families`."""

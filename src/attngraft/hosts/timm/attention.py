@@ -64,7 +64,7 @@ class PlainMerge(SelfAttention):
 
 
 class NoDropout(SelfAttention):
-    """Attention without dropout of weights and outputs, in windows unless `ends` says otherwise."""
+    """Attention without dropout of weights and outputs, in windows unless `ends` is overridden."""
 
     ends: tuple[HookPoint, ...] = ("attn.window",)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
@@ -212,6 +213,10 @@ class TimmLevit(TimmFamily):
     }
     models = (levit.Levit, levit.LevitDistilled)
     blocks: ClassVar = {levit.LevitBlock: _block_sites, levit.LevitDownsample: _downsample_sites}
+
+    def canonical(self, path: str) -> str:
+        """Undo the renaming of `features_only`, which also flattens the stem."""
+        return re.sub(r"^(stages|stem)_", r"\1.", path)
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         stem = next(module for module in model.modules() if isinstance(module, nn.Conv2d))

@@ -167,8 +167,8 @@ def prefixed_grid(model: Any) -> dict[str, Any]:
     )
     if len(prefix) != model.num_prefix_tokens:
         raise HostError(
-            f"{type(model).__name__} has {model.num_prefix_tokens} prefix tokens, but attngraft knows only {len(prefix)} of "
-            f"them ({', '.join(prefix)})"
+            f"{type(model).__name__} has {model.num_prefix_tokens} prefix tokens, but attngraft supports only "
+            f"{len(prefix)} of them ({', '.join(prefix)})"
         )
     cells = model.patch_embed.grid_size
     return {

@@ -87,8 +87,8 @@ class TorchNN(HostAdapter):
         attention = next(each for each in model.modules() if plain_class(each) is nn.MultiheadAttention)
         if kind not in self.models:
             raise HostError(
-                f"attngraft found torch's attention in a {kind.__name__} and does not know the inputs of that class; leave "
-                "out measure, or write an adapter"
+                f"attngraft found torch's attention in a {kind.__name__}, whose inputs are unknown; leave out measure, or "
+                "write an adapter"
             )
 
         def tokens(width: int, number: int = _LENGTH) -> Tensor:

@@ -1,1 +1,1 @@
-"""Adapters of torchvision's models: a file each, and the MLP that they share."""
+"""Adapters of torchvision's models: a file per family."""

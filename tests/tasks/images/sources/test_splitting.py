@@ -1,4 +1,4 @@
-"""Drawing a validation part out of images with several labels each: shares, rare labels, seeds."""
+"""Random splits of multi-label images: shares, rare labels, seeds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FRACTIONS = st.sampled_from([0.1, 0.2, 0.25, 0.5, 0.8])
 SEEDS = st.integers(0, 2**16)
 
 
-def drawn(labels: np.ndarray, fraction: float = 0.2, seed: int = 0) -> np.ndarray:
-    """(N,) which images were drawn for validation; every image is in one of the two parts."""
+def random_split(labels: np.ndarray, fraction: float = 0.2, seed: int = 0) -> np.ndarray:
+    """Return a mask of the validation images, (N,); every image is in one of the two splits."""
     names = [str(i) for i in range(len(labels))]
     images = ArrayImages(np.zeros((len(labels), 1, 1, 3), dtype=np.uint8), names=names, labels=labels.astype(np.uint8))
     classes = tuple(f"c{i}" for i in range(labels.shape[1]))
@@ -50,7 +50,7 @@ def test_labels_that_do_not_meet_get_their_exact_share(
     counts: list[int], bare: int, fraction: float, seed: int
 ) -> None:
     labels = np.repeat(np.eye(len(counts) + 1), [*counts, bare], axis=0)[:, :-1]
-    val = drawn(labels, fraction, seed)
+    val = random_split(labels, fraction, seed)
     for label, count in enumerate(counts):
         share = min(max(round(count * fraction), 1), count - 1) if count > 1 else 0
         assert labels[val, label].sum() == share
@@ -62,7 +62,7 @@ def test_labels_that_do_not_meet_get_their_exact_share(
 def test_every_label_is_learned_and_evaluated_where_that_is_possible(
     labels: np.ndarray, fraction: float, seed: int
 ) -> None:
-    val = drawn(labels, fraction, seed)
+    val = random_split(labels, fraction, seed)
     counts, kept = labels.sum(axis=0, dtype=int), labels[~val].sum(axis=0, dtype=int)
     assert (kept[counts > 0] > 0).all(), "each label has an image in training; its only one, too"
     for label in np.flatnonzero(kept == counts):
@@ -79,7 +79,7 @@ def test_labels_that_meet_come_near_their_share() -> None:
     for seed in range(60):
         length, classes = int(stream.integers(60, 200)), int(stream.integers(3, 12))
         labels = stream.random((length, classes)) < stream.uniform(0.02, 0.5, classes)
-        val = drawn(labels, 0.2, seed)
+        val = random_split(labels, 0.2, seed)
         any_other = stream.permutation(length) < round(0.2 * length)
         stratified += list(abs(labels[val].sum(axis=0) - 0.2 * labels.sum(axis=0)))
         blind += list(abs(labels[any_other].sum(axis=0) - 0.2 * labels.sum(axis=0)))
@@ -91,12 +91,12 @@ def test_labels_that_meet_come_near_their_share() -> None:
 @given(labels=matrices(), seed=SEEDS)
 @settings(max_examples=25)
 def test_one_seed_draws_one_split(labels: np.ndarray, seed: int) -> None:
-    assert (drawn(labels, seed=seed) == drawn(labels, seed=seed)).all()
+    assert (random_split(labels, seed=seed) == random_split(labels, seed=seed)).all()
 
 
 def test_another_seed_draws_another_split() -> None:
     labels = np.random.default_rng(1).random((100, 5)) < 0.3
-    splits = {tuple(drawn(labels, seed=seed)) for seed in range(20)}
+    splits = {tuple(random_split(labels, seed=seed)) for seed in range(20)}
     assert len(splits) == 20
 
 
@@ -104,13 +104,13 @@ def test_the_only_image_of_a_label_trains_whatever_else_it_shows() -> None:
     """The second label of the last image comes first, and wants it for validation."""
     labels = np.array([[1, 1, 0], [0, 1, 1]])
     for seed in range(10):
-        assert not drawn(labels, 0.5, seed).any()
+        assert not random_split(labels, 0.5, seed).any()
 
 
 def test_the_rarest_label_is_served_first() -> None:
     """Every image of the rare label has the frequent one, too; half of the rare ones, not of all, decide."""
     labels = np.stack([np.ones(100), np.arange(100) < 4], axis=1)
-    val = drawn(labels, 0.25, 0)
+    val = random_split(labels, 0.25, 0)
     assert labels[val].sum(axis=0).tolist() == [25, 1]
 
 
