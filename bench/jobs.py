@@ -25,9 +25,9 @@ from attngraft.bench.command import finish, options
 from attngraft.bench.result import BenchResult, WrongOutputsError, current_setting, measurement
 from attngraft.study import StudyConfig, Tools, study_from_dict
 from attngraft.study.executors import Executor, Processes, Serial
+from attngraft.study.plan import resolve
 from attngraft.study.progress import StudyLog
-from attngraft.study.running import run_all
-from attngraft.study.schedule import plan_runs
+from attngraft.study.runner import train_runs
 from attngraft.timing import paired_ratio
 
 BAR = 0.65
@@ -45,10 +45,10 @@ def study(out: Path, *, epochs: int, depth: int, size: int) -> StudyConfig:
 def carry_out(config: StudyConfig, executor: Executor) -> list[Any]:
     """Make the runs; returns metrics, without seconds, and predictions as bytes of each."""
     config.out.mkdir(parents=True, exist_ok=True)
-    notes = run_all(config, plan_runs(config), executor=executor, train=Tools().train, progress=StudyLog())
+    notes = train_runs(resolve(config), executor=executor, train=Tools().train, progress=StudyLog())
     if notes:
         raise WrongOutputsError(f"a run failed: {notes[0]}")
-    return [_outcome(run.folder) for run in plan_runs(config)]
+    return [_outcome(run.folder) for run in resolve(config).runs]
 
 
 def _outcome(folder: Path) -> Any:

@@ -22,10 +22,10 @@ from attngraft.bench.command import finish, options
 from attngraft.bench.result import BenchResult, Measurement, WrongOutputsError, current_setting, measurement
 from attngraft.results.storage import load_result
 from attngraft.results.study import Cost, Interval
-from attngraft.study.conduct import write_study
 from attngraft.study.config import StudyConfig, study_from_dict
 from attngraft.study.cost import save_costs
-from attngraft.study.schedule import run_folder
+from attngraft.study.plan import run_folder
+from attngraft.study.runner import write_study
 from attngraft.tasks.classification.evaluator import balanced_accuracy, macro_f1
 from attngraft.tasks.task import Predictions
 from attngraft.timing import duration
@@ -77,7 +77,8 @@ def invent(out: Path, *, seeds: int, epochs: int, images: int, classes: int) -> 
             run.write_predictions(predictions(logits.astype(np.float32), target))
             write_json(run.finished, {})
     write_study(config)
-    save_costs(out, config, {variant.spec: cost(1 + place / 50) for place, variant in enumerate(config.variants)})
+    recipe = config.recipe_of(config.baseline, config.seeds[0])
+    save_costs(out, recipe, {variant.spec: cost(1 + place / 50) for place, variant in enumerate(config.variants)})
     return config
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attngraft.study.pairing import aligned_scores
+from attngraft.study.predictions import align_scores, read_scores
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe
@@ -40,7 +40,7 @@ def make_run(folder: Path, seed: int, *, changes: Sequence[str] = CHANGES) -> Ru
 
 def scores_of(records: Sequence[RunRecord]) -> tuple[np.ndarray, np.ndarray]:
     """The scores (runs, images) of each half, of runs in the order of `seeds`."""
-    scores, _ = aligned_scores(records)
+    scores, _ = align_scores([read_scores(record) for record in records], [record.folder for record in records])
     half = len(scores) // 2
     return np.stack(scores[:half]), np.stack(scores[half:])
 

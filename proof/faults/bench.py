@@ -13,7 +13,7 @@ import numpy as np
 
 from attngraft.results.study import Cost
 from proof.faults.case import NotHere
-from proof.faults.harm import Answer, FromTheStart, Harm
+from proof.faults.harm import Harm, WithTools
 from proof.faults.outcome import STEPS, differences, study_differences, updates
 from proof.faults.process import Ended, Running
 
@@ -29,24 +29,25 @@ RUN = ("train", *SMALL, "--set", "train.ema=0.9", "--epochs", str(EPOCHS), "--sa
 STUDY = ("compare", *SMALL, "--epochs", "2", "--seeds", "1", "--graft", "cb_s", "--graft", "horizontal")
 STUDY_RUNS = ("baseline", "cb_s", "horizontal")
 
-#: what a study's variants cost is of no interest here
-_COST = Cost(
-    parameters=1,
-    macs=None,
-    parameters_ratio=1.0,
-    macs_ratio=None,
-    train_time_ratio=None,
-    inference_time_ratio=None,
-    memory_ratio=None,
-    train_seconds_per_step=None,
-    inference_seconds_per_batch=None,
-    peak_memory_bytes=None,
-)
-NO_COSTS = FromTheStart(
-    action=Answer(
-        target="attngraft.study.cost:measure_costs", value=dict.fromkeys(("none", "cb_s", "horizontal"), _COST)
+
+def _no_costs(*args: object, **options: object) -> dict[str, Cost]:
+    """Costs of a study's variants, which do not matter here, without measuring."""
+    cost = Cost(
+        parameters=1,
+        macs=None,
+        parameters_ratio=1.0,
+        macs_ratio=None,
+        train_time_ratio=None,
+        inference_time_ratio=None,
+        memory_ratio=None,
+        train_seconds_per_step=None,
+        inference_seconds_per_batch=None,
+        peak_memory_bytes=None,
     )
-)
+    return dict.fromkeys(("none", "cb_s", "horizontal"), cost)
+
+
+NO_COSTS = WithTools({"measure_costs": _no_costs})
 
 
 class Bench:

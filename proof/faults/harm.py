@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -110,16 +110,25 @@ class FromTheStart:
 
 
 @dataclass(frozen=True)
+class WithTools:
+    """Replace tools of a study."""
+
+    changes: Mapping[str, object]
+
+    def apply(self) -> None:
+        import attngraft.study.runner as runner
+
+        runner.Tools = functools.partial(runner.Tools, **self.changes)  # type: ignore[assignment, misc]
+
+
+@dataclass(frozen=True)
 class InWorkers:
     """Put `harm` in place in each process that makes a study's runs, before its first one."""
 
     harm: Harm
 
     def apply(self) -> None:
-        import attngraft.study.conduct as conduct
-
-        original = conduct.Tools
-        conduct.Tools = lambda: original(train=_Harmed(self.harm))  # type: ignore[assignment, misc]
+        WithTools({"train": _Harmed(self.harm)}).apply()
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ import sklearn.datasets  # noqa: F401
 import attngraft.cli
 import attngraft.models
 import attngraft.report
-import attngraft.study.conduct
-import attngraft.study.cost
-import attngraft.study.estimate
+import attngraft.study.runner
 import attngraft.tasks.classification.task
 import attngraft.training.loop  # noqa: F401
 import proof.faults.harm  # noqa: F401

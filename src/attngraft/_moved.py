@@ -41,6 +41,7 @@ MOVED = {
     "study.result": "results.study",
     "study.statistics": "results.statistics",
     "study.storage": "results.storage",
+    "study.conduct": "study.runner",
     "tasks.collecting": "tasks.task",
     "tasks.probe": "tasks.task",
     "tasks.teaching": "tasks.task",

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from attngraft.cli import main
-from attngraft.study import Tools, conduct, load_result
+from attngraft.study import Tools, load_result, runner
 from tests.tasks.images.datasets import make_folder
 
 HOST = ["--host", "vit_tiny_patch16_224"]
@@ -50,7 +50,7 @@ def test_a_table_of_several_labels_and_the_recipe_for_it(
     tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = Tools(measure_costs=lambda *_, **__: {}, write_report=lambda result, folder: folder)
-    monkeypatch.setattr(conduct, "Tools", lambda: bare)
+    monkeypatch.setattr(runner, "Tools", lambda: bare)
     assert _compare(tables, "several.csv", "--recipe", "multilabel", "--metric", "loss") == 0
     result = load_result(tables / "study")
     assert (result.task, result.metric, result.higher_is_better) == ("multilabel", "loss", False)
@@ -73,7 +73,7 @@ def test_classes_of_unequal_size_and_the_recipe_for_them(
 ) -> None:
     rare = {"train": {"common": 30, "rare <one>": 4}, "val": {"common": 6, "rare <one>": 3}}
     make_folder(tmp_path / "data", rare, size=(16, 16))
-    monkeypatch.setattr(conduct, "Tools", lambda: Tools(measure_costs=lambda *_, **__: {}))
+    monkeypatch.setattr(runner, "Tools", lambda: Tools(measure_costs=lambda *_, **__: {}))
     assert _compare(tmp_path, "data", "--recipe", "imbalanced", *means) == 0
     result = load_result(tmp_path / "study")
     assert (result.metric, result.data["counts"]["train"]) == ("balanced_accuracy", rare["train"])
@@ -87,7 +87,10 @@ def test_classes_of_unequal_size_and_the_recipe_for_them(
         assert np.mean(recalls) == pytest.approx(variant.last["balanced_accuracy"].mean, abs=1e-6)
     page = (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
     assert "Class by class" in page
-    assert "always giving common, of most training images, is right 66.67 % of the time" in page
+    assert (
+        "always predicting common, the class with the most training images, is correct for 66.67 % of the images"
+        in page
+    )
     assert "rare &lt;one&gt;" in page and "rare <one>" not in page
 
 
@@ -103,7 +106,7 @@ def test_one_label_with_the_recipe_for_several_is_refused(tables: Path, capsys: 
     assert _compare(tables, "one.csv", "--recipe", "multilabel", "--dry-run") != 0
     said = " ".join(capsys.readouterr().err.split())
     assert "one label each" in said
-    assert "do without --recipe multilabel" in said
+    assert "remove --recipe multilabel" in said
 
 
 def test_the_metric_is_one_that_has_a_score_for_every_image(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from attngraft.cli import main
 from attngraft.evaluation.suites.cache import read_columns
-from attngraft.study import conduct, load_result
+from attngraft.study import load_result, runner
 from tests.evaluation.suites.making import NAMES, run_with_images
 from tests.export.runs import VIT, make_run
 from tests.tasks.images.datasets import make_folder
@@ -150,7 +150,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(conduct, "_costs", lambda *_: {})
+    monkeypatch.setattr(runner, "_costs", lambda *_: {})
     make_folder(tmp_path / "data", {"train": {"a": 8, "b": 8}, "val": {"a": 4, "b": 4}}, size=(16, 16))
     host = ["--host", VIT["name"], *(f"--host-arg={name}={value}" for name, value in VIT["args"].items())]
     rest = ["--graft", "cb", "--data", tmp_path / "data", "--seeds", 2, "--epochs", 1, "--set", "train.batch_size=8"]

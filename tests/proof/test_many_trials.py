@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attngraft.study import load_result
-from attngraft.study.schedule import plan_runs
+from attngraft.study.plan import resolve
 from proof.many_trials import EPOCHS, main, problems_of, study
 
 
@@ -37,7 +37,7 @@ def test_all_results_are_there_and_what_is_not_is_found(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert (found["trials"], found["finished"], found["problems"]) == (8, 8, [])
     assert len(found["killed"]) == 1
-    runs, result = plan_runs(study(folder, trials=8)), load_result(folder)
+    runs, result = resolve(study(folder, trials=8)).runs, load_result(folder)
     assert {run.epochs_done for run in runs} == {EPOCHS}
     (runs[3].folder / "finished.json").unlink()
     (runs[5].folder / "metrics.jsonl").write_text("")

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from attngraft.results.study import Cost, Interval, StudyResult
-from attngraft.study.conduct import Tools
 from attngraft.study.config import StudyConfig, study_from_dict
-from attngraft.study.estimate import Estimate, Pace
+from attngraft.study.runner import Tools
+from attngraft.study.throughput import Estimate, Throughput
 from attngraft.tasks.task import Predictions
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
@@ -98,8 +98,8 @@ def tools(trainer: FakeTrainer, *, reports: list[StudyResult] | None = None, epo
     """Everything fake: nothing is opened, timed or drawn."""
 
     def paces(config: StudyConfig, benchmark: Any) -> Estimate:
-        pace = Pace(start_seconds=1.0, epoch_seconds=epoch_seconds)
-        return Estimate(paces={variant.name: pace for variant in config.variants})
+        pace = Throughput(start_seconds=1.0, epoch_seconds=epoch_seconds)
+        return Estimate(throughputs={variant.name: pace for variant in config.variants})
 
     def costs(config: StudyConfig, benchmark: Any, *, limit: float) -> dict[str, Cost]:
         return {variant.key: cost(1.0 + place / 10) for place, variant in enumerate(config.variants)}
@@ -111,7 +111,7 @@ def tools(trainer: FakeTrainer, *, reports: list[StudyResult] | None = None, epo
     return Tools(
         train=trainer,
         open_data=lambda config: None,  # type: ignore[arg-type, return-value]
-        measure_paces=paces,
+        measure_throughput=paces,
         measure_costs=costs,
         write_report=report,
     )

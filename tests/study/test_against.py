@@ -18,11 +18,11 @@ from attngraft.report.tables import markdown_table, table_text
 from attngraft.results.storage import csv_text
 from attngraft.results.wording import headline
 from attngraft.study import compare, load_result, prepare, read_study, report_only, study_from_dict
+from attngraft.study.checks import check_variants
 from attngraft.study.cost import COST_FILE, load_costs, measure_costs, save_costs
-from attngraft.study.estimate import measure_paces
-from attngraft.study.host import entry_against
-from attngraft.study.schedule import check_variants, plan_runs
-from attngraft.study.variants import read_variants
+from attngraft.study.plan import resolve
+from attngraft.study.throughput import measure_throughput
+from attngraft.study.variants import entry_against, read_variants
 from attngraft.training.profiler import load_benchmark_batch
 from attngraft.training.recipe import recipe_to_dict
 from attngraft.training.run_folder import RunFolder
@@ -76,11 +76,11 @@ def test_what_against_refuses(text: str) -> None:
     [
         ([{"host": DEIT}, {"name": "again", "host": {**DEIT, "args": dict(reversed(DEIT["args"].items()))}}], "twice"),  # type: ignore[attr-defined]
         ([{"host": DEIT}, {"host": DEIT["name"]}], r"are called 'deit_tiny_patch16_224'.*host: \{name"),
-        ([{"host": {"args": {"depth": 1}}}], r"grafts\[0\]\.host: say which host"),
-        ([{"host": ""}], r"grafts\[0\]\.host: say which host"),
+        ([{"host": {"args": {"depth": 1}}}], r"grafts\[0\]\.host: name the host"),
+        ([{"host": ""}], r"grafts\[0\]\.host: name the host"),
         ([{"host": {"name": "vit", "arg": {}}}], r"grafts\[0\]\.host\.arg: unknown field.*args"),
         ([{"host": 3}], r"grafts\[0\]\.host: expected a section"),
-        ([{"name": "a"}], r"grafts\[0\]: has no spec"),
+        ([{"name": "a"}], r"grafts\[0\]: no spec"),
     ],
 )
 def test_entries_that_are_refused(entries: list[Any], message: str) -> None:
@@ -92,7 +92,7 @@ def test_against_is_no_field_of_a_study_file(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(dump_yaml({"against": ["resnet10t"], "out": "x"}))
     with pytest.raises(
-        ConfigError, match=r"study\.yaml\.against: other hosts stand among the `grafts`, each as \{name: "
+        ConfigError, match=r"study\.yaml\.against: unknown field; list other hosts under `grafts`, each as \{name: "
     ):
         read_study(file)
 
@@ -141,7 +141,7 @@ def test_pretrained_is_shared_and_a_file_of_weights_is_not(tmp_path: Path) -> No
 def test_weights_of_another_host_are_fitted_before_anything_trains(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=[{"name": "other", "host": {**DEIT, "weights": str(tmp_path / "none.pth")}}])
     with pytest.raises(UsageError, match=r"the variant other: .*none\.pth.*weights: FILE\}, or pretrained: false"):
-        check_variants(config)
+        check_variants(resolve(config))
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def test_hosts_that_cannot_take_part(tmp_path: Path, host: Any, message: str) ->
 def test_a_graft_is_planned_on_its_own_host(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=["horizontal", {"name": "mixed", "host": MIXER, "spec": "horizontal"}])
     with pytest.raises(UsageError, match=r"the variant mixed does not fit its host: .*attention"):
-        check_variants(config)
-    check_variants(study(tmp_path, grafts=["horizontal", {"name": "mixed", "host": MIXER, "spec": "cb_s"}]))
+        check_variants(resolve(config))
+    check_variants(resolve(study(tmp_path, grafts=["horizontal", {"name": "mixed", "host": MIXER, "spec": "cb_s"}])))
 
 
 def test_a_second_head_is_asked_of_every_host(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_second_head_is_asked_of_every_host(tmp_path: Path) -> None:
     token = ["distill={teacher: {name: resnet10t}, kind: token}"]
     config = study(tmp_path, host=two, grafts=[{"name": "one head", "host": DEIT}], set=token)
     with pytest.raises(UsageError, match=r"the variant one head: distill\.kind: token .*deit_tiny_patch16_224 has one"):
-        check_variants(config)
+        check_variants(resolve(config))
 
 
 # --- the course of a study ----------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_a_report_needs_no_recipe(tmp_path: Path) -> None:
 
 
 def test_runs_of_other_hosts_can_be_sent_to_other_processes(tmp_path: Path) -> None:
-    runs = plan_runs(study(tmp_path, grafts=GRAFTS))
+    runs = resolve(study(tmp_path, grafts=GRAFTS)).runs
     assert pickle.loads(pickle.dumps(runs)) == runs
 
 
@@ -298,7 +298,7 @@ def test_a_host_whose_head_alone_is_trained_is_noted(tmp_path: Path) -> None:
         config = study(out, grafts=hosts, set=[f"train.parameters={parameters}"])
         return "\n".join(compare(config, tools=tools(FakeTrainer())).notes)
 
-    assert "As the baseline, other none trains the head alone." in notes("none", "cb_s")
+    assert "Like the baseline, other none trains the head alone." in notes("none", "cb_s")
     assert "As the baseline" not in notes("cb_s")
     assert "As the baseline" not in notes("none", parameters="all")
 
@@ -311,7 +311,7 @@ def test_inputs_that_differ_are_noted(tmp_path: Path) -> None:
             run.write_data(model_args={}, facts={"input": {"size": [3, 16, 16], "mean": [mean], "eval_crop_pct": 1.0}})
 
     result = compare(study(tmp_path, grafts=GRAFTS), tools=tools(Told()))
-    assert any("another way than the baseline's for deit_tiny_patch16_224 (mean)." in note for note in result.notes)
+    assert any("differently from the baseline's for deit_tiny_patch16_224 (mean)." in note for note in result.notes)
 
 
 # --- costs and paces, really measured -----------------------------------------------------------------------------
@@ -321,14 +321,16 @@ def test_inputs_that_differ_are_noted(tmp_path: Path) -> None:
 def test_each_host_has_counts_of_its_own(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=["cb_s", {"host": DEIT}, {"host": MIXER}], set=["train.batch_size=8"])
     benchmark = load_benchmark_batch(config.recipe_of(config.baseline, 0))
-    assert set(measure_paces(config, benchmark).paces) == {variant.name for variant in config.variants}
-    costs = measure_costs(config, benchmark, limit=0.0)
+    assert set(measure_throughput(resolve(config), benchmark).throughputs) == {
+        variant.name for variant in config.variants
+    }
+    costs = measure_costs(resolve(config), benchmark, limit=0.0)
     assert set(costs) == {variant.key for variant in config.variants}
     deit, mixer = (costs[config.variants[place].key] for place in (2, 3))
     assert (costs["none"].parameters_ratio, costs["none"].macs_ratio) == (1, 1)
     assert deit.macs_ratio == pytest.approx(0.5, abs=0.05)  # one block of two
     assert mixer.parameters < deit.parameters / 10
-    save_costs(tmp_path, config, costs)
+    save_costs(tmp_path, config.recipe_of(config.baseline, 0), costs)
     assert load_costs(tmp_path, config) == costs
     deeper = study(tmp_path, grafts=[{"host": {**DEIT, "args": {**DEIT["args"], "depth": 3}}}])  # type: ignore[dict-item]
     assert load_costs(tmp_path, deeper) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attngraft.cli import main
-from attngraft.study import conduct, load_result, read_study
+from attngraft.study import load_result, read_study, runner
 
 from .fakes import FakeTrainer, tools
 
@@ -38,7 +38,7 @@ def call(*arguments: str) -> int:
 def trainer(monkeypatch: pytest.MonkeyPatch) -> FakeTrainer:
     """A fake that the verb uses."""
     fake = FakeTrainer({"cb_s": 0.2})
-    monkeypatch.setattr(conduct, "Tools", lambda: tools(fake))
+    monkeypatch.setattr(runner, "Tools", lambda: tools(fake))
     return fake
 
 
@@ -166,13 +166,13 @@ def test_an_interruption_is_exit_code_130(
         (["--graft", "cb_s", "--out", "x", "--host-arg", "depth"], "--host-arg"),
         (["--report-only", "--out", "nowhere"], "study.yaml"),
         (["--study", "nowhere.yaml"], "nowhere.yaml"),
-        (["--graft", "cb_s", "--out", "x", "--jobs", "0"], "--jobs: at least one"),
+        (["--graft", "cb_s", "--out", "x", "--jobs", "0"], "--jobs: at least 1"),
         (["--graft", "cb_s", "--out", "x", "--jobs", "2", "--ray", "local"], "exclude each other"),
         (["--graft", "cb_s", "--out", "x", "--gpus-per-run", "1"], "give --ray as well"),
         (["--graft", "cb_s", "--out", "x", "--retries", "1"], "--jobs or --ray"),
         (["--against", "3", "--out", "x"], "--against 3: write HOST"),
         ([*HOST, "--against", "resnet10", "--data", "digits", "--out", "x"], "the variant resnet10: there is no model"),
-        (["--graft", "cb_s", "--out", "x", "--halving", "1"], "halving: a factor from 2 on"),
+        (["--graft", "cb_s", "--out", "x", "--halving", "1"], "halving: expected a factor from 2 on"),
     ],
 )
 def test_usage_errors_are_exit_code_2(

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from attngraft.results.study import Cost
 from attngraft.study import cost as cost_module
+from attngraft.study.config import StudyConfig
 from attngraft.study.cost import load_costs, measure_costs, save_costs
+from attngraft.study.plan import resolve
 from attngraft.timing import PairedRatio
 from attngraft.timing.memory import LiveStorages
 from attngraft.training.profiler import Profiler, load_benchmark_batch
+from attngraft.training.recipe import Recipe
 
 from .fakes import cost, study
 
@@ -25,7 +29,7 @@ def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(cost_module, "PAIRS", 5)
     config = study(tmp_path, grafts=["cb_s"], set=SMALL)
     benchmark = load_benchmark_batch(config.recipe_of(config.baseline, 0))
-    costs = measure_costs(config, benchmark, limit=60)
+    costs = measure_costs(resolve(config), benchmark, limit=60)
     baseline, grafted = costs["none"], costs["cb_s"]
     assert grafted.parameters - baseline.parameters == 2 * 48  # one vector for each of two blocks
     assert baseline.macs is not None
@@ -46,7 +50,7 @@ def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert each.inference_seconds_per_batch > 0
     assert grafted.memory_ratio is not None
     assert 1.0 < grafted.memory_ratio < 1.5
-    in_a_hurry = measure_costs(config, benchmark, limit=0)
+    in_a_hurry = measure_costs(resolve(config), benchmark, limit=0)
     assert in_a_hurry["cb_s"].train_time_ratio is None
     assert in_a_hurry["cb_s"].inference_time_ratio is None
     assert in_a_hurry["cb_s"].parameters == grafted.parameters
@@ -75,7 +79,7 @@ def test_inference_is_timed_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(cost_module, "several", told)
     config = study(tmp_path, grafts=["cb_s"], set=SMALL)
-    costs = measure_costs(config, load_benchmark_batch(config.recipe_of(config.baseline, 0)), limit=60)
+    costs = measure_costs(resolve(config), load_benchmark_batch(config.recipe_of(config.baseline, 0)), limit=60)
     assert asked == ["train", "evaluate"]
     for spec, training, inference in (("none", 1.0, 1.0), ("cb_s", 3.0, 2.0)):
         found = costs[spec]
@@ -86,20 +90,28 @@ def test_inference_is_timed_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
         assert found.inference_seconds_per_batch == seconds[spec, "evaluate"]
 
 
+def recipe_of(config: StudyConfig) -> Recipe:
+    return config.recipe_of(config.baseline, 0)
+
+
+def kept(folder: Path, config: StudyConfig) -> dict[str, Cost] | None:
+    return load_costs(folder, config, recipe=recipe_of(config))
+
+
 def test_kept_costs_belong_to_a_recipe_and_its_variants(tmp_path: Path) -> None:
     config = study(tmp_path)
     costs = {variant.spec: cost(1.1) for variant in config.variants}
-    assert load_costs(tmp_path, config) is None
-    save_costs(tmp_path, config, costs)
-    assert load_costs(tmp_path, config) == costs
-    assert load_costs(tmp_path, study(tmp_path, grafts=["cb_s"])) == costs
-    assert load_costs(tmp_path, study(tmp_path, epochs=9, seeds=7)) == costs
-    assert load_costs(tmp_path, study(tmp_path, grafts=["cb"])) is None
+    assert kept(tmp_path, config) is None
+    save_costs(tmp_path, recipe_of(config), costs)
+    assert kept(tmp_path, config) == costs
+    assert kept(tmp_path, study(tmp_path, grafts=["cb_s"])) == costs
+    assert kept(tmp_path, study(tmp_path, epochs=9, seeds=7)) == costs
+    assert kept(tmp_path, study(tmp_path, grafts=["cb"])) is None
     other = study(tmp_path, set=["train.batch_size=4"])
-    assert load_costs(tmp_path, other) is None
-    assert load_costs(tmp_path, other, same_recipe=False) == costs
+    assert kept(tmp_path, other) is None
+    assert load_costs(tmp_path, other) == costs
     (tmp_path / "cost.json").write_text("{")
-    assert load_costs(tmp_path, config) is None
+    assert kept(tmp_path, config) is None
 
 
 def test_live_storages_follow_births_and_deaths() -> None:

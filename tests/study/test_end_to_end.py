@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attngraft.study import StudyConfig, Tools, compare, incomplete, load_result, study_from_dict
-from attngraft.study import conduct as conduct_module
+from attngraft.study import StudyConfig, Tools, compare, incomplete, load_result, runner, study_from_dict
 
 
 def tiny(out: Path, **changes: object) -> StudyConfig:
@@ -68,13 +67,13 @@ def test_other_hosts_share_all_but_the_model(tmp_path: Path) -> None:
     assert not incomplete(result)
     assert result.variants[0].runs[0].curve == result.variants[1].runs[0].curve
     assert result.variants[2].runs[0].curve != result.variants[0].runs[0].curve
-    assert any("another way than the baseline's for the other (mean, std)." in note for note in result.notes)
+    assert any("differently from the baseline's for the other (mean, std)." in note for note in result.notes)
     assert not any("trained on different images" in note for note in result.notes)
 
 
 @pytest.mark.slow
 def test_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conduct_module, "COST_SECONDS", 10.0)
+    monkeypatch.setattr(runner, "COST_SECONDS", 10.0)
     result = compare(tiny(tmp_path, time_budget="2m", epochs=3))
     assert result.epochs == 3
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

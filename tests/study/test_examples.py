@@ -10,9 +10,10 @@ import torch
 
 from attngraft.cli import main
 from attngraft.errors import ConfigError
-from attngraft.study import conduct, load_result
+from attngraft.study import load_result, runner
+from attngraft.study.checks import check_variants
 from attngraft.study.config import StudyConfig, read_study, study_from_dict
-from attngraft.study.schedule import check_variants
+from attngraft.study.plan import resolve
 from attngraft.timing import count_macs
 from attngraft.training.build import build_model, model_data_config
 
@@ -28,9 +29,9 @@ def test_an_example_fits_its_host(path: Path, tmp_path: Path, monkeypatch: pytes
             assert config.recipe_of(variant, seed).graft == (None if variant.spec == "none" else variant.spec)
     if taught(config):  # its own comment says how to make one
         with pytest.raises(ConfigError, match="teacher-cifar10 is neither"):
-            check_variants(config)
+            check_variants(resolve(config))
     else:
-        check_variants(config)
+        check_variants(resolve(config))
     assert not list(tmp_path.iterdir())
 
 
@@ -57,7 +58,7 @@ def test_bixt_trains_against_all_of_them(
     name: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The three studies through the command, for one epoch of one seed of some of their images."""
-    monkeypatch.setattr(conduct, "COST_SECONDS", 0.0)  # counts, no times
+    monkeypatch.setattr(runner, "COST_SECONDS", 0.0)  # counts, no times
     file = Path(__file__).parents[2] / "examples" / f"{name}-bixt.yaml"
     given = ["--study", str(file), "--seeds", "1", "--epochs", "1", "--set", "train.batch_size=64"]
     if name != "digits":

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attngraft.cli import main
 from attngraft.errors import HostError
-from attngraft.study import Tools, compare, conduct, load_result, study_from_dict
+from attngraft.study import Tools, compare, load_result, runner, study_from_dict
 from attngraft.training.run_folder import read_run
 
 from .fakes import FakeTrainer, tools
@@ -170,7 +170,7 @@ def test_options_reach_every_run(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeTrainer()
-    monkeypatch.setattr(conduct, "Tools", lambda: tools(fake))
+    monkeypatch.setattr(runner, "Tools", lambda: tools(fake))
     arguments = [text for name, value in ARGS.items() for text in ("--host-arg", f"{name}={value}")]
     arguments += ["--host", "vit_tiny_patch16_224", "--graft", "cb_s", "--data", "digits", "--seeds", "1"]
     own = ["--recipe", "finetune", "--weights", str(weights), "--train", "grafts+head", "--epochs", "2"]

@@ -12,9 +12,9 @@ import pytest
 from attngraft.errors import ConfigError, UsageError
 from attngraft.results.halving import HALVING_FILE, rank_at, read_halving
 from attngraft.study import StudyConfig, StudyResult, compare, incomplete, load_result, prepare, report_only
-from attngraft.study.ladder import Ladder
-from attngraft.study.progress import plan_in_words
-from attngraft.study.schedule import plan_runs
+from attngraft.study.plan import resolve
+from attngraft.study.progress import describe_plan
+from attngraft.study.rungs import Rungs
 
 from .fakes import FakeTrainer, study, tools
 
@@ -29,7 +29,7 @@ def halved(out: Path, **changes: object) -> StudyConfig:
 def epochs(config: StudyConfig) -> dict[str, set[int]]:
     """How far the runs of each variant have come."""
     found: dict[str, set[int]] = {}
-    for run in plan_runs(config):
+    for run in resolve(config).runs:
         found.setdefault(run.variant.name, set()).add(run.epochs_done)
     return found
 
@@ -98,11 +98,11 @@ def test_decisions_follow_from_the_file(whole: tuple[StudyConfig, StudyResult]) 
     config, _ = whole
     kept = read_halving(config.out)
     assert kept is not None
-    assert Ladder.of(kept, [variant.name for variant in config.variants[1:]]).result() == kept
+    assert Rungs.replay(kept, [variant.name for variant in config.variants[1:]]).result() == kept
     for each in kept.standings:
         rows = [
             json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[each.epoch - 1])["val/top1"]
-            for run in plan_runs(config)
+            for run in resolve(config).runs
             if run.variant.name == each.variant
         ]
         assert each.score == pytest.approx(sum(rows) / len(rows))
@@ -160,7 +160,7 @@ def test_the_plan_says_it_and_estimates_less(tmp_path: Path) -> None:
     assert prepared.seconds is not None
     assert plain.seconds is not None
     assert prepared.seconds < 0.6 * plain.seconds
-    assert "one in 3" in plan_in_words(prepared.runs, seconds=None, how="about one in 3")
+    assert "one in 3" in describe_plan(prepared.runs, seconds=None, extra="about one in 3")
     with pytest.raises(UsageError, match="no room for a rung"):
         prepare(halved(tmp_path, epochs=3, halving=4), tools=tools(FakeTrainer()))
 

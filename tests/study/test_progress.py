@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from attngraft.study import compare
-from attngraft.study.progress import LiveStudy, plan_in_words
-from attngraft.study.schedule import plan_runs
+from attngraft.study.plan import resolve
+from attngraft.study.progress import LiveStudy, describe_plan
 
 from .fakes import FakeTrainer, study, tools
 
@@ -21,7 +21,7 @@ def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         compare(study(tmp_path), tools=tools(FakeTrainer(fails={("cb_s", 1)})))
     text = caplog.text
     assert "6 runs of 3 epochs (3 variants, 2 seeds); about 24 s" in text
-    assert "run 2/6: cb_s, seed 0 begins" in text
+    assert "run 2/6: cb_s, seed 0 starts" in text
     assert "baseline, seed 0: finished, top1" in text
     assert "cb_s, seed 1: failed, RuntimeError: out of luck" in text
     assert "\x1b" not in text
@@ -43,22 +43,23 @@ def test_the_plan_in_words(tmp_path: Path) -> None:
     trainer = FakeTrainer(stops=("cb_s", 0))
     with pytest.raises(KeyboardInterrupt):
         compare(config, tools=tools(trainer))
-    runs = plan_runs(config)
+    runs = resolve(config).runs
     assert [run.epochs_left for run in runs[:3]] == [0, 2, 3]
-    words = plan_in_words(runs, seconds=100.0)
+    words = describe_plan(runs, seconds=100.0)
     assert (
-        words == "6 runs of 3 epochs (3 variants, 2 seeds); 1 finished before, 1 begun before; about 2 min for the rest"
+        words
+        == "6 runs of 3 epochs (3 variants, 2 seeds); 1 finished before, 1 started before; about 2 min for the rest"
     )
-    assert plan_in_words([], seconds=None) == "no runs"
+    assert describe_plan([], seconds=None) == "no runs"
 
 
 def test_several_runs_at_a_time(tmp_path: Path) -> None:
     """A bar for each that is at work; a pause keeps what the cell says; what does not fit is counted."""
     sheet = io.StringIO()
     console = Console(file=sheet, force_terminal=True, width=100, height=14)
-    runs = plan_runs(study(tmp_path, grafts=["cb_s", "cb"], seeds=1))
+    runs = resolve(study(tmp_path, grafts=["cb_s", "cb"], seeds=1)).runs
     with LiveStudy(console) as live:
-        live.on_plan(runs, seconds=60.0, epochs=9.0, how="two at a time")
+        live.on_plan(runs, seconds=60.0, epochs=9.0, extra="two at a time")
         rows = [live.on_run(run) for run in runs[:2]]
         for row in rows:
             row.on_start(6, done_steps=0, epochs=3, steps_per_epoch=2)
@@ -81,7 +82,7 @@ def test_a_table_that_does_not_fit_shows_who_is_at_work(tmp_path: Path) -> None:
     sheet = io.StringIO()
     console = Console(file=sheet, force_terminal=True, width=100, height=10)
     grafts = ["cb", "cb_s", "horizontal", "vertical", "cb@blocks.0", "cb@blocks.1", "cb_s@blocks.0", "cb_s@blocks.1"]
-    runs = plan_runs(study(tmp_path, grafts=grafts, seeds=1))
+    runs = resolve(study(tmp_path, grafts=grafts, seeds=1)).runs
     with LiveStudy(console) as live:
         live.on_plan(runs, seconds=None, epochs=27.0)
         live.on_run(runs[-1])

@@ -22,10 +22,9 @@ from attngraft.results.statistics import t_interval
 from attngraft.results.storage import suites_csv
 from attngraft.results.study import StudyResult, SuiteResult
 from attngraft.study import StudyConfig, Tools, compare, load_result, report_only, study_from_dict
-from attngraft.study.calibrating import Beliefs, compare_calibration
 from attngraft.study.progress import StudyLog
 from attngraft.study.suites import evaluate_finished
-from attngraft.study.verdict import compare_scores
+from attngraft.study.verdict import CalibrationInputs, compare_calibration, compare_scores
 from attngraft.tasks.calibration import reliability
 from attngraft.training.evaluate import weights_file
 from attngraft.training.run_folder import read_run
@@ -185,10 +184,10 @@ def test_calibration_by_brute_force() -> None:
     runs = []
     for sharpness in (1.0, 1.0, 1.6, 1.7):
         stated = np.clip(random.random((60, 1)) * sharpness, 0, 1)
-        runs.append(Beliefs(names=names, stated=stated, true=random.random((60, 1)) < 0.5))
+        runs.append(CalibrationInputs(names=names, stated=stated, true=random.random((60, 1)) < 0.5))
     found = compare_calibration(runs[:2], runs[2:])
 
-    def error(run: Beliefs, rows: np.ndarray) -> float:
+    def error(run: CalibrationInputs, rows: np.ndarray) -> float:
         return reliability([run.stated[rows, 0]], [run.true[rows, 0]]).error_by_seed[0]
 
     by_seed = [error(runs[2 + s], np.arange(60)) - error(runs[s], np.arange(60)) for s in range(2)]
@@ -204,7 +203,7 @@ def test_calibration_by_brute_force() -> None:
     low, high = np.quantile(draws, [0.025, 0.975])
     assert (one.bootstrap.low, one.bootstrap.high) == pytest.approx((low, high), abs=0.025)
     order = random.permutation(60)
-    moved = Beliefs(names=names[order], stated=runs[2].stated[order], true=runs[2].true[order])
+    moved = CalibrationInputs(names=names[order], stated=runs[2].stated[order], true=runs[2].true[order])
     assert compare_calibration(runs[:1], [moved]) == one
     with pytest.raises(DataError, match="different examples"):
         compare_calibration(runs[:1], [replace(runs[2], names=names[:59])])
@@ -225,7 +224,7 @@ def test_what_is_wrong_is_told_before_anything_is_trained(tmp_path: Path) -> Non
 
 def test_one_failing_suite_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = SimpleNamespace(folder=tmp_path)
-    monkeypatch.setattr("attngraft.study.collect.finished_runs", lambda config: {"cb_s": {0: record}})
+    monkeypatch.setattr("attngraft.study.suites.finished_runs", lambda config: {"cb_s": {0: record}})
     asked = []
 
     def evaluate(folder: Path, choices: list[Any], **_: Any) -> None:
@@ -284,7 +283,7 @@ def test_results_of_other_weights_are_left_out(copied: Path) -> None:
     path = weights_file(folder, "last")
     path.write_bytes(path.read_bytes() + b" ")
     result = of_copy(copied, "fgsm")
-    assert "cb seed 1 is left out: what is kept is of other weights than the run has now" in " ".join(result.notes)
+    assert "cb seed 1 is left out: its results are of other weights than the run has now" in " ".join(result.notes)
     value = result.conditions[0].variants[1].value
     assert value is not None
     assert value.deviation is None, "one seed is left"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraft.errors import UsageError
-from attngraft.study.values import parse_duration, parse_seeds, shown_duration
+from attngraft.study.config import format_duration, parse_duration, parse_seeds
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_no_durations(text: str) -> None:
 
 
 def test_durations_for_people() -> None:
-    assert [shown_duration(s) for s in (45, 600, 3 * 3600 + 300)] == ["45 s", "10 min", "3 h 05 min"]
+    assert [format_duration(s) for s in (45, 600, 3 * 3600 + 300)] == ["45 s", "10 min", "3 h 05 min"]

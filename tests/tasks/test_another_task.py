@@ -11,8 +11,7 @@ import pytest
 
 from attngraft.errors import ConfigError
 from attngraft.report.page import report_html
-from attngraft.study import StudyConfig, Tools, compare, incomplete, load_result, study_from_dict
-from attngraft.study import conduct as conduct_module
+from attngraft.study import StudyConfig, Tools, compare, incomplete, load_result, runner, study_from_dict
 from attngraft.tasks.task import known_tasks, load_task
 
 RECIPE = """
@@ -85,7 +84,7 @@ def test_a_dense_task_is_trained_compared_and_reported(installed: Path) -> None:
 
 @pytest.mark.slow
 def test_its_costs_are_measured(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conduct_module, "COST_SECONDS", 2.0)
+    monkeypatch.setattr(runner, "COST_SECONDS", 2.0)
     result = compare(_conducted(installed, grafts=["horizontal"], seeds=1))
     baseline, variant = (each.cost for each in result.variants)
     assert baseline is not None

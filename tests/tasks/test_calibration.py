@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from attngraft.study.calibrating import Beliefs, compare_calibration
+from attngraft.study.verdict import CalibrationInputs, compare_calibration
 from attngraft.tasks.calibration import mean_over_seeds, reliability, share_or_none
 
 
@@ -53,8 +53,8 @@ def test_a_confidence_of_1_is_in_the_last_bin_with_its_neighbors() -> None:
     assert found.stated[-1] == pytest.approx(0.975, abs=1e-7)
     assert found.error_by_seed == pytest.approx([0.025, 0.025], abs=1e-7)
     names = np.array([f"{place:03}" for place in range(100)])
-    exact = Beliefs(names=names, stated=np.ones((100, 1)), true=np.ones((100, 1), dtype=bool))
-    variant = Beliefs(names=names, stated=stated[:, None], true=true[:, None])
+    exact = CalibrationInputs(names=names, stated=np.ones((100, 1)), true=np.ones((100, 1), dtype=bool))
+    variant = CalibrationInputs(names=names, stated=stated[:, None], true=true[:, None])
     difference = compare_calibration([exact] * 2, [variant] * 2, resamples=10)
     assert difference.mean == pytest.approx(found.error_by_seed[0], abs=1e-12)
 

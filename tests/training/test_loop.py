@@ -231,7 +231,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
         ({"task": {"trains": 3}}, ConfigError, r"task\.trains.*did you mean train\?"),
         ({"train": {"batch_size": 49}}, ConfigError, "more than an epoch's 48 training examples"),
         ({"host": {"name": "toy_vitt", "args": {}}}, AttngraftError, "toy_vitt.*did you mean toy_vit"),
-        ({"host": {"args": {"wings": 2}}}, AttngraftError, "cannot make toy_vit with wings=2"),
+        ({"host": {"args": {"wings": 2}}}, AttngraftError, "cannot create toy_vit with wings=2"),
         ({"host": {"args": {"num_classes": 4}}}, ConfigError, "host.args.num_classes is 4, but the data needs 3"),
         ({"graft": "cb_x"}, AttngraftError, "did you mean"),
         ({"train": {"amp": "fp16"}}, ConfigError, "train.amp: fp16 needs a GPU"),

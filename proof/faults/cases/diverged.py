@@ -12,7 +12,7 @@ def _run(bench: Bench) -> str:
     out = bench.folder()
     ended = bench.run(RUN, out, FromTheStart(action=LossIsNaN(18)))
     expect(
-        ended, code=1, says="the loss is not finite in epoch 2, step 7 .* checkpoint is from before and good. A lower"
+        ended, code=1, says="the loss is not finite in epoch 2, step 7 .* checkpoint is from before and intact. A lower"
     )
     assert (out / "failure.json").exists()
     assert updates(out) == 16

@@ -17,7 +17,7 @@ def _killed(bench: Bench) -> str:
     out, other = bench.folder(), bench.folder()
     harm = OnCall(target="attngraft.tasks.images.splits:PixelSplit.__getitem__", call=700, action=kill, of="worker")
     ended = bench.run(TWO, out, harm)
-    expect(ended, code=1, says="a process that loads data is gone .* memory ran short, .* --set train.workers=1")
+    expect(ended, code=1, says="a process that loads data died .* memory ran out, .* --set train.workers=1")
     assert updates(out) >= 4
     shutil.copytree(out, other)
     same = bench.goes_on(TWO, out, whole=RUN)

@@ -1,7 +1,8 @@
-"""`attngraft compare`: the main job."""
+"""`attngraft compare`: train variants and compare them, the main job."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,12 +10,11 @@ import typer
 
 if TYPE_CHECKING:
     from attngraft.results.study import StudyResult
-    from attngraft.study.conduct import Prepared
     from attngraft.study.config import StudyConfig
     from attngraft.study.executors import Executor
+    from attngraft.study.progress import StudyProgress
 
-_STUDY, _RUNS, _OUTPUT = "What is compared", "How it is run", "What comes out"
-_MANY = "Many runs"
+_STUDY, _RUNS, _OUTPUT, _MANY = "Comparison", "Training", "Output", "Many runs"
 
 
 def compare(
@@ -26,7 +26,7 @@ def compare(
         typer.Option(
             "--graft",
             metavar="SPEC",
-            help="A variant: a graft specification; repeatable. The host as it is (none) always takes part.",
+            help="A variant: a graft specification; repeatable. The plain host (none) always takes part.",
             rich_help_panel=_STUDY,
         ),
     ] = None,
@@ -49,15 +49,14 @@ def compare(
         ),
     ] = None,
     out: Annotated[
-        str | None,
-        typer.Option("--out", metavar="FOLDER", help="Where runs and results go.", rich_help_panel=_OUTPUT),
+        str | None, typer.Option("--out", metavar="FOLDER", help="Folder of runs and results.", rich_help_panel=_OUTPUT)
     ] = None,
     seeds: Annotated[
         str | None,
         typer.Option(
             "--seeds",
             metavar="N|A,B",
-            help="3 is the seeds 0, 1, 2; 5,7 are these. Default: 3.",
+            help="3 means the seeds 0, 1, 2; 5,7 means these. Default: 3.",
             rich_help_panel=_STUDY,
         ),
     ] = None,
@@ -72,7 +71,7 @@ def compare(
         typer.Option(
             "--time-budget",
             metavar="TIME",
-            help="As many epochs (at most --epochs) as fit into this time for the whole study: 90s, 10m, 1h30m.",
+            help="Train as many epochs (at most --epochs) as fit into this time for the whole study: 90s, 10m, 1h30m.",
             rich_help_panel=_RUNS,
         ),
     ] = None,
@@ -100,7 +99,7 @@ def compare(
         typer.Option(
             "--weights",
             metavar="FILE",
-            help="Start from a file or folder: .safetensors, .pth, a run, one of transformers.",
+            help="Start from a file or folder: .safetensors, .pth, a run, or a transformers folder.",
             rich_help_panel=_STUDY,
         ),
     ] = None,
@@ -109,7 +108,7 @@ def compare(
         typer.Option(
             "--train",
             metavar="WHAT",
-            help="What is trained: all, grafts+head, or head; the baseline then trains its head alone.",
+            help="Parameters to train: all, grafts+head, or head; the baseline then trains its head alone.",
             rich_help_panel=_RUNS,
         ),
     ] = None,
@@ -118,7 +117,7 @@ def compare(
         typer.Option(
             "--jobs",
             metavar="N",
-            help="Runs at a time on this machine, each with a device or with cores of its own; changes no result.",
+            help="Concurrent runs on this machine, each with its own device or cores; changes no result.",
             rich_help_panel=_MANY,
         ),
     ] = None,
@@ -127,7 +126,7 @@ def compare(
         typer.Option(
             "--ray",
             metavar="ADDRESS",
-            help="Make the runs on a Ray cluster: its address, auto, or local for one on this machine.",
+            help="Train on a Ray cluster: its address, auto, or local for one on this machine.",
             rich_help_panel=_MANY,
         ),
     ] = None,
@@ -140,7 +139,7 @@ def compare(
         typer.Option(
             "--gpus-per-run",
             metavar="N",
-            help="With --ray; parts of one are possible. Default: 1 where the cluster has any.",
+            help="With --ray; fractions are possible. Default: 1 if the cluster has any.",
             rich_help_panel=_MANY,
         ),
     ] = None,
@@ -149,7 +148,7 @@ def compare(
         typer.Option(
             "--retries",
             metavar="N",
-            help="How often a run goes on whose process or node died. Default: 2; with --ray 3.",
+            help="How often a run is resumed after its process or node died. Default: 2; with --ray 3.",
             rich_help_panel=_MANY,
         ),
     ] = None,
@@ -158,8 +157,8 @@ def compare(
         typer.Option(
             "--halving",
             metavar="N[,E]",
-            help="For many grafts: 3 lets the best third go on at each rung of epochs, 3,2 has the first rung after "
-            "epoch 2, off continues those that were stopped.",
+            help="For many grafts: 3 continues the best third at each rung of epochs, 3,2 puts the first rung after "
+            "epoch 2, off continues variants that were stopped.",
             rich_help_panel=_MANY,
         ),
     ] = None,
@@ -167,7 +166,7 @@ def compare(
         bool,
         typer.Option(
             "--auto-batch",
-            help="Where memory runs short, cut batches smaller until they fit; updates are of the same examples.",
+            help="After an out-of-memory error, use smaller micro-batches that fit; updates see the same examples.",
             rich_help_panel=_RUNS,
         ),
     ] = False,
@@ -176,7 +175,7 @@ def compare(
         typer.Option(
             "--study",
             metavar="FILE",
-            help="A study as YAML; options given beside it replace what stands there.",
+            help="A study as YAML; further options replace its fields.",
             rich_help_panel=_STUDY,
         ),
     ] = None,
@@ -185,7 +184,7 @@ def compare(
         typer.Option(
             "--metric",
             metavar="NAME",
-            help="By which the runs are compared: top1, top5, balanced_accuracy, loss; multilabel: image_ap, loss.",
+            help="Metric of the comparison: top1, top5, balanced_accuracy, loss; multilabel: image_ap, loss.",
             rich_help_panel=_STUDY,
         ),
     ] = None,
@@ -194,7 +193,7 @@ def compare(
         typer.Option(
             "--suite",
             metavar="NAME[,NAME]|NAME=DIR",
-            help="Evaluate finished runs under a suite, too (attngraft list suites); repeatable.",
+            help="Also evaluate finished runs under a suite (attngraft list suites); repeatable.",
             rich_help_panel=_STUDY,
         ),
     ] = None,
@@ -202,7 +201,7 @@ def compare(
     report_only: Annotated[
         bool,
         typer.Option(
-            "--report-only", help="Train nothing: report on what is finished in --out.", rich_help_panel=_OUTPUT
+            "--report-only", help="Train nothing: report on the finished runs in --out.", rich_help_panel=_OUTPUT
         ),
     ] = False,
     dry_run: Annotated[
@@ -213,10 +212,10 @@ def compare(
         bool, typer.Option("--json", help="Print the result (or the plan) as JSON.", rich_help_panel=_OUTPUT)
     ] = False,
 ) -> None:
-    """Train a host and grafted variants of it under one recipe, compare them, and report.
+    """Train a host and grafted variants of it under one recipe, compare them, and write a report.
 
     Every variant is trained with every seed; all variants of a seed share initialization, batches and augmentation.
-    The same command continues where it was stopped. Results go to FOLDER: results.json, results.csv, plots, report.html.
+    Rerun the same command to resume. Results go to FOLDER: results.json, results.csv, plots, report.html.
 
     Examples:
 
@@ -246,21 +245,22 @@ def compare(
 
         attngraft compare --report-only --out study
     """
+    from attngraft import study as studies
     from attngraft.cli.values import assignments
 
-    if parameters is not None:
-        set_ = [f"train.parameters={parameters}", *(set_ or [])]
-    if auto_batch:
-        set_ = ["train.auto_batch=true", *(set_ or [])]
-    if metric is not None:
-        set_ = [f"task.metrics.primary={metric}", *(set_ or [])]
-    given = {
+    shorthands = {
+        "task.metrics.primary": metric,
+        "train.auto_batch": "true" if auto_batch else None,
+        "train.parameters": parameters,
+    }
+    overrides = [f"{name}={value}" for name, value in shorthands.items() if value is not None]
+    options: dict[str, Any] = {
         "title": title,
         "grafts": graft,
         "against": against,
         "data": data,
         "recipe": recipe,
-        "set": set_,
+        "set": overrides + set_ if set_ else overrides or set_,
         "seeds": seeds,
         "epochs": epochs,
         "time_budget": time_budget,
@@ -268,34 +268,44 @@ def compare(
         "suites": suite,
         "out": out,
     }
-    given_host: dict[str, Any] = {"name": host, "args": assignments(host_arg or [], option="--host-arg")}
-    given_host |= {"pretrained": pretrained, "weights": weights}
-    config = _config(given, given_host, study, report_only=report_only)
+    host_options = {
+        "name": host,
+        "args": assignments(host_arg or [], option="--host-arg"),
+        "pretrained": pretrained,
+        "weights": weights,
+    }
+    config = _config(options, host_options, study, report_only=report_only)
     executor = _executor(jobs=jobs, ray=ray, cpus=cpus_per_run, gpus=gpus_per_run, retries=retries)
     if dry_run:
-        _dry_run(config, executor, as_json=as_json)
+        _print_plan(config, executor, as_json=as_json)
         return
-    result = _carry_out(config, executor, report_only=report_only)
+    if report_only:
+        result = studies.report_only(config)
+    else:
+        with _progress() as progress:
+            result = studies.compare(config, executor=executor, progress=progress)
     _print_result(result, config, as_json=as_json)
-    _exit_if_incomplete(result, config)
+    if studies.incomplete(result):  # a study with missing runs has failed, though it reports on the others
+        typer.echo(f"attngraft: some runs of the study in {config.out} are missing; see the notes", err=True)
+        raise typer.Exit(1)
 
 
-def _config(given: dict[str, Any], host: dict[str, Any], study: Path | None, *, report_only: bool) -> StudyConfig:
-    """The study file, if there is one, under the options that were given."""
+def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *, report_only: bool) -> StudyConfig:
+    """Return the study file, if there is one, changed by the given options."""
     import shlex
     import sys
 
     from attngraft.errors import UsageError
     from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
 
+    options = {key: value for key, value in options.items() if value is not None}
     file = study
     if report_only and file is None:
-        file = Path(given["out"] or ".") / STUDY_FILE
+        file = Path(options.get("out", ".")) / STUDY_FILE
     base = read_study(file) if file is not None else {}
     if file is not None and file.name == STUDY_FILE and (file.parent / ".lock").is_file():
-        base["out"] = str(file.parent)  # the file of a study at work: its folder, wherever that has been moved since
-    options = {key: value for key, value in given.items() if value is not None}
-    _give_variants(options, base)
+        base["out"] = str(file.parent)  # the file in a study's folder, which may have been moved
+    _merge_variants(options, base)
     if "set" in options:
         options["set"] = [*base.get("set", []), *options["set"]]
     if {"epochs", "time_budget"} & options.keys():
@@ -303,90 +313,73 @@ def _config(given: dict[str, Any], host: dict[str, Any], study: Path | None, *, 
     host = {key: value for key, value in host.items() if value not in (None, {}, False)}
     if host:
         old = {"name": base["host"]} if isinstance(base.get("host"), str) else base.get("host", {})
-        if {"pretrained", "weights"} & host.keys():  # one takes the place of the other
+        if {"pretrained", "weights"} & host.keys():  # one replaces the other
             old = {key: value for key, value in old.items() if key not in ("pretrained", "weights")}
-        options["host"] = (
-            host if "name" in host else {**old, **host, "args": {**old.get("args", {}), **host.get("args", {})}}
-        )
+        args = {**old.get("args", {}), **host.get("args", {})}
+        options["host"] = host if "name" in host else {**old, **host, "args": args}
     if not report_only:
         options["command"] = shlex.join(["attngraft", *sys.argv[1:]])
     if not base and "grafts" not in options:
-        raise UsageError("say what to compare: --graft SPEC or --against HOST (repeatable), or --study FILE")
+        raise UsageError("nothing to compare: give --graft SPEC or --against HOST (repeatable), or --study FILE")
     return study_from_dict({**base, **options}, source=str(file) if file is not None else "study")
 
 
-def _give_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
-    """Make `grafts` of the variants that were given: --graft takes the place of the file's variants on the study's host,
-    --against that of its other hosts."""
-    from attngraft.study.host import entry_against
+def _merge_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
+    """Set `grafts` to the given variants: --graft replaces the file's variants on the study's host, --against those on
+    other hosts."""
+    from attngraft.study.variants import entry_against
 
     against = options.pop("against", None)
     if against is None and "grafts" not in options:
         return
-    kept = base.get("grafts", [])
-    grafts = options.get("grafts", [entry for entry in kept if not _has_host(entry)])
-    others = [entry for entry in kept if _has_host(entry)] if against is None else map(entry_against, against)
-    options["grafts"] = [*grafts, *others]
-
-
-def _has_host(entry: Any) -> bool:
-    return isinstance(entry, dict) and entry.get("host") is not None
+    kept: dict[bool, list[Any]] = {False: [], True: []}
+    for entry in base.get("grafts", []):
+        kept[isinstance(entry, dict) and entry.get("host") is not None].append(entry)
+    others = kept[True] if against is None else [entry_against(text) for text in against]
+    options["grafts"] = [*options.get("grafts", kept[False]), *others]
 
 
 def _executor(
     *, jobs: int | None, ray: str | None, cpus: float | None, gpus: float | None, retries: int | None
 ) -> Executor | None:
-    """Who makes the runs; None: this process, one after the other."""
+    """Return the chosen executor; None: this process, one run after the other."""
     from attngraft.errors import UsageError
+    from attngraft.study.executors import Processes, Ray
 
     if ray is None and (cpus, gpus) != (None, None):
-        raise UsageError("--cpus-per-run and --gpus-per-run say what a run takes of a Ray cluster: give --ray as well")
+        raise UsageError("--cpus-per-run and --gpus-per-run are for runs on a Ray cluster: give --ray as well")
     if ray is not None and jobs is not None:
-        raise UsageError("--jobs and --ray exclude each other: a Ray cluster makes as many runs at a time as fit")
+        raise UsageError("--jobs and --ray exclude each other: a Ray cluster trains as many runs at a time as fit")
     if retries is not None and (retries < 0 or (jobs is None and ray is None)):
         raise UsageError("--retries: a number from 0 on, together with --jobs or --ray")
+    more = {} if retries is None else {"retries": retries}
     if ray is not None:
-        from attngraft.study.executors import Ray
-
-        return Ray(address=ray, cpus=cpus, gpus=gpus, **({} if retries is None else {"retries": retries}))
-    if jobs is not None:
-        from attngraft.study.executors import Processes
-
-        return Processes(jobs=jobs, **({} if retries is None else {"retries": retries}))
-    return None
+        return Ray(address=ray, cpus=cpus, gpus=gpus, **more)
+    return None if jobs is None else Processes(jobs=jobs, **more)
 
 
-def _carry_out(config: StudyConfig, executor: Executor | None, *, report_only: bool) -> StudyResult:
+def _progress() -> AbstractContextManager[StudyProgress]:
+    """Return a live table on a terminal, log lines elsewhere."""
     from rich.console import Console
 
-    from attngraft import study
     from attngraft.study.progress import LiveStudy, StudyLog
 
-    if report_only:
-        return study.report_only(config)
     console = Console(stderr=True)
-    if not console.is_terminal:
-        return study.compare(config, executor=executor, progress=StudyLog())
-    with LiveStudy(console) as live:
-        return study.compare(config, executor=executor, progress=live)
+    return LiveStudy(console) if console.is_terminal else nullcontext(StudyLog())
 
 
-def _dry_run(config: StudyConfig, executor: Executor | None, *, as_json: bool) -> None:
+def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool) -> None:
     import json
 
-    from attngraft.study.conduct import prepare
-    from attngraft.study.progress import plan_in_words
+    from attngraft.study import prepare
+    from attngraft.study.progress import describe_plan
 
     prepared = prepare(config, executor=executor)
-    if as_json:
-        typer.echo(json.dumps(_plan_as_dict(prepared), indent=2))
+    if not as_json:
+        for run in prepared.runs:
+            typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.epochs} epochs in {run.folder}")
+        typer.echo(describe_plan(prepared.runs, seconds=prepared.seconds))
         return
-    for run in prepared.runs:
-        typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.epochs} epochs in {run.folder}")
-    typer.echo(plan_in_words(prepared.runs, seconds=prepared.seconds))
-
-
-def _plan_as_dict(prepared: Prepared) -> dict[str, Any]:
     runs = [
         {
             "variant": run.variant.name,
@@ -400,7 +393,7 @@ def _plan_as_dict(prepared: Prepared) -> dict[str, Any]:
         }
         for run in prepared.runs
     ]
-    return {"runs": runs, "seconds": prepared.seconds}
+    typer.echo(json.dumps({"runs": runs, "seconds": prepared.seconds}, indent=2))
 
 
 def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) -> None:
@@ -440,12 +433,3 @@ def _print_suites(result: StudyResult, console: Any) -> None:
             console.print(f"Note: {note}", markup=False, highlight=False)
     if result.suites:
         console.print(f"Note: {NOT_CORRECTED}", markup=False, highlight=False)
-
-
-def _exit_if_incomplete(result: StudyResult, config: StudyConfig) -> None:
-    """A study with missing runs has failed, though what there is was reported."""
-    from attngraft.study.conduct import incomplete
-
-    if incomplete(result):
-        typer.echo(f"attngraft: some runs of the study in {config.out} are missing; see the notes", err=True)
-        raise typer.Exit(1)

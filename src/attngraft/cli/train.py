@@ -27,12 +27,12 @@ def train(
         str | None,
         typer.Option(
             "--weights",
-            help="Start from a file or folder: .safetensors, .pth, a run, one of transformers.",
+            help="Start from a file or folder: .safetensors, .pth, a run, or a transformers folder.",
             metavar="FILE",
         ),
     ] = None,
     graft: Annotated[
-        str | None, typer.Option("--graft", help="A graft specification; none: the host as it is.", metavar="SPEC")
+        str | None, typer.Option("--graft", help="A graft specification; none: the plain host.", metavar="SPEC")
     ] = None,
     data: Annotated[
         str | None,
@@ -40,7 +40,7 @@ def train(
     ] = None,
     parameters: Annotated[
         str | None,
-        typer.Option("--train", help="What is trained: all, grafts, grafts+head, or head.", metavar="WHAT"),
+        typer.Option("--train", help="Parameters to train: all, grafts, grafts+head, or head.", metavar="WHAT"),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe; repeatable.")
@@ -54,18 +54,18 @@ def train(
         bool,
         typer.Option(
             "--auto-batch",
-            help="Where memory runs short, cut batches smaller until they fit; updates are of the same examples.",
+            help="After an out-of-memory error, use smaller micro-batches that fit; updates see the same examples.",
         ),
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Go on with a run in DIR, or refuse a folder that holds one.")
+        bool, typer.Option("--resume/--no-resume", help="Resume a run in DIR, or refuse a folder that holds one.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run's metrics as JSON.")] = False,
 ) -> None:
-    """Train one model, or go on with a run that was stopped.
+    """Train one model, or resume a run that was stopped.
 
-    Everything lands in DIR: recipe, environment, metrics, TensorBoard events, checkpoints, predictions. Ctrl-C saves;
-    the same command goes on to the same end. Start it with `accelerate launch -m attngraft train ...` or
+    DIR receives recipe, environment, metrics, TensorBoard events, checkpoints, and predictions. Ctrl-C saves;
+    rerun the same command to resume. Start it with `accelerate launch -m attngraft train ...` or
     `torchrun -m attngraft train ...` to use many devices.
 
     Examples:
@@ -89,7 +89,7 @@ def train(
     from attngraft.training.stopping import Interrupted
 
     given: dict[str, Any] = {"graft": graft, "schedule.epochs": epochs, "seed": seed, "train.save_every": save_every}
-    given["task.data"] = data and {"source": data}  # options of the recipe's data fit no other
+    given["task.data"] = data and {"source": data}  # options of the recipe's data do not apply to other data
     given["train.parameters"] = parameters
     given["train.auto_batch"] = auto_batch or None
     given = {field: value for field, value in given.items() if value is not None}
@@ -103,34 +103,34 @@ def train(
     except Interrupted as stop:
         typer.echo(f"attngraft: interrupted: {stop}", err=True)
         raise typer.Exit(130) from None
-    _leave_processes()
+    _close_process_group()
     if as_json and _first_process():
         _print_json(record)
 
 
 def _host(name: str | None, *, pretrained: bool, weights: str | None) -> dict[str, Any]:
-    """What to lay over the recipe's host. Its arguments and its file of weights fit no other; of `pretrained` and
-    `weights`, one that is given takes the place of the recipe's other."""
+    """Return overrides of the recipe's host. A new name drops its arguments and weights; `pretrained` and `weights` replace
+    each other."""
     given: dict[str, Any] = {} if name is None else {"host.name": name, "host.args": {}, "host.weights": None}
     if pretrained or weights is not None:
-        given |= {"host.pretrained": pretrained, "host.weights": weights}  # the recipe refuses both of them
+        given |= {"host.pretrained": pretrained, "host.weights": weights}  # the recipe refuses both
     return given
 
 
 def _quoted(value: object) -> str:
-    """`value` as YAML: names and paths may look like numbers."""
+    """Return `value` as YAML: names and paths may look like numbers."""
     import json
 
     return json.dumps(value, ensure_ascii=False)
 
 
 def _first_process() -> bool:
-    """Whether this is the first of the processes that a launcher started, or the only one."""
+    """Return whether this is the first process of a launcher, or the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _display() -> Any:
-    """Bars on a terminal, log lines elsewhere; of several processes only the first one shows anything."""
+    """Return bars on a terminal, log lines elsewhere; no output except in the first process."""
     from rich.console import Console
 
     from attngraft.training.progress import LiveBars, LogLines, Silent
@@ -141,8 +141,8 @@ def _display() -> Any:
     return LiveBars(console) if console.is_terminal else nullcontext(LogLines())
 
 
-def _leave_processes() -> None:
-    """Say good-bye to the other processes of this run."""
+def _close_process_group() -> None:
+    """Close the connection to the other processes of this run."""
     from accelerate import PartialState
 
     PartialState().destroy_process_group()

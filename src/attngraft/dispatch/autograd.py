@@ -75,13 +75,13 @@ def custom_op(
             tensors = ctx.saved_tensors  # read once: activation checkpointing unpacks it once
             operands, saved = tensors[:count], tensors[count:]
             if torch.is_grad_enabled():  # these gradients are to be differentiated again
-                found = differentiable_gradients(
+                computed = differentiable_gradients(
                     lambda *inputs: formula(*inputs, *ctx.options), operands, to_outputs[:results]
                 )
             else:
                 flag = () if needs is None else (ctx.needs_input_grad[needs],)
-                found = backward_op(*to_outputs[:results], *operands, *saved, *ctx.options, *flag)
-            needed = zip(found, ctx.needs_input_grad, strict=False)
+                computed = backward_op(*to_outputs[:results], *operands, *saved, *ctx.options, *flag)
+            needed = zip(computed, ctx.needs_input_grad, strict=False)
             return *(gradient if need else None for gradient, need in needed), *(None for _ in ctx.options)
 
         def empty_gradients(*given: Any) -> tuple[Tensor, ...]:
@@ -155,12 +155,12 @@ def differentiable_gradients(
     outputs = formula(*inputs)
     pairs = [(output, g) for output, g in zip(outputs, gradients, strict=True) if output is not None and g is not None]
     needed = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-    found = iter(
+    computed = iter(
         torch.autograd.grad(
             [output for output, _ in pairs], needed, [g for _, g in pairs], create_graph=True, allow_unused=True
         )
     )
-    return tuple(next(found) if tensor is not None and tensor.requires_grad else None for tensor in inputs)
+    return tuple(next(computed) if tensor is not None and tensor.requires_grad else None for tensor in inputs)
 
 
 def without_autocast(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:

@@ -1,8 +1,8 @@
-"""What a study compares, as a YAML file or from the command line.
+"""Configuration of a study, from a YAML file or the command line.
 
     title: Broadcasting on flowers          # optional
     host: {name: vit_tiny_patch16_224, args: {img_size: 64, depth: 6}, pretrained: false}   # or weights: FILE
-    grafts:                                 # the host as it is (none) always takes part
+    grafts:                                 # the plain host (none) always takes part
       - cb_s@blocks.6-11
       - {name: both directions, spec: horizontal + vertical}
       - {name: DeiT, host: {name: deit_tiny_patch16_224, args: {img_size: 64, depth: 6}}}   # another host
@@ -11,35 +11,51 @@
     set: [optimizer.lr=5e-4]
     seeds: 3                                # 0, 1, 2; or a list of seeds
     epochs: 30
-    time_budget: 10m                        # instead of epochs, or with them as the most
-    suites: [robustness, calibration]       # optional: what else is asked of finished runs (attngraft list suites)
-    halving: 3                              # optional, for many grafts: at each rung of epochs the best third goes on
+    time_budget: 10m                        # instead of epochs, or with them as the maximum
+    suites: [robustness, calibration]       # optional: evaluate finished runs under these, too (attngraft list suites)
+    halving: 3                              # optional, for many grafts: the best third continues at each rung of epochs
     out: runs/flowers
 
-What is left out comes from the recipe.
+Fields that are left out come from the recipe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attngraft.errors import ConfigError, UsageError
-from attngraft.study.host import ENTRY, StudyHost
-from attngraft.study.values import Halving, parse_duration, parse_halving, parse_seeds
-from attngraft.study.variants import Variant, read_variants
-
-if TYPE_CHECKING:
-    from attngraft.training.recipe import Recipe
+from attngraft.evaluation.suites.catalog import parse_suites
+from attngraft.strict import read
+from attngraft.study.variants import ENTRY, StudyHost, Variant, read_variants
+from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
+from attngraft.yaml_config import apply_overrides, merge, read_yaml
 
 STUDY_FILE = "study.yaml"
+
+#: recipe fields that a study sets itself, and the option for each
+_RESERVED = {"seed": "--seeds", "graft": "--graft"}
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?:in)?)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+@dataclass(frozen=True)
+class Halving:
+    """Asynchronous successive halving: at each rung of epochs the best 1 / `eta` of the variants continue."""
+
+    eta: int = 3
+    first: int | None = None  #: the first rung's epoch, later ones are `eta` times as far; None: counted from the end
+
+    def __str__(self) -> str:
+        return str(self.eta) if self.first is None else f"{self.eta},{self.first}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """A study, its variants read and its values checked. `read_study` and `study_from_dict` make it."""
+    """Configuration of a study, with variants parsed and values checked; see `read_study` and `study_from_dict`."""
 
     out: Path
     variants: tuple[Variant, ...]
@@ -49,59 +65,77 @@ class StudyConfig:
     overrides: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     epochs: int | None = None  #: None: the recipe's
-    time_budget: float | None = None  #: seconds for the whole study; `epochs` is then the most
-    fitted_epochs: int | None = None  #: what the budget was found to allow, so that continuing does not change it
-    suites: tuple[str, ...] = ()  #: under which finished runs are evaluated
-    halving: Halving | None = None  #: asynchronous successive halving; None: every run goes to its end
+    time_budget: float | None = None  #: seconds for the whole study; `epochs` is then the maximum
+    fitted_epochs: int | None = None  #: epochs that fit the budget, kept so that a resumed study does not change them
+    suites: tuple[str, ...] = ()  #: further evaluations of finished runs
+    halving: Halving | None = None  #: asynchronous successive halving; None: all runs train to the end
     title: str = ""
-    command: str = ""  #: what was typed, for the report
+    command: str = ""  #: the command line, for the report
 
     @property
     def baseline(self) -> Variant:
         return self.variants[0]
 
-    def recipe_of(self, variant: Variant, seed: int) -> Recipe:
-        """The resolved recipe of one run: the named recipe, then host, data and epochs, then overrides, the variant's own
-        host, graft and seed.
+    def recipes(self) -> Callable[[Variant, int], Recipe]:
+        """Return the function from variant and seed to the recipe of that run. The study's recipe is read once.
+
+        The recipe is the named one, changed by host, data and epochs, then by overrides, then by the variant's own host,
+        graft and seed.
 
         Raises:
-            ConfigError: recipe, override or field does not exist or makes no sense; or nothing says what weights another
-                host than the study's starts from.
+            ConfigError: recipe, override or field does not exist or is invalid; or, from the function, the initial weights
+                of a host other than the study's are not given.
         """
-        from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
-        from attngraft.yaml_config import apply_overrides, merge
-
-        mapping = recipe_to_dict(load_recipe(self.recipe) if self.recipe else Recipe())
+        shared = recipe_to_dict(load_recipe(self.recipe) if self.recipe else Recipe())
         if self.host is not None:
-            mapping["host"] = self.host.over(mapping["host"])
+            shared["host"] = self.host.over(shared["host"])
         if self.data is not None:
-            mapping["task"]["data"] = {"source": self.data} if isinstance(self.data, str) else dict(self.data)
+            shared["task"]["data"] = {"source": self.data} if isinstance(self.data, str) else dict(self.data)
         epochs = self.fitted_epochs or self.epochs
         if epochs is not None:
-            mapping = merge(mapping, {"schedule": {"epochs": epochs}})
-        mapping = apply_overrides(mapping, self.overrides)
-        if variant.host is not None:
-            mapping["host"] = variant.host.beside(mapping["host"])
-        mapping |= {"graft": None if variant.spec == "none" else variant.spec, "seed": seed}
-        return recipe_from_dict(mapping, source=self.recipe or "the study's recipe")
+            shared = merge(shared, {"schedule": {"epochs": epochs}})
+        shared = apply_overrides(shared, self.overrides)
+
+        def recipe_of(variant: Variant, seed: int) -> Recipe:
+            changes: dict[str, Any] = {"graft": None if variant.spec == "none" else variant.spec, "seed": seed}
+            if variant.host is not None:
+                changes["host"] = variant.host.beside(shared["host"])
+            return recipe_from_dict({**shared, **changes}, source=self.recipe or "the study's recipe")
+
+        return recipe_of
+
+    def recipe_of(self, variant: Variant, seed: int) -> Recipe:
+        """Return the resolved recipe of one run. For several runs use `plan.resolve`, which reads the recipe once.
+
+        Raises:
+            ConfigError: as `recipes`.
+        """
+        return self.recipes()(variant, seed)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `study_from_dict` reads back."""
-        plain: dict[str, Any] = {"title": self.title or None}
-        plain["host"] = (None if self.host is None else self.host.plain()) or None
-        plain["grafts"] = [variant.plain() for variant in self.variants]
-        plain["data"] = self.data if isinstance(self.data, str | None) else dict(self.data)
-        plain |= {"recipe": self.recipe, "set": list(self.overrides), "seeds": list(self.seeds), "epochs": self.epochs}
-        plain["time_budget"] = None if self.time_budget is None else f"{self.time_budget:g}s"
-        plain["halving"] = None if self.halving is None else str(self.halving)
-        plain["suites"] = list(self.suites)
-        plain |= {"fitted_epochs": self.fitted_epochs, "out": str(self.out), "command": self.command or None}
+        """Return plain values that `study_from_dict` reads."""
+        plain: dict[str, Any] = {
+            "title": self.title or None,
+            "host": (None if self.host is None else self.host.plain()) or None,
+            "grafts": [variant.plain() for variant in self.variants],
+            "data": self.data if isinstance(self.data, str | None) else dict(self.data),
+            "recipe": self.recipe,
+            "set": list(self.overrides),
+            "seeds": list(self.seeds),
+            "epochs": self.epochs,
+            "time_budget": None if self.time_budget is None else f"{self.time_budget:g}s",
+            "halving": None if self.halving is None else str(self.halving),
+            "suites": list(self.suites),
+            "fitted_epochs": self.fitted_epochs,
+            "out": str(self.out),
+            "command": self.command or None,
+        }
         return {key: value for key, value in plain.items() if value not in (None, [])}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _StudyFile:
-    """The keys of a study file, as they stand there."""
+    """Keys of a study file."""
 
     grafts: list[Any] = field(default_factory=list)
     out: str | None = None
@@ -120,38 +154,36 @@ class _StudyFile:
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """The mapping that a study file holds, its keys checked, for `study_from_dict`.
+    """Return the mapping in a study file, its keys checked, for `study_from_dict`.
 
     Raises:
-        ConfigError: the file cannot be read, or has an unknown key or a value of the wrong kind.
+        ConfigError: the file cannot be read, or has an unknown key or a value of the wrong type.
     """
-    from attngraft.yaml_config import read_yaml
-
     mapping = read_yaml(path)
     _read_file(mapping, str(path))
     return mapping
 
 
 def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> StudyConfig:
-    """The study that plain values describe; `source` stands before every message.
+    """Return the study that plain values describe; messages start with `source`.
 
     Raises:
-        ConfigError, UsageError: an unknown key, a value that makes no sense, no place for the results, or a variant
-            that is given twice.
-        GraftSpecError: a graft specification cannot be read.
+        ConfigError, UsageError: an unknown key, an invalid value, no folder for the results, or a repeated variant.
+        GraftSpecError: a graft specification cannot be parsed.
     """
     file = _read_file(mapping, source)
     if not file.out:
-        raise UsageError(f"{source}: say where the results go: --out FOLDER, or `out:` in the study file")
+        raise UsageError(f"{source}: no folder for the results: give --out FOLDER, or `out:` in the study file")
     if file.epochs is not None and file.epochs < 1:
-        raise ConfigError(f"{source}.epochs: at least 1 is needed, not {file.epochs}")
+        raise ConfigError(f"{source}.epochs: must be at least 1, is {file.epochs}")
     if file.data is not None and not isinstance(file.data, str | Mapping):
-        raise ConfigError(
-            f"{source}.data: a source (digits, a folder, ...) or a section is expected, not {file.data!r}"
-        )
-    for text in file.set:
-        _refuse_reserved(text)
-    config = StudyConfig(
+        raise ConfigError(f"{source}.data: expected a source (digits, a folder, ...) or a section, found {file.data!r}")
+    for override in file.set:
+        name = override.partition("=")[0].strip()
+        if name in _RESERVED:
+            raise UsageError(f"--set {override}: a study sets {name} itself; use {_RESERVED[name]}")
+    parse_suites(file.suites)
+    return StudyConfig(
         out=Path(file.out),
         variants=read_variants(file.grafts),
         host=StudyHost(name=file.host) if isinstance(file.host, str) else file.host,
@@ -167,26 +199,77 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         title=file.title or "",
         command=file.command or "",
     )
-    if config.suites:
-        from attngraft.evaluation.suites.catalog import parse_suites
-
-        parse_suites(config.suites)
-    return config
 
 
 def _read_file(mapping: Mapping[str, Any], where: str) -> _StudyFile:
-    from attngraft.strict import read
-
-    if isinstance(mapping, Mapping) and "against" in mapping:  # as the option is called
-        raise ConfigError(f"{where}.against: other hosts stand among the `grafts`, each as {ENTRY}")
+    if isinstance(mapping, Mapping) and "against" in mapping:  # the name of the option
+        raise ConfigError(f"{where}.against: unknown field; list other hosts under `grafts`, each as {ENTRY}")
     return read(_StudyFile, mapping, where=where)
 
 
-#: fields of a recipe that a study sets itself, and how a study sets them
-_RESERVED = {"seed": "--seeds", "graft": "--graft"}
+def parse_seeds(value: str | int | Sequence[int]) -> tuple[int, ...]:
+    """Parse seeds: `3` means 0, 1, 2; `5,7` means these; `5,` means 5 alone. A list is taken as it is.
+
+    Raises:
+        UsageError: no seed, a repeated one, or anything but whole numbers from 0 on.
+    """
+    refusal = UsageError(f"seeds: expected a number of seeds (3) or seeds with commas (5,7), found {value!r}")
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",")]
+        if len(parts) > 1 and parts[-1] == "":
+            parts.pop()
+        if not all(part.isdecimal() for part in parts):
+            raise refusal
+        seeds = tuple(map(int, parts)) if "," in value else tuple(range(int(parts[0])))
+    elif isinstance(value, int) and not isinstance(value, bool):
+        seeds = tuple(range(value))
+    elif isinstance(value, list | tuple) and all(
+        isinstance(each, int) and not isinstance(each, bool) for each in value
+    ):
+        seeds = tuple(value)
+    else:
+        raise refusal
+    if not seeds or min(seeds) < 0:
+        raise refusal
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"seeds: repeated seed in {value!r}")
+    return seeds
 
 
-def _refuse_reserved(override: str) -> None:
-    name = override.partition("=")[0].strip()
-    if name in _RESERVED:
-        raise UsageError(f"--set {override}: in a study {name} is set by {_RESERVED[name]}")
+def parse_halving(value: str | int) -> Halving | None:
+    """Parse `3` (the best third continues), `3,2` (and the first rung is after epoch 2), or `off`.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if value == "off":
+        return None
+    parts = [part.strip() for part in str(value).split(",")]
+    if len(parts) > 2 or not all(part.isdecimal() for part in parts) or int(parts[0]) < 2 or "0" in parts[1:]:
+        raise UsageError(
+            "halving: expected a factor from 2 on (3: the best third continues), optionally with the first rung's epoch "
+            f"(3,2), or off, found {value!r}"
+        )
+    return Halving(int(parts[0]), int(parts[1]) if parts[1:] else None)
+
+
+def parse_duration(value: str) -> float:
+    """Return the seconds of `90s`, `10m`, `1.5h`, `1h30m`.
+
+    Raises:
+        UsageError: anything else, or zero.
+    """
+    found = _DURATION.fullmatch(value.strip().replace(" ", ""))
+    hours, minutes, seconds = (float(part or 0) for part in found.groups()) if found else (0.0, 0.0, 0.0)
+    total = 3600 * hours + 60 * minutes + seconds
+    if total <= 0:
+        raise UsageError(f"time budget: expected a duration with its unit (90s, 10m, 1h30m), found {value!r}")
+    return total
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration for people: 45 s, 12 min, 3 h 05 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,8 +1,8 @@
-"""What each variant costs: parameters, multiply-adds, time and memory, as ratios to the baseline, side by side.
+"""Costs of each variant: parameters, multiply-adds, time and memory, as ratios to the baseline.
 
-Times are measured in interleaved rounds by the project's one harness (`attngraft.bench`): every variant once per round, a
-ratio per round, the median with its bootstrap interval. Memory is explained in `memory.py`. What was measured is kept in
-the study's folder, so that a report can be made again without measuring again.
+Times are measured in interleaved rounds, as in `attngraft.timing.paired`: every variant once per round, a ratio per round,
+the median with its bootstrap interval. The costs are kept in the study's folder, so that a report can be made again
+without measuring.
 """
 
 from __future__ import annotations
@@ -22,134 +22,114 @@ from attngraft.files import write_atomically
 from attngraft.results.study import Cost, Interval
 from attngraft.strict import read
 from attngraft.study.config import StudyConfig
+from attngraft.study.plan import Study
 from attngraft.timing import PairedRatio, count_macs, count_parameters, several
 from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
+from attngraft.training.recipe import Recipe, recipe_to_dict
 from attngraft.training.setup import cpu_threads
 
 COST_FILE = "cost.json"
 PAIRS = 30
-FEWEST_PAIRS = 5  #: below this an interval says nothing, and times are left out
+FEWEST_PAIRS = 5  #: an interval from fewer means nothing, and times are left out
 
-Costs = dict[str, Cost]  #: by `Variant.key`: the canonical specification, and the host where it is another
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Counts:
-    parameters: int
-    macs: int
-    memory: int
+Costs = dict[str, Cost]  #: by `Variant.key`
 
 
-def measure_costs(config: StudyConfig, benchmark: BenchmarkBatch, *, limit: float = 120.0) -> Costs:
-    """Measure all variants of a study on the machine at hand.
+def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120.0) -> Costs:
+    """Measure all variants of a study on this machine.
 
     Args:
-        config: the study.
-        benchmark: the data that the runs use, opened.
-        limit: seconds that timing may take. Where that is not enough for `PAIRS` rounds there are fewer, and no time
-            ratios at all where there is no room for `FEWEST_PAIRS`.
+        study: the study.
+        benchmark: opened data, as the runs use it.
+        limit: seconds for timing. If they do not suffice for `PAIRS` rounds there are fewer, and no time ratios if there
+            is no time for `FEWEST_PAIRS`.
     """
-    first = config.recipe_of(config.baseline, config.seeds[0])
-    with cpu_threads(first.train.threads):
-        benches, counts = {}, {}
-        for variant in config.variants:
-            bench = Profiler(config.recipe_of(variant, config.seeds[0]), benchmark)
-            benches[variant.key] = bench
-            counts[variant.key] = _Counts(
-                parameters=count_parameters(bench.model),
-                macs=_macs_of_one_example(bench),
-                memory=bench.peak_memory(),
-            )
+    profilers, parameters, macs, memory = {}, {}, {}, {}
+    with cpu_threads(study.recipe.train.threads):
+        for variant in study.variants:
+            key, profiler = variant.key, Profiler(study.recipe_of(variant), benchmark)
+            profilers[key] = profiler
+            parameters[key] = count_parameters(profiler.model)
+            macs[key] = _macs_of_one_example(profiler)
+            memory[key] = profiler.peak_memory()
             gc.collect()
-        training = _ratios({key: b.train_step for key, b in benches.items()}, benches, limit=limit * 0.75)
-        inference = _ratios({key: b.evaluate_batch for key, b in benches.items()}, benches, limit=limit * 0.25)
-    base = config.baseline.key
+        wait = synchronizer(profiler.device)
+        training = _ratios({key: p.train_step for key, p in profilers.items()}, wait, limit=limit * 0.75)
+        inference = _ratios({key: p.evaluate_batch for key, p in profilers.items()}, wait, limit=limit * 0.25)
+    base = study.baseline.key
     return {
-        key: _cost(counts[key], counts[base], training.get(key), inference.get(key), is_baseline=key == base)
-        for key in counts
+        key: Cost(
+            parameters=parameters[key],
+            macs=macs[key],
+            parameters_ratio=parameters[key] / parameters[base],
+            macs_ratio=macs[key] / macs[base] if macs[base] else None,
+            train_time_ratio=_interval(training.get(key)),
+            inference_time_ratio=_interval(inference.get(key)),
+            memory_ratio=memory[key] / memory[base] if memory[base] else None,
+            train_seconds_per_step=training[key].candidate_seconds if key in training else None,
+            inference_seconds_per_batch=inference[key].candidate_seconds if key in inference else None,
+            peak_memory_bytes=memory[key],
+        )
+        for key in profilers
     }
 
 
-def save_costs(folder: Path, config: StudyConfig, costs: Mapping[str, Cost]) -> None:
-    """Keep `costs` in the study's folder."""
-    content = {"measured_for": _measured_for(config), "costs": {k: dataclasses.asdict(c) for k, c in costs.items()}}
-    write_atomically(folder / COST_FILE, json.dumps(content, indent=2) + "\n")
-
-
-def load_costs(folder: Path, config: StudyConfig, *, same_recipe: bool = True) -> Costs | None:
-    """The costs kept in `folder`, if all variants of `config` are among them; None otherwise.
-
-    With `same_recipe` they must also be of its recipe; without, the recipe need not even be at hand.
-    """
-    try:
-        content = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
-        costs = {key: read(Cost, values, where=f"{COST_FILE}.{key}") for key, values in content["costs"].items()}
-        kept_for = content["measured_for"]
-    except (OSError, ValueError, KeyError, AttributeError):  # absent, damaged or of another version: measured again
-        return None
-    if same_recipe and kept_for != _measured_for(config):
-        return None
-    return costs if all(variant.key in costs for variant in config.variants) else None
-
-
-def _measured_for(config: StudyConfig) -> dict[str, Any]:
-    """What decides a cost; seeds, epochs and schedules do not."""
-    from attngraft.training.recipe import recipe_to_dict
-
-    recipe = recipe_to_dict(config.recipe_of(config.baseline, config.seeds[0]))
-    kept = {name: recipe[name] for name in ("host", "task", "optimizer", "train")}
-    if recipe["distill"] is not None:
-        kept["distill"] = recipe["distill"]
-    plain: dict[str, Any] = json.loads(json.dumps(kept))
-    return plain
-
-
-def _macs_of_one_example(bench: Profiler) -> int:
-    data, task = bench.benchmark.data, bench.benchmark.task
-    one = send_to_device(data.val.collate([data.val[(0, 0)]]), bench.device)
+def _macs_of_one_example(profiler: Profiler) -> int:
+    data, task = profiler.benchmark.data, profiler.benchmark.task
+    one = send_to_device(data.val.collate([data.val[(0, 0)]]), profiler.device)
     args, kwargs = task.to_model(one)
-    with torch.compiler.set_stance("force_eager"):  # counters see no operation of a compiled model
-        return count_macs(bench.model, *args, **kwargs)
+    with torch.compiler.set_stance("force_eager"):  # a compiled model hides its operations from the counter
+        return count_macs(profiler.model, *args, **kwargs)
 
 
 def _ratios(
-    works: Mapping[str, Callable[[], None]], benches: Mapping[str, Profiler], *, limit: float
+    works: Mapping[str, Callable[[], None]], wait: Callable[[], object] | None, *, limit: float
 ) -> dict[str, PairedRatio]:
-    """Time of each work over the first one's, which is in the answer too; empty where there is no time for it."""
+    """Time each work against the first one, which is included in the result; empty if there is no time for it."""
     base, *others = works
-    wait = synchronizer(benches[base].device)
     start = time.perf_counter()
     for work in works.values():
         work()
     if wait is not None:
         wait()
     pairs = min(PAIRS, int(limit / (time.perf_counter() - start)))
-    if pairs < FEWEST_PAIRS:
+    if pairs < FEWEST_PAIRS or not others:
         return {}
-    if not others:
-        return {}
-    found = several(works[base], {spec: works[spec] for spec in others}, pairs=pairs, warmup=1, synchronize=wait)
+    found = several(works[base], {key: works[key] for key in others}, pairs=pairs, warmup=1, synchronize=wait)
     seconds = next(iter(found.values())).baseline_seconds
     same = PairedRatio(ratio=1, low=1, high=1, baseline_seconds=seconds, candidate_seconds=seconds, pairs=pairs)
     return {base: same, **found}
 
 
-def _cost(
-    own: _Counts, base: _Counts, training: PairedRatio | None, inference: PairedRatio | None, *, is_baseline: bool
-) -> Cost:
-    return Cost(
-        parameters=own.parameters,
-        macs=own.macs,
-        parameters_ratio=own.parameters / base.parameters,
-        macs_ratio=own.macs / base.macs if base.macs else None,
-        train_time_ratio=_interval(training),
-        inference_time_ratio=_interval(inference),
-        memory_ratio=own.memory / base.memory if base.memory else None,
-        train_seconds_per_step=training.candidate_seconds if training else None,
-        inference_seconds_per_batch=inference.candidate_seconds if inference else None,
-        peak_memory_bytes=own.memory,
-    )
-
-
 def _interval(ratio: PairedRatio | None) -> Interval | None:
     return None if ratio is None else Interval(point=ratio.ratio, low=ratio.low, high=ratio.high)
+
+
+def save_costs(folder: Path, recipe: Recipe, costs: Mapping[str, Cost]) -> None:
+    """Write `costs`, measured under the study's `recipe`, into the study's folder."""
+    content = {"measured_for": _measured_for(recipe), "costs": {k: dataclasses.asdict(c) for k, c in costs.items()}}
+    write_atomically(folder / COST_FILE, json.dumps(content, indent=2) + "\n")
+
+
+def load_costs(folder: Path, config: StudyConfig, *, recipe: Recipe | None = None) -> Costs | None:
+    """Read the costs in `folder`; None unless all variants of `config` are among them, and measured under `recipe` if
+    that is given."""
+    try:
+        content = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
+        costs = {key: read(Cost, values, where=f"{COST_FILE}.{key}") for key, values in content["costs"].items()}
+        measured_for = content["measured_for"]
+    except (OSError, ValueError, KeyError, AttributeError):  # absent, damaged or of another version: measured again
+        return None
+    if recipe is not None and measured_for != _measured_for(recipe):
+        return None
+    return costs if all(variant.key in costs for variant in config.variants) else None
+
+
+def _measured_for(recipe: Recipe) -> dict[str, Any]:
+    """Return the sections that costs depend on; seeds, epochs and schedules are not among them."""
+    sections = recipe_to_dict(recipe)
+    kept = {name: sections[name] for name in ("host", "task", "optimizer", "train")}
+    if sections["distill"] is not None:
+        kept["distill"] = sections["distill"]
+    plain: dict[str, Any] = json.loads(json.dumps(kept))
+    return plain

@@ -1,10 +1,10 @@
-"""Asynchronous successive halving over the variants of a study, for large graft sets.
+"""Order of training under asynchronous successive halving, for large sets of variants.
 
-Every variant is trained, with all seeds, up to the first rung; `ladder` decides from there. The learning rate follows the
-full schedule all along, a run that is stopped is only paused, and the baseline always goes to the end.
+Every variant is trained with all seeds up to the first rung; `Rungs` decides from there. The learning rate follows the full
+schedule all along, a stopped run is only paused, and the baseline is always trained to the end.
 
-The order in which runs end decides who is promoted early, so with several runs at a time two studies may stop other
-variants. What they train is the same. halving.json keeps the order, the scores and the decisions.
+The order in which runs end decides which variants are promoted early, so with concurrent runs two studies may stop
+different variants; their training is the same. halving.json keeps order, scores and decisions.
 """
 
 from __future__ import annotations
@@ -12,122 +12,103 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from attngraft.files import write_atomically
 from attngraft.results.halving import HALVING_FILE, read_halving
-from attngraft.study.executors.work import Outcome, Work
-from attngraft.study.ladder import Ladder, rungs
-from attngraft.study.schedule import PlannedRun, state_of
-from attngraft.study.values import Halving
-
-if TYPE_CHECKING:
-    from attngraft.study.config import StudyConfig
+from attngraft.study.config import Halving
+from attngraft.study.executors.base import Outcome, Task
+from attngraft.study.plan import PlannedRun, Study, run_state
+from attngraft.study.rungs import Rungs, rung_epochs
+from attngraft.training.build import build_task
+from attngraft.training.run_folder import read_run
 
 _Key = tuple[str, int]  # variant and seed
 
 
 class HalvingQueue:
-    """Runs in the order of successive halving.
-
-    Args:
-        config: the study.
-        halving: how it is halved.
-        runs: as they were planned.
+    """Tasks of a study in the order of successive halving; the interface is that of `RunQueue`.
 
     Raises:
         UsageError: the epochs have no room for a rung.
         ConfigError: halving.json is damaged.
     """
 
-    def __init__(self, config: StudyConfig, halving: Halving, runs: Sequence[PlannedRun]) -> None:
-        self._out, self._seeds = config.out, config.seeds
-        self._baseline = config.baseline.name
-        self._names = [variant.name for variant in config.variants if not variant.is_baseline]
-        self._runs: dict[_Key, PlannedRun] = {(run.variant.name, run.seed): run for run in runs}
-        self._at_work: set[_Key] = set()
+    def __init__(self, study: Study, halving: Halving) -> None:
+        self._out, self._seeds = study.out, study.seeds
+        self._baseline = study.baseline.name
+        self._names = [variant.name for variant in study.variants if not variant.is_baseline]
+        self._runs: dict[_Key, PlannedRun] = {(run.variant.name, run.seed): run for run in study.runs}
+        self._active: set[_Key] = set()
         self._failed: set[_Key] = set()
-        self._ladder = self._continued(halving, runs[0])
-        self._metric = self._ladder.result().metric
-        self._climb()
+        task, schedule = build_task(study.recipe), study.recipe.schedule
+        epochs = rung_epochs(halving, schedule)
+        before = read_halving(self._out)
+        if before is not None and (before.rungs, before.epochs, before.eta) == (epochs, schedule.epochs, halving.eta):
+            self._rungs = Rungs.replay(before, self._names)
+            self._rungs.keep_promotions(before.standings)
+        else:
+            self._rungs = Rungs(
+                self._names,
+                epochs,
+                total=schedule.epochs,
+                eta=halving.eta,
+                metric=task.primary,
+                higher_is_better=task.higher_is_better,
+            )
+        self._update()
 
-    def next(self) -> Work | None:
-        ready = [key for key in self._runs if self._ready(key)]
+    def next(self) -> Task | None:
+        ready = [key for key in self._runs if self._is_ready(key)]
         if not ready:
             return None
-        places = {name: place for place, name in enumerate([self._baseline, *self._names])}
-        key = min(ready, key=lambda key: (-self._until(key[0]), places[key[0]], self._seeds.index(key[1])))
-        self._at_work.add(key)
-        until = self._until(key[0])
-        return Work(run=self._runs[key], until=None if until == self._ladder.epochs else until)
+        order = {name: number for number, name in enumerate([self._baseline, *self._names])}
+        # the furthest rung first
+        key = min(ready, key=lambda key: (-self._limit(key[0]), order[key[0]], self._seeds.index(key[1])))
+        self._active.add(key)
+        limit = self._limit(key[0])
+        return Task(run=self._runs[key], stop_after_epoch=None if limit == self._rungs.total else limit)
 
-    def done(self, work: Work, outcome: Outcome) -> None:
-        from attngraft.training.run_folder import read_run
-
-        name, seed = work.run.variant.name, work.run.seed
-        self._at_work.remove((name, seed))
+    def done(self, task: Task, outcome: Outcome) -> None:
+        name, seed = task.run.variant.name, task.run.seed
+        self._active.remove((name, seed))
         if outcome.kind == "failed":
             self._failed.add((name, seed))
-            self._ladder.lose(name)
+            self._rungs.lose(name)
         else:
-            record = read_run(work.run.folder)
-            self._runs[name, seed] = replace(work.run, epochs_done=len(record.epochs), state=state_of(record))
-        self._climb()
+            record = read_run(task.run.folder)
+            done = dataclasses.replace(task.run, epochs_done=len(record.epochs), state=run_state(record))
+            self._runs[name, seed] = done
+        self._update()
 
-    def left_of_seed(self, seed: int) -> bool:
-        return any(key[1] == seed and (key in self._at_work or self._ready(key)) for key in self._runs)
+    def seed_is_open(self, seed: int) -> bool:
+        return any(key[1] == seed and (key in self._active or self._is_ready(key)) for key in self._runs)
 
-    def _ready(self, key: _Key) -> bool:
-        if key in self._at_work or key in self._failed or (key[0] != self._baseline and self._is_lost(key[0])):
+    def _is_ready(self, key: _Key) -> bool:
+        if key in self._active or key in self._failed or (key[0] != self._baseline and self._has_failed(key[0])):
             return False
         run = self._runs[key]
-        whole = run.epochs_done == self._ladder.epochs  # every epoch is there, and what comes after them is not
-        return run.state != "finished" and (run.epochs_done < self._until(key[0]) or whole)
+        complete = run.epochs_done == self._rungs.total  # all epochs are there, but not finished.json
+        return run.state != "finished" and (run.epochs_done < self._limit(key[0]) or complete)
 
-    def _is_lost(self, name: str) -> bool:
-        """Whether a run of this variant failed, so that it has no mean over the seeds."""
+    def _has_failed(self, name: str) -> bool:
+        """Return whether a run of this variant failed, so that it has no mean over the seeds."""
         return any((name, seed) in self._failed for seed in self._seeds)
 
-    def _until(self, name: str) -> int:
-        return self._ladder.epochs if name == self._baseline else self._ladder.until(name)
+    def _limit(self, name: str) -> int:
+        return self._rungs.total if name == self._baseline else self._rungs.limit(name)
 
-    def _climb(self) -> None:
-        """Tell the ladder who has arrived, and write down what it decided."""
+    def _update(self) -> None:
+        """Add the scores of variants that reached a rung, and write the decisions."""
         for name in self._names:
-            for rung in self._ladder.rungs:
-                done = min(self._runs[name, seed].epochs_done for seed in self._seeds)
-                if done >= rung and not self._is_lost(name) and not self._ladder.has_arrived(name, rung):
-                    self._ladder.arrive(name, rung, self._score(name, rung))
-        content = dataclasses.asdict(self._ladder.result())
+            done = min(self._runs[name, seed].epochs_done for seed in self._seeds)
+            for rung in self._rungs.epochs:
+                if done >= rung and not self._has_failed(name) and not self._rungs.has(name, rung):
+                    self._rungs.add(name, rung, self._score(name, rung))
+        content = dataclasses.asdict(self._rungs.result())
         write_atomically(self._out / HALVING_FILE, json.dumps(content, indent=2) + "\n")
 
     def _score(self, name: str, rung: int) -> float | None:
-        """Mean over seeds of the primary metric after epoch `rung`."""
-        from attngraft.training.run_folder import read_run
-
+        """Return the mean over seeds of the primary metric after epoch `rung`."""
         rows = [read_run(self._runs[name, seed].folder).epochs[rung - 1] for seed in self._seeds]
-        values = [float(row.get(f"val/{self._metric}", math.nan)) for row in rows]
-        mean = sum(values) / len(values)
+        mean = sum(float(row.get(f"val/{self._rungs.metric}", math.nan)) for row in rows) / len(rows)
         return mean if math.isfinite(mean) else None
-
-    def _continued(self, halving: Halving, run: PlannedRun) -> Ladder:
-        """A new ladder, or that of halving.json if it has the same rungs; decisions that were made stand."""
-        from attngraft.training.build import build_task
-
-        task, schedule = build_task(run.recipe), run.recipe.schedule
-        found = rungs(halving, schedule)
-        before = read_halving(self._out)
-        if before is not None and (before.rungs, before.epochs, before.eta) == (found, schedule.epochs, halving.eta):
-            ladder = Ladder.of(before, self._names)
-            ladder.keep(before.standings)
-            return ladder
-        return Ladder(
-            self._names,
-            found,
-            epochs=schedule.epochs,
-            eta=halving.eta,
-            metric=task.primary,
-            higher_is_better=task.higher_is_better,
-        )

@@ -1,4 +1,4 @@
-"""Who is told how a study gets on: a log, or a live table on a terminal."""
+"""Progress callbacks of a study: log lines, or a live table on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,35 +15,32 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from attngraft.study.schedule import PlannedRun
-from attngraft.study.values import shown_duration
-
-if TYPE_CHECKING:
-    from attngraft.training.progress import Progress
+from attngraft.study.config import format_duration
+from attngraft.study.plan import PlannedRun
+from attngraft.training.progress import LogLines, Progress
 
 log = logging.getLogger(__name__)
 
-Outcome = Literal["finished", "paused", "failed", "stopped"]
+Ending = Literal["finished", "paused", "failed", "stopped", "lost"]
 
 
 class StudyProgress(Protocol):
-    """What a study tells."""
+    """Callbacks of a study."""
 
     def on_stage(self, text: str) -> None:
-        """Something begins that is no run: checking, timing, measuring, reporting."""
+        """A stage besides training begins: checking, timing, measuring, reporting."""
 
-    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, how: str = "") -> None:
-        """The runs are decided. For what is left of them, `seconds` is the estimate where there is one, and `epochs` are
-        expected to be trained; `how` says what is special about the way they are made."""
+    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, extra: str = "") -> None:
+        """The runs are planned. `seconds`, if estimated, and `epochs` are for the rest of them; `extra` is a remark."""
 
     def on_run(self, run: PlannedRun) -> Progress:
-        """A run begins or goes on, maybe beside others; what comes back is told how it gets on."""
+        """A run starts or resumes, maybe beside others; return its callbacks."""
 
-    def on_run_end(self, run: PlannedRun, outcome: Outcome, message: str) -> None:
-        """A run ended, or paused as others may be better; `message` says with what result, or why it failed."""
+    def on_run_end(self, run: PlannedRun, outcome: Ending, message: str) -> None:
+        """A run ended, or paused because others may be better; `message` is its result, or why it failed."""
 
     def on_end(self) -> None:
-        """Nothing more will be told."""
+        """The study ends."""
 
 
 class StudyLog:
@@ -55,18 +52,16 @@ class StudyLog:
     def on_stage(self, text: str) -> None:
         log.info("%s", text)
 
-    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, how: str = "") -> None:
+    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, extra: str = "") -> None:
         self._number = {run.label: number for number, run in enumerate(runs, start=1)}
-        log.info("%s", plan_in_words(runs, seconds=seconds, how=how))
+        log.info("%s", describe_plan(runs, seconds=seconds, extra=extra))
 
     def on_run(self, run: PlannedRun) -> Progress:
-        from attngraft.training.progress import LogLines
-
-        how = f"goes on after epoch {run.epochs_done}" if run.state == "unfinished" else "begins"
-        log.info("run %d/%d: %s %s", self._number.get(run.label, 0), len(self._number), run.label, how)
+        verb = f"resumes after epoch {run.epochs_done}" if run.state == "unfinished" else "starts"
+        log.info("run %d/%d: %s %s", self._number.get(run.label, 0), len(self._number), run.label, verb)
         return LogLines(label=run.label)
 
-    def on_run_end(self, run: PlannedRun, outcome: Outcome, message: str) -> None:
+    def on_run_end(self, run: PlannedRun, outcome: Ending, message: str) -> None:
         level = logging.ERROR if outcome == "failed" else logging.INFO
         log.log(level, "%s: %s%s", run.label, outcome, f", {message}" if message else "")
 
@@ -75,7 +70,7 @@ class StudyLog:
 
 
 class LiveStudy:
-    """A table of variants and seeds that fills as runs get on, and a bar for each at work; use it in a `with` block."""
+    """A table of variants and seeds that fills up, and a bar for each active run; use it in a `with` block."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Bars(
@@ -85,11 +80,11 @@ class LiveStudy:
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
         )
-        self._at_work: dict[str, TaskID] = {}
+        self._active: dict[str, TaskID] = {}
         self._runs: Sequence[PlannedRun] = ()
         self._cells: dict[str, Text] = {}
         self._clock = _Clock()
-        self._stage = ""  #: what is done while no run is at work
+        self._stage = ""  #: shown while no run is active
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
 
     def __enter__(self) -> LiveStudy:
@@ -104,26 +99,26 @@ class LiveStudy:
     def on_stage(self, text: str) -> None:
         self._stage = text
 
-    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, how: str = "") -> None:
+    def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, extra: str = "") -> None:
         self._runs = runs
         self._clock = _Clock(epochs=epochs, estimate=seconds)
         for run in runs:
             done = run.state == "finished"
             self._cells[run.label] = Text("finished before" if done else "waiting", style="green" if done else "dim")
-        self._live.console.print(plan_in_words(runs, seconds=seconds, how=how), markup=False, highlight=False)
+        self._live.console.print(describe_plan(runs, seconds=seconds, extra=extra), markup=False, highlight=False)
         self._live.refresh()
 
     def on_run(self, run: PlannedRun) -> Progress:
         self._stage = ""
-        if run.label not in self._at_work:
-            self._at_work[run.label] = self._bars.add_task(run.label, total=None, note="starting")
+        if run.label not in self._active:
+            self._active[run.label] = self._bars.add_task(run.label, total=None, note="starting")
         return _RunRow(self, run)
 
-    def on_run_end(self, run: PlannedRun, outcome: Outcome, message: str) -> None:
+    def on_run_end(self, run: PlannedRun, outcome: Ending, message: str) -> None:
         style = {"finished": "green", "paused": "dim", "failed": "bold red", "stopped": "yellow"}[outcome]
-        if run.label in self._at_work:
-            self._bars.remove_task(self._at_work.pop(run.label))
-        if outcome != "paused":  # then the cell says how far it has come
+        if run.label in self._active:
+            self._bars.remove_task(self._active.pop(run.label))
+        if outcome != "paused":  # then the cell keeps the epoch
             self._cells[run.label] = Text(message if outcome == "finished" and message else outcome, style=style)
         self._cells[run.label].style = style
         if outcome == "failed":
@@ -132,27 +127,27 @@ class LiveStudy:
 
     def on_end(self) -> None:
         self._stage = ""
-        for label in list(self._at_work):
-            self._bars.remove_task(self._at_work.pop(label))
+        for label in list(self._active):
+            self._bars.remove_task(self._active.pop(label))
         self._live.refresh()
 
     def show(self, run: PlannedRun, text: str) -> None:
-        """Put `text` into the cell of `run`."""
+        """Set the text of a run's cell."""
         self._cells[run.label] = Text(text, style="cyan")
 
     def epoch_done(self) -> None:
         self._clock.epoch_done()
 
     def bar(self, run: PlannedRun, *, step: int, total: int, note: str) -> None:
-        """Move the bar of a run that is at work."""
-        if run.label in self._at_work:
-            self._bars.update(self._at_work[run.label], completed=step, total=total, note=note)
+        """Move the bar of an active run."""
+        if run.label in self._active:
+            self._bars.update(self._active[run.label], completed=step, total=total, note=note)
 
     def _draw(self) -> Group:
         below: list[RenderableType] = [Text(f"{self._stage} ...", style="dim")] if self._stage else []
-        if self._at_work:
+        if self._active:
             left = self._clock.left()
-            below = [self._bars] if left is None else [self._bars, Text(f"study: {shown_duration(left)} left")]
+            below = [self._bars] if left is None else [self._bars, Text(f"study: {format_duration(left)} left")]
         if not self._runs:
             return Group(*below)
         seeds = list(dict.fromkeys(run.seed for run in self._runs))
@@ -163,25 +158,25 @@ class LiveStudy:
         rows: dict[str, dict[int, Text]] = {}
         for run in self._runs:
             rows.setdefault(run.variant.name, {})[run.seed] = self._cells[run.label]
-        shown = self._that_fit(list(rows))
+        shown = self._visible(list(rows))
         for name in shown:
             table.add_row(Text(name), *(rows[name].get(seed, Text("")) for seed in seeds))
         if hidden := len(rows) - len(shown):
             below.insert(0, Text(f"and {_plural(hidden, 'variant')} more", style="dim"))
         return Group(table, *below)
 
-    def _that_fit(self, names: Sequence[str]) -> list[str]:
-        """The variants for which the terminal has lines; those at work first, in the order of the study."""
-        room = max(self._live.console.size.height - len(self._at_work) - 5, 3)
+    def _visible(self, names: Sequence[str]) -> list[str]:
+        """Return the variants that fit on the terminal, active ones first, in the order of the study."""
+        room = max(self._live.console.size.height - len(self._active) - 5, 3)
         if len(names) <= room:
             return list(names)
-        at_work = {run.variant.name for run in self._runs if run.label in self._at_work}
-        chosen = set(sorted(names, key=lambda name: name not in at_work)[:room])
+        active = {run.variant.name for run in self._runs if run.label in self._active}
+        chosen = set(sorted(names, key=lambda name: name not in active)[:room])
         return [name for name in names if name in chosen]
 
 
 class _RunRow:
-    """Tells the live table of one run."""
+    """Callbacks of one run, for the live table."""
 
     def __init__(self, study: LiveStudy, run: PlannedRun) -> None:
         self._study, self._run = study, run
@@ -210,7 +205,7 @@ class _RunRow:
 
 
 class _Clock:
-    """How long what is left will take: the estimate at first, then by the pace of the epochs that were made."""
+    """Time left: the estimate at first, then by the time of the epochs so far."""
 
     def __init__(self, *, epochs: float = 0.0, estimate: float | None = None) -> None:
         self._epochs, self._estimate = epochs, estimate
@@ -228,27 +223,27 @@ class _Clock:
 
 
 def first_metric(metrics: Mapping[str, float]) -> str:
-    """The first validation metric of an epoch's row, which is the task's first: `top1 0.812`."""
+    """Return the first validation metric of an epoch's row, which is the task's first: `top1 0.812`."""
     return next((f"{n.removeprefix('val/')} {value:.4g}" for n, value in metrics.items() if n.startswith("val/")), "")
 
 
-def plan_in_words(runs: Sequence[PlannedRun], *, seconds: float | None, how: str = "") -> str:
-    """`15 runs of 12 epochs (5 variants, 3 seeds); 4 are finished, 1 goes on; about 12 min`."""
+def describe_plan(runs: Sequence[PlannedRun], *, seconds: float | None, extra: str = "") -> str:
+    """Return `15 runs of 12 epochs (5 variants, 3 seeds); 4 finished before; about 12 min for the rest`."""
     if not runs:
         return "no runs"
     variants, seeds = len({run.variant.name for run in runs}), len({run.seed for run in runs})
     text = f"{_plural(len(runs), 'run')} of {_plural(runs[0].recipe.schedule.epochs, 'epoch')} "
     text += f"({_plural(variants, 'variant')}, {_plural(seeds, 'seed')})"
     finished = sum(run.state == "finished" for run in runs)
-    begun = sum(run.state == "unfinished" for run in runs)
+    started = sum(run.state == "unfinished" for run in runs)
     states = [f"{finished} finished before"] if finished else []
-    states += [f"{begun} begun before"] if begun else []
+    states += [f"{started} started before"] if started else []
     if states:
         text += f"; {', '.join(states)}"
-    if how and finished < len(runs):
-        text += f"; {how}"
+    if extra and finished < len(runs):
+        text += f"; {extra}"
     if seconds is not None and finished < len(runs):
-        text += f"; about {shown_duration(seconds)}{' for the rest' if states else ''}"
+        text += f"; about {format_duration(seconds)}{' for the rest' if states else ''}"
     return text
 
 

@@ -1,6 +1,11 @@
-"""The variants of a study: named graft specifications, the host as it is always among them and always first.
+"""Variants of a study: named graft specifications and other hosts; the plain host is always the first, the baseline.
 
-A variant may stand on a host of its own (`study.host`); it is compared with the study's host as it is, like all others.
+    grafts:
+      - cb_s                                                           # on the study's host
+      - {host: {name: deit_tiny_patch16_224, args: {img_size: 32}}}    # another host, without graft
+      - {name: ViT with cb_s, host: deit_tiny_patch16_224, spec: cb_s}
+
+On the command line `--against` takes a name, `NAME: {argument: value}`, or such an entry.
 """
 
 from __future__ import annotations
@@ -8,16 +13,61 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from attngraft.errors import ConfigError, UsageError
+from attngraft.grafting.spec import parse
 from attngraft.results.wording import host_label
-from attngraft.study.host import ENTRY, StudyHost, read_host
+from attngraft.strict import read
+from attngraft.yaml_config import parse_yaml
 
 BASELINE = "baseline"
+ENTRY = "{name: ..., host: {name: ..., args: {...}}, spec: ...}"
 
 _LONGEST_SLUG = 60
+_WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyHost:
+    """Host that variants start from. Without a name it is the recipe's host, and `args` add to its own."""
+
+    name: str | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    pretrained: bool | None = None
+    weights: str | None = None  #: file of weights that all variants start from
+
+    def over(self, host: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the recipe's `host` section changed by the given fields."""
+        section = dict(host)
+        if self.name is not None:
+            section |= {"name": self.name, "args": {}, "weights": None}  # which belong to the other host
+        if self.pretrained or self.weights is not None:  # one replaces the other; the recipe refuses both
+            section |= {"pretrained": bool(self.pretrained), "weights": self.weights}
+        elif self.pretrained is not None:
+            section["pretrained"] = False
+        return {**section, "args": {**section["args"], **self.args}}
+
+    def beside(self, host: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the `host` section of this host, if `host` is that of the study's own.
+
+        Neither arguments nor a file of weights are shared, `pretrained: true` is.
+
+        Raises:
+            ConfigError: the study's host starts from a file, and the initial weights of this one are not given.
+        """
+        if host.get("weights") is not None and self.weights is None and self.pretrained is None:
+            raise ConfigError(
+                f"the host {self.name}: the study's own starts from {host['weights']}, which does not fit this one; give it "
+                "its own `weights:`, `pretrained: true`, or `pretrained: false` for random values"
+            )
+        return self.over(host)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the given fields, as in a study file."""
+        given = {"name": self.name, "args": dict(self.args), "pretrained": self.pretrained, "weights": self.weights}
+        return {key: value for key, value in given.items() if value not in (None, {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +75,8 @@ class Variant:
     """One graft specification under the name that tables and plots show."""
 
     name: str
-    spec: str  #: canonical; "none" for the host as it is
-    host: StudyHost | None = None  #: another host than the study's
+    spec: str  #: canonical; "none" for the plain host
+    host: StudyHost | None = None  #: a host other than the study's
 
     @property
     def is_baseline(self) -> bool:
@@ -34,51 +84,101 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """What it is, in one line; no other variant of the study is the same."""
+        """Host (if not the study's) and specification in one line, unique within the study."""
         if self.host is None:
             return self.spec
         label = host_label(self.host.plain())
         return label if self.spec == "none" else f"{label} + {self.spec}"
 
-    def plain(self) -> dict[str, Any]:
-        """As a study file has it."""
-        own = {} if self.host is None else {"host": self.host.plain()}
-        return {"name": self.name, "spec": self.spec, **own}
-
     @property
     def slug(self) -> str:
         return slug(self.name)
 
+    def plain(self) -> dict[str, Any]:
+        """Return the variant as in a study file."""
+        host = {} if self.host is None else {"host": self.host.plain()}
+        return {"name": self.name, "spec": self.spec, **host}
+
 
 def read_variants(entries: Iterable[Any]) -> tuple[Variant, ...]:
-    """Variants from what a user gave: a specification (text or list of mappings), `{name, spec}`, or `{name, host, spec}`
-    for another host.
+    """Parse variants: a specification (text or list of mappings), `{name, spec}`, or `{name, host, spec}`.
 
-    The baseline, `none`, is added where it is missing and put first; the others keep their order. A variant without a
-    name is called by its host, if it has one of its own, and its specification.
+    The baseline, `none`, is added if missing and put first; the others keep their order. The default name of a variant is
+    its host, if not the study's, and its specification.
 
     Raises:
-        GraftSpecError: a specification cannot be read.
+        GraftSpecError: a specification cannot be parsed.
         ConfigError: an entry of another form.
-        UsageError: two variants of one specification and host, or of one name.
+        UsageError: two variants with the same specification and host, or with the same name.
     """
-    found = [_read_entry(entry, f"grafts[{place}]") for place, entry in enumerate(entries)]
-    if not any(variant.is_baseline for variant in found):
-        found.insert(0, Variant(name=BASELINE, spec="none"))
-    found.sort(key=lambda variant: not variant.is_baseline)
-    for place, variant in enumerate(found):
-        for earlier in found[:place]:
+    variants = [_read_entry(entry, f"grafts[{number}]") for number, entry in enumerate(entries)]
+    if not any(variant.is_baseline for variant in variants):
+        variants.insert(0, Variant(name=BASELINE, spec="none"))
+    variants.sort(key=lambda variant: not variant.is_baseline)
+    for number, variant in enumerate(variants):
+        for earlier in variants[:number]:
             if variant.key == earlier.key:
-                what = "graft" if variant.host is None else "host"
-                raise UsageError(f"the {what} {variant.key!r} is given twice; a study compares different variants")
+                kind = "graft" if variant.host is None else "host"
+                raise UsageError(f"the {kind} {variant.key!r} is given twice; a study compares different variants")
             if variant.slug == earlier.slug:
-                how = "" if variant.host is None else f", as in {ENTRY}"
-                raise UsageError(f"two variants are called {variant.name!r}; give each a name of its own{how}")
-    return tuple(found)
+                example = "" if variant.host is None else f", as in {ENTRY}"
+                raise UsageError(f"two variants are called {variant.name!r}; give them different names{example}")
+    return tuple(variants)
+
+
+def _read_entry(entry: Any, where: str) -> Variant:
+    name, host, given = None, None, entry
+    if isinstance(entry, Mapping):
+        unknown = [key for key in entry if key not in ("name", "host", "spec")]
+        if unknown or not entry.keys() & {"host", "spec"}:
+            problem = f"unknown key {unknown[0]!r}" if unknown else "no spec"
+            raise ConfigError(
+                f"{where}: {problem}; write a specification (cb_s@blocks.6-11), or {{name: ..., spec: ...}}"
+            )
+        name, given = entry.get("name"), entry.get("spec")
+        host = None if entry.get("host") is None else _read_host(entry["host"], f"{where}.host")
+    if name is not None and (not isinstance(name, str) or not name.strip()):
+        raise ConfigError(f"{where}.name: expected a text that is not empty, found {name!r}")
+    if given is not None and not isinstance(given, str | list | tuple):
+        raise ConfigError(f"{where}: expected a specification as text or list, found {given!r}")
+    spec = str(parse(given))
+    if name:
+        name = name.strip()
+    elif host is None:
+        name = BASELINE if spec == "none" else spec
+    else:
+        name = str(host.name) if spec == "none" else f"{host.name} + {spec}"
+    return Variant(name=name, spec=spec, host=host)
+
+
+def _read_host(given: Any, where: str) -> StudyHost:
+    host = StudyHost(name=given) if isinstance(given, str) else read(StudyHost, given, where=where)
+    if host.name is None or not host.name.strip():
+        raise ConfigError(f"{where}: name the host, as in {ENTRY}")
+    return host
+
+
+def entry_against(text: str) -> dict[str, Any]:
+    """Return the value of `--against` as an entry of a study file's `grafts`.
+
+    Raises:
+        ConfigError: invalid YAML.
+        UsageError: YAML of another form.
+    """
+    given = parse_yaml(text, source=f"--against {text}")
+    if isinstance(given, Mapping) and "host" in given:
+        return dict(given)
+    if isinstance(given, str) and given.strip():
+        return {"host": {"name": given.strip()}}
+    if isinstance(given, Mapping) and len(given) == 1:
+        (name, args), *_ = given.items()
+        if isinstance(name, str) and isinstance(args, Mapping | None):
+            return {"host": {"name": name, "args": dict(args or {})}}
+    raise UsageError(f'--against {text}: write HOST, "HOST: {{argument: value}}", or "{ENTRY}"')
 
 
 def slug(name: str) -> str:
-    """`name` as a folder's name on any system; different names give different ones, whatever other variants there are.
+    """Return `name` as a folder name for any system; different names give different slugs, in any study.
 
     Names of lower-case letters, digits, `_`, `-` and inner `.` stay as they are; others lose the rest and get a hash.
     """
@@ -87,31 +187,3 @@ def slug(name: str) -> str:
         return plain
     digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
     return f"{plain}-{digest}" if plain else digest
-
-
-_WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
-
-
-def _read_entry(entry: Any, field: str) -> Variant:
-    from attngraft.grafting.spec import parse
-
-    name, host, given = None, None, entry
-    if isinstance(entry, Mapping):
-        unknown = [key for key in entry if key not in ("name", "host", "spec")]
-        if unknown or not entry.keys() & {"host", "spec"}:
-            what = f"has an unknown key {unknown[0]!r}" if unknown else "has no spec"
-            raise ConfigError(f"{field}: {what}; write a specification (cb_s@blocks.6-11), or {{name: ..., spec: ...}}")
-        name, given = entry.get("name"), entry.get("spec")
-        host = None if entry.get("host") is None else read_host(entry["host"], f"{field}.host")
-    if name is not None and (not isinstance(name, str) or not name.strip()):
-        raise ConfigError(f"{field}.name: a text that is not empty is expected, not {name!r}")
-    if given is not None and not isinstance(given, str | list | tuple):
-        raise ConfigError(f"{field}: a specification is a text or a list, not {given!r}")
-    spec = str(parse(given))
-    return Variant(name=name.strip() if name else _own_name(spec, host), spec=spec, host=host)
-
-
-def _own_name(spec: str, host: StudyHost | None) -> str:
-    if host is None:
-        return BASELINE if spec == "none" else spec
-    return str(host.name) if spec == "none" else f"{host.name} + {spec}"

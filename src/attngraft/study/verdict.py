@@ -1,4 +1,4 @@
-"""From paired scores to a `Difference`: intervals, tests, and the one word that they allow.
+"""Differences between a variant and the baseline: intervals, tests, and the verdict.
 
 A variant is called better or worse only if both 95% intervals exclude zero: the crossed bootstrap (other seeds, other
 examples) and the t-interval (other seeds, these examples). With one seed there is no t-interval, so there is no verdict.
@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from attngraft.results.statistics import crossed_bootstrap, holm, mcnemar, paired_t_p, t_interval
-from attngraft.results.study import Difference, Interval, McNemar, Verdict
+from attngraft.errors import DataError
+from attngraft.results.statistics import (
+    RESAMPLES,
+    crossed_bootstrap,
+    holm,
+    interval_of,
+    mcnemar,
+    paired_t_p,
+    t_interval,
+)
+from attngraft.results.study import Difference, Interval, McNemar, Spread, Verdict
+from attngraft.tasks.calibration import BINS, bin_of
+
+_AT_ONCE = 2**22  #: example counts drawn together in a bootstrap
 
 
 def compare_scores(
@@ -22,15 +35,15 @@ def compare_scores(
     binary: bool,
     higher_is_better: bool = True,
 ) -> Difference:
-    """The difference of the mean scores, variant minus baseline, over the seeds that both have.
+    """Return the difference of the mean scores, variant minus baseline, over the seeds that both have.
 
     Args:
-        baseline, variant: per seed the scores (N,), example for example the same in both and over seeds.
+        baseline, variant: scores (N,) per seed, of the same examples in the same order.
         binary: scores are 0 or 1, so that McNemar's test applies.
-        higher_is_better: of the metric that the score is a part of.
+        higher_is_better: of the metric.
 
     Returns:
-        The difference. `p_holm` is the uncorrected p-value until `corrected` has seen all variants.
+        The difference. `p_holm` is the uncorrected p-value until `corrected` is applied to all variants.
 
     Raises:
         ValueError: no seed in common, or unequal numbers of examples.
@@ -44,14 +57,18 @@ def compare_scores(
     differences = np.stack([np.asarray(variant[seed], float) - np.asarray(baseline[seed], float) for seed in seeds])
     by_seed = differences.mean(axis=1)
     tests = [mcnemar(baseline[seed], variant[seed], seed=seed) for seed in seeds] if binary else []
-    found = of_seeds(by_seed, crossed_bootstrap(differences), tests=tests, higher_is_better=higher_is_better)
-    return found if differences.any() else dataclasses.replace(found, why=_nothing(len(seeds)))
+    found = difference_of(by_seed, crossed_bootstrap(differences), tests=tests, higher_is_better=higher_is_better)
+    if differences.any():
+        return found
+    where = "in the one seed" if len(seeds) == 1 else f"in all {len(seeds)} seeds"
+    why = f"no difference at all: {where} every example is scored exactly as the baseline scores it"
+    return dataclasses.replace(found, why=why)
 
 
-def of_seeds(
+def difference_of(
     by_seed: np.ndarray, bootstrap: Interval, *, tests: list[McNemar], higher_is_better: bool = True
 ) -> Difference:
-    """The difference of any statistic, from its value for each seed and its bootstrap interval."""
+    """Return the difference of any statistic, from its value for each seed and its bootstrap interval."""
     t = t_interval(by_seed)
     p_value = paired_t_p(by_seed) if len(by_seed) > 1 else (tests[0].p_value if tests else None)
     verdict = _verdict(bootstrap, t, higher_is_better)
@@ -69,12 +86,12 @@ def of_seeds(
 
 
 def corrected(differences: Sequence[Difference | None], *, untested: int = 0) -> list[Difference | None]:
-    """The same differences with Holm's correction over all that there are. It changes p-values, never a verdict.
+    """Return the differences with Holm's correction over all of them. It changes p-values, never a verdict.
 
     Args:
         differences: one per variant.
-        untested: further variants that competed and were stopped early. They count as tests that found nothing, which
-            holds the correction's level whatever they were stopped for.
+        untested: further variants that were stopped early. They count as tests that found nothing, which keeps the
+            correction's level whatever they were stopped for.
     """
     present = [difference for difference in differences if difference is not None]
     p_values = iter(holm([*(difference.p_value for difference in present), *[None] * untested]))
@@ -100,7 +117,7 @@ def _why(verdict: Verdict, bootstrap: Interval, t: Interval | None, tests: list[
         )
     if t is None:
         return (
-            f"all {seeds} seeds differ by exactly {bootstrap.point:+.3g}, which is chance and says nothing of the noise "
+            f"all {seeds} seeds differ by exactly {bootstrap.point:+.3g}, which is chance and no measure of the noise "
             f"between seeds; over examples the 95% interval is {_shown(bootstrap)}"
         )
     first = f"the crossed bootstrap's 95% interval, {_shown(bootstrap)},"
@@ -114,13 +131,80 @@ def _why(verdict: Verdict, bootstrap: Interval, t: Interval | None, tests: list[
     return f"{second}, contains zero, though {first} does not"
 
 
-def _nothing(seeds: int) -> str:
-    where = "in the one seed" if seeds == 1 else f"in all {seeds} seeds"
-    return f"no difference at all: {where} every example is scored exactly as the baseline scores it"
-
-
 def _shown(interval: Interval) -> str:
-    """Both ends with as many decimals as their larger one needs for three digits."""
+    """Format both ends with the decimals that the larger one needs for three digits."""
     largest = max(abs(interval.low), abs(interval.high))
     decimals = 2 if largest == 0 else int(np.clip(2 - np.floor(np.log10(largest)), 0, 12))
     return f"{interval.low:+.{decimals}f} to {interval.high:+.{decimals}f}"
+
+
+def spread(values: np.ndarray) -> Spread:
+    """Return mean and sample deviation of at least one value."""
+    return Spread(mean=float(values.mean()), deviation=float(values.std(ddof=1)) if len(values) > 1 else None)
+
+
+# --- calibration ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationInputs:
+    """Stated probabilities of one run, and whether each came true."""
+
+    names: np.ndarray  #: (N,), of the examples
+    stated: np.ndarray  #: (N, K)
+    true: np.ndarray  #: (N, K)
+
+    def gaps(self, order: np.ndarray) -> np.ndarray:
+        """Return each example's part (N, bins) of stated minus true, by bin, in the order of these names.
+
+        The error is the sum over bins of the absolute values of their means over examples and statements.
+        """
+        index = np.zeros(len(order), dtype=np.int64)
+        if len(self.names) == len(order):
+            index[np.argsort(order, kind="stable")] = np.argsort(self.names, kind="stable")
+        if not np.array_equal(self.names[index], order):
+            raise DataError("the runs were evaluated on different examples; repeat the study")
+        stated, true = self.stated[index].astype(float), self.true[index].astype(float)
+        rows = np.arange(len(order))[:, None] * BINS + bin_of(stated)
+        sums = np.bincount(rows.reshape(-1), weights=(stated - true).reshape(-1), minlength=len(order) * BINS)
+        return sums.reshape(len(order), BINS) / stated.shape[1]
+
+
+def compare_calibration(
+    baseline: Sequence[CalibrationInputs],
+    variant: Sequence[CalibrationInputs],
+    *,
+    resamples: int = RESAMPLES,
+    random_state: int = 0,
+) -> Difference:
+    """Return the variant's expected calibration error minus the baseline's, seed by seed in both; lower is better.
+
+    The error is no mean over examples, so it is computed anew for every resample: with seeds and examples drawn as in the
+    crossed bootstrap, and the interval widened in the same way. Resampling increases both errors slightly, and equally.
+
+    Raises:
+        DataError: the runs did not evaluate the same examples.
+    """
+    order = baseline[0].names
+    gaps = np.stack([np.stack([each.gaps(order) for each in runs]) for runs in (baseline, variant)])  # (2, S, N, bins)
+    seeds, examples = gaps.shape[1:3]
+    by_seed = _error_differences(np.ones((1, examples)), gaps)[0]
+    generator = np.random.default_rng(random_state)
+    drawn = np.empty((resamples, seeds))
+    rows = max(1, _AT_ONCE // examples)
+    for start in range(0, resamples, rows):
+        size = min(rows, resamples - start)
+        counts = generator.multinomial(examples, np.full(examples, 1 / examples), size=size).astype(float)
+        drawn[start : start + size] = _error_differences(counts, gaps)
+    weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
+    means = (drawn * weights).sum(1) / seeds
+    return difference_of(by_seed, interval_of(means, by_seed), tests=[], higher_is_better=False)
+
+
+def _error_differences(counts: np.ndarray, gaps: np.ndarray) -> np.ndarray:
+    """Return the variant's error minus the baseline's (R, S), with examples repeated as in `counts` (R, N)."""
+    _, seeds, examples, bins = gaps.shape
+    flat = gaps.transpose(2, 0, 1, 3).reshape(examples, -1)
+    errors = np.abs((counts @ flat).reshape(len(counts), 2, seeds, bins)).sum(-1) / examples
+    difference: np.ndarray = errors[:, 1] - errors[:, 0]
+    return difference

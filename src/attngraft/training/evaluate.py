@@ -32,13 +32,7 @@ class SplitEvaluator:
     """Evaluator of models on one split; keeps its loading processes between calls."""
 
     def __init__(
-        self,
-        task: Task,
-        split: Split,
-        recipe: Recipe,
-        accelerator: Accelerator,
-        *,
-        examples: Split | None = None,
+        self, task: Task, split: Split, recipe: Recipe, accelerator: Accelerator, *, examples: Split | None = None
     ) -> None:
         """`examples` replace the split's own, one for one."""
         config = recipe.train

@@ -54,10 +54,7 @@ def load_benchmark_batch(recipe: Recipe, *, split: Path | None = None) -> Benchm
         data = task.load(model_data_config=model_data_config(recipe))
         teacher = create_teacher(recipe, task, data, device=run_device())
         order = TrainOrder(
-            split=data.train,
-            seed=recipe.seed,
-            batch_size=recipe.train.batch_size,
-            accumulate=recipe.train.accumulate,
+            split=data.train, seed=recipe.seed, batch_size=recipe.train.batch_size, accumulate=recipe.train.accumulate
         )
         micro = recipe.train.batch_size // recipe.train.accumulate
         evaluation = list(EvalOrder(length=len(data.val), batch_size=recipe.train.eval_batch_size or micro))

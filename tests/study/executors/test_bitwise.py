@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from attngraft.study import StudyConfig, Tools, compare, incomplete, study_from_dict
 from attngraft.study.executors import Executor, Processes, Ray
-from attngraft.study.schedule import plan_runs
+from attngraft.study.plan import resolve
 
 HOST = {
     "name": "vit_tiny_patch16_224",
@@ -40,13 +40,13 @@ def tiny(out: Path, **changes: object) -> StudyConfig:
 
 
 def carry_out(config: StudyConfig, executor: Executor | None = None) -> None:
-    quick = Tools(measure_paces=lambda config, benchmark: None, write_report=lambda result, folder: folder)  # type: ignore[arg-type, return-value]
+    quick = Tools(measure_throughput=lambda config, benchmark: None, write_report=lambda result, folder: folder)  # type: ignore[arg-type, return-value]
     assert not incomplete(compare(config, executor=executor, costs=False, tools=quick))
 
 
 def same_bits(one: StudyConfig, other: StudyConfig) -> bool:
     """Whether metrics (but for seconds), predictions and best weights of all runs are the same, bit for bit."""
-    return all(_same(a.folder, b.folder) for a, b in zip(plan_runs(one), plan_runs(other), strict=True))
+    return all(_same(a.folder, b.folder) for a, b in zip(resolve(one).runs, resolve(other).runs, strict=True))
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -78,7 +78,7 @@ def test_jobs_change_no_bit(alone: StudyConfig, tmp_path: Path) -> None:
     assert same_bits(alone, config)
     other = tiny(tmp_path / "other", seeds=[1, 2])
     carry_out(other)
-    assert not _same(plan_runs(alone)[0].folder, plan_runs(other)[0].folder)  # the comparison can tell
+    assert not _same(resolve(alone).runs[0].folder, resolve(other)[0].folder)  # the comparison can tell
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_started_by_processes_killed_and_finished_by_ray(alone: StudyConfig, tmp
     """The command is killed with its workers, so that nobody saves; a Ray cluster goes on, then processes again."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed (extra ray)")
-    from attngraft.study.conduct import write_study
+    from attngraft.study.runner import write_study
 
     config = tiny(tmp_path / "study")
     config.out.mkdir()
@@ -98,9 +98,9 @@ def test_started_by_processes_killed_and_finished_by_ray(alone: StudyConfig, tmp
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
-    assert any(run.state != "finished" for run in plan_runs(config))
+    assert any(run.state != "finished" for run in resolve(config).runs)
     first = tiny(tmp_path / "study", seeds=1)
     carry_out(first, Ray(cpus=1))
-    assert sum(run.state == "finished" for run in plan_runs(config)) >= 2
+    assert sum(run.state == "finished" for run in resolve(config).runs) >= 2
     carry_out(config, Processes(jobs=2))
     assert same_bits(alone, config)

@@ -14,9 +14,9 @@ import pytest
 from attngraft.cli.compare import _executor
 from attngraft.errors import UsageError
 from attngraft.study import load_result
-from attngraft.study.conduct import write_study
 from attngraft.study.cost import save_costs
 from attngraft.study.executors import Processes, Ray
+from attngraft.study.runner import write_study
 from tests.study.fakes import cost
 
 from .test_bitwise import tiny
@@ -32,7 +32,7 @@ def carried_out_by(out: Path, *how: str) -> set[int]:
     config = tiny(out, epochs=3)
     out.mkdir()
     write_study(config)
-    save_costs(out, config, {variant.spec: cost(1.0) for variant in config.variants})
+    save_costs(out, config.recipe_of(config.baseline, 0), {variant.spec: cost(1.0) for variant in config.variants})
     command = [sys.executable, "-m", "attngraft", "compare", "--study", str(out / "study.yaml"), *how]
     found: set[int] = set()
     said = out.with_name("said")

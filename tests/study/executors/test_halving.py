@@ -16,8 +16,8 @@ from attngraft.results.halving import read_halving
 from attngraft.results.study import HalvingResult
 from attngraft.study import StudyConfig, compare, incomplete
 from attngraft.study.executors import Executor, Processes, Ray
-from attngraft.study.ladder import Ladder
-from attngraft.study.schedule import plan_runs
+from attngraft.study.plan import resolve
+from attngraft.study.rungs import Rungs
 from tests.study.fakes import FakeTrainer, tools
 from tests.study.test_halving import GAINS, GRAFTS, epochs, halved
 
@@ -33,9 +33,9 @@ def decided(config: StudyConfig) -> HalvingResult:
     kept = read_halving(config.out)
     assert kept is not None
     names = [variant.name for variant in config.variants[1:]]
-    ladder = Ladder.of(kept, names)
-    assert ladder.result() == kept
-    assert epochs(config) == {"baseline": {9}} | {name: {ladder.until(name)} for name in names}
+    rungs = Rungs.replay(kept, names)
+    assert rungs.result() == kept
+    assert epochs(config) == {"baseline": {9}} | {name: {rungs.limit(name)} for name in names}
     return kept
 
 
@@ -47,7 +47,7 @@ def decisions(config: StudyConfig) -> set[tuple[str, int, float | None, bool]]:
 def rows(config: StudyConfig) -> dict[tuple[str, int], list[str]]:
     return {
         (run.variant.name, run.seed): (run.folder / "metrics.jsonl").read_text().splitlines()
-        for run in plan_runs(config)
+        for run in resolve(config).runs
     }
 
 
@@ -75,7 +75,7 @@ def check_halved(
     assert "cb_s@blocks.1" in result.halving.stopped  # the worst of all never goes on
     for key, found in rows(config).items():
         assert found == never_halved[key][: len(found)], key
-    assert f"{BEST}, seed 1: its process {reason}; it went on from its last checkpoint" in " ".join(result.notes)
+    assert f"{BEST}, seed 1: its process {reason}; it was resumed from its last checkpoint" in " ".join(result.notes)
     assert (config.out / "runs").is_dir()
     assert len(processes(config.out)) >= 2
     assert os.getpid() not in processes(config.out)
@@ -105,7 +105,7 @@ def test_interrupted_between_two_decisions(tmp_path: Path) -> None:
     """Ctrl-C once the first rung has decided; the same call goes on, and comes to what one process alone comes to."""
     alone, config = halved(tmp_path / "alone", grafts=FEW), halved(tmp_path / "both", grafts=FEW)
     compare(alone, tools=tools(FakeTrainer(GAINS)))
-    waiting = [run.folder / "waiting" for run in plan_runs(config) if run.variant.name == BEST]
+    waiting = [run.folder / "waiting" for run in resolve(config).runs if run.variant.name == BEST]
 
     def ctrl_c() -> None:
         while not all(path.exists() for path in waiting):

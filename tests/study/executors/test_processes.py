@@ -41,9 +41,9 @@ def test_a_death_and_a_failure_leave_the_others_going(tmp_path: Path, caplog: py
     assert dataclasses.replace(plain(result), command="") == plain(alone)
     assert incomplete(result)
     text = " ".join(result.notes)
-    assert "cb_s, seed 0: its process was ended by SIGKILL; it went on from its last checkpoint" in text
+    assert "cb_s, seed 0: its process was ended by SIGKILL; it was resumed from its last checkpoint" in text
     assert "horizontal, seed 1 failed: RuntimeError: out of luck (traceback: " in text
-    assert "went on" not in " ".join(note for note in result.notes if "horizontal" in note)
+    assert "was resumed" not in " ".join(note for note in result.notes if "horizontal" in note)
     found = processes(tmp_path / "b")
     assert 2 <= len(found) <= 3  # two, one of them maybe replaced, though six runs were made
     assert os.getpid() not in found
@@ -100,8 +100,9 @@ def test_nobody_outlives_whoever_gave_the_work(tmp_path: Path, how: signal.Signa
     script.write_text(SCRIPT)
     root = Path(__file__).parents[3]
     out = tmp_path / "study"
+    path = os.pathsep.join([str(root), *sys.path])
     parent = subprocess.Popen(
-        [sys.executable, str(script), str(out)], env=os.environ | {"PYTHONPATH": str(root)}, stderr=subprocess.DEVNULL
+        [sys.executable, str(script), str(out)], env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.DEVNULL
     )
     waiting = [out / "runs" / name / "seed0" / "waiting" for name in ("baseline", "cb_s")]
     deadline = time.monotonic() + 120
@@ -117,7 +118,7 @@ def test_nobody_outlives_whoever_gave_the_work(tmp_path: Path, how: signal.Signa
 
 @pytest.mark.slow
 def test_processes_that_cannot_begin_are_told_of_once(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"no process for the runs can be started: .*`if __name__ == "):
+    with pytest.raises(TrainingError, match=r"no worker process can be started: .*`if __name__ == "):
         compare(study(tmp_path), tools=tools(NotThere()), executor=Processes(jobs=1))
 
 
@@ -135,5 +136,5 @@ def test_a_trainer_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_number_of_jobs_that_makes_no_sense() -> None:
-    with pytest.raises(UsageError, match="--jobs: at least one"):
+    with pytest.raises(UsageError, match="--jobs: at least 1"):
         Processes(jobs=0)

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ from attngraft.errors import UsageError
 from attngraft.study import compare, incomplete
 from attngraft.study.executors import Processes, Ray
 from attngraft.study.executors import ray as module
-from attngraft.study.executors.work import Work
-from attngraft.study.schedule import plan_runs
+from attngraft.study.executors.base import Task
+from attngraft.study.plan import resolve
 from tests.study.fakes import FakeTrainer, study, tools
 
 from .laborers import Laborer, gone, processes
@@ -36,8 +37,8 @@ def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    root = str(Path(__file__).parents[3])
-    environment = {"env_vars": {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}}
+    path = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
+    environment = {"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     cluster.add_node(num_cpus=1)
     cluster.add_node(num_cpus=1)
@@ -56,7 +57,7 @@ def test_a_killed_worker_and_a_failing_run(tmp_path: Path, cluster: Any) -> None
     result = compare(study(tmp_path / "b"), tools=tools(trainer), executor=Ray(cpus=1))
     assert plain(result) == plain(alone)
     text = " ".join(result.notes)
-    assert "cb_s, seed 0: its process was killed, or crashed; it went on from its last checkpoint" in text
+    assert "cb_s, seed 0: its process was killed, or crashed; it was resumed from its last checkpoint" in text
     assert "horizontal, seed 1 failed: RuntimeError: out of luck (traceback: " in text
     assert os.getpid() not in processes(tmp_path / "b")
     assert not (tmp_path / "b" / module.BEACON).exists()
@@ -145,17 +146,17 @@ def test_numbers_that_make_no_sense() -> None:
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    work = Work(run=plan_runs(study(tmp_path))[0])
+    task = Task(run=resolve(study(tmp_path)).runs[0])
     beacon = tmp_path / module.BEACON
     threads = torch.get_num_threads()  # what it has, so that nothing changes here
-    errand = module._Errand(
-        work=work, train=FakeTrainer(), threads=threads, cwd=str(tmp_path), beacon=beacon, sign="here"
+    remote = module._RemoteTask(
+        task=task, train=FakeTrainer(), threads=threads, cwd=str(tmp_path), beacon=beacon, beacon_text="here"
     )
     for text in (None, "another study"):  # no file at all, or that of a folder of the same name
         if text is not None:
             beacon.write_text(text)
-        outcome = module._on_node(errand)
+        outcome = module._run_on_node(remote)
         assert outcome.kind == "failed"
         assert "on storage that all nodes see under the same path" in outcome.message
     beacon.write_text("here")
-    assert module._on_node(errand).kind == "finished"
+    assert module._run_on_node(remote).kind == "finished"

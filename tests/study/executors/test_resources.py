@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attngraft.study.executors import Ray
-from attngraft.study.executors.ray import _room
+from attngraft.study.executors.ray import _slots
 
 from .test_placement import recipe
 
@@ -58,13 +58,13 @@ def test_what_no_node_has_is_waited_for_and_told(given: dict[str, float], caplog
     with caplog.at_level(logging.WARNING, logger="attngraft"):
         found = asked(cluster((8, 1), (4, 2), dead=((64, 8),)), **given)
     assert found == (given.get("cpus", 2.0), given.get("gpus", 1.0))
-    words = f"a run asks for {found[0]:g} CPUs and {found[1]:g} GPUs, and no node of the cluster has as much"
+    words = f"a run requests {found[0]:g} CPUs and {found[1]:g} GPUs, and no node of the cluster has as much"
     assert words in caplog.text
 
 
 def test_how_many_runs_fit() -> None:
     ray = cluster((8, 1), (5, 4), (1, 0), dead=((64, 8),))
-    assert _room(ray, {"num_cpus": 2.0, "num_gpus": 0.0}) == 4 + 2
-    assert _room(ray, {"num_cpus": 2.0, "num_gpus": 1.0}) == 1 + 2
-    assert _room(ray, {"num_cpus": 1.0, "num_gpus": 0.5}) == 2 + 5
-    assert _room(ray, {"num_cpus": 0.0, "num_gpus": 0.0}) == 3
+    assert _slots(ray, {"num_cpus": 2.0, "num_gpus": 0.0}) == 4 + 2
+    assert _slots(ray, {"num_cpus": 2.0, "num_gpus": 1.0}) == 1 + 2
+    assert _slots(ray, {"num_cpus": 1.0, "num_gpus": 0.5}) == 2 + 5
+    assert _slots(ray, {"num_cpus": 0.0, "num_gpus": 0.0}) == 3

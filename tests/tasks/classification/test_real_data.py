@@ -11,7 +11,7 @@ import torch
 
 from attngraft.cli import main
 from attngraft.errors import DataError
-from attngraft.study import Tools, conduct, load_result
+from attngraft.study import Tools, load_result, runner
 from tests.tasks.images.datasets import host_config, load, normalized
 
 #: a comparison that takes seconds
@@ -96,7 +96,7 @@ def test_data_check_says_what_is_there_before_it_says_why_not(shared: Path, caps
 def test_ants_and_bees_are_compared(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(conduct, "Tools", lambda: Tools(measure_costs=lambda *_, **__: {}))
+    monkeypatch.setattr(runner, "Tools", lambda: Tools(measure_costs=lambda *_, **__: {}))
     out = tmp_path / "study"
     given = [*TINY, "--data", _there(shared / "data" / "ants_bees"), "--set", "train.batch_size=32", "--out", out]
     assert run_command("compare", *given) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attngraft.study import Tools, conduct, load_result
+from attngraft.study import Tools, load_result, runner
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.multilabel import MultiLabel
 from attngraft.tasks.task import TaskData
@@ -54,7 +54,7 @@ def test_a_drawn_part_has_its_share_of_frequent_and_rare_categories(coco: Path) 
 
 @pytest.mark.slow
 def test_it_is_compared(coco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conduct, "Tools", lambda: Tools(measure_costs=lambda *_, **__: {}))
+    monkeypatch.setattr(runner, "Tools", lambda: Tools(measure_costs=lambda *_, **__: {}))
     out = tmp_path / "study"
     given = [*TINY, "--recipe", "multilabel", "--data", coco, "--set", "train.batch_size=32", "--out", out]
     assert run_command("compare", *given) == 0

@@ -243,9 +243,8 @@ class _RunningSoftmax:
         rescale = before.sub_(self._largest).exp_()
         self._sums.mul_(rescale).add_(sums)
         self._attended.mul_(rescale)
-        torch.baddbmm(
-            self._attended, weights, values, out=self._attended
-        )  # FLOP counters do not know its in-place form
+        # not the in-place form, which FLOP counters do not count
+        torch.baddbmm(self._attended, weights, values, out=self._attended)
 
     def attended(self) -> Tensor:
         """Return the weighted values (n, Nq, dv)."""

@@ -30,10 +30,10 @@ def scores(
     q: Tensor, k: Tensor, *, bias: Tensor | None = None, visible: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
     """Return S (B, H, Nq, Nk), -inf where a pair is masked."""
-    found = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
+    s = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.transpose(-2, -1)
     if bias is not None:
-        found = found + (bias if bias.shape[0] == 1 else bias.repeat(found.shape[0] // bias.shape[0], 1, 1, 1))
-    return found if visible is None else found.masked_fill(~visible, float("-inf"))
+        s = s + (bias if bias.shape[0] == 1 else bias.repeat(s.shape[0] // bias.shape[0], 1, 1, 1))
+    return s if visible is None else s.masked_fill(~visible, float("-inf"))
 
 
 def masked_softmax(scores: Tensor, dim: int) -> Tensor:
@@ -65,9 +65,9 @@ def two_way_attention(
         UsageError: an operand of another shape, a mask that is not boolean.
         BackendError: the backend cannot be used here.
     """
-    found = scores(q, k, bias=bias, visible=visible, scale=scale)
-    attended = None if v is None else masked_softmax(found, -1) @ v
-    return attended, masked_softmax(found, -2) @ v_hat
+    s = scores(q, k, bias=bias, visible=visible, scale=scale)
+    attended = None if v is None else masked_softmax(s, -1) @ v
+    return attended, masked_softmax(s, -2) @ v_hat
 
 
 def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:

@@ -34,18 +34,18 @@ from attngraft.mechanisms.triton_rows import (
 @triton.jit
 def score_tile(query, key, masks, sizes, batch, head, rows, columns, scale):
     """Compute S of a tile of queries and a tile of keys; -inf where a pair is masked or outside."""
-    found = matmul(query, tl.trans(key)) * scale
+    scores = matmul(query, tl.trans(key)) * scale
     inside = (rows[:, None] < sizes[1]) & (columns[None, :] < sizes[2])
     row, column = rows[:, None].to(tl.int64), columns[None, :].to(tl.int64)
     if masks[0] is not None:
         bias = masks[0]
         first = bias[0] + (batch % masks[2]) * bias[1] + head * bias[2]
-        found += tl.load(first + row * bias[3] + column * bias[4], mask=inside, other=0.0).to(tl.float32)
+        scores += tl.load(first + row * bias[3] + column * bias[4], mask=inside, other=0.0).to(tl.float32)
     if masks[1] is not None:
         visible = masks[1]
         first = visible[0] + batch * visible[1] + head * visible[2]
         inside = inside & (tl.load(first + row * visible[3] + column * visible[4], mask=inside, other=0) != 0)
-    return tl.where(inside, found, -float("inf"))
+    return tl.where(inside, scores, -float("inf"))
 
 
 @triton.jit
@@ -62,9 +62,9 @@ def column_kernel(
     for start in range(0, nq, BLOCK_Q):
         rows = start + tl.arange(0, BLOCK_Q)
         query = load_rows(q, batch, head, rows, nq, DK)
-        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
-        new = tl.maximum(highest, tl.max(found, 0))
-        total = total * tl.exp(highest - finite(new)) + tl.sum(tl.exp(found - finite(new)[None, :]), 0)
+        scores = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        new = tl.maximum(highest, tl.max(scores, 0))
+        total = total * tl.exp(highest - finite(new)) + tl.sum(tl.exp(scores - finite(new)[None, :]), 0)
         highest = new
     tl.store(column_lse + entry * nk + columns, finite(highest) + tl.log(nonzero(total)), mask=columns < nk)
 
@@ -87,14 +87,14 @@ def row_kernel(
     for start in range(0, nk, BLOCK_K):
         columns = start + tl.arange(0, BLOCK_K)
         key = load_rows(k, batch, head, columns, nk, DK)
-        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
-        share = tl.exp(found - load_line(column_lse, entry, columns, nk)[None, :])
+        scores = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        share = tl.exp(scores - load_line(column_lse, entry, columns, nk)[None, :])
         value_hat = load_rows(v_hat, batch, head, columns, nk, S)
         summed += matmul(share.to(value_hat.dtype), value_hat)
         if v is not None:
-            new = tl.maximum(highest, tl.max(found, 1))
+            new = tl.maximum(highest, tl.max(scores, 1))
             keep = tl.exp(highest - finite(new))
-            weight = tl.exp(found - finite(new)[:, None])
+            weight = tl.exp(scores - finite(new)[:, None])
             value = load_rows(v, batch, head, columns, nk, DV)
             attended = attended * keep[:, None] + matmul(weight.to(value.dtype), value)
             total = total * keep + tl.sum(weight, 1)
@@ -122,13 +122,13 @@ def key_gradient_kernel(
     for start in range(0, nq, BLOCK_Q):
         rows = start + tl.arange(0, BLOCK_Q)
         query = load_rows(q, batch, head, rows, nq, DK)
-        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        scores = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
         to_u = load_rows(du, batch, head, rows, nq, S)
-        to_value_hat += matmul(tl.trans(tl.exp(found - column_lse[None, :]).to(to_u.dtype)), to_u)
+        to_value_hat += matmul(tl.trans(tl.exp(scores - column_lse[None, :]).to(to_u.dtype)), to_u)
         if v is not None:
             to_sa = load_rows(dsa, batch, head, rows, nq, DV)
             row_lse = load_line(lines[0], entry, rows, nq)
-            to_value += matmul(tl.trans(tl.exp(found - row_lse[:, None]).to(to_sa.dtype)), to_sa)
+            to_value += matmul(tl.trans(tl.exp(scores - row_lse[:, None]).to(to_sa.dtype)), to_sa)
     store_rows(dv_hat, to_value_hat, batch, head, columns, nk, S)
     value_hat = load_rows(v_hat, batch, head, columns, nk, S)
     column_dot = tl.sum(value_hat.to(tl.float32) * to_value_hat, 1)
@@ -140,12 +140,12 @@ def key_gradient_kernel(
     for start in range(0, nq, BLOCK_Q):
         rows = start + tl.arange(0, BLOCK_Q)
         query = load_rows(q, batch, head, rows, nq, DK)
-        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        scores = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
         to_u = load_rows(du, batch, head, rows, nq, S)
-        gradient = softmax_gradient(tl.exp(found - column_lse[None, :]), to_u, value_hat, column_dot[None, :])
+        gradient = softmax_gradient(tl.exp(scores - column_lse[None, :]), to_u, value_hat, column_dot[None, :])
         if v is not None:
             to_sa = load_rows(dsa, batch, head, rows, nq, DV)
-            weight = tl.exp(found - load_line(lines[0], entry, rows, nq)[:, None])
+            weight = tl.exp(scores - load_line(lines[0], entry, rows, nq)[:, None])
             gradient += softmax_gradient(weight, to_sa, value, load_line(lines[1], entry, rows, nq)[:, None])
         to_key += matmul(tl.trans(gradient.to(query.dtype)), query)
     store_rows(dk, to_key * scale, batch, head, columns, nk, DK)
@@ -169,13 +169,13 @@ def query_gradient_kernel(
     for start in range(0, nk, BLOCK_K):
         columns = start + tl.arange(0, BLOCK_K)
         key = load_rows(k, batch, head, columns, nk, DK)
-        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        scores = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
         value_hat = load_rows(v_hat, batch, head, columns, nk, S)
-        share = tl.exp(found - load_line(lines[2], entry, columns, nk)[None, :])
+        share = tl.exp(scores - load_line(lines[2], entry, columns, nk)[None, :])
         gradient = softmax_gradient(share, to_u, value_hat, load_line(lines[3], entry, columns, nk)[None, :])
         if v is not None:
             value = load_rows(v, batch, head, columns, nk, DV)
-            gradient += softmax_gradient(tl.exp(found - row_lse[:, None]), to_sa, value, row_dot[:, None])
+            gradient += softmax_gradient(tl.exp(scores - row_lse[:, None]), to_sa, value, row_dot[:, None])
         to_query += matmul(gradient.to(key.dtype), key)
     store_rows(dq, to_query * scale, batch, head, rows, nq, DK)
 
@@ -201,13 +201,13 @@ def bias_gradient_kernel(
         batch, head = bias_batch + member // sharing * masks[2], bias_head + member % sharing
         entry = batch * heads + head
         query, key = load_rows(q, batch, head, rows, nq, DK), load_rows(k, batch, head, columns, nk, DK)
-        found = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
+        scores = score_tile(query, key, masks, sizes, batch, head, rows, columns, scale)
         to_u, value_hat = load_rows(du, batch, head, rows, nq, S), load_rows(v_hat, batch, head, columns, nk, S)
-        share = tl.exp(found - load_line(lines[2], entry, columns, nk)[None, :])
+        share = tl.exp(scores - load_line(lines[2], entry, columns, nk)[None, :])
         total += softmax_gradient(share, to_u, value_hat, load_line(lines[3], entry, columns, nk)[None, :])
         if v is not None:
             to_sa, value = load_rows(dsa, batch, head, rows, nq, DV), load_rows(v, batch, head, columns, nk, DV)
-            weight = tl.exp(found - load_line(lines[0], entry, rows, nq)[:, None])
+            weight = tl.exp(scores - load_line(lines[0], entry, rows, nq)[:, None])
             total += softmax_gradient(weight, to_sa, value, load_line(lines[1], entry, rows, nq)[:, None])
     pointers = parts + ((part * masks[2] * bias_heads + shared) * nq + rows[:, None]) * nk + columns[None, :]
     tl.store(pointers, total, mask=(rows[:, None] < nq) & (columns[None, :] < nk))

@@ -171,14 +171,14 @@ class OneSidedCrossAttention(_CrossAttention):
             scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
             self.record("scores", scores)
             self.record(self.map_name, scores.softmax(dim=-1))
-        found = F.scaled_dot_product_attention(
+        heads = F.scaled_dot_product_attention(
             r_latents.expand(tokens.shape[0], -1, -1, -1),
             r_tokens,
             v_tokens,
             dropout_p=self.attn_drop if self.training else 0.0,
             scale=self.scale,
         )
-        return self.proj_drop(self.proj_lat(merge_heads(found)))
+        return self.proj_drop(self.proj_lat(merge_heads(heads)))
 
 
 class TokensAttend(OneSidedCrossAttention):

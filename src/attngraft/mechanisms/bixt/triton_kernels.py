@@ -72,9 +72,9 @@ def store_sums(out, index, weight, factor, latents, WIDTH: tl.constexpr, PIECE: 
         store_rows(out, matmul(weight, latents[0]) * factor, *index, WIDTH)
     else:
         for first in range(0, WIDTH, PIECE):
-            found = matmul(weight, load_piece(latents, first, WIDTH, PIECE)) * factor
+            product = matmul(weight, load_piece(latents, first, WIDTH, PIECE)) * factor
             pointers, inside = pointers_at(out, *index, first + tl.arange(0, PIECE), WIDTH)
-            tl.store(pointers, found.to(out[0].dtype.element_ty), mask=inside)
+            tl.store(pointers, product.to(out[0].dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -86,9 +86,9 @@ def similarity(r_latent, r_token, scale, D: tl.constexpr, PIECE: tl.constexpr):
 
 
 @triton.jit
-def softmax_over_latents(found):
+def softmax_over_latents(scores):
     """Compute Q; zeros for tokens that do not exist."""
-    share = tl.exp(found - finite(tl.max(found, 0))[None, :])
+    share = tl.exp(scores - finite(tl.max(scores, 0))[None, :])
     return share / nonzero(tl.sum(share, 0))[None, :]
 
 
@@ -116,11 +116,11 @@ def forward_kernel(
     attended = tl.zeros((BLOCK_M, max(16, triton.next_power_of_2(DT))), dtype=tl.float32)
     for start in range(part * per_part, tl.minimum((part + 1) * per_part, n), BLOCK_N):
         tile_index = (batch, head, start + tl.arange(0, BLOCK_N), n)
-        found = similarity(r_latent, held_rows(r_tokens, tile_index, D), scale, D, PIECE)
-        store_sums(tokens, tile_index, softmax_over_latents(found), 1.0, v_latent, DL, PIECE)
-        new = tl.maximum(highest, tl.max(found, 1))
+        scores = similarity(r_latent, held_rows(r_tokens, tile_index, D), scale, D, PIECE)
+        store_sums(tokens, tile_index, softmax_over_latents(scores), 1.0, v_latent, DL, PIECE)
+        new = tl.maximum(highest, tl.max(scores, 1))
         keep = tl.exp(highest - finite(new))
-        weight = tl.exp(found - finite(new)[:, None])
+        weight = tl.exp(scores - finite(new)[:, None])
         v_token = load_rows(v_tokens, *tile_index, DT)
         attended = attended * keep[:, None] + matmul(weight.to(v_token.dtype), v_token)
         total = total * keep + tl.sum(weight, 1)
@@ -150,11 +150,11 @@ def backward_kernel(
     for start in range(part * per_part, tl.minimum((part + 1) * per_part, n), BLOCK_N):
         tile_index = (batch, head, start + tl.arange(0, BLOCK_N), n)
         r_token = held_rows(r_tokens, tile_index, D)
-        found = similarity(r_latent, r_token, scale, D, PIECE)
-        weight = tl.exp(found - lse[:, None])
+        scores = similarity(r_latent, r_token, scale, D, PIECE)
+        weight = tl.exp(scores - lse[:, None])
         store_sums(dv_tokens, tile_index, weight, 1.0, to_latent, DT, PIECE)
         gradient = weight * (products(to_latent, held_rows(v_tokens, tile_index, DT), DT, PIECE) - dot[:, None])
-        share = softmax_over_latents(found)
+        share = softmax_over_latents(scores)
         to_token = held_rows(dtokens, tile_index, DL)
         to_v_latents += matmul(share.to(to_token[0].dtype), to_token[0])
         to_share = products(v_latent, to_token, DL, PIECE)

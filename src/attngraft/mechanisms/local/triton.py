@@ -112,9 +112,9 @@ def _filters_backward(to_outputs: Any, operands: Any, saved: Any, *options: Any)
                 **launch.options,
             )
     dfilters.copy_(to_filters)
-    for gradient, found, ghost in ((dmul, to_mul, mul), (dadd, to_add, add)):
+    for gradient, by_part, ghost in ((dmul, to_mul, mul), (dadd, to_add, add)):
         if ghost is not None:
-            gradient.copy_(found.sum(0))
+            gradient.copy_(by_part.sum(0))
     return gradients
 
 

@@ -65,10 +65,10 @@ def lanes(entry, head, D: tl.constexpr, BLOCK_D: tl.constexpr):
 @triton.jit
 def weight_of(filters, lse, entry, offset, number, exists, count, OFFSETS: tl.constexpr, SOFTMAX: tl.constexpr):
     """Load the weights at an offset, zero for pixels that do not exist."""
-    found = tl.load(filters + (entry * OFFSETS + offset) * count + number, mask=exists, other=0.0).to(tl.float32)
+    weight = tl.load(filters + (entry * OFFSETS + offset) * count + number, mask=exists, other=0.0).to(tl.float32)
     if SOFTMAX:
-        found = tl.exp(found - tl.load(lse + entry * count + number, mask=exists, other=0.0))
-    return tl.where(exists, found, 0.0)
+        weight = tl.exp(weight - tl.load(lse + entry * count + number, mask=exists, other=0.0))
+    return tl.where(exists, weight, 0.0)
 
 
 @triton.jit
@@ -161,10 +161,10 @@ def filters_kernel(
         part = gradient * seen
         if MUL:
             part = part * load_ghost(mul, ghost_channel, offset, OFFSETS)
-        found = tl.sum(part, 0)
+        product = tl.sum(part, 0)
         if SOFTMAX:
-            dot += found * weight_of(filters, lse, entry, offset, number, exists, count, OFFSETS, SOFTMAX)
-        tl.store(dfilters + (entry * OFFSETS + offset) * count + number, found, mask=exists)
+            dot += product * weight_of(filters, lse, entry, offset, number, exists, count, OFFSETS, SOFTMAX)
+        tl.store(dfilters + (entry * OFFSETS + offset) * count + number, product, mask=exists)
     if SOFTMAX:
         tl.debug_barrier()  # stored values are read below
         for offset in range(OFFSETS):

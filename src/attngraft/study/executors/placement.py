@@ -1,9 +1,9 @@
-"""Where each of several processes on one machine runs: its device or its cores, and how many threads it has.
+"""Placement of several processes on one machine: device or cores, and number of threads.
 
-The threads of a run are part of its recipe: sums in another number of threads are sums in another order, which changes
-the last digits. So several runs at a time have exactly the threads that one run alone would have. Where the recipe leaves
-`train.threads` to torch, that is torch's own choice for the whole machine, in every process: same results, but the
-processes then share the cores. `train.threads=1` gives each run its own core.
+A run's number of threads is part of its recipe: sums in another number of threads are sums in another order, which changes
+the last digits. So concurrent runs have exactly the threads that one run alone would have. If the recipe leaves
+`train.threads` to torch, that is torch's choice for the whole machine, in every process: same results, but the processes
+share the cores. `train.threads=1` gives each run its own core.
 """
 
 from __future__ import annotations
@@ -11,24 +11,22 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from attngraft.training.recipe import Recipe
+import torch
+
+from attngraft.training.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where one worker runs."""
+class Placement:
+    """Device, cores and threads of one worker."""
 
-    threads: int  #: CPU threads of torch, where the recipe does not say it
+    threads: int  #: CPU threads of torch, if the recipe does not set them
     cores: tuple[int, ...] = ()  #: the cores that it may use; none: all
-    device: str | None = None  #: what CUDA_VISIBLE_DEVICES is set to; None: left as it is
+    device: str | None = None  #: value of CUDA_VISIBLE_DEVICES; None: left as it is
 
-    def take(self) -> None:
-        """Bind this process. Must come before anything is computed in it."""
-        import torch
-
+    def apply(self) -> None:
+        """Bind this process. Must be called before it computes anything."""
         if self.device is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.device  # read when CUDA is first used
         if self.cores:
@@ -36,29 +34,27 @@ class Place:
         torch.set_num_threads(self.threads)
 
 
-def threads_of_a_run(recipe: Recipe) -> int:
-    """The CPU threads that a run of `recipe` has in this process."""
-    import torch
-
+def run_threads(recipe: Recipe) -> int:
+    """Return the CPU threads that a run of `recipe` has in this process."""
     return recipe.train.threads or torch.get_num_threads()
 
 
-def places(jobs: int, recipe: Recipe) -> list[Place]:
-    """A place for each of `jobs` processes: devices in turn; without any, an equal share of the cores if a run fits."""
-    threads, devices = threads_of_a_run(recipe), _devices()
+def placements(jobs: int, recipe: Recipe) -> list[Placement]:
+    """Return a placement for each of `jobs` processes: devices in turn; without any, equal shares of the cores, if a run's
+    threads fit."""
+    threads, devices = run_threads(recipe), _devices()
     if devices:
-        return [Place(threads=threads, device=devices[number % len(devices)]) for number in range(jobs)]
+        return [Placement(threads=threads, device=devices[number % len(devices)]) for number in range(jobs)]
     cores = _cores()
     share = len(cores) // jobs
     if threads > share or not hasattr(os, "sched_setaffinity"):
-        return [Place(threads=threads) for _ in range(jobs)]
-    return [Place(threads=threads, cores=tuple(cores[number * share : (number + 1) * share])) for number in range(jobs)]
+        return [Placement(threads=threads)] * jobs
+    return [Placement(threads=threads, cores=tuple(cores[n * share : (n + 1) * share])) for n in range(jobs)]
 
 
-def at_full_speed(jobs: int, recipe: Recipe) -> int:
-    """How many of `jobs` processes have a device, or cores for all their threads, to themselves; at least 1."""
-    devices = _devices()
-    room = len(devices) if devices else len(_cores()) // threads_of_a_run(recipe)
+def concurrent_runs(jobs: int, recipe: Recipe) -> int:
+    """Return how many of `jobs` processes have their own device, or cores for all their threads; at least 1."""
+    room = len(_devices()) or len(_cores()) // run_threads(recipe)
     return max(min(jobs, room), 1)
 
 
@@ -69,9 +65,7 @@ def _cores() -> Sequence[int]:
 
 
 def _devices() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES must be for each device that this process sees; empty without CUDA."""
-    import torch
-
+    """Return the value of CUDA_VISIBLE_DEVICES for each device that this process sees; empty without CUDA."""
     if not torch.cuda.is_available():
         return []
     count = torch.cuda.device_count()

@@ -1,46 +1,58 @@
-"""Several runs at a time on one machine, each in a process of its own that has its device or cores.
+"""Several runs at a time on one machine, each in a worker process with its own device or cores.
 
-Processes are kept for the next run, as starting one takes seconds. One that dies (killed, out of memory, a crash in
-native code) is replaced, and its run goes on from its last checkpoint, up to `retries` times.
+Workers are reused, as starting a process takes seconds. One that dies (killed, out of memory, a crash in native code) is
+replaced. A worker has two pipes: through one it receives tasks and returns outcomes, log records and progress; the other
+is never written, and its end means that the study stops or that its process died. The worker then saves its run and exits.
 """
 
 from __future__ import annotations
 
 import logging
+import logging.handlers
 import multiprocessing
 import pickle
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from multiprocessing import connection as pipes
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn, cast
 
 from attngraft.errors import TrainingError, UsageError
-from attngraft.study.executors.placement import Place, at_full_speed, places, threads_of_a_run
-from attngraft.study.executors.signals import sigterm_interrupts
-from attngraft.study.executors.work import Crew, Outcome, Train, Work
-from attngraft.study.executors.worker import STOP, main
-
-if TYPE_CHECKING:
-    from attngraft.training.progress import Progress
-    from attngraft.training.recipe import Recipe
+from attngraft.leaving import leave_now
+from attngraft.study.executors.base import (
+    PATIENCE,
+    Outcome,
+    Pool,
+    Task,
+    Train,
+    raise_interrupt,
+    run_task,
+    sigterm_interrupts,
+)
+from attngraft.study.executors.placement import Placement, concurrent_runs, placements, run_threads
+from attngraft.training.progress import Progress
+from attngraft.training.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
-_LOOK_EVERY = 0.5  #: seconds between two looks at who is still alive
-_FAREWELL = 10.0  #: seconds that an idle process has to end
+_POLL_SECONDS = 0.5  #: between checks which workers are alive
+_EXIT_SECONDS = 10.0  #: that an idle worker has to exit
+_STEP_SECONDS = 0.25  #: between progress messages about steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """`jobs` runs at a time; a run whose process dies goes on `retries` times.
+    """Train `jobs` runs at a time; a run whose process dies is resumed up to `retries` times.
 
     Raises:
-        UsageError: less than one job; later, a trainer that cannot be sent to another process.
-        TrainingError: later, no process comes as far as to begin.
+        UsageError: less than one job; later, a training function that cannot be pickled.
+        TrainingError: later, no worker process starts.
     """
 
     jobs: int
@@ -48,93 +60,137 @@ class Processes:
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise UsageError(f"--jobs: at least one run at a time is needed, not {self.jobs}")
+            raise UsageError(f"--jobs: at least 1 is needed, not {self.jobs}")
 
-    def at_once(self, recipe: Recipe) -> int:
-        return at_full_speed(self.jobs, recipe)
+    def concurrency(self, recipe: Recipe) -> int:
+        return concurrent_runs(self.jobs, recipe)
 
     @contextmanager
-    def crew(self, *, train: Train, recipe: Recipe, out: Path) -> Iterator[Crew]:
-        _refuse_unsendable(train)
-        found = places(self.jobs, recipe)
-        if self.at_once(recipe) < self.jobs:
-            threads = threads_of_a_run(recipe)
+    def pool(self, *, train: Train, recipe: Recipe, out: Path) -> Iterator[Pool]:
+        try:
+            pickle.dumps(train)
+        except Exception as error:  # any, depending on the object
+            raise UsageError(
+                f"the training function cannot be sent to other processes ({error}); define it at the top of a module"
+            ) from None
+        if self.concurrency(recipe) < self.jobs:
             log.info(
-                "%d runs at a time share what there is (each has %d CPU threads, as alone; --set train.threads=1 gives "
+                "%d concurrent runs share cores or devices (each has %d CPU threads, as alone; --set train.threads=1 gives "
                 "each run a core)",
                 self.jobs,
-                threads,
+                run_threads(recipe),
             )
-        crew = _Processes(train, found, retries=self.retries)
+        pool = _ProcessPool(train, placements(self.jobs, recipe))
         try:
             with sigterm_interrupts():
-                yield crew
+                yield pool
         finally:
-            crew.dismiss()
+            pool.close()
 
 
-def _refuse_unsendable(train: Train) -> None:
-    try:
-        pickle.dumps(train)
-    except Exception as error:  # what an object raises that cannot be pickled is up to it
-        raise UsageError(
-            f"the trainer cannot be sent to other processes ({error}); define it at the top of a module"
-        ) from None
+class _ProcessPool:
+    def __init__(self, train: Train, found: Sequence[Placement]) -> None:
+        self._train = train
+        self._free = list(reversed(found))
+        self._idle: list[_Worker] = []
+        self._busy: list[_Worker] = []
+        self._any_started = False
+        self.slots = len(found)
+
+    def submit(self, task: Task, progress: Progress) -> None:
+        while self._idle and not self._idle[-1].process.is_alive():
+            self._free.append(self._idle.pop().placement)
+        worker = self._idle.pop() if self._idle else _Worker(self._train, self._free.pop())
+        worker.task, worker.progress = task, progress
+        with suppress(OSError):  # died meanwhile, as `wait` will find
+            worker.pipe.send(task)
+        self._busy.append(worker)
+
+    def wait(self) -> Sequence[tuple[Task, Outcome]]:
+        ended: list[tuple[Task, Outcome]] = []
+        while self._busy and not ended:
+            connection.wait([worker.pipe for worker in self._busy], timeout=_POLL_SECONDS)
+            for worker in list(self._busy):
+                # loading processes may keep a dead worker's pipe open; asked before reading, to miss no last message
+                alive = worker.process.is_alive()
+                outcome = worker.read()
+                self._any_started |= worker.ready
+                if worker.task is None or (outcome is None and alive):
+                    continue
+                if outcome is None or outcome.kind == "stopped":  # somebody stopped the worker, not the study
+                    worker.process.join()
+                    reason = worker.exit_reason() if outcome is None else "was interrupted"
+                    if not self._any_started:
+                        raise TrainingError(f"no worker process can be started: the first one {reason}")
+                    outcome = Outcome(kind="lost", message=reason)
+                    self._free.append(worker.placement)
+                else:
+                    self._idle.append(worker)
+                self._busy.remove(worker)
+                ended.append((worker.task, outcome))
+        return ended
+
+    def stop(self) -> None:
+        for worker in self._busy:
+            worker.lifeline.close()
+        while any(worker.process.is_alive() for worker in self._busy):
+            connection.wait([worker.process.sentinel for worker in self._busy], timeout=0.05)
+            for worker in self._busy:
+                worker.read()  # a full pipe would block it
+        self._busy = []
+
+    def close(self) -> None:
+        """End all workers; busy ones are left only if stopping itself was interrupted, and are killed."""
+        for worker in self._busy:
+            worker.process.kill()
+        for worker in self._idle:
+            worker.pipe.close()
+        for worker in [*self._idle, *self._busy]:
+            worker.process.join(_EXIT_SECONDS)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
 
 
 class _Worker:
-    """One process, and what it is at."""
+    """One worker process, seen from the study's process."""
 
-    def __init__(self, train: Train, place: Place) -> None:
+    def __init__(self, train: Train, placement: Placement) -> None:
         context = multiprocessing.get_context("spawn")
-        self.place = place
-        self.pipe, theirs = context.Pipe()
-        verbosity = logging.getLogger("attngraft").getEffectiveLevel()
-        self.process: BaseProcess = context.Process(target=main, args=(theirs, train, place, verbosity), daemon=False)
+        self.placement = placement
+        self.pipe, workers_pipe = context.Pipe()
+        workers_lifeline, self.lifeline = context.Pipe(duplex=False)
+        level = logging.getLogger("attngraft").getEffectiveLevel()
+        self.process: BaseProcess = context.Process(
+            target=_work, args=(workers_pipe, workers_lifeline, train, placement, level), daemon=False
+        )
         self.process.start()
-        theirs.close()
+        workers_pipe.close()
+        workers_lifeline.close()
         self.ready = False
-        self.work: Work | None = None
+        self.task: Task | None = None
         self.progress: Progress | None = None
-        self.deaths: tuple[str, ...] = ()  #: of the processes that had this work before
 
-    def give(self, work: Work, progress: Progress, *, deaths: tuple[str, ...] = ()) -> None:
-        self.work, self.progress, self.deaths = work, progress, deaths
-        self.tell(work)
-
-    def tell(self, message: Any) -> None:
-        """Say something, if there is still somebody to hear it."""
-        try:
-            self.pipe.send(message)
-        except OSError:
-            log.debug("process %s does not listen any more", self.process.pid)
-
-    def hear(self) -> Outcome | None:
-        """Pass on what has arrived; the outcome of the work, if that was among it."""
-        while True:
-            try:
-                if not self.pipe.poll():
-                    return None
+    def read(self) -> Outcome | None:
+        """Handle all messages that have arrived; return the outcome of the task if it is among them."""
+        with suppress(EOFError, OSError):
+            while self.pipe.poll():
                 kind, *content = self.pipe.recv()
-            except (EOFError, OSError):
-                return None
-            if kind == "outcome":
-                return replace(content[0], deaths=self.deaths)
-            if kind == "ready":
-                self.ready = True
-            elif kind == "log":
-                self._log(content[0])
-            elif self.progress is not None:
-                method, args, kwargs = content
-                getattr(self.progress, method)(*args, **kwargs)
+                if kind == "outcome":
+                    return cast(Outcome, content[0])
+                if kind == "ready":
+                    self.ready = True
+                elif kind == "log":
+                    self._log(content[0])
+                elif self.progress is not None:
+                    callback, args, kwargs = content
+                    getattr(self.progress, callback)(*args, **kwargs)
+        return None
 
-    def end(self) -> str:
-        """How the process died, in words."""
+    def exit_reason(self) -> str:
         code = self.process.exitcode
-        if code is not None and code < 0:
-            reason = f"was ended by {signal.Signals(-code).name}"
-        else:
-            reason = f"ended with status {code}"
+        killed = code is not None and code < 0
+        reason = f"was ended by {signal.Signals(-code).name}" if killed and code else f"exited with status {code}"
         if not self.ready:
             reason += ' before it was ready. In a script, call compare() under `if __name__ == "__main__":`'
         return reason
@@ -142,101 +198,74 @@ class _Worker:
     def _log(self, record: logging.LogRecord) -> None:
         logger = logging.getLogger(record.name)
         if logger.isEnabledFor(record.levelno):
-            if self.work is not None:
-                record.msg, record.args = f"{self.work.run.label}: {record.getMessage()}", ()
+            if self.task is not None:
+                record.msg, record.args = f"{self.task.run.label}: {record.getMessage()}", ()
             logger.handle(record)
 
 
-class _Processes:
-    def __init__(self, train: Train, found: Sequence[Place], *, retries: int) -> None:
-        self._train, self._retries = train, retries
-        self._free = list(reversed(found))
-        self._idle: list[_Worker] = []
-        self._busy: list[_Worker] = []
-        self._anybody_began = False
-        self.slots = len(found)
+def _work(pipe: Connection, lifeline: Connection, train: Train, placement: Placement, level: int) -> NoReturn:
+    """Run tasks from `pipe` until it ends, or until `lifeline` does; the main function of a worker process.
 
-    def start(self, work: Work, progress: Progress) -> None:
-        self._hand_over(work, progress)
-
-    def wait(self) -> Sequence[tuple[Work, Outcome]]:
-        while self._busy:
-            ended = self._look(stopping=False)
-            if ended:
-                return ended
-        return []
-
-    def stop(self) -> Sequence[tuple[Work, Outcome]]:
-        ended = []
-        for worker in self._busy:
-            worker.tell(STOP)
-        while self._busy:
-            ended += self._look(stopping=True)
-        return ended
-
-    def dismiss(self) -> None:
-        """Send everybody home; who does not go is ended."""
-        for worker in self._idle:
-            worker.tell(None)
-        for worker in self._busy:  # only where even stopping was interrupted
-            worker.process.kill()
-        for worker in [*self._idle, *self._busy]:
-            worker.process.join(_FAREWELL)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            worker.pipe.close()
-
-    def _hand_over(self, work: Work, progress: Progress, *, deaths: tuple[str, ...] = ()) -> None:
-        while self._idle:
-            worker = self._idle.pop()
-            if worker.process.is_alive():
+    Messages sent back: ("ready",), ("progress", callback, args, kwargs), ("log", record), ("outcome", outcome).
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the study passes it on
+    signal.signal(signal.SIGTERM, raise_interrupt)
+    placement.apply()
+    channel = _Channel(pipe)
+    logging.getLogger().handlers[:] = [channel]
+    logging.getLogger("attngraft").setLevel(level)
+    logging.captureWarnings(True)
+    with suppress(KeyboardInterrupt, EOFError, OSError):  # OSError: the study's process died, and the run is saved
+        threading.Thread(target=_interrupt_at_end_of, args=(lifeline,), daemon=True).start()
+        channel.send("ready")
+        while True:
+            outcome = run_task(pipe.recv(), train, cast(Progress, _SentProgress(channel)), patience=PATIENCE)
+            channel.send("outcome", outcome)
+            if outcome.kind == "stopped":
                 break
-            self._bury(worker)
-        else:
-            worker = _Worker(self._train, self._free.pop())
-        self._busy.append(worker)
-        worker.give(work, progress, deaths=deaths)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_now(0)  # the study waits for this process, and may not have long
 
-    def _look(self, *, stopping: bool) -> list[tuple[Work, Outcome]]:
-        """Wait a moment for news; what has ended. A worker's pipe may outlive it in the processes that load its data, so
-        each is also asked for."""
-        pipes.wait([worker.pipe for worker in self._busy], timeout=_LOOK_EVERY)
-        ended = []
-        for worker in list(self._busy):
-            alive = worker.process.is_alive()  # before listening: its last words must not be missed
-            outcome = worker.hear()
-            self._anybody_began |= worker.ready
-            work, progress = worker.work, worker.progress
-            if work is None or progress is None or (outcome is None and alive):
-                continue
-            self._busy.remove(worker)
-            if outcome is not None and (outcome.kind != "stopped" or stopping):
-                worker.work = worker.progress = None
-                self._idle.append(worker)
-                ended.append((work, outcome))
-                continue
-            worker.process.join()
-            self._bury(worker)
-            reason = worker.end() if outcome is None else "was asked to stop"
-            if not self._anybody_began and not stopping:
-                raise TrainingError(f"no process for the runs can be started: the first one {reason}")
-            ended += self._after_death(work, progress, (*worker.deaths, reason), stopping=stopping)
-        return ended
 
-    def _after_death(
-        self, work: Work, progress: Progress, deaths: tuple[str, ...], *, stopping: bool
-    ) -> list[tuple[Work, Outcome]]:
-        """Go on with the run of a lost process in another one, or give it up."""
-        if stopping:
-            return [(work, Outcome(kind="stopped", deaths=deaths))]
-        if len(deaths) > self._retries:
-            message = f"its process {deaths[-1]}, {len(deaths)} times in all; the same command tries again"
-            return [(work, Outcome(kind="failed", message=message, deaths=deaths))]
-        log.warning("%s: its process %s; it goes on from its last checkpoint", work.run.label, deaths[-1])
-        self._hand_over(work, progress, deaths=deaths)
-        return []
+class _Channel(logging.handlers.QueueHandler):
+    """Sender of messages to the study's process, from any thread; as a logging handler it sends log records."""
 
-    def _bury(self, worker: _Worker) -> None:
-        worker.pipe.close()
-        self._free.append(worker.place)
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__(cast(Any, pipe))
+        self._pipe, self._lock = pipe, threading.Lock()
+
+    def send(self, *message: Any) -> None:
+        with self._lock:
+            self._pipe.send(message)
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):
+            self.send("log", record)
+
+
+class _SentProgress:
+    """Progress callbacks of any name, sent to the study's process; `on_step` only every `_STEP_SECONDS`."""
+
+    def __init__(self, channel: _Channel) -> None:
+        self._channel, self._next_step = channel, 0.0
+
+    def __getattr__(self, callback: str) -> Callable[..., None]:
+        def send(*args: Any, **kwargs: Any) -> None:
+            now = time.monotonic()
+            if callback == "on_step" and now < self._next_step:
+                return
+            self._next_step = now + _STEP_SECONDS
+            with suppress(OSError):
+                self._channel.send("progress", callback, args, kwargs)
+
+        return send
+
+
+def _interrupt_at_end_of(lifeline: Connection) -> None:
+    with suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    main = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, signal.SIGTERM)  # also ends a system call of the main thread
+    else:  # pragma: no cover -- Windows
+        signal.raise_signal(signal.SIGTERM)

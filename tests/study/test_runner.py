@@ -210,7 +210,7 @@ def test_variants_that_do_not_fit_into_memory_together_are_still_trained(tmp_pat
     def too_much(*args: object) -> None:
         raise lack
 
-    kit = dataclasses.replace(tools(FakeTrainer()), measure_paces=too_much)
+    kit = dataclasses.replace(tools(FakeTrainer()), measure_throughput=too_much)
     assert not incomplete(compare(study(tmp_path / "a"), tools=kit))
     with pytest.raises(UsageError, match="--epochs instead"):
         compare(study(tmp_path / "b", time_budget="10m"), tools=kit)

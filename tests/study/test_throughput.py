@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from attngraft.errors import UsageError
-from attngraft.study.estimate import Estimate, Pace, fit_epochs, measure_paces
-from attngraft.study.schedule import plan_runs
+from attngraft.study.plan import resolve
+from attngraft.study.throughput import Estimate, Throughput, fit_epochs, measure_throughput
 from attngraft.training.profiler import load_benchmark_batch
 
 from .fakes import study
 
 
 def test_arithmetic(tmp_path: Path) -> None:
-    runs = plan_runs(study(tmp_path, grafts=["cb_s"], seeds=2, epochs=10))
+    runs = resolve(study(tmp_path, grafts=["cb_s"], seeds=2, epochs=10)).runs
     estimate = Estimate(
-        paces={
-            "baseline": Pace(start_seconds=1, epoch_seconds=2),
-            "cb_s": Pace(start_seconds=2, epoch_seconds=3),
+        throughputs={
+            "baseline": Throughput(start_seconds=1, epoch_seconds=2),
+            "cb_s": Throughput(start_seconds=2, epoch_seconds=3),
         }
     )
     assert estimate.seconds(runs) == 2 * (1 + 20) + 2 * (2 + 30)
@@ -36,10 +36,10 @@ def test_arithmetic(tmp_path: Path) -> None:
 def test_paces_are_measured_without_touching_the_random_state(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=["cb_s"], set=["train.batch_size=128"])
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
-    estimate = measure_paces(config, load_benchmark_batch(config.recipe_of(config.baseline, 0)))
+    estimate = measure_throughput(resolve(config), load_benchmark_batch(config.recipe_of(config.baseline, 0)))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert np.array_equal(np.random.get_state()[1], before[2])
-    assert estimate.paces.keys() == {"baseline", "cb_s"}
-    assert all(0 < pace.epoch_seconds < 60 for pace in estimate.paces.values())
+    assert estimate.throughputs.keys() == {"baseline", "cb_s"}
+    assert all(0 < pace.epoch_seconds < 60 for pace in estimate.throughputs.values())
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ import pytest
 from attngraft.errors import TrainingError
 from attngraft.results.sections import Section
 from attngraft.study import compare, load_result
-from attngraft.study.sections import variant_sections
+from attngraft.study.predictions import variant_sections
 from attngraft.tasks.classification import Classification
 from attngraft.tasks.task import Predictions
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run

@@ -1,0 +1,155 @@
+"""Checks before anything is trained: variants fit their hosts, hosts fit the study, and existing runs belong to it.
+
+Other hosts than the study's see the same images in the same order, with the same augmentation, and train under the same
+recipe. How an image becomes an input (mean, deviation, interpolation, crop) is the host's own, as in timm; a note of the
+report tells where they differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import nn
+
+from attngraft.errors import AttngraftError, GraftSpecError, TrainingError, UsageError
+from attngraft.grafting.plan import plan
+from attngraft.grafting.spec import parse
+from attngraft.results.wording import host_label
+from attngraft.study.config import StudyConfig
+from attngraft.study.plan import Study, existing_run, run_folder
+from attngraft.study.variants import StudyHost, Variant
+from attngraft.training.build import build_model, check_start, model_data_config
+from attngraft.training.recipe import Recipe
+from attngraft.training.run_folder import RunFolder
+from attngraft.training.teacher import check_teacher
+
+
+def check_variants(study: Study) -> None:
+    """Plan every variant on its host, and check its initial weights.
+
+    Raises:
+        UsageError: a variant does not fit the host (a GraftSpecError if its text is wrong), or another host does not fit
+            the study; names the variant.
+        ConfigError: the host is unknown or does not accept its arguments.
+        HostError: the initial weights, or a teacher's, cannot be found or do not fit.
+    """
+    host = _on_meta(study.recipe)
+    new = {run.variant.name for run in study.runs if run.state == "new"}
+    for variant in study.variants:
+        if variant.is_baseline:
+            continue
+        own_host = host if variant.host is None else _check_other_host(study, variant, fetch=variant.name in new)
+        try:
+            plan(own_host, variant.spec)
+        except GraftSpecError:
+            raise
+        except AttngraftError as error:
+            whose = "the host" if variant.host is None else "its host"
+            raise UsageError(f"the variant {variant.name} does not fit {whose}: {error}") from error
+    if new:  # the others have a checkpoint, and the initial weights may be gone
+        check_start(study.recipe)
+        check_teacher(study.recipe)
+
+
+def _on_meta(recipe: Recipe) -> nn.Module:
+    """Build the host without graft on the meta device."""
+    with torch.device("meta"):
+        return build_model(dataclasses.replace(recipe, graft=None), {}, weights=False)
+
+
+def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Module:
+    """Build a variant's own host on the meta device; with `fetch`, fetch and load its initial weights to check them."""
+    recipe = study.recipe_of(variant)
+    for other in study.variants:
+        theirs = study.recipe_of(other)
+        if other.name != variant.name and (theirs.host, theirs.graft) == (recipe.host, recipe.graft):
+            raise UsageError(
+                f"the variants {other.name} and {variant.name} are the same model; a study compares different ones"
+            )
+    try:
+        host = _on_meta(recipe)
+        size = tuple(model_data_config(recipe)["input_size"])
+    except AttngraftError as error:
+        raise UsageError(f"the variant {variant.name}: {error}") from error
+    if fetch:
+        try:
+            check_start(recipe)
+        except AttngraftError as error:
+            raise UsageError(
+                f"the variant {variant.name}: {error}. Give the initial weights of another host beside its name: "
+                "{name: ..., weights: FILE}, or pretrained: false for random values"
+            ) from error
+    expected = tuple(model_data_config(study.recipe)["input_size"])
+    if size != expected:
+        raise UsageError(_other_input(variant, study.recipe.host.name, size, expected))
+    return host
+
+
+def _other_input(variant: Variant, host: str, size: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    remedies = []
+    if size[1:] != expected[1:]:
+        side = str(expected[1]) if expected[1] == expected[2] else f"[{expected[1]}, {expected[2]}]"
+        remedies.append(f"img_size: {side}")
+    if size[0] != expected[0]:
+        remedies.append(f"in_chans: {expected[0]}")
+    return (
+        f"the variant {variant.name} takes inputs of {'x'.join(map(str, size))}, and the study's host {host} of "
+        f"{'x'.join(map(str, expected))}: all variants see the same images; give it the arguments "
+        f"{{{', '.join(remedies)}}}, or, if it takes no img_size, "
+        f"{{pretrained_cfg_overlay: {{input_size: {list(expected)}}}}}"
+    )
+
+
+def refuse_other_recipes(study: Study) -> None:
+    """Check that every run that was started has this study's recipe.
+
+    Raises:
+        TrainingError: names the fields that differ and the remedies.
+    """
+    problems = []
+    for run in study.runs:
+        if run.state != "new":
+            try:
+                RunFolder(run.folder).refuse_other_recipe(run.recipe)
+            except TrainingError as error:
+                problems.append(str(error))
+    if problems:
+        others = f"\n({len(problems) - 1} more runs of this study differ as well)" if len(problems) > 1 else ""
+        raise TrainingError(
+            f"{problems[0]}{others}\nFor a study: use another --out, repeat the settings in study.yaml, or delete the runs "
+            "that are to be trained again"
+        )
+
+
+def refuse_other_variants(config: StudyConfig) -> None:
+    """Check that existing runs have the graft and the host of the variant of their name. Unlike `refuse_other_recipes`
+    this needs no recipe, which may be gone when a report is made.
+
+    Raises:
+        TrainingError: names the run and its host and graft.
+    """
+    for variant in config.variants:
+        for seed in config.seeds:
+            folder = run_folder(config.out, variant, seed)
+            record = existing_run(folder)
+            if record is None:
+                continue
+            recipe = record.recipe
+            if str(parse(recipe.graft)) != variant.spec or not _has_host(recipe, variant.host):
+                host = host_label({"name": recipe.host.name, "args": dict(recipe.host.args)})
+                graft = f" with the graft {recipe.graft}" if recipe.graft else ""
+                raise TrainingError(
+                    f"{folder}: this run is of {host}{graft}, and the variant {variant.name} is {variant.key}: report with "
+                    f"the study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
+                )
+
+
+def _has_host(recipe: Recipe, host: StudyHost | None) -> bool:
+    """Return whether a run has this host; the study's own host (None) is known to its recipe alone."""
+    if host is None:
+        return True
+    kept, given = dict(recipe.host.args), dict(host.args)
+    if host.weights is not None:  # a folder of transformers also gives arguments
+        kept = {name: value for name, value in kept.items() if name in given}
+    return (recipe.host.name, kept) == (host.name, given)

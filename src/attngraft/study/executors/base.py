@@ -1,0 +1,169 @@
+"""Tasks, their outcomes, and the interface of executors."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+from attngraft.errors import AttngraftError
+from attngraft.files import write_atomically
+from attngraft.study.plan import PlannedRun
+from attngraft.study.progress import first_metric
+from attngraft.training.lock import FolderBusy
+from attngraft.training.progress import Progress
+from attngraft.training.recipe import Recipe
+
+Train = Callable[..., Any]  #: `attngraft.training.loop.train`, or a replacement
+
+FAILURE_FILE = "failure.txt"
+PATIENCE = 60.0  #: seconds that a worker waits for a predecessor that is still saving the same run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A run to be trained, to its end or to the end of an epoch."""
+
+    run: PlannedRun
+    stop_after_epoch: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Result of a task. `paused`: trained up to the requested epoch; `lost`: its process died."""
+
+    kind: Literal["finished", "paused", "failed", "stopped", "lost"]
+    message: str = ""  #: the last epoch's first metric, why the run failed, or how its process ended
+
+
+class Pool(Protocol):
+    """Workers. Each submitted task is returned by `wait` once, unless `stop` is called before."""
+
+    @property
+    def slots(self) -> int:
+        """Number of tasks that may be submitted at a time."""
+
+    def submit(self, task: Task, progress: Progress) -> None:
+        """Start a task; `progress` is called while `wait` runs."""
+
+    def wait(self) -> Sequence[tuple[Task, Outcome]]:
+        """Wait until submitted tasks have ended."""
+
+    def stop(self) -> None:
+        """Interrupt all runs and wait until they are saved."""
+
+
+class Executor(Protocol):
+    """A way to carry out tasks."""
+
+    @property
+    def retries(self) -> int:
+        """How often a run whose process died is resumed."""
+
+    def concurrency(self, recipe: Recipe) -> int:
+        """Return how many runs are trained at full speed at the same time, for estimates."""
+
+    def pool(self, *, train: Train, recipe: Recipe, out: Path) -> AbstractContextManager[Pool]:
+        """Open workers for the runs of a study.
+
+        Args:
+            train: the training function; must be picklable if tasks leave this process.
+            recipe: of any run of the study: its threads and loading processes are those of all.
+            out: the study's folder.
+        """
+
+
+def run_task(task: Task, train: Train, progress: Progress, *, patience: float = 0.0) -> Outcome:
+    """Train the task's run, and return an outcome, whatever happens; a failure's traceback goes to the run's folder.
+
+    Args:
+        task: the run; it is resumed, or left alone if it is finished.
+        train: the training function.
+        progress: callbacks.
+        patience: seconds to wait for another process that holds the run's folder.
+    """
+    run = task.run
+    options = {} if task.stop_after_epoch is None else {"stop_after_epoch": task.stop_after_epoch}
+    failure = run.folder / FAILURE_FILE
+    deadline = time.monotonic() + patience
+    try:
+        while True:
+            try:
+                record = train(run.recipe, run.folder, resume=True, progress=progress, **options)
+                break
+            except FolderBusy:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.2)
+    except KeyboardInterrupt as stop:
+        return Outcome(kind="stopped", message=str(stop))
+    except Exception as error:  # must not end the other runs
+        message = str(error) if isinstance(error, AttngraftError) else f"{type(error).__name__}: {error}"
+        try:
+            write_atomically(failure, traceback.format_exc())
+        except OSError:  # a full disk may be the reason of the failure
+            return Outcome(kind="failed", message=message)
+        return Outcome(kind="failed", message=f"{message} (traceback: {failure})")
+    failure.unlink(missing_ok=True)
+    metric = first_metric(record.epochs[-1]) if record.epochs else ""
+    return Outcome(kind="finished" if record.finished else "paused", message=metric)
+
+
+@dataclass(frozen=True)
+class Serial:
+    """One run after the other in this process, the default."""
+
+    retries: int = 0
+
+    def concurrency(self, recipe: Recipe) -> int:
+        return 1
+
+    @contextmanager
+    def pool(self, *, train: Train, recipe: Recipe, out: Path) -> Iterator[Pool]:
+        yield _SerialPool(train)
+
+
+class _SerialPool:
+    slots = 1
+
+    def __init__(self, train: Train) -> None:
+        self._train = train
+        self._submitted: list[tuple[Task, Progress]] = []
+
+    def submit(self, task: Task, progress: Progress) -> None:
+        self._submitted.append((task, progress))
+
+    def wait(self) -> Sequence[tuple[Task, Outcome]]:
+        task, progress = self._submitted.pop()
+        return [(task, run_task(task, self._train, progress))]
+
+    def stop(self) -> None:
+        pass  # an interrupted run has saved itself
+
+
+def raise_interrupt(number: int, frame: FrameType | None) -> None:
+    """Signal handler that does what SIGINT does by default."""
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Make SIGTERM raise KeyboardInterrupt within the block, for processes that have others to stop before they end.
+
+    Outside of the main thread nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, raise_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

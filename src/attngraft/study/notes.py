@@ -1,0 +1,155 @@
+"""Notes of a study's result: facts about its runs without which the numbers would be misread."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from attngraft.results.study import RunSummary
+from attngraft.study.config import StudyConfig
+from attngraft.study.plan import Records
+from attngraft.study.predictions import read_scores
+from attngraft.training.run_folder import RunRecord
+
+_TRAINED = {
+    "grafts+head": "Only the grafts and the head are trained: the baseline trains its head alone.",
+    "head": "Only the head is trained: a graft's own parameters keep their initial values.",
+}
+
+
+def start_notes(records: Records, metric: str, *, others: Collection[str] = ()) -> list[str]:
+    """Return notes on initial weights, scores before training, teachers, and trained parameters.
+
+    The weights of `others`, variants on other hosts, are left to `other_host_notes`.
+    """
+    every = _all_runs(records)
+    own = {name: by_seed for name, by_seed in records.items() if name not in others}
+    notes = []
+    origins = sorted({record.start["from"] for record in _all_runs(own) if record.start})
+    if origins:
+        notes.append(f"The host starts from {' or '.join(origins)}.")
+    if not _same_weights(_all_runs(own)):
+        notes.append(
+            "The runs do not all start from the same weights (the file was changed in between), which may cause part of a "
+            "difference."
+        )
+    teachers = {record.teacher["sha256"]: record.teacher for record in every if record.teacher}
+    for teacher in teachers.values():
+        scores = [f"{name} {value:.4g}" for name, value in list(teacher.get("metrics", {}).items())[:1]]
+        known = "; ".join([teacher["from"], *scores])
+        notes.append(f"The runs learn from a teacher besides the labels: {teacher['name']} ({known}).")
+    if len(teachers) > 1 or (teachers and not all(record.teacher for record in every)):
+        notes.append(
+            "The runs do not all have the same teacher (its weights were changed in between), which may cause part of a "
+            "difference."
+        )
+    before = []
+    for name, by_seed in own.items():
+        values = [run.start["metrics"][f"val/{metric}"] for run in by_seed.values() if "metrics" in run.start]
+        if values:
+            before.append(f"{fmean(values):.4g} ({name})")
+    if before:
+        notes.append(f"Before training, {metric} is {', '.join(before)}: the loss that each graft causes at the start.")
+    if every and (trained := _TRAINED.get(every[0].recipe.train.parameters)):
+        notes.append(trained)
+    return notes
+
+
+def _all_runs(records: Mapping[str, Mapping[int, RunRecord]]) -> list[RunRecord]:
+    return [record for by_seed in records.values() for record in by_seed.values()]
+
+
+def _same_weights(runs: Iterable[RunRecord]) -> bool:
+    """Return whether the runs, all of one host, start from the same file, or all from none."""
+    return len({(run.start.get("from") is not None, run.start.get("sha256")) for run in runs}) <= 1
+
+
+def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
+    """Return notes on variants with another host than the study's."""
+    names = [variant.name for variant in config.variants if variant.host is not None]
+    if not names:
+        return []
+    models = "is another model than the baseline" if len(names) == 1 else "are other models than the baseline"
+    notes = [
+        f"{_listed(names)} {models}: same data, order, augmentation and recipe, but different initial values. "
+        "One recipe does not suit all models alike."
+    ]
+    for name in names:
+        origins = sorted({record.start["from"] for record in records[name].values() if record.start})
+        notes += [f"{name} starts from {' or '.join(origins)}."] if origins else []
+        if not _same_weights(records[name].values()):
+            notes.append(
+                f"The runs of {name} do not all start from the same weights (the file was changed in between), which may "
+                "cause part of its difference."
+            )
+    parameters = {record.recipe.train.parameters for name in names for record in records[name].values()}
+    ungrafted = [variant.name for variant in config.variants if variant.name in names and variant.spec == "none"]
+    if parameters == {"grafts+head"} and ungrafted:
+        notes.append(f"Like the baseline, {_listed(ungrafted)} train{'s' * (len(ungrafted) == 1)} the head alone.")
+    base = _input_config(records[config.baseline.name])
+    different = []
+    for name in names:
+        own = _input_config(records[name])
+        if base and own and (fields := [key.replace("_", " ") for key in own if own[key] != base.get(key)]):
+            different.append(f"{name} ({', '.join(fields)})")
+    if different:
+        notes.append(f"Images are converted to inputs differently from the baseline's for {'; '.join(different)}.")
+    return notes
+
+
+def _input_config(by_seed: Mapping[int, RunRecord]) -> dict[str, Any]:
+    record = next(iter(by_seed.values()), None)
+    return {} if record is None else dict(record.facts.get("input", {}))
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def run_notes(
+    config: StudyConfig,
+    records: Records,
+    runs: Mapping[str, Sequence[RunSummary]],
+    metric: str,
+    *,
+    stopped: Collection[str],
+) -> list[str]:
+    """Return notes on missing runs, and on differences between runs in environment, data and batches."""
+    every, notes = _all_runs(records), []
+    if len(config.seeds) == 1:
+        notes.append("One seed: the noise between seeds is unknown, so nothing is called better or worse.")
+    for variant in config.variants:
+        missing = [seed for seed in config.seeds if seed not in records[variant.name]]
+        if missing and variant.name not in stopped:
+            seeds = ", ".join(map(str, missing))
+            notes.append(f"{variant.name}: no finished run of seed {seeds}; its numbers are of the other seeds.")
+    for name in ("device_name", "threads", "packages"):
+        if len({json.dumps(run.environment.get(name), sort_keys=True) for run in every}) > 1:
+            notes.append(f"The runs differ in their environment ({name}), which may cause part of a difference.")
+    if len({(run.facts.get("check") or {}).get("train_digest") for run in every}) > 1:
+        notes.append("The runs were trained on different images: the data changed during the study.")
+    cuts = sorted({run.recipe.train.accumulate for run in every})
+    if len(cuts) > 1:
+        notes.append(
+            "After out-of-memory errors some runs cut their batches into more micro-batches than others (train.accumulate "
+            f"{', '.join(map(str, cuts))}). Their updates see the same examples; dropout, and batch norms if the host "
+            "has any, see other parts of them."
+        )
+    seen = sorted({run.environment.get("batch_norm_examples", 0) for run in every} - {0})
+    if seen:
+        notes.append(
+            f"Batch norms take mean and variance from {' or '.join(map(str, seen))} examples at a time, not from all of an "
+            "update (train.accumulate, or several processes)."
+        )
+    for variant in config.variants:
+        for run in runs[variant.name]:
+            score = float(read_scores(records[variant.name][run.seed]).score.mean())
+            if not math.isclose(score, run.last[metric], rel_tol=1e-5, abs_tol=1e-6):
+                notes.append(
+                    f"{run.folder}: the mean score of the predictions is {score:.6g}, {metric} is {run.last[metric]:.6g}; "
+                    "differences are of scores."
+                )
+    return notes

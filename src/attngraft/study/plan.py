@@ -1,0 +1,155 @@
+"""The resolved study: recipe, folder and state of every run, in the order that gives answers early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from attngraft.files import share
+from attngraft.study.config import StudyConfig
+from attngraft.study.variants import Variant
+from attngraft.tasks.task import SPLIT_FILE, Task
+from attngraft.training.recipe import Recipe
+from attngraft.training.run_folder import RunFolder, RunRecord, read_run
+
+RunState = Literal["new", "unfinished", "finished"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """One variant with one seed."""
+
+    variant: Variant
+    seed: int
+    recipe: Recipe
+    folder: Path
+    state: RunState
+    epochs_done: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.variant.name}, seed {self.seed}"
+
+    @property
+    def epochs_left(self) -> int:
+        return 0 if self.state == "finished" else max(self.recipe.schedule.epochs - self.epochs_done, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study with all its runs: seed by seed, and within a seed the baseline first, so that each finished seed is a
+    small study of its own."""
+
+    config: StudyConfig
+    runs: tuple[PlannedRun, ...]
+
+    @property
+    def out(self) -> Path:
+        return self.config.out
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        return self.config.variants
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.config.seeds
+
+    @property
+    def baseline(self) -> Variant:
+        return self.config.baseline
+
+    @property
+    def recipe(self) -> Recipe:
+        """The baseline's recipe with the first seed: data, task and training are those of all runs."""
+        return self.runs[0].recipe
+
+    def recipe_of(self, variant: Variant, seed: int | None = None) -> Recipe:
+        """Return the recipe of one run; by default with the first seed."""
+        seed = self.seeds[0] if seed is None else seed
+        return next(run.recipe for run in self.runs if (run.variant.name, run.seed) == (variant.name, seed))
+
+    def split_file(self) -> Path | None:
+        """Return the file of the study's random split, existing or not; None until a run has saved anything."""
+        # until then the data's settings may change
+        return self.out / SPLIT_FILE if any(RunFolder(run.folder).has_saved for run in self.runs) else None
+
+    def keep_split(self, task: Task) -> None:
+        """Write the split that `task` drew, if any, for all runs that have saved nothing yet.
+
+        Without that, a run that starts after images were added would be trained and evaluated on other images than
+        earlier runs.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        path = self.out / SPLIT_FILE
+        if not task.save_split(path):
+            return
+        for run in self.runs:
+            folder = RunFolder(run.folder)
+            if not folder.has_saved:
+                share(path, folder.split)
+
+
+def resolve(config: StudyConfig) -> Study:
+    """Return the study with every run's recipe and state. The study's recipe is read once.
+
+    Raises:
+        ConfigError: an invalid recipe.
+        TrainingError: a run folder is damaged.
+    """
+    recipe_of = config.recipes()
+    runs = [_planned(config, variant, seed, recipe_of) for seed in config.seeds for variant in config.variants]
+    return Study(config=config, runs=tuple(runs))
+
+
+def _planned(
+    config: StudyConfig, variant: Variant, seed: int, recipe_of: Callable[[Variant, int], Recipe]
+) -> PlannedRun:
+    folder = run_folder(config.out, variant, seed)
+    record = existing_run(folder)
+    return PlannedRun(
+        variant=variant,
+        seed=seed,
+        recipe=recipe_of(variant, seed),
+        folder=folder,
+        state="new" if record is None else run_state(record),
+        epochs_done=0 if record is None else len(record.epochs),
+    )
+
+
+def run_folder(out: Path, variant: Variant, seed: int) -> Path:
+    return out / "runs" / variant.slug / f"seed{seed}"
+
+
+def run_state(record: RunRecord) -> RunState:
+    return "finished" if record.finished else "unfinished"
+
+
+def existing_run(folder: Path) -> RunRecord | None:
+    """Read the run in `folder`; None if it was not started.
+
+    Raises:
+        TrainingError: the run folder is damaged.
+    """
+    return read_run(folder) if RunFolder(folder).recipe.is_file() else None
+
+
+#: finished runs, by variant name and seed
+Records = dict[str, dict[int, RunRecord]]
+
+
+def finished_runs(config: StudyConfig) -> Records:
+    """Read the finished runs of the study; needs no recipe, which may be gone when a report is made.
+
+    Raises:
+        TrainingError: a run folder is damaged.
+    """
+    records: Records = {}
+    for variant in config.variants:
+        found = {seed: existing_run(run_folder(config.out, variant, seed)) for seed in config.seeds}
+        records[variant.name] = {seed: run for seed, run in found.items() if run and run.finished and run.epochs}
+    return records

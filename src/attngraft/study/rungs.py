@@ -1,0 +1,165 @@
+"""The rule of asynchronous successive halving (Li et al., 2020): which variants continue past each rung of epochs.
+
+Whenever a variant reaches a rung, the best 1 / eta of those that reached it so far are promoted to the next rung, and
+those of the last rung to the end. No variant waits for others; once no other can come, at least one is promoted. A
+promotion is final, even if better variants come later. So all decisions follow from the order of arrivals and the scores,
+and `Rungs.replay` repeats those of a stored result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from attngraft.errors import UsageError
+from attngraft.results.study import HalvingResult, Lost, Standing
+from attngraft.study.config import Halving
+from attngraft.training.recipe import ScheduleConfig
+
+
+def rung_epochs(halving: Halving, schedule: ScheduleConfig) -> list[int]:
+    """Return the epochs after which variants are compared: first, first * eta, ...; or else ..., epochs // eta^2,
+    epochs // eta, none of them within the warm-up, where losses mean little.
+
+    Raises:
+        UsageError: there is no room for one.
+    """
+    epochs, eta = schedule.epochs, halving.eta
+    if halving.first is not None:
+        powers = range(epochs.bit_length())
+        found = [rung for power in powers if (rung := halving.first * eta**power) < epochs]
+    else:
+        earliest = max(math.ceil(schedule.warmup), 1)
+        steps = (epochs // eta**power for power in range(1, epochs + 1))
+        found = sorted({rung for rung in steps if rung >= earliest})
+    if not found:
+        raise UsageError(
+            f"halving by {halving}: {epochs} epochs have no room for a rung; use more epochs, a smaller factor, or name "
+            "the first rung's epoch (--halving 2,1)"
+        )
+    return found
+
+
+def expected_share(halving: Halving, schedule: ScheduleConfig, *, variants: int) -> float:
+    """Return the part of all epochs of `variants` variants that is trained if no variant is promoted early.
+
+    Raises:
+        UsageError: as `rung_epochs`.
+    """
+    trained, left, before = 0, variants, 0
+    for rung in [*rung_epochs(halving, schedule), schedule.epochs]:
+        trained += left * (rung - before)
+        left, before = max(left // halving.eta, 1), rung
+    return trained / (variants * schedule.epochs) if variants else 1.0
+
+
+class Rungs:
+    """Scores of the variants at each rung, and the promotions that follow from them.
+
+    Args:
+        names: of the variants, in the study's order.
+        epochs: rungs of epochs.
+        total: epochs of a complete run.
+        eta: one in `eta` variants is promoted.
+        metric: primary metric, for the record.
+        higher_is_better: of the metric.
+    """
+
+    def __init__(
+        self, names: Sequence[str], epochs: Sequence[int], *, total: int, eta: int, metric: str, higher_is_better: bool
+    ) -> None:
+        self.epochs, self.total, self.eta, self.metric = list(epochs), total, eta, metric
+        self._names = list(names)
+        self._higher_is_better = higher_is_better
+        self._scores: dict[int, dict[str, float | None]] = {rung: {} for rung in self.epochs}
+        self._order: list[tuple[str, int]] = []  # of arrival
+        self._promoted: set[tuple[str, int]] = set()
+        self._passed = dict.fromkeys(self._names, 0)  # number of rungs that each was promoted from
+        self._lost: set[str] = set()
+        self._losses: list[Lost] = []
+
+    @classmethod
+    def replay(cls, result: HalvingResult, names: Sequence[str]) -> Rungs:
+        """Repeat the decisions of a stored result."""
+        rungs = cls(
+            names,
+            result.rungs,
+            total=result.epochs,
+            eta=result.eta,
+            metric=result.metric,
+            higher_is_better=result.higher_is_better,
+        )
+        losses = list(result.lost)
+        for number in range(len(result.standings) + 1):
+            while losses and losses[0].arrivals == number:
+                rungs.lose(losses.pop(0).variant)
+            if number < len(result.standings):
+                each = result.standings[number]
+                rungs.add(each.variant, each.epoch, each.score)
+        return rungs
+
+    def keep_promotions(self, standings: Sequence[Standing]) -> None:
+        """Promote variants that were promoted before, when other variants may have competed."""
+        for each in standings:
+            if each.promoted:
+                self._promote(each.variant, each.epoch)
+
+    def has(self, name: str, rung: int) -> bool:
+        return name in self._scores[rung]
+
+    def add(self, name: str, rung: int, score: float | None) -> None:
+        """Record that a variant reached a rung with this mean score; None if it is not a number."""
+        if name in self._passed and name not in self._scores[rung]:
+            self._scores[rung][name] = score
+            self._order.append((name, rung))
+            self._lost.discard(name)
+            self._decide()
+
+    def lose(self, name: str) -> None:
+        """Record that a run of this variant failed, so that no promotion waits for it."""
+        if name in self._passed and name not in self._lost:
+            self._lost.add(name)
+            self._losses.append(Lost(variant=name, arrivals=len(self._order)))
+            self._decide()
+
+    def limit(self, name: str) -> int:
+        """Return the epoch up to which a variant may be trained now."""
+        passed = self._passed[name]
+        return self.epochs[passed] if passed < len(self.epochs) else self.total
+
+    def result(self) -> HalvingResult:
+        """Return all events in order, for halving.json."""
+        standings = [
+            Standing(variant=name, epoch=rung, score=self._scores[rung][name], promoted=(name, rung) in self._promoted)
+            for name, rung in self._order
+        ]
+        return HalvingResult(
+            eta=self.eta,
+            rungs=self.epochs,
+            epochs=self.total,
+            metric=self.metric,
+            higher_is_better=self._higher_is_better,
+            standings=standings,
+            lost=list(self._losses),
+        )
+
+    def _decide(self) -> None:
+        """Promote the variants that may continue, from the first rung up."""
+        complete = True  # no other variant can still reach this rung
+        for rung in self.epochs:
+            scores = self._scores[rung]
+            coming = [n for n in self._names if n not in self._lost and n not in scores and self.limit(n) >= rung]
+            complete = complete and not coming
+            order = sorted(
+                (n for n in scores if n not in self._lost), key=lambda n: self._rank(scores[n]), reverse=True
+            )
+            for name in order[: max(len(order) // self.eta, 1 if complete else 0)]:
+                self._promote(name, rung)
+
+    def _promote(self, name: str, rung: int) -> None:
+        if name in self._passed and name in self._scores.get(rung, {}):
+            self._promoted.add((name, rung))
+            self._passed[name] = max(self._passed[name], self.epochs.index(rung) + 1)
+
+    def _rank(self, score: float | None) -> float:
+        return -math.inf if score is None else score if self._higher_is_better else -score

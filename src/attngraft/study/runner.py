@@ -1,0 +1,413 @@
+"""The study itself: plan, estimate, train the remaining runs, report.
+
+All state of a study is in its folder, so it can be stopped at any moment and resumed with the same command:
+
+    study.yaml  runs/<variant>/seed<k>/  cost.json  results.json  results.csv  plots/  report.html
+
+and halving.json, if runs are stopped early, split.csv, if the validation split was drawn at random, and suites.csv, if
+runs are evaluated under suites. The executor decides where runs are trained and how many at a time, which changes no file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attngraft.errors import AttngraftError, TrainingError, UsageError
+from attngraft.files import remove_leftovers, write_atomically, writing
+from attngraft.report import PLOTS_FOLDER, write_report
+from attngraft.results.storage import save_result
+from attngraft.results.study import Cost, StudyResult
+from attngraft.study.checks import check_variants, refuse_other_recipes, refuse_other_variants
+from attngraft.study.collect import collect
+from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
+from attngraft.study.cost import load_costs, measure_costs, save_costs
+from attngraft.study.executors.base import Executor, Outcome, Pool, Serial, Task, Train
+from attngraft.study.halving import HalvingQueue
+from attngraft.study.plan import PlannedRun, Study, finished_runs, resolve
+from attngraft.study.progress import StudyLog, StudyProgress
+from attngraft.study.suites import check_suites, evaluate_finished
+from attngraft.study.throughput import (
+    Estimate,
+    expected_runs,
+    fit_epochs,
+    halving_plan,
+    measure_throughput,
+    trained_share,
+)
+from attngraft.training.failures import is_out_of_memory
+from attngraft.training.lock import locked
+from attngraft.training.loop import train
+from attngraft.training.profiler import BenchmarkBatch, load_benchmark_batch
+from attngraft.training.progress import Progress
+from attngraft.training.stopping import Interrupted
+from attngraft.yaml_config import dump_yaml
+
+log = logging.getLogger(__name__)
+
+COST_SHARE = 0.1  #: of a time budget, for measuring costs
+COST_SECONDS = 120.0  #: maximum for measuring costs
+
+
+def open_data(study: Study) -> BenchmarkBatch:
+    """Open the data with the split of earlier runs, if any."""
+    return load_benchmark_batch(study.recipe, split=study.split_file())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools:
+    """Functions that a study calls, replaceable: another trainer, no measurements, ..."""
+
+    train: Train = train
+    open_data: Callable[[Study], BenchmarkBatch] = open_data
+    measure_throughput: Callable[[Study, BenchmarkBatch], Estimate] = measure_throughput
+    measure_costs: Callable[..., dict[str, Cost]] = measure_costs
+    evaluate_suites: Callable[..., list[str]] = evaluate_finished
+    write_report: Callable[[StudyResult, Path], Path] = write_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A study that is checked and planned."""
+
+    study: Study  #: with the epochs that a time budget allows
+    benchmark: BenchmarkBatch | None  #: the opened data; None if every run is finished
+    seconds: float | None  #: estimate for the remaining runs
+
+    @property
+    def config(self) -> StudyConfig:
+        return self.study.config
+
+    @property
+    def runs(self) -> Sequence[PlannedRun]:
+        return self.study.runs
+
+
+def compare(
+    config: StudyConfig,
+    *,
+    executor: Executor | None = None,
+    progress: StudyProgress | None = None,
+    costs: bool = True,
+    tools: Tools | None = None,
+) -> StudyResult:
+    """Train every variant with every seed, as far as that is not done yet, and compare them.
+
+    Finished runs are kept, unfinished ones resumed. A run that fails is noted, and the others are still trained;
+    `incomplete` then returns True. Ctrl-C loses nothing; the same call resumes.
+
+    Args:
+        config: from `study_from_dict`.
+        executor: where runs are trained; None: in this process, one after the other. `Processes(jobs=2)` trains several
+            at a time, `Ray()` uses a cluster.
+        progress: callbacks; None logs plain lines.
+        costs: measure time, memory and multiply-adds of the variants on this machine.
+        tools: another trainer or report.
+
+    Returns:
+        The result, which is also written into the study's folder, with its report.
+
+    Raises:
+        UsageError: a variant does not fit the host, or not even one epoch fits the time budget. Nothing was trained.
+        DataError, ConfigError: the data or the recipe cannot be used. Nothing was trained.
+        TrainingError: the folder holds runs of another recipe, another process is at work there, or all runs failed.
+        StorageError: the study's folder, or a file in it, cannot be written.
+        KeyboardInterrupt: the study was interrupted.
+    """
+    progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
+    with writing(config.out):
+        config.out.mkdir(parents=True, exist_ok=True)
+    with locked(config.out):
+        for folder in (config.out, config.out / PLOTS_FOLDER):
+            remove_leftovers(folder, below=False)
+        try:
+            prepared = prepare(config, executor=executor, progress=progress, tools=tools)
+            study = prepared.study
+            write_study(study.config)
+            if prepared.benchmark is not None:
+                study.keep_split(prepared.benchmark.task)
+            notes = train_runs(study, executor=executor, train=tools.train, progress=progress)
+            if not any(finished_runs(study.config).values()):
+                first = f"; the first: {notes[0]}" if notes else ""
+                raise TrainingError(f"every run of the study in {study.out} failed{first}")
+            if study.config.suites:
+                notes += tools.evaluate_suites(study.config, progress=progress)
+            measured = _costs(prepared, notes, progress, tools) if costs else None
+            progress.on_stage("writing the report")
+            return _report(study.config, measured, notes, tools)
+        finally:
+            progress.on_end()
+
+
+def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResult:
+    """Write results and report again from the finished runs, without training or measuring.
+
+    Raises:
+        TrainingError: no run is finished, or a run has another graft or host than the variant of its name.
+    """
+    refuse_other_variants(config)
+    costs = load_costs(config.out, _without_stopped(config))
+    return _report(config, costs, [], tools or Tools())
+
+
+def prepare(
+    config: StudyConfig,
+    *,
+    executor: Executor | None = None,
+    progress: StudyProgress | None = None,
+    tools: Tools | None = None,
+) -> Prepared:
+    """Check everything, estimate the time, and fit the epochs to the time budget. Trains and writes nothing.
+
+    Raises:
+        As `compare`, before anything is trained.
+    """
+    progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
+    study = resolve(_with_fitted_epochs(config))
+    progress.on_stage("checking the variants")
+    check_variants(study)
+    fit = study.config.time_budget is not None and study.config.fitted_epochs is None
+    if not fit:
+        refuse_other_recipes(study)
+    benchmark, seconds = None, None
+    if fit or any(run.state != "finished" for run in study.runs):
+        progress.on_stage("opening the data")
+        benchmark = tools.open_data(study)
+        progress.on_stage("timing a few steps of every variant")
+        try:
+            estimate = tools.measure_throughput(study, benchmark)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            estimate = None  # the run itself will explain it
+            log.warning("no estimate of the time: a variant does not fit into memory")
+        concurrency = executor.concurrency(study.recipe)
+        if fit:
+            study = _fitted(study, estimate, concurrency=concurrency)
+            refuse_other_recipes(study)
+        if estimate is not None:
+            seconds = estimate.seconds(expected_runs(study)) / concurrency
+    if study.config.suites:
+        check_suites(study.config, benchmark)
+    epochs = sum(run.epochs_left for run in expected_runs(study))
+    progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=halving_plan(study))
+    return Prepared(study=study, benchmark=benchmark, seconds=seconds)
+
+
+def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
+    """Return `config` with the epochs fitted when this study was started, if it had the same time budget."""
+    path = config.out / STUDY_FILE
+    if config.time_budget is None or config.fitted_epochs is not None or not path.is_file():
+        return config
+    before = study_from_dict(read_study(path), source=str(path))
+    if (before.time_budget, before.epochs) != (config.time_budget, config.epochs):
+        return config
+    return dataclasses.replace(config, fitted_epochs=before.fitted_epochs)
+
+
+def _fitted(study: Study, estimate: Estimate | None, *, concurrency: int) -> Study:
+    """Return the study with the epochs that its time budget allows; halving leaves room for more."""
+    config = study.config
+    if estimate is None or config.time_budget is None:
+        raise UsageError("--time-budget needs an estimate, and there is none: give --epochs instead")
+    budget = (config.time_budget - _cost_seconds(config)) * concurrency
+    epochs = fit_epochs(estimate, study.runs, budget=budget, most=config.epochs, share=trained_share(study))
+    return resolve(dataclasses.replace(config, fitted_epochs=epochs))
+
+
+def write_study(config: StudyConfig) -> None:
+    """Write study.yaml, from which the study can be repeated or resumed."""
+    write_atomically(config.out / STUDY_FILE, dump_yaml(config.to_dict()))
+
+
+def incomplete(result: StudyResult) -> bool:
+    """Return whether some run of the study is missing from its result, except for those that halving stopped."""
+    stopped = {} if result.halving is None else result.halving.stopped
+    return any(len(variant.runs) < len(result.seeds) for variant in result.variants if variant.name not in stopped)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+class RunQueue:
+    """Tasks for all runs to their end, in the order of the plan."""
+
+    def __init__(self, study: Study) -> None:
+        self._waiting = [run for run in study.runs if run.state != "finished"]
+        self._active: list[PlannedRun] = []
+
+    def next(self) -> Task | None:
+        """Return a task that was not started; None if there is none now."""
+        if not self._waiting:
+            return None
+        self._active.append(self._waiting.pop(0))
+        return Task(run=self._active[-1])
+
+    def done(self, task: Task, outcome: Outcome) -> None:
+        """Handle the outcome of a task of this queue."""
+        self._active.remove(task.run)
+
+    def seed_is_open(self, seed: int) -> bool:
+        """Return whether runs of `seed` are waiting or active."""
+        return any(run.seed == seed for run in [*self._waiting, *self._active])
+
+
+def train_runs(study: Study, *, executor: Executor, train: Train, progress: StudyProgress) -> list[str]:
+    """Train every run that is left, and return notes on runs that failed and on processes that died.
+
+    Raises:
+        Interrupted: Ctrl-C or SIGTERM; everything is kept.
+    """
+    halving = study.config.halving
+    queue = RunQueue(study) if halving is None else HalvingQueue(study, halving)
+    first = queue.next()
+    if first is None:
+        return []
+    try:
+        with executor.pool(train=train, recipe=study.recipe, out=study.out) as pool:
+            return _Scheduler(study.config, queue, pool, progress, retries=executor.retries).run(first)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(
+            f"the study in {study.out} was stopped and everything is kept: rerun the same command to resume; "
+            f"`attngraft compare --report-only --out {study.out}` reports on finished runs"
+        ) from stop
+
+
+class _Scheduler:
+    """Hands the tasks of a queue to a pool of workers, and resumes runs whose process died."""
+
+    def __init__(
+        self, config: StudyConfig, queue: RunQueue | HalvingQueue, pool: Pool, progress: StudyProgress, *, retries: int
+    ) -> None:
+        self._queue, self._pool, self._progress, self._retries = queue, pool, progress, retries
+        self._active: dict[str, tuple[Task, Progress]] = {}  # by label
+        self._deaths: dict[str, list[str]] = {}  # by label: how each process of an active run ended
+        self._notes: list[str] = []
+        self._interim = _InterimResults(config, queue, self._notes)
+
+    def run(self, first: Task) -> list[str]:
+        """Run all tasks of the queue, from `first` on, and return the notes."""
+        task: Task | None = first
+        try:
+            while True:
+                while task is not None:
+                    label = task.run.label
+                    self._active[label], self._deaths[label] = (task, self._progress.on_run(task.run)), []
+                    self._pool.submit(*self._active[label])
+                    task = self._next()
+                if not self._active:
+                    return self._notes
+                for ended, outcome in self._pool.wait():
+                    self._handle(ended, outcome)
+                task = self._next()
+        except KeyboardInterrupt:
+            self._pool.stop()
+            for stopped, _ in self._active.values():
+                self._progress.on_run_end(stopped.run, "stopped", "")
+            raise
+
+    def _next(self) -> Task | None:
+        return self._queue.next() if len(self._active) < self._pool.slots else None
+
+    def _handle(self, task: Task, outcome: Outcome) -> None:
+        label, notes = task.run.label, self._notes
+        deaths = self._deaths[label]
+        if outcome.kind == "stopped":  # the run was interrupted, and so the study
+            raise KeyboardInterrupt
+        if outcome.kind == "lost":
+            deaths.append(outcome.message)
+            if len(deaths) <= self._retries:
+                log.warning("%s: its process %s; resuming from the last checkpoint", label, deaths[-1])
+                self._pool.submit(*self._active[label])
+                return
+            reason = f"its process {deaths[-1]}, {len(deaths)} times in all; rerun the same command to retry"
+            outcome = Outcome(kind="failed", message=reason)
+        del self._active[label]
+        self._progress.on_run_end(task.run, outcome.kind, outcome.message)
+        if outcome.kind == "failed":
+            notes.append(f"{label} failed: {outcome.message}")
+        elif deaths:
+            times = "" if len(deaths) == 1 else f", {len(deaths)} times in all"
+            notes.append(f"{label}: its process {deaths[-1]}{times}; it was resumed from its last checkpoint.")
+        self._queue.done(task, outcome)
+        self._interim.update()
+
+
+class _InterimResults:
+    """results.json after each seed, for readers while the study runs; takes at most a twentieth of its time."""
+
+    def __init__(self, config: StudyConfig, queue: RunQueue | HalvingQueue, notes: list[str]) -> None:
+        self._config, self._queue, self._notes = config, queue, notes
+        self._open = {seed for seed in config.seeds if queue.seed_is_open(seed)}
+        self._not_before = 0.0
+
+    def update(self) -> None:
+        over = {seed for seed in self._open if not self._queue.seed_is_open(seed)}
+        self._open -= over
+        begin = time.monotonic()
+        if not over or not self._open or begin < self._not_before:
+            return
+        try:
+            save_result(collect(self._config, notes=self._notes), self._config.out)
+        except AttngraftError as error:
+            log.warning("no results yet: %s", error)
+        end = time.monotonic()
+        self._not_before = end + 20 * (end - begin)
+
+
+# --- costs and report -------------------------------------------------------------------------------------------------
+
+
+def _cost_seconds(config: StudyConfig) -> float:
+    return COST_SECONDS if config.time_budget is None else min(COST_SECONDS, COST_SHARE * config.time_budget)
+
+
+def _costs(prepared: Prepared, notes: list[str], progress: StudyProgress, tools: Tools) -> dict[str, Cost] | None:
+    """Load the costs, or measure them. A failure to measure becomes a note."""
+    planned = prepared.config
+    config = _with_chosen_batches(_without_stopped(planned), prepared.study)
+    study = prepared.study if config == planned else resolve(config)
+    kept = load_costs(config.out, config, recipe=study.recipe)
+    if kept is not None:
+        return kept
+    progress.on_stage("measuring what each variant costs")
+    try:
+        same_batches = config.overrides == planned.overrides
+        benchmark = prepared.benchmark if same_batches else None
+        measured = tools.measure_costs(study, benchmark or tools.open_data(study), limit=_cost_seconds(config))
+    except (AttngraftError, RuntimeError, OSError) as error:
+        notes.append(f"Measuring the costs failed: {error}")
+        return None
+    save_costs(config.out, study.recipe, measured)
+    return measured
+
+
+def _with_chosen_batches(config: StudyConfig, study: Study) -> StudyConfig:
+    """Return `config` with the smallest micro-batches that its runs chose after out-of-memory errors, if any."""
+    train = study.recipe.train
+    if not train.auto_batch:
+        return config
+    chosen = max(run.recipe.train.accumulate for runs in finished_runs(config).values() for run in runs.values())
+    if chosen == train.accumulate:
+        return config
+    return dataclasses.replace(config, overrides=(*config.overrides, f"train.accumulate={chosen}"))
+
+
+def _without_stopped(config: StudyConfig) -> StudyConfig:
+    """Return the study without variants that were stopped early, whose costs would be measured in vain."""
+    if config.halving is None:
+        return config
+    finished = finished_runs(config)
+    kept = tuple(variant for variant in config.variants if variant.is_baseline or finished[variant.name])
+    return dataclasses.replace(config, variants=kept)
+
+
+def _report(config: StudyConfig, costs: dict[str, Cost] | None, notes: Sequence[str], tools: Tools) -> StudyResult:
+    result = collect(config, costs=costs, notes=notes)
+    save_result(result, config.out)
+    tools.write_report(result, config.out)
+    return result

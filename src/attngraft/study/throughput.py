@@ -1,0 +1,156 @@
+"""Estimates of a study's time from a few real steps of every variant, and the epochs that fit a time budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from attngraft.errors import UsageError
+from attngraft.study.config import StudyConfig, format_duration
+from attngraft.study.plan import PlannedRun, Study
+from attngraft.study.rungs import expected_share, rung_epochs
+from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
+from attngraft.training.setup import cpu_threads
+
+ROUNDS = 3  #: timed steps per variant
+MARGIN = 1.1  #: for everything besides steps and batches: checkpoints, metrics, events
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Seconds that one variant takes."""
+
+    start_seconds: float  #: building the model, and what only the first step does
+    epoch_seconds: float  #: training and evaluating one epoch, loading included
+
+    def run_seconds(self, epochs: int) -> float:
+        return self.start_seconds + epochs * self.epoch_seconds if epochs else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Throughput of every variant, by name."""
+
+    throughputs: Mapping[str, Throughput]
+
+    def seconds(self, runs: Sequence[PlannedRun]) -> float:
+        """Return the seconds for the rest of `runs`, one after the other."""
+        return sum(self.throughputs[run.variant.name].run_seconds(run.epochs_left) for run in runs)
+
+    def epochs_within(self, runs: Sequence[PlannedRun], budget: float, *, share: float = 1.0) -> int:
+        """Return the most epochs per run with which all `runs` take at most `budget` seconds, if variants are trained for
+        that `share` of them on average, and the baseline for all."""
+        parts = [(self.throughputs[run.variant.name], 1.0 if run.variant.is_baseline else share) for run in runs]
+        fixed = sum(throughput.start_seconds for throughput, _ in parts)
+        per_epoch = sum(throughput.epoch_seconds * part for throughput, part in parts)
+        return max(int((budget - fixed) / per_epoch), 0)
+
+
+def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
+    """Time real training steps and evaluation batches of all variants; the CPU's random state is left alone."""
+    train = study.recipe.train
+    found = {}
+    with cpu_threads(train.threads):
+        for variant in study.variants:  # one at a time, as many may not fit into memory together
+            begin = time.perf_counter()
+            profiler = Profiler(study.recipe_of(variant), benchmark)
+            profiler.train_step()  # the first steps are slower
+            profiler.evaluate_batch()
+            start = time.perf_counter() - begin
+            wait = synchronizer(profiler.device)
+            step = float(np.median([_seconds(profiler.train_step, wait) for _ in range(ROUNDS)]))
+            batch = float(np.median([_seconds(profiler.evaluate_batch, wait) for _ in range(ROUNDS)]))
+            load = benchmark.load_seconds
+            load_eval = load * train.accumulate / train.batch_size * len(benchmark.data.val) / benchmark.eval_batches
+            if train.workers:  # loading processes read ahead
+                step, batch = max(step, load / train.workers), max(batch, load_eval / train.workers)
+            else:
+                step, batch = step + load, batch + load_eval
+            epoch = MARGIN * (benchmark.steps_per_epoch * step + benchmark.eval_batches * batch)
+            found[variant.name] = Throughput(start_seconds=start, epoch_seconds=epoch)
+    return Estimate(throughputs=found)
+
+
+def _seconds(work: Callable[[], None], wait: Callable[[], object] | None) -> float:
+    start = time.perf_counter()
+    work()
+    if wait is not None:
+        wait()
+    return time.perf_counter() - start
+
+
+def fit_epochs(
+    estimate: Estimate,
+    runs: Sequence[PlannedRun],
+    *,
+    budget: float,
+    most: int | None,
+    share: Callable[[int], float] = lambda epochs: 1.0,
+) -> int:
+    """Return the number of epochs for a study of `runs` in `budget` seconds, at most `most`.
+
+    Args:
+        estimate: throughput of all variants.
+        runs: of the study.
+        budget: seconds.
+        most: epochs.
+        share: the part of so many epochs for which variants are trained on average; all, if none is stopped early.
+
+    Raises:
+        UsageError: not even one epoch fits; names its time.
+    """
+    epochs = estimate.epochs_within(runs, budget)
+    if epochs < 1:
+        one = sum(estimate.throughputs[run.variant.name].run_seconds(1) for run in runs)
+        raise UsageError(
+            f"the time budget of {format_duration(budget)} does not suffice for one epoch: {len(runs)} runs of one epoch "
+            f"take about {format_duration(one)}; raise it, or use fewer seeds, fewer variants or a smaller host"
+        )
+    while most is None or epochs < most:
+        if estimate.epochs_within(runs, budget, share=share(epochs + 1)) <= epochs:
+            return epochs
+        epochs += 1
+    return most
+
+
+def trained_share(study: Study) -> Callable[[int], float]:
+    """Return the function from a number of epochs to the part of them for which a variant is trained on average."""
+    schedule, halving = study.recipe.schedule, study.config.halving
+
+    def share(epochs: int) -> float:
+        if halving is None:
+            return 1.0
+        try:
+            shorter = dataclasses.replace(schedule, epochs=epochs)
+            return expected_share(halving, shorter, variants=len(study.variants) - 1)
+        except (UsageError, ValueError):  # no room for a rung, or for the warm-up: nothing is saved
+            return 1.0
+
+    return share
+
+
+def expected_runs(study: Study) -> list[PlannedRun]:
+    """Return the runs as if the epochs that halving is expected to save were done, evenly over the variants."""
+    epochs = study.recipe.schedule.epochs
+    saved = round(epochs * (1 - trained_share(study)(epochs)))
+    return [
+        run if run.variant.is_baseline else dataclasses.replace(run, epochs_done=max(run.epochs_done, saved))
+        for run in study.runs
+    ]
+
+
+def halving_plan(study: Study) -> str:
+    """Describe the study's halving for the plan; empty without.
+
+    Raises:
+        UsageError: halving has no room for a rung.
+    """
+    config: StudyConfig = study.config
+    if config.halving is None:
+        return ""
+    epochs = ", ".join(str(epoch) for epoch in rung_epochs(config.halving, study.recipe.schedule))
+    return f"halving: after epoch {epochs} about one in {config.halving.eta} variants continues"
