@@ -25,8 +25,8 @@ from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, head_rows, norm_state, own_state, random_images
 from attngraft.hosts.patched import TwoLinearEnds, as_linear
 from attngraft.hosts.sites import global_site, mlp_site
+from attngraft.hosts.timm.attention import map_to_tokens, match_memory_format, tokens_to_map
 from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import map_to_tokens, match_memory_format, tokens_to_map
 from attngraft.hosts.timm.mlp import MapMlpSite
 
 _ACTIVATIONS = ("hard_swish", "silu", "gelu", "relu", "relu6", "leaky_relu", "elu", "mish", "tanh", "sigmoid")

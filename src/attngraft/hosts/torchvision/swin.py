@@ -14,18 +14,17 @@ from torchvision.models import swin_transformer as swin
 
 from attngraft.attention import AttentionGeometry, Projected, Projection, plain_class, record_coordinates
 from attngraft.errors import HostError
-from attngraft.hosts.adapter import (
-    HostAdapter,
-    Site,
-    check_known,
-    norm_state,
-    own_parameters,
-    own_state,
-    random_images,
-)
+from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_state, own_parameters, own_state, random_images
 from attngraft.hosts.sites import fused_heads, window_site, windowed
-from attngraft.hosts.timm.layouts import merge_windows, pad_to_windows, partition, split_qkv
-from attngraft.hosts.timm.windows import CosineWindowSite, WholeMapSite, WindowSite
+from attngraft.hosts.timm.attention import split_qkv
+from attngraft.hosts.timm.windows import (
+    CosineWindowSite,
+    WholeMapSite,
+    WindowSite,
+    merge_windows,
+    pad_to_windows,
+    partition,
+)
 from attngraft.hosts.torchvision import mlp
 
 
