@@ -99,10 +99,10 @@ class MaskedParts(GraftedModule):
         parts = [getattr(self, name) for name in self.unmasked]  # Dynamo reads no name bound within a comprehension
         return [part for part in parts if isinstance(part, GraftedModule)]
 
-    def check_parts(self, **circumstances: bool) -> None:
+    def check_parts(self, *, causal: bool = False, padded: bool = False) -> None:
         """Refuse a call for the parts' grafts; arguments and errors as of `check_call`."""
         for part in self.grafted_parts():
-            check_call(part, **circumstances)
+            check_call(part, causal=causal, padded=padded)
 
 
 def is_one_directional(visible: Tensor) -> bool:

@@ -195,7 +195,7 @@ def linear_site(path: str, **tokens: Any) -> Site:
     return refused_site(path, why, **tokens)
 
 
-def rel_pos_fields(module: nn.Module) -> dict[str, tuple[str, ...]]:
+def rel_pos_fields(module: nn.Module) -> dict[str, Any]:
     """Return the geometry fields with the parameters of `module.rel_pos` that have heads as first or as last axis."""
     kind = type(getattr(module, "rel_pos", None))
     if kind is RelPosMlp:
