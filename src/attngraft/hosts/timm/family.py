@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
@@ -28,11 +27,7 @@ FEATURE_NETS = (FeatureListNet, FeatureDictNet)
 class TimmFamily(BlockFamily):
     """A family of timm's models, also as made by `features_only=True`."""
 
-    @classmethod
-    def find_class(cls, name: str) -> type[nn.Module]:
-        module, _, kind = name.rpartition(".")
-        found: type[nn.Module] = getattr(importlib.import_module(f"timm.models.{module}"), kind)
-        return found
+    module_name = "timm.models.{0}"
 
     def recognizes(self, model: nn.Module) -> bool:
         if type(model) not in FEATURE_NETS:
@@ -195,13 +190,15 @@ def linear_site(path: str, **tokens: Any) -> Site:
     return refused_site(path, why, **tokens)
 
 
-def rel_pos_fields(module: nn.Module) -> dict[str, Any]:
-    """Return the geometry fields with the parameters of `module.rel_pos` that have heads as first or as last axis."""
+def rel_pos_fields(module: nn.Module, *norms: str) -> dict[str, Any]:
+    """Return the geometry fields with the parameters of `module.rel_pos` and of norms, which serve only the scores."""
+    fields = {"query_key_parameters": own_parameters(module, "rel_pos", *norms)}
     kind = type(getattr(module, "rel_pos", None))
     if kind is RelPosMlp:
-        return {"score_rows": own_parameters(module, "rel_pos.mlp.fc2")}
+        return {**fields, "score_rows": own_parameters(module, "rel_pos.mlp.fc2")}
     axes = {RelPosBias: "score_columns", RelPosBiasTf: "score_rows"}
-    return {axes[kind]: own_parameters(module, "rel_pos.relative_position_bias_table")} if kind in axes else {}
+    table = own_parameters(module, "rel_pos.relative_position_bias_table")
+    return {**fields, axes[kind]: table} if kind in axes else fields
 
 
 def prefixed_grid(model: Any) -> dict[str, Any]:

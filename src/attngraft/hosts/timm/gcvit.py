@@ -8,7 +8,7 @@ from timm.models import gcvit
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, record_coordinates
-from attngraft.hosts.adapter import own_parameters, random_images
+from attngraft.hosts.adapter import random_images
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.sites import fused_heads, projected_heads, window_site, windowed
 from attngraft.hosts.timm import mlp
@@ -62,7 +62,6 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         dim=dim,
         **windowed((rows, columns), (window[0], window[1])),
         cross=module.use_global,
-        query_key_parameters=own_parameters(module, "rel_pos"),
         **rel_pos_fields(module),
     )
     yield window_site(attn, geometry, block=path)

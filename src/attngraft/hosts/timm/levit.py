@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -22,7 +21,7 @@ from attngraft.attention import (
     plain_class,
 )
 from attngraft.errors import HostError
-from attngraft.hosts.adapter import Site, check_known, head_rows, norm_state, own_state, random_images
+from attngraft.hosts.adapter import Site, check_known, head_rows, random_images
 from attngraft.hosts.patched import TwoLinearEnds, as_linear
 from attngraft.hosts.sites import global_site, mlp_site
 from attngraft.hosts.timm.attention import map_to_tokens, match_memory_format, tokens_to_map
@@ -212,6 +211,7 @@ class TimmLevit(TimmFamily):
         levit.LevitMlp: GraftedLevitMlp,
     }
     models = (levit.Levit, levit.LevitDistilled)
+    head_names = ("head", "head_dist")
     blocks: ClassVar = {levit.LevitBlock: _block_sites, levit.LevitDownsample: _downsample_sites}
 
     def canonical(self, path: str) -> str:
@@ -224,9 +224,6 @@ class TimmLevit(TimmFamily):
         info = getattr(model.feature_info, "info", model.feature_info)
         rows, columns = (side * info[0]["reduction"] for side in first.attn.resolution)
         return random_images(model, (stem.in_channels, rows, columns), batch=batch)
-
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_state(model, "head", "head_dist"), "norms": norm_state(model)}
 
     @torch.no_grad()
     def fuse(self, model: nn.Module) -> str | None:

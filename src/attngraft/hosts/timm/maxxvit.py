@@ -9,7 +9,7 @@ from timm.models import maxxvit
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, plain_class, record_coordinates
-from attngraft.hosts.adapter import Site, own_parameters, random_images
+from attngraft.hosts.adapter import Site, random_images
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.sites import fused_heads, global_site, projected_heads, window_site, windowed
 from attngraft.hosts.timm import mlp
@@ -123,7 +123,6 @@ def _attention_site(block: Any, name: str, path: str, shapes: ShapeProbe) -> Sit
         dim=dim,
         out_dim=None if out == dim else out,
         **fields,
-        query_key_parameters=own_parameters(module, "rel_pos"),
         **rel_pos_fields(module),
     )
     if kind is maxxvit.TransformerBlock2d:

@@ -8,7 +8,6 @@ from timm.models import vision_transformer_relpos as relpos
 from torch import Tensor
 
 from attngraft.attention import Projected
-from attngraft.hosts.adapter import own_parameters
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.sites import global_site
 from attngraft.hosts.timm import mlp
@@ -32,8 +31,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         f"{path}.attn",
         arguments=("x", "shared_rel_pos", "args", "kwargs"),
         children=(*CHILDREN, "q_norm", "k_norm", "rel_pos"),
-        query_key_parameters=own_parameters(module, "q_norm", "k_norm", "rel_pos"),
-        **rel_pos_fields(module),
+        **rel_pos_fields(module, "q_norm", "k_norm"),
         **tokens,
     )
     yield global_site(f"{path}.attn", geometry)

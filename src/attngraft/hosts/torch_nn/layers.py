@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from attngraft.attention import GraftedModule, HookPoint, MlpGeometry, MlpSite, is_graft, plain_class
 from attngraft.errors import HostError, UsageError
-from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_state
+from attngraft.hosts.adapter import HostAdapter, Site, check_known
 from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import TwoLinearEnds, check_call
 from attngraft.hosts.sites import MLP, refused_site
@@ -239,6 +238,7 @@ class TorchNN(HostAdapter):
     name = "torch.nn"
     summary = "torch.nn Transformer, its encoders, decoders, layers and MultiheadAttention, in a model of your own too"
     gathers = True
+    head_names = ()
     patched: ClassVar = {
         nn.MultiheadAttention: GraftedMultiheadAttention,
         nn.TransformerEncoderLayer: GraftedEncoderLayer,
@@ -306,6 +306,3 @@ class TorchNN(HostAdapter):
         if kind in (nn.TransformerEncoder, nn.TransformerEncoderLayer):
             return (x,)
         return x, tokens(attention.embed_dim, _LENGTH - 2)
-
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": (), "norms": norm_state(model)}
