@@ -15,6 +15,7 @@ from attngraft.hosts.timm import mlp, rotary
 from attngraft.hosts.timm.attention import PATCHED, ClassAttention, FusedQkv, ScaledProducts
 from attngraft.hosts.timm.family import (
     FEATURE_NETS,
+    PairMaskEvaBlock,
     TimmFamily,
     attention_geometry,
     attention_site,
@@ -26,8 +27,8 @@ from attngraft.hosts.timm.family import (
     map_fields,
     prefixed_grid,
     unread_site,
+    with_pair_mask,
 )
-from attngraft.hosts.timm.masked_blocks import PairMaskEvaBlock, with_pair_mask
 from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.timm.rotary import rotary_block_sites
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from timm.layers import Attention, RelPosBias, RelPosBiasTf, RelPosMlp
@@ -16,6 +17,7 @@ from attngraft.hosts.adapter import Site, check_known, norm_state, own_parameter
 from attngraft.hosts.family import BlockFamily
 from attngraft.hosts.family import ShapeProbe as ShapeProbe
 from attngraft.hosts.family import Sites as Sites
+from attngraft.hosts.patched import MaskedParts
 from attngraft.hosts.sites import fused_heads, global_site, projected_heads, refused_site
 from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.unread import reason_of
@@ -231,3 +233,38 @@ def prefixed_grid(model: Any) -> dict[str, Any]:
 def map_fields(dim: int, rows: int, columns: int) -> dict[str, Any]:
     """Return the geometry fields of one sequence: all tokens of a map."""
     return {"dim": dim, "tokens": rows * columns, "grid": (rows, columns)}
+
+
+class PairMaskVitBlock(MaskedParts):
+    """Forward of `Block` and `ResPostBlock` of `timm.models.vision_transformer`; the mask is over pairs of tokens."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        self.check_parts(causal=attn_mask is not None or is_causal)
+        return cast(Tensor, super().forward(x, attn_mask=attn_mask, is_causal=is_causal))  # type: ignore[misc]
+
+
+class PairMaskEvaBlock(MaskedParts):
+    """Forward of `EvaBlock` and `EvaBlockPostNorm` of `timm.models.eva`; the mask is over pairs of tokens."""
+
+    def forward(
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        self.check_parts(causal=attn_mask is not None or is_causal)
+        out = super().forward(x, rope=rope, attn_mask=attn_mask, is_causal=is_causal)  # type: ignore[misc]
+        return cast(Tensor, out)
+
+
+class PaddingMaskBlock(MaskedParts):
+    """A block that gets a padding mask: it checks the mask for grafts of its attention and its MLP."""
+
+    unmasked = ("attn", "mlp")
+
+
+def with_padding_mask(site: Site, block: str) -> Site:
+    """Return `site` with the block at this path as companion."""
+    return replace(site, companions=dict.fromkeys(site.targets, (block,)))
+
+
+def with_pair_mask(site: Site, block: str) -> Site:
+    """Return `site` with the block at this path as companion if it is an MLP."""
+    return with_padding_mask(site, block) if site.kind == "mlp" else site

@@ -12,8 +12,7 @@ from torch import Tensor
 from attngraft.attention import plain_class, prefix_names
 from attngraft.hosts.adapter import random_images
 from attngraft.hosts.timm import attention, rotary
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, block_sites
-from attngraft.hosts.timm.masked_blocks import PaddingMaskBlock, with_padding_mask
+from attngraft.hosts.timm.family import PaddingMaskBlock, ShapeProbe, Sites, TimmFamily, block_sites, with_padding_mask
 
 
 class GraftedBlock(PaddingMaskBlock, Block):
