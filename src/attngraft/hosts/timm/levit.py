@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -206,7 +207,6 @@ class TimmLevit(TimmFamily):
         levit.LevitMlp: GraftedLevitMlp,
     }
     models = (levit.Levit, levit.LevitDistilled)
-    head_names = ("head", "head_dist")
     blocks: ClassVar = {levit.LevitBlock: _block_sites, levit.LevitDownsample: _downsample_sites}
 
     def canonical(self, path: str) -> str:
@@ -219,6 +219,9 @@ class TimmLevit(TimmFamily):
         info = getattr(model.feature_info, "info", model.feature_info)
         rows, columns = (side * info[0]["reduction"] for side in first.attn.resolution)
         return random_images(model, (stem.in_channels, rows, columns), batch=batch)
+
+    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
+        return {"head": own_state(model, "head", "head_dist"), "norms": norm_state(model)}
 
     @torch.no_grad()
     def fuse(self, model: nn.Module) -> str | None:
