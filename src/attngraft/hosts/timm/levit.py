@@ -22,7 +22,7 @@ from attngraft.attention import (
     plain_class,
 )
 from attngraft.errors import HostError
-from attngraft.hosts.adapter import Site, check_known, head_rows, random_images
+from attngraft.hosts.adapter import Site, check_known, head_rows, norm_state, own_state, random_images
 from attngraft.hosts.patched import TwoLinearEnds, as_linear
 from attngraft.hosts.sites import global_site, mlp_site
 from attngraft.hosts.timm.attention import NoDropout, map_to_tokens, match_memory_format, tokens_to_map
