@@ -66,7 +66,7 @@ class HostFold:
 
 
 class HostAdapter(ABC):
-    """One family of hosts: its model classes, its sites, and the patched class of each module with a hook point."""
+    """Adapter of one model family: model classes, sites, and patched classes."""
 
     name: ClassVar[str]
     summary: ClassVar[str]  #: one line for `attngraft list hosts`
@@ -126,7 +126,7 @@ class HostAdapter(ABC):
         return HostFold()
 
     def architecture(self, model: nn.Module) -> dict[str, Any]:
-        """Return what must match for a graft file to fit, JSON-ready: the model class and the widths of each site."""
+        """Return the facts that a graft file must match, JSON-ready: model class, and widths of each site."""
         sites = []
         for site in self.sites(model):
             geometry = site.geometry

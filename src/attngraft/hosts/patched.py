@@ -70,7 +70,7 @@ def check_call(
         exempt: hook points whose grafts get the mask and handle it.
 
     Raises:
-        UsageError: a graft refuses, with its own reason.
+        UsageError: a graft does not support the call; the message has the graft's reason.
     """
     given: tuple[tuple[Circumstance, bool], ...] = (("causal", causal), ("padded", padded), ("cross", cross))
     for name, graft in module.grafts.items():
@@ -106,7 +106,7 @@ class MaskedParts(GraftedModule):
 
 
 def is_one_directional(visible: Tensor) -> bool:
-    """Return whether some visible token sees another that does not see it back, as under a causal mask.
+    """Return whether some pair of visible tokens attends in one direction only, as under a causal mask.
 
     False while compiling and on the meta device, where there are no values to read.
 

@@ -21,7 +21,7 @@ from attngraft.hosts.sites import global_site, projected_heads, refused_site, wi
 
 
 def visible_in(mask: Tensor) -> Tensor:
-    """Return a boolean mask, True for visible keys, of a mask that is boolean or added to the scores."""
+    """Convert a boolean or additive mask to boolean, True for visible keys."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
@@ -175,7 +175,7 @@ class ProjectedSite(AttentionSite):
         return cast(Tensor, heads).transpose(1, 2)
 
     def present(self, mask: Tensor | None) -> Tensor | None:
-        """Return (B or 1, N), False for tokens hidden from all queries; only mix grafts need it."""
+        """Return the padding mask (B or 1, N) for mix grafts, False for tokens hidden from all queries."""
         if mask is None or not self.grafts_at("mix"):
             return None
         return visible_in(mask).flatten(1, -2).any(dim=1)

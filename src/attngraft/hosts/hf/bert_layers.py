@@ -79,14 +79,14 @@ class BertSelfAttention(CachingSite):
 
 
 class BertCrossAttention(BertSelfAttention):
-    """The same with keys of other tokens, in decoders only."""
+    """Cross-attention of decoders."""
 
     crosses = True
     is_decoder = True
 
 
 class BertAttention(GraftedModule):
-    """The rest of the attention: projection, dropout, residual and norm."""
+    """Attention with output projection, dropout, residual and norm, around `BertSelfAttention`."""
 
     output: Any
     is_cross_attention: bool

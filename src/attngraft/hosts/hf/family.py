@@ -39,7 +39,7 @@ class ImageFamily(TransformersFamily):
 
 
 class TextFamily(TransformersFamily):
-    """Models that take token ids first; texts have any length, so no site has a number of tokens."""
+    """Text models, with token ids as first input; the number of tokens varies."""
 
     head_names: ClassVar[tuple[str, ...]] = ("classifier", "cls", "lm_head", "qa_outputs")
 

@@ -35,7 +35,7 @@ class UpDownMlp(PlainMlp):
 
 
 class MaskedLayer(MaskedParts):
-    """A layer that gets a mask and does not pass it to its MLP: it checks the mask for the MLP's grafts."""
+    """A layer that does not pass its mask to the MLP, and checks it for the MLP's grafts."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         self.check_mask(attention_mask, causal=kwargs.get("is_causal"))

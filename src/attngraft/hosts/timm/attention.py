@@ -196,7 +196,7 @@ def checked_mask(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tens
         visible = attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min
         check_call(module, causal=is_one_directional(visible))
     if is_causal and module.fused_attn and attn_mask is not None:
-        raise ValueError("attn_mask and is_causal exclude each other")
+        raise ValueError("attn_mask and is_causal are mutually exclusive")
     return None if is_causal else attn_mask
 
 

@@ -23,7 +23,7 @@ class GraftedAttention(HeadwiseQkv, Attention):
     fused_attn = False
 
     def scores(self, projected: Projected) -> Tensor:
-        """The order of factors is the host's."""
+        """Scale after the product, as the host does, for identical rounding."""
         return projected.q @ projected.k.transpose(-2, -1) * self.scale + cast(Tensor, projected.bias)
 
 

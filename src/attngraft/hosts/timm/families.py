@@ -1,4 +1,4 @@
-"""timm's families without a forward of their own: their blocks consist of modules that other families have too."""
+"""timm's families that consist of modules shared with other families, as rows of a table."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class PairMaskEvaBlock(MaskedParts):
 
 
 class PaddingMaskBlock(MaskedParts):
-    """A block that gets a padding mask: it checks the mask for grafts of its attention and its MLP."""
+    """A block with a padding mask, which it checks for the grafts of its attention and MLP."""
 
     unmasked = ("attn", "mlp")
 

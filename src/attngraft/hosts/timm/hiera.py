@@ -50,7 +50,7 @@ class GraftedMaskUnitAttention(WindowAxisSite, NoDropout, MaskUnitAttention):
         return Projected(q, k, v, queries, keys=keys, rest=units)
 
     def kernel(self, projected: Projected) -> Tensor:
-        """The axes are the host's and determine the kernel: with one for the units, or without and contiguous."""
+        """Use the layout of the host, which selects the kernel: with a units axis, or without one and contiguous."""
         if not self.use_mask_unit_attn:
             q, k, v = (each.contiguous() for each in projected[:3])
             return super(WindowAxisSite, self).kernel(projected._replace(q=q, k=k, v=v))

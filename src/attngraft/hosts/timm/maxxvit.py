@@ -61,7 +61,7 @@ class GraftedAttention2d(ConvAttention, RelativeAttention, maxxvit.Attention2d):
         return Projected(q, k, v, x, bias=self.bias(shared_rel_pos), rest=grid)
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
-        """The order of factors is the host's."""
+        """Multiply in the order of the host, for identical rounding."""
         dropped = cast(Tensor, self.attn_drop(weights))
         return (projected.v.transpose(-1, -2) @ dropped.transpose(-2, -1)).transpose(-1, -2)
 

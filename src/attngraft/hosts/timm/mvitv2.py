@@ -140,7 +140,7 @@ def _pooled_tokens(pool: nn.Module | None, path: str, shapes: ShapeProbe, prefix
     before, after = shapes.input_shape(path)[-2:], shapes.output_shape(path)[-2:]
     if after != tuple(-(-side // each) for side, each in zip(before, _stride(pool), strict=True)):
         raise HostError(
-            f"{path} pools {before} to {after}, which its stride does not explain; attngraft cannot read it"
+            f"{path} pools {before} to {after}, which does not follow from its stride; this variant is not supported"
         )
     return prefix + after[0] * after[1]
 

@@ -38,7 +38,7 @@ class GraftedAttention(WindowAxisSite, Attention):
         return Projected(q, k, v, x, rest=blocks)
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        """The order of channels is the host's: the first of every head, then the second."""
+        """Merge heads in the order of the host: the first channel of every head, then the second."""
         return cast(Tensor, self.proj(heads.permute(0, 2, 3, 1).flatten(2)))
 
 

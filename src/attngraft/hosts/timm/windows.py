@@ -40,7 +40,7 @@ def present_tokens(x: Tensor, window: tuple[int, int], grid: tuple[int, ...]) ->
 
 
 class WindowState(NamedTuple):
-    """What the scores of window attention need besides q, k and v."""
+    """Inputs of the scores of window attention besides q, k and v."""
 
     mask: Tensor | None  #: (windows of an image, N, N), added to the scores; None without shift
     direction: Tensor | None = None  #: (B, H, N, d), normalized queries, where a temperature multiplies the scores
@@ -147,7 +147,7 @@ class WindowAxisSite(WholeMapSite):
     """The same with a separate axis for windows in the host's kernel; `rest` is the number of windows per image."""
 
     def kernel(self, projected: Projected) -> Tensor:
-        """Add the axis: the kernel for it rounds differently."""
+        """Add the windows axis: the kernel for this layout rounds differently."""
         q, k, v = (each.unflatten(0, (-1, projected.rest)) for each in projected[:3])
         return super().kernel(projected._replace(q=q, k=k, v=v)).flatten(0, 1)
 
@@ -186,7 +186,7 @@ class PaddedWindows(WindowMerger):
 
     @property
     def mixes(self) -> bool:
-        """Whether its attention has a mix graft."""
+        """Whether the attention has a mix graft."""
         return isinstance(self.attn, SelfAttention) and bool(self.attn.grafts_at("mix"))
 
 
@@ -222,7 +222,7 @@ class ShiftedWindowBlock(SpaceSite, PaddedWindows):
         return self.run("attn.end", out)
 
     def _padded(self, x: Tensor, present: Tensor) -> Tensor:
-        """Do the same as the host's method, and pass `present` to the attention."""
+        """Reimplement the host's method, passing `present` to the attention."""
         grid, x = x.shape[1:3], self._shifted(x)
         mask = super().get_attn_mask(x) if getattr(self, "dynamic_mask", False) else self.attn_mask  # type: ignore[misc]
         windows = self.attn(partition(x, self.window_size), mask=mask, present=present)

@@ -55,7 +55,7 @@ class _Layer(TwoLinearEnds, MlpSite):
 def _attend(
     attention: nn.Module, drop: nn.Module, x: Tensor, memory: Tensor, masks: tuple[Tensor | None, ...], is_causal: bool
 ) -> Tensor:
-    """Apply an attention and its dropout, which patched attention applies for grafts after it."""
+    """Apply an attention and its dropout; patched attention applies the dropout itself."""
     given: dict[str, Any] = {"attn_mask": masks[0], "key_padding_mask": masks[1], "is_causal": is_causal}
     if isinstance(attention, GraftedMultiheadAttention):
         return cast(Tensor, attention(x, memory, memory, **given, need_weights=False, drop=drop)[0])
@@ -164,11 +164,11 @@ class GraftedDecoderLayer(_Layer, nn.TransformerDecoderLayer):
 
 
 class GraftedEncoder(GraftedModule, nn.TransformerEncoder):
-    """`torch.nn.TransformerEncoder` with grafts in its layers: it passes them padded tensors, never nested ones."""
+    """`torch.nn.TransformerEncoder` with grafts in its layers, to which it passes padded instead of nested tensors."""
 
     @property
     def use_nested_tensor(self) -> bool:  # type: ignore[override]
-        """Overrides the host's attribute, which stays in the module for when the grafts are removed."""
+        """Overrides the host's attribute, which is kept until the grafts are removed."""
         return False
 
     @property

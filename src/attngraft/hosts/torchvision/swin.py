@@ -65,7 +65,7 @@ class MapWindowSite(WholeMapSite, WindowSite):
         return self.window_size[0], self.window_size[1]
 
     def _mask(self, x: Tensor, shift: list[int]) -> Tensor:
-        """Return (windows of an image, N, N), -100 between tokens that only the shift made neighbors."""
+        """Return the shift mask (windows of an image, N, N), -100 between tokens from different regions."""
         regions = x.new_zeros(x.shape[1:3])
         down, across = (
             (slice(0, -window), slice(-window, -by), slice(-by, None))
@@ -102,7 +102,7 @@ class GraftedShiftedWindowAttentionV2(MapWindowSite, CosineWindowSite, swin.Shif
     """`torchvision.models.swin_transformer.ShiftedWindowAttentionV2`: cosines, positions through an MLP."""
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The host sets the part of the bias for keys to zero."""
+        """Set the key part of the bias to zero, as the host does."""
         bias: Tensor | None = self.qkv.bias
         if bias is not None:
             third, bias = bias.numel() // 3, bias.clone()

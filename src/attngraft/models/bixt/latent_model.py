@@ -243,7 +243,7 @@ class LatentModel(ABC, TimmModel):
         if isinstance(self.fourier_pos_encode, StaticPositions) and grid != self.grid_size:
             height, width = (side * self.patch_embed.stride for side in self.grid_size)
             raise UsageError(
-                f"this model is for images of {height} x {width}, and these are {images.shape[2]} x {images.shape[3]}; "
+                f"this model is for images of {height} x {width}, but these are {images.shape[2]} x {images.shape[3]}; "
                 "call set_input_size, or create it with another img_size or with positions='dynamic'"
             )
         return grid

@@ -52,7 +52,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 class ElsaSwinHost(BlockFamily):
-    """Sites `layers.<i>.blocks.<j>.attn`, with tensors to record only, and `.mlp`.
+    """Sites `layers.<i>.blocks.<j>.attn` (recording only) and `.mlp`.
 
     The tensors are `local_filters`, `ghost_mul` and `ghost_add`, in the last stage `weights`.
     """
@@ -71,7 +71,7 @@ class ElsaSwinHost(BlockFamily):
 
 
 class ElsaVoloHost(TimmVolo):
-    """Sites `network.0.<j>.attn`, with tensors to record only, and `.mlp`; the others are as in `TimmVolo`."""
+    """Sites `network.0.<j>.attn` (recording only) and `.mlp`; the others as in `TimmVolo`."""
 
     name = "elsa.volo"
     summary = "ELSA-VOLO (attngraft's own elsa_volo_d1, ...): as VOLO; its own attention can be recorded"
