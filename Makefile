@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT ?= attngraft-demo
 DEMO_ARGS ?=
-# Part of the product, as in pytest -k: make product ONLY='TestSwin and bisa'
+# Part of the product, as for pytest -k: make product ONLY='TestSwin and bisa'
 ONLY ?=
 # Test processes. One thread each is fastest for small tensors.
 JOBS ?= 2
@@ -18,11 +18,11 @@ help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
 	@echo "make test    install with the development extras, then ruff, mypy and pytest"
 	@echo "make slow    the long tests"
-	@echo "make product every host with every graft, compiled and exported (hours; ONLY='TestSwin and bisa' selects a part)"
+	@echo "make product every host with every graft, compiled and exported, and variants of slow tests (hours; ONLY='TestSwin and bisa' selects a part)"
 	@echo "make oldest  hosts alone, export and a training run with the oldest supported versions (in $(VENV)-oldest)"
 	@echo "make proof   measure the coverage of the intervals in simulated studies (ten minutes; rerun to resume)"
 	@echo "make docs    the documentation, links checked, in site/"
-	@echo "make notebooks  run the notebooks; make docs shows their outputs"
+	@echo "make notebooks  run the notebooks; make docs shows what they put out"
 	@echo "make clean   remove $(VENV), caches and $(DEMO_OUT)/"
 
 $(VENV)/installed: pyproject.toml
@@ -48,10 +48,10 @@ test: lint
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 slow: $(VENV)/installed-dev
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m slow
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m "slow and not product"
 
 product: $(VENV)/installed-dev
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m product -k "$(ONLY)" tests/contract tests/export
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m product -k "$(ONLY)"
 
 proof: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m proof.null_study --jobs $(JOBS)

@@ -35,6 +35,7 @@ FORWARD, TRAINING = "forward", "forward and backward"
 LAYOUTS = {"channels last": torch.channels_last, "channels first": torch.contiguous_format}
 #: ghost matrices -> pass -> time relative to the plain form
 TIME = {"add": {FORWARD: 1 / 30, TRAINING: 1 / 10}, "mul and add": {FORWARD: 1 / 20, TRAINING: 1 / 8}}
+SECONDS = 1.0  #: of the plain form, per sample
 MEMORY = {FORWARD: 1 / 10, TRAINING: 1 / 8}  #: with the additive matrix
 
 Work = Callable[[], tuple[Tensor, ...]]
@@ -111,7 +112,7 @@ def time_line(ghost: str, layout: str, name: str, pairs: int) -> Measurement:
     """Measure our time relative to the plain form's, each in its own layout, in which the plain form is faster."""
     ours = PASSES[name](lean, *operands(ghost, layout))
     theirs = PASSES[name](plain, *operands(ghost, "channels first"))
-    ratio = paired_ratio(theirs, ours, pairs=pairs, min_seconds=1.0)
+    ratio = paired_ratio(theirs, ours, pairs=pairs, min_seconds=SECONDS)
     return measurement(f"ghost {ghost}, {layout}, {name}: over the plain form", ratio, bar=TIME[ghost][name])
 
 

@@ -171,8 +171,8 @@ def check(out: Path, config: StudyConfig) -> None:
         "differences": all(variant.difference for variant in result.variants[1:]),
         "costs": all(variant.cost for variant in result.variants),
         "sections": all(len(variant.sections) == 3 for variant in result.variants),
-        "verdicts": page.count('class="standing') >= len(config.variants),
-        "headings": all(title in page for title in ("Class by class", "Which class is taken for which", "ECE")),
+        "verdicts": page.count('class="verdict ') >= len(config.variants),
+        "headings": all(title in page for title in ("Class by class", "Confusion matrix", "ECE")),
     }
     missing = [name for name, there in wanted.items() if not there]
     if missing:

@@ -1,4 +1,4 @@
-"""One row of the table: a fault, the promised effect, and the function that causes it and checks."""
+"""One row of the table: a fault, its guarantees, and the function that causes and checks it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class NotHere(Exception):
 class Case:
     """A fault.
 
-    `run` causes it and returns the measurement in a few words. It raises AssertionError for a broken promise and `NotHere`
-    if the fault cannot be caused.
+    `run` causes it and returns a short summary of the measurement. It raises AssertionError if a guarantee is violated,
+    and `NotHere` if the fault cannot be caused.
     """
 
-    name: str  #: for tests and `--only`
+    name: str  #: in tests and on the command line
     fault: str
     happens: str
     kept: str
-    remedy: str
+    remedy: str  #: for the user
     run: Callable[[Bench], str]
     quick: bool = False  #: part of the default tests

@@ -184,7 +184,7 @@ def _row_and_column(text: str) -> tuple[int, int]:
     try:
         return int(row), int(column)
     except ValueError:
-        raise UsageError(f"--at {text}: give a row and a column of the map, counted from 0, as 3,10") from None
+        raise UsageError(f"--at {text}: give a row and a column of the map, counted from 0, such as 3,10") from None
 
 
 def _default_folder(study: Path | None, models: tuple[ModelHandle, ...]) -> Path:

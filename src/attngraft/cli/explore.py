@@ -49,9 +49,9 @@ def explore(
     """
     from attngraft.cli.models import open_models
     from attngraft.cli.values import assignments
-    from attngraft.report.explorer import explore_subjects
+    from attngraft.report.explorer import explore_handles
 
     arguments = assignments(host_arg or [], option="--host-arg")
-    subjects = open_models(model, names=name or [], weights=weights.value, pretrained=pretrained, arguments=arguments)
-    page = explore_subjects(subjects, image, out=out or Path(f"{image.stem}.html"), sites=sites, title=title)
+    handles = open_models(model, names=name or [], weights=weights.value, pretrained=pretrained, arguments=arguments)
+    page = explore_handles(handles, image, out=out or Path(f"{image.stem}.html"), sites=sites, title=title)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

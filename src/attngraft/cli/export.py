@@ -66,7 +66,7 @@ def export(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Export a trained model to a folder, and check that its outputs are those of the trained model.
+    """Export a trained model to a folder, and check that its outputs match.
 
     The folder holds the weights, everything needed to use them, and a model card with the study's numbers if the run is
     part of a study. `attngraft.load(DIR)` and `attngraft predict DIR` read it.

@@ -18,7 +18,7 @@ def list_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List grafts (with their options), supported hosts, recipes, papers, tasks, analyses, or suites of evaluations.
+    """List grafts (with their options), supported hosts, recipes, papers, tasks, analyses or evaluation suites.
 
     Examples:
 

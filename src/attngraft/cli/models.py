@@ -82,8 +82,8 @@ def models_of_study(
         raise UsageError(
             f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"
         )
-    subjects = tuple(open_handle(str(path), name=name, weights=weights) for name, path in runs.items())
-    return subjects, list(runs).index(config.baseline.name) if config.baseline.name in runs else None, left_out
+    handles = tuple(open_handle(str(path), name=name, weights=weights) for name, path in runs.items())
+    return handles, list(runs).index(config.baseline.name) if config.baseline.name in runs else None, left_out
 
 
 def _not_finished(seed: int, others: Sequence[int]) -> str:
@@ -93,7 +93,7 @@ def _not_finished(seed: int, others: Sequence[int]) -> str:
 
 
 def images_for(
-    subjects: Sequence[ModelHandle], *, images: Sequence[str], data: str | None, split: str | None
+    handles: Sequence[ModelHandle], *, images: Sequence[str], data: str | None, split: str | None
 ) -> ImageSet | None:
     """Return images from the files `images`, else from `data`, else the validation images of the first run, else None."""
     from attngraft.cli.values import find_images
@@ -104,7 +104,7 @@ def images_for(
         if data is not None or split is not None:
             raise UsageError("pass either --image, or --data and --split, not both")
         return images_from_files(find_images(images))
-    record = next((subject.record for subject in subjects if subject.record is not None), None)
+    record = next((handle.record for handle in handles if handle.record is not None), None)
     if record is not None and "data" in record.recipe.task:
         return images_from_run(record, data=data, split=split)
     return None if data is None else images_from_data(data, split=split)
@@ -123,11 +123,11 @@ def bar(total: int | None, what: str) -> Iterator[Callable[[int], None]]:
         yield lambda images: bars.advance(task, images)
 
 
-def _apart(subjects: Sequence[ModelHandle]) -> tuple[ModelHandle, ...]:
+def _apart(handles: Sequence[ModelHandle]) -> tuple[ModelHandle, ...]:
     from attngraft.errors import UsageError
 
-    names = [subject.name for subject in subjects]
+    names = [handle.name for handle in handles]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"two models are called {name!r}; pass a --name for each, in order")
-    return tuple(subjects)
+    return tuple(handles)

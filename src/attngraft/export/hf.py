@@ -110,7 +110,7 @@ def from_pretrained(
 
 
 def _host(transformers: Any, kind: Any, path: str | os.PathLike[str], options: dict[str, Any]) -> nn.Module:
-    """Load the host. Trainer's checkpoints also have the grafts among their weights, which need no warning."""
+    """Load the host, without warnings about the grafts' weights in Trainer's checkpoints."""
     with quiet(transformers):
         model, report = kind.from_pretrained(str(path), output_loading_info=True, **options)
     for problem in ("missing", "unexpected"):

@@ -31,7 +31,7 @@ _OPENERS = {".onnx": onnx.open_onnx, ".pt2": torch_export.open_program}
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The probabilities of one image, or why it could not be read."""
+    """Probabilities of one image, or the reason why it is unreadable."""
 
     image: str  #: name as given
     probabilities: np.ndarray | None = None  #: (classes,)

@@ -71,7 +71,7 @@ def export_run(
         unfinished: accept a run that is not finished.
 
     Raises:
-        UsageError: formats that exclude each other or do not fit this model, or a folder with other files.
+        UsageError: formats that are mutually exclusive or do not fit this model, or a folder with other files.
         ExportError: the model cannot be exported in this format, or the files' outputs differ from the model's.
         TrainingError: not a run, or no such weights.
     """

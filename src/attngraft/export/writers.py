@@ -35,14 +35,14 @@ class PredictionWriter(ABC):
         self.top = min(top or 1, len(serving.classes))
 
     def begin(self) -> None:
-        """Write what comes before the first prediction."""
+        """Write the header."""
         return
 
     @abstractmethod
     def add(self, prediction: Prediction) -> None: ...
 
     def end(self) -> None:
-        """Write what comes after the last prediction."""
+        """Write the footer."""
         return
 
     def write(self, text: str) -> None:

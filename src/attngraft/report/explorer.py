@@ -44,7 +44,7 @@ def explore(
     title: str | None = None,
     expects: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a page that shows each model's attention in an image.
+    """Write a page with each model's attention on an image.
 
         explore({"ViT": host, "with cb_s": grafted}, "dog.jpg", out="dog.html")
 
@@ -68,29 +68,29 @@ def explore(
         RecordError: no chosen site attends to positions of the image, or its numbers are not finite.
         HostError, GraftSpecError: as `attngraft.record`.
     """
-    subjects = [model_handle(name, model, expects=expects) for name, model in models.items()]
-    return explore_subjects(subjects, image, out=out, sites=sites, title=title)
+    handles = [model_handle(name, model, expects=expects) for name, model in models.items()]
+    return explore_handles(handles, image, out=out, sites=sites, title=title)
 
 
-def explore_subjects(
-    subjects: Sequence[ModelHandle], image: Path | str, *, out: Path | str, sites: str = "all", title: str | None = None
+def explore_handles(
+    handles: Sequence[ModelHandle], image: Path | str, *, out: Path | str, sites: str = "all", title: str | None = None
 ) -> Path:
     """`explore` for opened models, each with its own preprocessing.
 
     Raises:
         As `explore`.
     """
-    if not 1 <= len(subjects) <= 2:
-        raise UsageError(f"{len(subjects)} models given; a page shows one or two")
+    if not 1 <= len(handles) <= 2:
+        raise UsageError(f"{len(handles)} models given; a page shows one or two")
     picture = images_from_files([str(image)]).open(0)
     views = []
-    for subject in subjects:
-        view = subject.view(picture)
+    for handle in handles:
+        view = handle.view(picture)
         views.append(
             ModelView(
-                name=subject.name,
+                name=handle.name,
                 picture=Image.fromarray(view.movedim(0, -1).squeeze(-1).numpy()),
-                explored=explorer_data(subject.model, subject.inputs([view]), sites=sites),
+                explored=explorer_data(handle.model, handle.inputs([view]), sites=sites),
             )
         )
     layers = [layer for each in views for layer in each.explored.layers]

@@ -33,7 +33,7 @@ class SuiteProgress:
 
 
 class SuiteLog(SuiteProgress):
-    """A log line per suite and condition, and one every `every` seconds within long ones."""
+    """Log lines: one per suite and condition, and one every `every` seconds."""
 
     def __init__(self, *, every: float = 60.0) -> None:
         self._every, self._last = every, 0.0

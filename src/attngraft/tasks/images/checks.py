@@ -73,12 +73,12 @@ def refuse_other_labels(source: ImageSource, *, task: str, multilabel: bool) -> 
     """
     if source.multilabel and not multilabel:
         raise DataError(
-            f"{source.where}: its images have several labels each, and the task {task} takes one; "
+            f"{source.where}: its images have several labels each, but the task {task} takes one; "
             "use --recipe multilabel (in a recipe of your own: base: multilabel, or task.name: multilabel)"
         )
     if multilabel and not source.multilabel:
         raise DataError(
-            f"{source.where}: its images have one label each, and the task {task} takes several; "
+            f"{source.where}: its images have one label each, but the task {task} takes several; "
             "remove --recipe multilabel (in a recipe of your own: task.name: classification), or give a table with a "
             "column of label lists, such as cat|dog"
         )

@@ -1,4 +1,4 @@
-"""Results of `attngraft data check`: everything that training would find, whether it would start or not."""
+"""Results of `attngraft data check`: all findings of training on these data, including fatal ones."""
 
 from __future__ import annotations
 

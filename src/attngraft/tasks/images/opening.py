@@ -39,7 +39,7 @@ class OpenedImages:
 
 @dataclass(kw_only=True)
 class Survey:
-    """Everything known about a source, whether it can be trained on or not."""
+    """Findings about a source, usable for training or not."""
 
     source: ImageSource  #: without unreadable images
     val: Images | None

@@ -35,7 +35,7 @@ class TransformPlan:
     def decide(
         cls, config: AugmentConfig, host: HostInput, *, image_size: tuple[int, int], mirrored: bool
     ) -> TransformPlan:
-        """Choose values for images of `image_size` (width, height); `mirrored`: a mirror image has the same class."""
+        """Choose values for images of `image_size` (width, height); `mirrored`: flips keep the class."""
         small = host.holds(image_size)
         crop = config.crop if config.crop != "auto" else ("pad" if small else "resized")
         padding = min(host.height, host.width) // 8 if config.padding is None else config.padding

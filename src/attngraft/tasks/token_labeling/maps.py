@@ -63,7 +63,7 @@ class LabelMaps:
             raise DataError(f"{file}: cannot be read as a label map: {reason}; unpack it again") from None
         if not isinstance(content, Tensor) or content.ndim != 4 or len(content) != 2 or not content.numel():
             what = tuple(content.shape) if isinstance(content, Tensor) else type(content).__name__
-            raise DataError(f"{file}: a label map has the shape (2, K, rows, columns), this is {what}")
+            raise DataError(f"{file}: a label map must have shape (2, K, rows, columns), not {what}")
         highest = int(content[1].max())
         if not content[1].min() >= 0 or highest >= self.classes:
             raise DataError(
