@@ -72,6 +72,7 @@ class HostAdapter(ABC):
     summary: ClassVar[str]  #: one line for `attngraft list hosts`
     #: whether all hosts of this adapter in a model count as one host: `sites` then takes the outer model, of any class
     gathers: ClassVar[bool] = False
+    head_names: ClassVar[tuple[str, ...]] = ("head",)  #: names of the heads of its models, for `parts`
     #: the host's module class -> the subclass that implements its forward with hook points
     patched: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
 
@@ -101,9 +102,9 @@ class HostAdapter(ABC):
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
         """Return random inputs for the model's forward, of its configured size and on its device."""
 
-    @abstractmethod
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
         """Return the names of host parameters and buffers that a graft file can include: `head` and `norms`."""
+        return {"head": own_state(model, *self.head_names), "norms": norm_state(model)}
 
     def forget(self, model: nn.Module) -> None:  # noqa: B027 - most hosts cache nothing
         """Clear caches of the host that may be stale after its values change or it is copied."""

@@ -85,6 +85,26 @@ def check_call(
                 )
 
 
+class MaskedParts(GraftedModule):
+    """A block or layer that gets a mask and checks it for grafts of its parts, which do not get it."""
+
+    unmasked: ClassVar[tuple[str, ...]] = ("mlp",)  #: names of those parts
+
+    @property
+    def in_use(self) -> bool:
+        return super().in_use or any(part.in_use for part in self.grafted_parts())
+
+    def grafted_parts(self) -> list[GraftedModule]:
+        """Return the patched ones among the parts."""
+        parts = [getattr(self, name) for name in self.unmasked]  # Dynamo reads no name bound within a comprehension
+        return [part for part in parts if isinstance(part, GraftedModule)]
+
+    def check_parts(self, *, causal: bool = False, padded: bool = False) -> None:
+        """Refuse a call for the parts' grafts; arguments and errors as of `check_call`."""
+        for part in self.grafted_parts():
+            check_call(part, causal=causal, padded=padded)
+
+
 def is_one_directional(visible: Tensor) -> bool:
     """Return whether some pair of visible tokens attends in one direction only, as under a causal mask.
 

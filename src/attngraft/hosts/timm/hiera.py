@@ -11,9 +11,8 @@ from attngraft.attention import AttentionGeometry, Projected
 from attngraft.hosts.adapter import check_known, fused_rows, random_images
 from attngraft.hosts.sites import global_site, window_site
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import NoDropout
+from attngraft.hosts.timm.attention import NoDropout, split_qkv
 from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import split_qkv
 from attngraft.hosts.timm.windows import WindowAxisSite
 
 _BLOCK = ("norm1", "proj", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")

@@ -13,8 +13,7 @@ from attngraft.hosts.adapter import own_parameters
 from attngraft.hosts.sites import global_site, window_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields
+from attngraft.hosts.timm.family import CHILDREN, ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
 from attngraft.hosts.timm.windows import PaddedWindows
 
 

@@ -7,11 +7,36 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
+from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
 from attngraft.attention import GraftedModule, HookPoint, LinearLayer, Projected, SpaceSite, record_coordinates
-from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.layouts import merge_windows, pad_to_windows, partition, present_tokens, split_qkv
+from attngraft.hosts.timm.attention import SelfAttention, split_qkv
+
+
+def pad_to_windows(maps: Tensor, window: tuple[int, int]) -> Tensor:
+    """Zero-pad maps (B, rows, columns, C) to whole windows."""
+    rows, columns = (-side % each for side, each in zip(maps.shape[1:3], window, strict=True))
+    return F.pad(maps, (0, 0, 0, columns, 0, rows))
+
+
+def partition(maps: Tensor, window: tuple[int, int]) -> Tensor:
+    """Partition maps of whole windows (B, rows, columns, C) into windows (B * windows, N, C)."""
+    return cast(Tensor, window_partition(maps, window).flatten(1, 2))
+
+
+def merge_windows(windows: Tensor, window: tuple[int, int], grid: tuple[int, ...]) -> Tensor:
+    """Merge windows (B * windows, N, C) into maps of size `grid`; the inverse of `pad_to_windows` and `partition`."""
+    padded = (side + -side % each for side, each in zip(grid, window, strict=True))
+    maps = window_reverse(windows.unflatten(1, window), window, *padded)
+    return cast(Tensor, maps[:, : grid[0], : grid[1]])
+
+
+def present_tokens(x: Tensor, window: tuple[int, int], grid: tuple[int, ...]) -> Tensor | None:
+    """Return a mask (windows of one image, N), False for window padding, on the device of `x`; None: no padding."""
+    if not any(side % each for side, each in zip(grid, window, strict=True)):
+        return None
+    return partition(pad_to_windows(x.new_ones(1, *grid, 1), window), window).squeeze(-1) > 0
 
 
 class WindowState(NamedTuple):

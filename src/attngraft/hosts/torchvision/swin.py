@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,18 +13,17 @@ from torchvision.models import swin_transformer as swin
 
 from attngraft.attention import AttentionGeometry, Projected, Projection, plain_class, record_coordinates
 from attngraft.errors import HostError
-from attngraft.hosts.adapter import (
-    HostAdapter,
-    Site,
-    check_known,
-    norm_state,
-    own_parameters,
-    own_state,
-    random_images,
-)
+from attngraft.hosts.adapter import HostAdapter, Site, check_known, own_parameters, random_images
 from attngraft.hosts.sites import fused_heads, window_site, windowed
-from attngraft.hosts.timm.layouts import merge_windows, pad_to_windows, partition, split_qkv
-from attngraft.hosts.timm.windows import CosineWindowSite, WholeMapSite, WindowSite
+from attngraft.hosts.timm.attention import split_qkv
+from attngraft.hosts.timm.windows import (
+    CosineWindowSite,
+    WholeMapSite,
+    WindowSite,
+    merge_windows,
+    pad_to_windows,
+    partition,
+)
 from attngraft.hosts.torchvision import mlp
 
 
@@ -159,9 +157,6 @@ class TorchvisionSwin(HostAdapter):
         patches = model.features[0][0]
         rows, columns = (side * step for side, step in zip(self._grid(model), patches.stride, strict=True))
         return random_images(model, (patches.in_channels, rows, columns), batch=batch)
-
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_state(model, "head"), "norms": norm_state(model)}
 
 
 def _attention_site(module: Any, path: str, grid: tuple[int, int]) -> Site:

@@ -14,8 +14,8 @@ from attngraft.hosts.adapter import norm_state, own_parameters, random_images
 from attngraft.hosts.family import BlockFamily, ShapeProbe, Sites
 from attngraft.hosts.sites import refused_site, windowed
 from attngraft.hosts.timm import mlp
+from attngraft.hosts.timm.family import map_fields
 from attngraft.hosts.timm.mlp import mlp_sites
-from attngraft.hosts.timm.sites import map_fields
 from attngraft.hosts.timm.volo import TimmVolo
 from attngraft.mechanisms.local.hadamard import HadamardAttention
 from attngraft.models.elsa.blocks import Residual
