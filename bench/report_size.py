@@ -3,10 +3,9 @@
     python bench/report_size.py --out benchmarks/report_size.json
 
 The study is generated, with the files of a real one: 10 variants x 10 seeds, 30 epochs, and the predictions of 5,000
-    validation images of 100 classes with logits. `attngraft compare --report-only` is timed as a separate process, from
-    the command line to
-the last file: reading a hundred run folders, statistics, plots, page. Bars: 20 s; 15 MB for the page and its plots together,
-as a ratio.
+validation images of 100 classes with logits. `attngraft compare --report-only` is timed as a separate process, from the
+command line to the last file: reading a hundred run folders, statistics, plots, page. Bars: 20 s; 15 MB for the page and
+its plots together, as a ratio.
 """
 
 from __future__ import annotations
@@ -172,8 +171,8 @@ def check(out: Path, config: StudyConfig) -> None:
         "differences": all(variant.difference for variant in result.variants[1:]),
         "costs": all(variant.cost for variant in result.variants),
         "sections": all(len(variant.sections) == 3 for variant in result.variants),
-        "verdicts": page.count('class="standing') >= len(config.variants),
-        "headings": all(title in page for title in ("Class by class", "Which class is taken for which", "ECE")),
+        "verdicts": page.count('class="verdict ') >= len(config.variants),
+        "headings": all(title in page for title in ("Class by class", "Confusion matrix", "ECE")),
     }
     missing = [name for name, there in wanted.items() if not there]
     if missing:

@@ -13,7 +13,13 @@ def slow_but(cases: Iterable[Any], *quick: Any) -> list[Any]:
     return [pytest.param(case, marks=[pytest.mark.slow] * (case not in quick)) for case in cases]
 
 
-def product_but(cases: Iterable[tuple[Any, ...]], chosen: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Return parameters of which `chosen` are marked slow and all others `product`."""
+def product_but(cases: Iterable[Any], chosen: Iterable[Any]) -> list[Any]:
+    """Return parameters (several as a tuple) of which `chosen` are marked slow and all others `product`."""
     slow = list(chosen)
-    return [pytest.param(*case, marks=pytest.mark.slow if case in slow else pytest.mark.product) for case in cases]
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=pytest.mark.slow if case in slow else pytest.mark.product,
+        )
+        for case in cases
+    ]

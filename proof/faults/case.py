@@ -1,4 +1,4 @@
-"""One line of the table: a fault, what is promised of it, and the function that makes it and looks."""
+"""One row of the table: a fault, its guarantees, and the function that causes and checks it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 
 class NotHere(Exception):
-    """This machine does not let the fault be made; the message says why."""
+    """The fault cannot be caused on this machine; the message has the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A fault.
 
-    `run` makes it and says in a few words what was measured; it raises AssertionError where a promise is broken and
-    `NotHere` where the fault cannot be made.
+    `run` causes it and returns a short summary of the measurement. It raises AssertionError if a guarantee is violated,
+    and `NotHere` if the fault cannot be caused.
     """
 
-    name: str  #: for tests, and for running it alone
+    name: str  #: in tests and on the command line
     fault: str
     happens: str
     kept: str
-    remedy: str  #: how to go on
+    remedy: str  #: for the user
     run: Callable[[Bench], str]
     quick: bool = False  #: part of the default tests

@@ -1,4 +1,4 @@
-"""The user's cache folder: reproducible results kept between runs, never beside the user's data."""
+"""The user's cache folder, for reproducible results; nothing is written next to the user's data."""
 
 from __future__ import annotations
 

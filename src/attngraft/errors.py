@@ -42,7 +42,7 @@ class DataError(AttngraftError):
 
 
 class TrainingError(AttngraftError):
-    """A run that had to stop (loss not finite, checkpoint of another recipe, ...); saved files stay usable."""
+    """A failed run (non-finite loss, checkpoint of another recipe, ...); saved files stay usable."""
 
 
 class ExportError(AttngraftError):

@@ -1,4 +1,4 @@
-"""Atomic file writes: readers and crashes never see half a file."""
+"""Atomic file writes: no reader or crash leaves a partial file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def share(path: Path, at: Path) -> None:
-    """Make the file at `path` available at `at`, too: by a hard link if the disk supports it, else by a copy.
+    """Hard-link the file `path` to `at`, or copy it if the disk does not support links.
 
     Neither is ever changed in place: writers replace files.
 
@@ -98,7 +98,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class _Recorder(io.FileIO):
-    """A file that keeps the error of a failed write, because `torch.save` replaces it by one of its own."""
+    """A file that stores the error of a failed write, because `torch.save` raises its own instead."""
 
     failed: OSError | None = None
 

@@ -1,4 +1,4 @@
-"""The end of a process that nobody waits for any more."""
+"""Process exit without interpreter finalization, which is slow once torch is loaded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NoReturn
 
 
 def leave_now(code: int) -> NoReturn:
-    """End this process as soon as what must be done at the end is done.
+    """Run exit handlers, flush logs and streams, and exit without finalizing the interpreter.
 
-    Taking an interpreter apart that holds torch takes seconds, on a busy machine half a minute. Who sent SIGTERM may not
-    wait for that, and would take a process that has long saved for one that hangs.
+    With torch loaded, finalization takes seconds, on a busy machine half a minute. A scheduler that sent SIGTERM may
+    kill the process before that, although everything is saved.
     """
     with suppress(Exception):
         atexit._run_exitfuncs()

@@ -219,7 +219,7 @@ def test_numbers_that_are_not_finite() -> None:
     model.blocks[1].attn.qkv.weight.data.fill_(torch.nan)
     found = explorer_data(model, image())
     assert [layer.site for layer in found.layers] == ["blocks.0.attn"]
-    assert "NaN or infinite" in found.skipped["blocks.1.attn"]
+    assert "NaN or infinity" in found.skipped["blocks.1.attn"]
 
 
 def test_a_compiled_model() -> None:

@@ -121,12 +121,12 @@ def test_runs_that_cannot_be_compared(runs: tuple[ModelHandle, ModelHandle], tmp
     assert second.record is not None
     assert second.record.predictions is not None
     np.savez(second.record.predictions, name=np.arange(3).astype(str), target=TARGET[:3], predicted=TARGET[:3])
-    with pytest.raises(UsageError, match="validated on other images"):
+    with pytest.raises(UsageError, match="validated on different images"):
         sides.ANALYSIS(make_request(first, second))
     np.savez(second.record.predictions, name=np.arange(3).astype(str), target=np.eye(3))
     with pytest.raises(UsageError, match="several labels"):
         confusion.ANALYSIS(make_request(first, second))
-    with pytest.raises(UsageError, match="trained for other classes"):
+    with pytest.raises(UsageError, match="trained for different classes"):
         confusion.ANALYSIS(
             make_request(first, trained(tmp_path / "third", [0] * 10, classes=("a", "b", "c", "d", "e")))
         )

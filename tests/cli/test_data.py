@@ -78,7 +78,7 @@ def test_what_training_would_refuse_ends_with_1(folder: Path, capsys: pytest.Cap
     assert check(folder, "--json") == 1
     assert json.loads(capsys.readouterr().out)["ready"] is False
     assert check(folder, "--set", "max_corrupt=1", "--task", "multilabel") == 1
-    assert "its images have one label each, and the task multilabel takes several" in capsys.readouterr().out
+    assert "its images have one label each, but the task multilabel takes several" in capsys.readouterr().out
 
 
 def test_one_image_of_a_class_is_told_with_all_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -233,7 +233,7 @@ class HostContract:
     def check_windows(self, recording, site) -> None:
         """The host says where its windows' tokens stand, and puts them there itself."""
         if not self.places_known:
-            with pytest.raises(attngraft.RecordError, match="do not say how they cut windows"):
+            with pytest.raises(attngraft.RecordError, match="do not report how they cut windows"):
                 recording.token_indices(site.path)
             return
         places, ends = recording.token_indices(site.path), recording[site.path]["attn.end"]

@@ -101,7 +101,7 @@ def test_it_has_the_signature_and_docstring_of_the_reference(doubling: Op) -> No
 
 
 def test_operands_are_checked_before_a_call_unless_they_are_known_to_fit(doubling: Op) -> None:
-    with pytest.raises(UsageError, match=re.escape("x is (N), not of shape (1, 2)")):
+    with pytest.raises(UsageError, match=re.escape("x must have shape (N), not (1, 2)")):
         doubling(x=torch.ones(1, 2))
     assert doubling.unchecked(torch.ones(1, 2))[0] == "eager"
 
@@ -112,8 +112,12 @@ def test_shapes() -> None:
     shapes.check({"x": x, "y": torch.ones(1, 3), "weight": weight})
     shapes.check({"x": x, "y": None, "weight": weight})
     for name, tensor, expected in (
-        ("y", torch.ones(3, 3), "y is (b, N) with B=2, N=3 by the operands before it, not of shape (3, 3)"),
-        ("weight", torch.ones(7, 3), "weight is (2 c, N) with c=4, N=3 by the operands before it, not of shape (7, 3)"),
+        ("y", torch.ones(3, 3), "y must have shape (b, N) with B=2, N=3 as in the operands before it, not (3, 3)"),
+        (
+            "weight",
+            torch.ones(7, 3),
+            "weight must have shape (2 c, N) with c=4, N=3 as in the operands before it, not (7, 3)",
+        ),
     ):
         with pytest.raises(UsageError, match=re.escape(expected)):
             shapes.check({"x": x, name: tensor})

@@ -47,7 +47,7 @@ def test_patches_that_score_highest_go() -> None:
 @pytest.mark.parametrize(
     ("patch", "scores", "share", "message"),
     [
-        (5, (1, 4), 0.5, "do not divide images of 8 x 8"),
+        (5, (1, 4), 0.5, "images of 8 x 8 are not divisible into patches"),
         (4, (1, 5), 0.5, "do not match 2 x 2 patches of 1 images"),
         (4, (1, 4), 1.5, "between 0 and 1"),
     ],

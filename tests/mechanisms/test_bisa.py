@@ -192,7 +192,7 @@ def test_a_bias_is_shared_by_entries_of_the_batch_in_turn() -> None:
     x = torch.cat([x, x])[:4]
     bias = torch.randn(2, 1, 6, 6, dtype=torch.float64)
     torch.testing.assert_close(module(x, bias=bias), module(x, bias=bias.repeat(2, 1, 1, 1)))
-    with pytest.raises(UsageError, match="bias is"):
+    with pytest.raises(UsageError, match="bias must be"):
         module(x, bias=bias[0])
 
 
@@ -205,14 +205,14 @@ def test_a_boolean_bias_is_shared_by_entries_of_the_batch_in_turn(variant: dict[
     assert not torch.allclose(module(x, bias=visible.repeat_interleave(2, 0)), expected)
     module.attn_drop.p = 1e-12  # the explicit path, with nothing dropped
     torch.testing.assert_close(module.train()(x, bias=visible), expected)
-    with pytest.raises(UsageError, match="bias is .* divisor of B = 4"):
+    with pytest.raises(UsageError, match="bias must be .* divisor of B = 4"):
         module(x, bias=visible[[0, 1, 1]])
 
 
 def test_a_bias_of_other_tokens_is_refused_before_anything_is_computed() -> None:
     module, x, bias = layer(norm=True)
     for wrong in (bias[..., :5], bias[:, :, :5], bias.repeat(1, 2, 1, 1), bias[0]):
-        with pytest.raises(UsageError, match="bias is"):
+        with pytest.raises(UsageError, match="bias must be"):
             module(x, bias=wrong)
 
 
@@ -281,9 +281,9 @@ def test_initial_values() -> None:
 @pytest.mark.parametrize(
     ("variant", "reason"),
     [
-        ({"weight": 1.5}, "weight is lambda"),
+        ({"weight": 1.5}, "weight \\(lambda\\)"),
         ({"weight": 0.0, "learned": True}, "never 0"),
-        ({"identity": True, "norm": True}, "exclude each other"),
+        ({"identity": True, "norm": True}, "mutually exclusive"),
         ({"identity": True, "weight": 0.0}, "weight=0 has none"),
         ({"separate": True, "weight": 0.0}, "leaves nothing of the host's attention"),
         ({"order": "inverse_then_self", "identity": True}, "identity .* does not mix them"),
@@ -302,7 +302,7 @@ def test_choices_that_do_not_go_together(variant: dict[str, Any], reason: str) -
 
 
 def test_widths_that_cannot_be() -> None:
-    with pytest.raises(UsageError, match="5 heads do not divide the width 12"):
+    with pytest.raises(UsageError, match="the width 12 is not divisible by 5 heads"):
         BidirectionalAttention(12, 5)
     with pytest.raises(UsageError, match="do not make the width 12"):
         BidirectionalAttention(12, 2, value_dim=5, variant=Variant(order="self_then_inverse"))

@@ -486,11 +486,11 @@ def test_a_bias_that_does_not_divide_the_batch_is_refused() -> None:
 @pytest.mark.parametrize(
     ("bias", "said"),
     [
-        ((1, 3, 40, 30), "(H, Nq, Nk) = (2, 40, 30), not of shape (1, 3, 40, 30)"),
-        ((1, 2, 39, 30), "not of shape (1, 2, 39, 30)"),
-        ((1, 2, 40, 29), "not of shape (1, 2, 40, 29)"),
-        ((2, 40, 30), "not of shape (2, 40, 30)"),
-        ((0, 2, 40, 30), "not of shape (0, 2, 40, 30)"),
+        ((1, 3, 40, 30), "(H, Nq, Nk) = (2, 40, 30), not (1, 3, 40, 30)"),
+        ((1, 2, 39, 30), "not (1, 2, 39, 30)"),
+        ((1, 2, 40, 29), "not (1, 2, 40, 29)"),
+        ((2, 40, 30), "not (2, 40, 30)"),
+        ((0, 2, 40, 30), "not (0, 2, 40, 30)"),
         ((8, 2, 40, 30), "divisor of B = 4"),
     ],
 )
@@ -514,7 +514,7 @@ def test_a_bias_is_broadcast_along_axes_of_size_1(backend: str, bias: tuple[int,
 @pytest.mark.parametrize(
     ("visible", "said"),
     [
-        (torch.ones(40, 30), "visible is boolean"),
+        (torch.ones(40, 30), "visible must be boolean"),
         (torch.ones(40, 29, dtype=torch.bool), "not torch.bool of shape (40, 29)"),
         (torch.ones(2, 1, 40, 30, dtype=torch.bool), "broadcastable to (B, H, Nq, Nk) = (4, 2, 40, 30)"),
         (torch.ones(1, 1, 1, 40, 30, dtype=torch.bool), "not torch.bool of shape (1, 1, 1, 40, 30)"),
@@ -526,31 +526,31 @@ def test_a_mask_that_is_not_one_of_these_scores_is_refused(visible: Tensor, said
 
 
 def test_a_boolean_bias_is_not_added_as_ones() -> None:
-    with pytest.raises(UsageError, match="this one is boolean; pass it as visible"):
+    with pytest.raises(UsageError, match="cannot be boolean; pass it as visible"):
         run(two_way(bias="none"), bias=torch.ones(1, 1, 40, 30, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(
     ("tester", "place", "shape", "said"),
     [
-        (TestTwoWay, 0, (4, 40, 16), "q is (B, H, Nq, dk), not of shape (4, 40, 16)"),
-        (TestTwoWay, 1, (4, 2, 30, 15), "k is (B, H, Nk, dk) with B=4, H=2, dk=16"),
-        (TestTwoWay, 2, (4, 2, 31, 12), "v is (B, H, Nk, dv)"),
-        (TestTwoWay, 3, (1, 2, 30, 8), "v_hat is (B, H, Nk, s) with B=4, H=2, Nk=30"),
-        (TestInverse, 2, (4, 2, 30, 8), "q_hat is (B, H, Nq, s) with B=4, H=2, Nq=40, s=8"),
-        (TestInverse, 4, (8, 7, 12), "hyper is (s, s, dv) with s=8"),
-        (TestInverseMlp, 2, (4, 2, 40, 7), "q_hat is (B, H, Nq, s)"),
+        (TestTwoWay, 0, (4, 40, 16), "q must have shape (B, H, Nq, dk), not (4, 40, 16)"),
+        (TestTwoWay, 1, (4, 2, 30, 15), "k must have shape (B, H, Nk, dk) with B=4, H=2, dk=16"),
+        (TestTwoWay, 2, (4, 2, 31, 12), "v must have shape (B, H, Nk, dv)"),
+        (TestTwoWay, 3, (1, 2, 30, 8), "v_hat must have shape (B, H, Nk, s) with B=4, H=2, Nk=30"),
+        (TestInverse, 2, (4, 2, 30, 8), "q_hat must have shape (B, H, Nq, s) with B=4, H=2, Nq=40, s=8"),
+        (TestInverse, 4, (8, 7, 12), "hyper must have shape (s, s, dv) with s=8"),
+        (TestInverseMlp, 2, (4, 2, 40, 7), "q_hat must have shape (B, H, Nq, s)"),
         (
             TestInverseMlp,
             "expand",
             (5, 15),
-            "expand is (m, 2 s) with s=8 by the operands before it, not of shape (5, 15)",
+            "expand must have shape (m, 2 s) with s=8 as in the operands before it, not (5, 15)",
         ),
-        (TestInverseMlp, "expand_bias", (4,), "expand_bias is (m) with m=5"),
-        (TestInverseMlp, "contract", (12, 4), "contract is (dv, m) with m=5"),
-        (TestInverseMlp, "contract_bias", (11,), "contract_bias is (dv) with dv=12"),
-        (TestHyper, 1, (2, 3, 49, 16), "q_hat is (B, H, N, s)"),
-        (TestHyper, 2, (16, 24), "hyper is (s, s, dv)"),
+        (TestInverseMlp, "expand_bias", (4,), "expand_bias must have shape (m) with m=5"),
+        (TestInverseMlp, "contract", (12, 4), "contract must have shape (dv, m) with m=5"),
+        (TestInverseMlp, "contract_bias", (11,), "contract_bias must have shape (dv) with dv=12"),
+        (TestHyper, 1, (2, 3, 49, 16), "q_hat must have shape (B, H, N, s)"),
+        (TestHyper, 2, (16, 24), "hyper must have shape (s, s, dv)"),
     ],
 )
 def test_operands_that_do_not_fit_each_other_are_named(

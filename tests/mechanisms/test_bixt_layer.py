@@ -123,13 +123,13 @@ def test_dropout_behind_the_projections() -> None:
 
 def test_heads_that_do_not_divide_the_width() -> None:
     for make in (two_way, one_sided):
-        with pytest.raises(UsageError, match="5 heads do not divide the attention's width 12"):
+        with pytest.raises(UsageError, match="the attention width 12 is not divisible by 5 heads"):
             make(heads=5)
 
 
 def test_latents_of_another_batch() -> None:
     latents, tokens = inputs()
-    with pytest.raises(UsageError, match="latents are for a batch of 1 or 2, as the tokens, not 3"):
+    with pytest.raises(UsageError, match="latents must have batch size 1 or that of the tokens, 2, not 3"):
         two_way()(latents[:1].expand(3, -1, -1), tokens[:2])
 
 

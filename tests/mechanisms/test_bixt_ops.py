@@ -398,10 +398,10 @@ def test_a_hook_on_any_projection_is_called(name: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("place", "shape", "said"),
     [
-        (0, (3, 2, 12, 16), "r_latents is (b, H, M, d) with B=2, H=2, d=16 by the operands before it"),
-        (0, (2, 12, 16), "r_latents is (b, H, M, d), not of shape (2, 12, 16)"),
-        (2, (1, 2, 11, 8), "v_latents is (b, H, M, dl)"),
-        (3, (2, 2, 49, 24), "v_tokens is (B, H, N, dt) with B=2, H=2, N=50"),
+        (0, (3, 2, 12, 16), "r_latents must have shape (b, H, M, d) with B=2, H=2, d=16 as in the operands before it"),
+        (0, (2, 12, 16), "r_latents must have shape (b, H, M, d), not (2, 12, 16)"),
+        (2, (1, 2, 11, 8), "v_latents must have shape (b, H, M, dl)"),
+        (3, (2, 2, 49, 24), "v_tokens must have shape (B, H, N, dt) with B=2, H=2, N=50"),
     ],
 )
 def test_operands_that_do_not_fit_each_other_are_named(place: int, shape: tuple[int, ...], said: str) -> None:
@@ -414,12 +414,12 @@ def test_operands_that_do_not_fit_each_other_are_named(place: int, shape: tuple[
 @pytest.mark.parametrize(
     ("place", "shape", "said"),
     [
-        (2, (2, 50), "tokens is (B, N, c)"),
-        (1, (2, 2, 12, 15), "v_latents is (b, H, M, d)"),
-        (3, (64, 23), "in_weight is (2 H d, c) with H=2, d=16, c=24"),
-        (3, (60, 24), "in_weight is (2 H d, c) with H=2, d=16"),
-        (5, (20, 30), "out_weight is (c', H d) with H=2, d=16 by the operands before it, not of shape (20, 30)"),
-        (6, (19,), "out_bias is (c') with c'=20"),
+        (2, (2, 50), "tokens must have shape (B, N, c)"),
+        (1, (2, 2, 12, 15), "v_latents must have shape (b, H, M, d)"),
+        (3, (64, 23), "in_weight must have shape (2 H d, c) with H=2, d=16, c=24"),
+        (3, (60, 24), "in_weight must have shape (2 H d, c) with H=2, d=16"),
+        (5, (20, 30), "out_weight must have shape (c', H d) with H=2, d=16 as in the operands before it, not (20, 30)"),
+        (6, (19,), "out_bias must have shape (c') with c'=20"),
     ],
 )
 def test_projections_that_do_not_fit_are_named(place: int, shape: tuple[int, ...], said: str) -> None:
@@ -431,7 +431,7 @@ def test_projections_that_do_not_fit_are_named(place: int, shape: tuple[int, ...
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
 def test_a_dropout_that_is_no_probability_is_refused(dropout: float) -> None:
-    with pytest.raises(UsageError, match="from 0 to below 1"):
+    with pytest.raises(UsageError, match="must be a probability in"):
         run(attention(), dropout=dropout)
 
 

@@ -226,9 +226,9 @@ def test_the_layer_takes_timms_arguments() -> None:
     model(torch.randn(2, 3, 16, 16)).square().sum().backward()
     missing = [name for name, p in model.named_parameters() if p.grad is None]
     assert missing == []
-    with pytest.raises(UsageError, match="uniform_heads is 5, and there are 4 heads"):
+    with pytest.raises(UsageError, match="uniform_heads must be between 1 and the number of heads, 4, not 5"):
         package.UniformHeadAttention(32, 4, uniform_heads=5)
-    with pytest.raises(UsageError, match="3 heads do not divide"):
+    with pytest.raises(UsageError, match="not divisible by 3 heads"):
         package.UniformHeadAttention(32, 3)
 
 

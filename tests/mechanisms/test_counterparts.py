@@ -111,9 +111,9 @@ def test_images_of_a_batch_stay_apart() -> None:
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UsageError, match="kernel_size is an odd number"):
+    with pytest.raises(UsageError, match="kernel_size must be odd"):
         DynamicConvolution(6, kernel_size=4)
-    with pytest.raises(UsageError, match="4 heads do not divide the width 6"):
+    with pytest.raises(UsageError, match="the width 6 is not divisible by 4 heads"):
         DepthwiseConvolution(6, heads=4)
 
 

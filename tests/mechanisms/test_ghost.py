@@ -63,7 +63,7 @@ def test_its_identity_gives_every_map_again() -> None:
 
 
 def test_maps_of_another_size_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"for 7 tokens \(2 x 3 on the grid\), and these maps are 6 x 6"):
+    with pytest.raises(UsageError, match=r"for 7 tokens \(2 x 3 on the grid\), but these maps are 6 x 6"):
         GhostHead(3, (2, 3), prefix=1)(torch.rand(1, 3, 6, 6))
 
 
@@ -121,7 +121,7 @@ def test_what_windows_hide_stays_hidden() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "reason"),
-    [("ghost(parts=0)", "parts is 1 or more"), ("ghost(mul=0, add=0)", "leaves nothing of the ghost head")],
+    [("ghost(parts=0)", "parts must be 1 or more"), ("ghost(mul=0, add=0)", "leaves nothing of the ghost head")],
 )
 def test_options_that_make_no_sense_are_refused(spec: str, reason: str) -> None:
     with pytest.raises(GraftSpecError, match=reason):

@@ -131,9 +131,9 @@ def test_the_strict_form_is_the_sum_that_the_paper_writes() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dim_v": 9}, "2 heads do not divide the 9 channels"),
-        ({"kernel_size": 4}, "an odd number"),
-        ({"lam": 0.5}, "lam is a whole number, as the multiplier starts with either sign"),
+        ({"dim_v": 9}, "the 9 channels of the values are not divisible by 2 heads"),
+        ({"kernel_size": 4}, "must be odd"),
+        ({"lam": 0.5}, "lam must be an integer, because the multiplier starts with either sign"),
     ],
 )
 def test_what_cannot_be(changes: dict[str, Any], said: str) -> None:

@@ -57,7 +57,7 @@ def test_a_width_that_four_does_not_divide_is_rounded_down() -> None:
     assert built("vertical", site(30, 3)).context.out_features == 7
     assert built("vertical", site(2, 1)).context.out_features == 1
     assert built("vertical", site(32, 4), reduction=8).context.out_features == 4
-    with pytest.raises(ValueError, match="reduction is 1 or more"):
+    with pytest.raises(ValueError, match="reduction must be 1 or more"):
         graft_types()["vertical"].Options(reduction=0)
 
 
@@ -161,7 +161,7 @@ def test_memory_slots_are_seen_by_every_query() -> None:
 
 def test_attention_refuses() -> None:
     x = torch.randn(2, 7, 24, dtype=torch.float64)
-    with pytest.raises(UsageError, match="5 heads do not divide"):
+    with pytest.raises(UsageError, match="not divisible by 5 heads"):
         Attention(24, 5)
     with pytest.raises(UsageError, match="fused=False"):
         attention(fused=True)(x, x)

@@ -123,18 +123,18 @@ def test_windows_without_shift_are_the_hosts_own() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("elsa(kernel=4)", "kernel is an odd number, not 4"),
+        ("elsa(kernel=4)", "kernel must be odd, not 4"),
         ("elsa(mul=-1)", "mul 0 or more"),
-        ("elsa(heads=0)", "heads is 1 or more, not 0"),
-        ("lsa(area=neighborhood, size=4)", "size of a neighborhood is an odd number"),
+        ("elsa(heads=0)", "heads must be 1 or more, not 0"),
+        ("lsa(area=neighborhood, size=4)", "size of a neighborhood must be odd"),
         ("lsa(area=neighborhood, shift=1)", "shift is for windows only"),
-        ("lsa(shift=7)", "shift is less than size"),
+        ("lsa(shift=7)", "shift must be less than size"),
         ("lsa(network=net8)", "network must be one of swin, net1"),
-        ("involution(kernel=2)", "kernel is an odd number"),
-        ("dwconv(heads=-1)", "heads is 1 or more"),
-        ("dynamic_dwconv(reduction=0)", "reduction is 1 or more"),
-        ("ddf(squeeze=0)", "squeeze is more than 0"),
-        ("outlooker(stride=4)", "stride is from 1 to kernel"),
+        ("involution(kernel=2)", "kernel must be odd"),
+        ("dwconv(heads=-1)", "heads must be 1 or more"),
+        ("dynamic_dwconv(reduction=0)", "reduction must be 1 or more"),
+        ("ddf(squeeze=0)", "squeeze must be in"),
+        ("outlooker(stride=4)", "stride must be between 1 and kernel"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(spec: str, reason: str) -> None:
@@ -147,7 +147,7 @@ def test_heads_divide_the_channels(name: str) -> None:
     kind = graft_types()[name]
     geometry = AttentionGeometry(dim=10, tokens=16, grid=(4, 4), heads=2, key_width=5, value_width=5)
     assert kind.refusal(geometry, "space", kind.Options()) is None
-    assert "3 heads do not divide its 10 channels" in str(kind.refusal(geometry, "space", kind.Options(heads=3)))
+    assert "its 10 channels are not divisible by 3 heads" in str(kind.refusal(geometry, "space", kind.Options(heads=3)))
 
 
 def test_hosts_without_maps_say_so() -> None:

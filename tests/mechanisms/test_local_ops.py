@@ -282,15 +282,15 @@ def test_nothing_is_k_times_k_times_as_large_as_the_values(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"kernel_size": 4}, "an odd number, so that every pixel is in the middle, not 4"),
+        ({"kernel_size": 4}, "must be odd, so that each neighborhood has a center, not 4"),
         ({"kernel_size": 5}, "have 25 maps per head for a 5 x 5 neighborhood"),
         ({"dilation": 0}, "1 or more, not 0 and 1"),
         ({"stride": 2}, "Y is 6 in the values and, with stride 2, cannot be 6"),
         ({"values": double(2, 5, 6, 5)}, "divide the 5 channels"),
-        ({"values": double(1, 4, 6, 5)}, "values of 1 images and filters of 2"),
-        ({"values": double(4, 6, 5)}, "values are (B, C, Y, X), not of shape (4, 6, 5)"),
-        ({"mul": double(4, 3)}, "mul is (4, 3, 3) by the values, not of shape (4, 3)"),
-        ({"add": double(2, 3, 3)}, "add is (4, 3, 3)"),
+        ({"values": double(1, 4, 6, 5)}, "different batch sizes, 1 and 2"),
+        ({"values": double(4, 6, 5)}, "values must be (B, C, Y, X), not (4, 6, 5)"),
+        ({"mul": double(4, 3)}, "mul must be (4, 3, 3) for these values, not (4, 3)"),
+        ({"add": double(2, 3, 3)}, "add must be (4, 3, 3)"),
     ],
 )
 def test_operands_that_do_not_fit(changed: dict[str, Any], said: str) -> None:
@@ -309,9 +309,9 @@ def test_scores_of_a_pixel_and_its_neighbors() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"kernel_size": 2}, "an odd number"),
-        ({"keys": double(2, 4, 5, 5)}, "(B, C, Y, X) both, not of shapes (2, 4, 6, 5) and (2, 4, 5, 5)"),
-        ({"heads": 3}, "3 heads do not divide the 4 channels"),
+        ({"kernel_size": 2}, "must be odd"),
+        ({"keys": double(2, 4, 5, 5)}, "must both be (B, C, Y, X), not (2, 4, 6, 5) and (2, 4, 5, 5)"),
+        ({"heads": 3}, "the 4 channels are not divisible by 3 heads"),
     ],
 )
 def test_scores_of_operands_that_do_not_fit(changed: dict[str, Any], said: str) -> None:

@@ -215,12 +215,12 @@ def test_biases_go_by_key_minus_query() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"heads": 3}, "3 heads do not divide the width 8"),
+        ({"heads": 3}, "the width 8 is not divisible by 3 heads"),
         ({"terms": ()}, "at least one, not none"),
         ({"terms": ("qk", "kq")}, "some of qk, qr, rk, rb, at least one, not kq"),
-        ({"area": "row"}, "area is window or neighborhood"),
+        ({"area": "row"}, "area must be window or neighborhood"),
         ({"norm": "relu"}, "norm must be one of softmax, filter, identity"),
-        ({"size": 4}, "the size of a neighborhood is an odd number, not 4"),
+        ({"size": 4}, "the size of a neighborhood must be odd, not 4"),
         ({"area": "window", "shift": 7}, "windows shift by less than their size 7"),
         ({"shift": 1}, "neighborhoods not at all; not by 1"),
     ],

@@ -21,23 +21,25 @@ def test_the_same_on_a_ray_cluster(tmp_path: Path) -> None:
 
     if ray.is_initialized():  # by other tests, with another cluster
         ray.shutdown()
-    out = tmp_path / "found.json"
-    assert main(["--trials", "6", "--ray", "local", "--kill", "1", "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert (found["trials"], found["finished"], found["problems"]) == (6, 6, [])
-    assert len(found["killed"]) == 1
-    assert found["executor"] == "--ray local"
+    check_trials(tmp_path, executor="--ray local")
     assert not ray.is_initialized()
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_all_results_are_there_and_what_is_not_is_found(tmp_path: Path) -> None:
-    folder, out = tmp_path / "study", tmp_path / "found.json"
-    assert main(["--trials", "8", "--jobs", "2", "--kill", "1", "--folder", str(folder), "--out", str(out)]) == 0
+    check_trials(tmp_path, executor="--jobs 2")
+
+
+def check_trials(place: Path, *, executor: str) -> None:
+    """Six trials, one of whose workers is killed; then some are damaged, and the damage is found."""
+    folder, out = place / "study", place / "found.json"
+    options = ["--trials", "6", *executor.split(), "--kill", "1", "--folder", str(folder), "--out", str(out)]
+    assert main(options) == 0
     found = json.loads(out.read_text())
-    assert (found["trials"], found["finished"], found["problems"]) == (8, 8, [])
+    assert (found["trials"], found["finished"], found["problems"]) == (6, 6, [])
     assert len(found["killed"]) == 1
-    runs, result = resolve(study(folder, trials=8)).runs, load_result(folder)
+    assert found["executor"] == executor
+    runs, result = resolve(study(folder, trials=6)).runs, load_result(folder)
     assert {run.epochs_done for run in runs} == {EPOCHS}
     (runs[3].folder / "finished.json").unlink()
     (runs[5].folder / "metrics.jsonl").write_text("")

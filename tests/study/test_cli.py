@@ -167,7 +167,7 @@ def test_an_interruption_is_exit_code_130(
         (["--report-only", "--out", "nowhere"], "study.yaml"),
         (["--study", "nowhere.yaml"], "nowhere.yaml"),
         (["--graft", "cb_s", "--out", "x", "--jobs", "0"], "--jobs: at least 1"),
-        (["--graft", "cb_s", "--out", "x", "--jobs", "2", "--ray", "local"], "exclude each other"),
+        (["--graft", "cb_s", "--out", "x", "--jobs", "2", "--ray", "local"], "mutually exclusive"),
         (["--graft", "cb_s", "--out", "x", "--gpus-per-run", "1"], "give --ray as well"),
         (["--graft", "cb_s", "--out", "x", "--retries", "1"], "--jobs or --ray"),
         (["--against", "3", "--out", "x"], "--against 3: write HOST"),

@@ -16,6 +16,7 @@ from attngraft.study.config import StudyConfig, read_study, study_from_dict
 from attngraft.study.plan import resolve
 from attngraft.timing import count_macs
 from attngraft.training.build import build_model, model_data_config
+from tests.slow import product_but
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -52,8 +53,7 @@ def test_bixt_is_set_against_hosts_of_as_many_macs(name: str) -> None:
     assert max(macs) / min(macs) < 1.03, macs
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits", "cifar10", "tiny_imagenet20"])
+@pytest.mark.parametrize("name", product_but(["digits", "cifar10", "tiny_imagenet20"], ["cifar10"]))
 def test_bixt_trains_against_all_of_them(
     name: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

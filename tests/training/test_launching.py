@@ -14,6 +14,7 @@ import torch
 from attngraft.errors import ConfigError
 from attngraft.training import setup
 from attngraft.training.build import build_model
+from tests.slow import product_but
 from tests.training.toys import final_state, metric_rows, toy_recipe
 
 TINY = """
@@ -50,8 +51,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("alone"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", product_but(LAUNCHERS, ["torchrun"]))
 def test_the_command_under_a_launcher_is_one_process(launcher: str, alone: Path, tmp_path: Path) -> None:
     """Of the same global batch: metrics and weights."""
     together = train(tmp_path, "-m", *LAUNCHERS[launcher])

@@ -7,12 +7,12 @@ from proof.faults.cases import diverged, killed, loading, memory, places, room, 
 
 #: heading -> its lines
 CASES: dict[str, tuple[Case, ...]] = {
-    "Killed: `kill -9`, or the kernel for want of memory": killed.CASES,
-    "No room: full disk, quota, file size limit": room.CASES,
-    "Asked to stop": stopped.CASES,
-    "Processes that load data": loading.CASES,
-    "Memory of the device": memory.CASES,
-    "A loss that is not a number": diverged.CASES,
-    "Two at work in one folder": together.CASES,
-    "Clocks and places": places.CASES,
+    "Killed: `kill -9`, or the kernel when out of memory": killed.CASES,
+    "No space: full disk, quota, file size limit": room.CASES,
+    "Signals": stopped.CASES,
+    "Data loading processes": loading.CASES,
+    "Device memory": memory.CASES,
+    "Non-finite loss": diverged.CASES,
+    "Two processes in one folder": together.CASES,
+    "Clocks and paths": places.CASES,
 }

@@ -30,7 +30,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedTensor:
-    """Numbers as signed bytes b: (b / 127)^2 largest, with the sign of b, so that small ones keep their digits."""
+    """Values as signed bytes b for sign(b) (b / 127)^2 `largest`, which keeps the precision of small values."""
 
     bytes: Tensor  #: int8
     largest: float
@@ -43,12 +43,12 @@ class QuantizedTensor:
         """
         largest = float(numbers.abs().max()) if numbers.numel() else 0.0
         if not math.isfinite(largest):
-            raise RecordError(f"{site}: some of its numbers are NaN or infinite")
+            raise RecordError(f"{site}: its values contain NaN or infinity")
         share = numbers.float() / (largest or 1.0)
         return cls(bytes=(share.sign() * share.abs().sqrt() * STEPS).round().to(torch.int8).cpu(), largest=largest)
 
     def numbers(self) -> Tensor:
-        """The numbers, to the precision that was kept."""
+        """Return the dequantized values."""
         share = self.bytes.float() / STEPS
         return share.sign() * share.square() * self.largest
 
@@ -150,7 +150,7 @@ def _maps_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
     expected = int(indices.max()) // tokens + 1
     if windows != expected:
         raise RecordError(
-            f"{site}: has {windows} sequences of {tokens} tokens, and one map of the image has {expected}"
+            f"{site}: has {windows} sequences of {tokens} tokens, but one map of the image has {expected}"
         )
     prefix = recording.prefix(site)
     # without prefix tokens only windows differ: their padding is not on the map

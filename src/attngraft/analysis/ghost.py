@@ -64,7 +64,7 @@ def _by_offset(site: str, values: Tensor, geometry: Geometry) -> Tensor:
     """Matrices of neighborhoods (channels, k, k) unchanged; those of whole grids (H, N, N), which repeat the same numbers
     for every query, as (H, 2 rows - 1, 2 columns - 1)."""
     if not bool(values.isfinite().all()):
-        raise RecordError(f"{site}: some numbers of its ghost head are NaN or infinite: the model diverged in training")
+        raise RecordError(f"{site}: its ghost head contains NaN or infinity: the model diverged in training")
     window = geometry.window if isinstance(geometry, AttentionGeometry) else None
     rows, columns = window or geometry.grid or (0, 0)
     if values.shape[1] != rows * columns:

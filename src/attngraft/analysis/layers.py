@@ -10,7 +10,7 @@ from attngraft.results.analysis import Line
 
 
 def ticks(sites: Sequence[str]) -> list[str]:
-    """Sites as tick labels, without what they have in common at their ends (`blocks.3.attn`: `3`)."""
+    """Tick labels of sites, without common prefix and suffix (`blocks.3.attn`: `3`)."""
     parts = [site.split(".") for site in sites]
     if len(parts) < 2:
         return list(sites)
@@ -28,7 +28,7 @@ def captions(sites: Sequence[str]) -> list[str]:
 
 
 def _common_prefix(parts: Sequence[Sequence[str]]) -> int:
-    """Number of leading words that all share, at most all but the last."""
+    """Number of leading words that all sites share, excluding the last word."""
     count = 0
     for words in zip(*parts, strict=False):
         if len(set(words)) > 1:
@@ -98,7 +98,7 @@ def _patterns(sites: Iterable[str]) -> set[str]:
 
 
 def _merged(orders: Sequence[Sequence[str]]) -> list[str]:
-    """Every site once: each after its predecessor in its model, and after sites of the same pattern with lower numbers."""
+    """Merge the sites of all models without duplicates, in model order and by number within a pattern."""
     axis: list[str] = []
     for order in sorted(orders, key=len, reverse=True):
         at = 0

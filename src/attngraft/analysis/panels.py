@@ -73,7 +73,7 @@ def map_values(tensor: Tensor) -> Values:
         RecordError: some are NaN or infinite.
     """
     if not bool(tensor.isfinite().all()):
-        raise RecordError("some of its numbers are NaN or infinite: the model diverged in training, or overflows")
+        raise RecordError("its values contain NaN or infinity: the model diverged in training, or overflows")
     return [[float(f"{value:.{_DIGITS}g}") for value in row] for row in tensor.double().cpu().tolist()]
 
 

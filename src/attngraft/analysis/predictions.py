@@ -1,4 +1,4 @@
-"""Predictions of models on labelled images, saved by their runs or made now."""
+"""Predictions of models on labelled images, saved by their runs or computed on request."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def predictions_of_all(request: AnalysisRequest) -> tuple[list[LabelPredictions]
         both = f"{name} and {request.names[0]}"
         if each.classes != first.classes:
             raise UsageError(
-                f"{both} were trained for other classes; give labelled images with classes of both with --data"
+                f"{both} were trained for different classes; give labelled images of classes that both have with --data"
             )
         if each.names != first.names or (each.target != first.target).any():
-            raise UsageError(f"{both} were validated on other images; give the same images to both with --data")
+            raise UsageError(f"{both} were validated on different images; evaluate both on the same images with --data")
     return predictions, "the validation images at the last epoch"
 
 

@@ -100,14 +100,14 @@ class Analysis:
 
     @property
     def requirements(self) -> str:
-        """Models and images that it takes, in words."""
+        """Text that describes the required models and images."""
         models = self._count("run" if self.runs_only else "model")
         if self.predictions:
             return models + ", labelled images unless all are runs"
         return models + {"none": "", "shown": ", a few images", "many": ", images"}[self.images]
 
     def needs_images(self, *, saved: bool) -> bool:
-        """Return whether it needs images, given whether all models are runs with `saved` predictions."""
+        """Return whether images are required; `saved`: all models are runs with saved predictions."""
         return self.images != "none" and not (saved and self.predictions == "counted")
 
     def __call__(self, request: AnalysisRequest) -> AnalysisResult:

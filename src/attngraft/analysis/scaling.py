@@ -29,7 +29,7 @@ def _measure(
         if isinstance(scale, Tensor) and instance.startswith("cb_s"):
             scales.append((host.adapter.canonical(path), instance, scale))
     if not scales:
-        raise RecordError("it has no cb_s: graft cb_s, whose scale is learned, and train it")
+        raise RecordError("it has no cb_s, whose learned scale this analysis shows; graft cb_s and train it")
     count = Counter(path for path, _, _ in scales)
     found = {}
     for path, instance, scale in scales:

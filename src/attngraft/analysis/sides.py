@@ -115,7 +115,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 def _pictures(
     request: AnalysisRequest, first: LabelPredictions, second: LabelPredictions, sides: Sides
 ) -> list[Pictures]:
-    """Some images of each side, by name; none if saved predictions are of images that are not in the image set."""
+    """Example images of each side, by name; empty if the saved predictions are for other images."""
     by_name = {} if request.image_set is None else {name: i for i, name in enumerate(request.image_set.names)}
     if any(name not in by_name for name in first.names):
         return []

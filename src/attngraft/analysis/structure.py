@@ -207,7 +207,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 
 
 def _common_sites(request: AnalysisRequest) -> tuple[str, str]:
-    """The first attention layer with a map that both models have by one name; without a common name, the first of each."""
+    """The first attention layer with a map in both models, by common name; else the first of each model."""
     first, second = (_maps_by_site(request, model) for model in request.models)
     common = next((site for site in first if site in second), None)
     pair = (common, common) if common is not None else (next(iter(first)), next(iter(second)))
@@ -253,7 +253,7 @@ def _compare(
         for model, site, batch in zip(request.models, sites, inputs, strict=True)
     )
     if not bool(first.isfinite().all() and second.isfinite().all()):
-        raise RecordError("some numbers of a map are NaN or infinite: the model diverged in training, or overflows")
+        raise RecordError("a map contains NaN or infinity: the model diverged in training, or overflows")
     size = (first.shape[1], first.shape[2])
     if labels is None:
         edges = gradient(F.adaptive_avg_pool2d(inputs[0].float().cpu().mean(1), size))

@@ -91,7 +91,7 @@ class _Measure:
         """From values by image and head, (B, H) per batch."""
         values = torch.cat(batches)
         if not bool(values.isfinite().all()):
-            raise RecordError("some of its maps are NaN or infinite: the model diverged in training, or overflows")
+            raise RecordError("its maps contain NaN or infinity: the model diverged in training, or overflows")
         over_heads = t_interval(values.mean(1).numpy())
         return cls(
             heads=values.mean(0).tolist(),

@@ -116,7 +116,7 @@ class AttentionGeometry(Geometry):
 
     @property
     def own_keys(self) -> bool:
-        """Whether queries and keys are of the same tokens: the map (Nq, Nk) is square, and its diagonal is meaningful."""
+        """Whether queries and keys are the same tokens, so that the map is square with a meaningful diagonal."""
         return not self.cross and self.query_tokens in (None, self.tokens) and self.key_tokens in (None, self.tokens)
 
     @property

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Projected(NamedTuple):
-    """Output of `project`. The query side has Nq rows, the key side Nk; B includes windows, where the host has any."""
+    """Output of `project`, with Nq queries and Nk keys; B includes the windows of window attention."""
 
     q: Tensor  #: (B, H, Nq, dk)
     k: Tensor  #: (B, H, Nk, dk)
@@ -64,7 +64,7 @@ class MixContext:
         return self._site.scores(self.projected)
 
     def attend(self) -> Tensor:
-        """Run the host's own attention, weights grafts and dropout included; (B, H, Nq, dv). Records its map."""
+        """Run the host's own attention with its weights grafts and dropout, and record its map; returns (B, H, Nq, dv)."""
         return self._site.attend(self.projected)
 
     @property

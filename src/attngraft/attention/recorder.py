@@ -18,7 +18,7 @@ class Recorder(Protocol):
     """Receiver of recorded tensors."""
 
     def wants(self, name: str) -> bool:
-        """Return whether a tensor of this name would be kept. The call also tells the recorder that the name exists."""
+        """Return whether a tensor of this name would be kept. Also registers the name as available."""
         ...
 
     def __call__(self, name: str, tensor: Tensor) -> None:

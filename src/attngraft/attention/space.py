@@ -61,7 +61,7 @@ class SpaceSite(GraftedModule):
             module._modules[name] = original
 
     def restore_modules(self) -> None:
-        """Reattach for good: detached modules take the training mode of their parent, and no state of the graft is left."""
+        """Reattach permanently: sets the parent's training mode, and removes the graft's state."""
         module = cast(nn.Module, self)
         for original in self.detached_modules().values():
             original.train(module.training)

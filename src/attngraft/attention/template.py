@@ -112,7 +112,7 @@ class AttentionSite(GraftedModule):
         return self.output_layer()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Run the template, for hosts whose attention takes and returns tokens alone."""
+        """Run the template, for hosts whose attention maps tokens to tokens."""
         return self.forward_projected(
             self.project(x, *args, **kwargs), lambda tokens: self.project(tokens, *args, **kwargs)
         )
@@ -138,7 +138,7 @@ class AttentionSite(GraftedModule):
     def finish(
         self, tokens: Tensor, mixed: Mixed, *, projected: Projected, drop: Callable[[Tensor], Tensor] | None
     ) -> Tensor:
-        """Run the template after `merge`. Adapters override it where another module of the host does this part."""
+        """Run the template after `merge`. Adapters override it if another module of the host runs this part."""
         if mixed.after is not None:
             tokens = mixed.after(tokens)
         tokens = self.run("tokens", tokens, projected.queries)
@@ -232,7 +232,7 @@ class AttentionSite(GraftedModule):
         return bias if bias is None else bias.view((1,) * (4 - bias.ndim) + bias.shape)
 
     def visible(self, projected: Projected) -> Tensor | None:
-        """Return which keys each query may attend to, boolean and broadcastable to the map; None: all of them."""
+        """Return the boolean mask of visible keys per query, broadcastable to the map; None: no mask."""
         if projected.causal:
             ones = projected.q.new_ones(projected.q.shape[-2], projected.k.shape[-2], dtype=torch.bool)
             return ones.tril()
@@ -257,7 +257,7 @@ class MlpSite(GraftedModule):
 
 
 class MlpEnds(GraftedModule):
-    """An MLP that is not fc1 -> activation -> fc2 (a gated one): it has a front and an end, but no middle."""
+    """Template of other MLPs, such as gated ones, with hook points at the front and the end only."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the host's own forward between the two hook points."""

@@ -37,7 +37,7 @@ Outcome = Literal["measured", "too slow", "out of memory", "failed"]
 
 
 class MeasuringError(AttngraftError):
-    """A size could not be measured, for another reason than time or memory."""
+    """A measurement failed, except for lack of time or memory."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ TOLERANCE = 0.1  #: maximum difference of an exponent from its bar
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One size: seconds per call, median and 95% bootstrap interval, and bytes at the peak of a call."""
+    """Measurement of one size: median seconds per call with a 95% bootstrap interval, and peak memory in bytes."""
 
     tokens: int
     seconds: float
@@ -140,7 +140,7 @@ def begin(
 
 
 def resumed(result: ScalingResult, known: ScalingResult, *, path: Path) -> ScalingResult:
-    """Return `result`, without measurements, with those of `known` from `path`; ended curves continue if limits differ.
+    """Copy the measurements of `known` (from `path`) to the empty `result`; ended curves continue if limits differ.
 
     Raises:
         UsageError: `known` is of another call, machine or version; names the difference.
@@ -181,14 +181,14 @@ def sweep(
     done: Callable[[ScalingResult], None],
     run: Callable[[SizeTask], SizeResult] = measure_size,
 ) -> ScalingResult:
-    """Measure what `result` lacks of `layers` and `sizes`, the smallest size of all layers first.
+    """Add the missing measurements of `layers` and `sizes` to `result`, in order of increasing size.
 
     Args:
         starting: called with the layer's title and the size before each size, measured already or not.
         done: called with the result after each new point or end.
 
     Raises:
-        MeasuringError: a size failed for another reason than time or memory.
+        MeasuringError: a measurement failed, except for lack of time or memory.
     """
     wanted = list(layers)
     for tokens in sorted(set(sizes)):

@@ -1,4 +1,4 @@
-"""`attngraft compare`: train variants and compare them, the main job."""
+"""`attngraft compare`: train variants and compare them."""
 
 from __future__ import annotations
 
@@ -347,11 +347,11 @@ def _executor(
     from attngraft.study.executors import Processes, Ray
 
     if ray is None and (cpus, gpus) != (None, None):
-        raise UsageError("--cpus-per-run and --gpus-per-run are for runs on a Ray cluster: give --ray as well")
+        raise UsageError("--cpus-per-run and --gpus-per-run require --ray")
     if ray is not None and jobs is not None:
-        raise UsageError("--jobs and --ray exclude each other: a Ray cluster trains as many runs at a time as fit")
+        raise UsageError("--jobs and --ray are mutually exclusive: a Ray cluster trains as many runs at a time as fit")
     if retries is not None and (retries < 0 or (jobs is None and ray is None)):
-        raise UsageError("--retries: a number from 0 on, together with --jobs or --ray")
+        raise UsageError("--retries must be 0 or more, and requires --jobs or --ray")
     more = {} if retries is None else {"retries": retries}
     if ray is not None:
         return Ray(address=ray, cpus=cpus, gpus=gpus, **more)

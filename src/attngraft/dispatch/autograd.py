@@ -127,7 +127,7 @@ def needs_aten_ops(*tensors: Tensor | None) -> bool:
 
 
 def in_dispatch_mode() -> bool:
-    """Return whether a dispatch mode, such as a FLOP counter, sees every operation: it should see the equation's.
+    """Return whether a dispatch mode, such as a FLOP counter, is active; it should observe the reference operations.
     Always False in compiled code."""
     return not torch.compiler.is_compiling() and bool(torch._C._len_torch_dispatch_stack())
 
@@ -151,7 +151,7 @@ def differentiable_gradients(
     inputs: Sequence[Tensor | None],
     gradients: Sequence[Tensor | None],
 ) -> Gradients:
-    """Return gradients of `inputs` that can be differentiated again: those of `formula`, run on them once more."""
+    """Return differentiable gradients of `inputs`, by recomputing `formula`."""
     outputs = formula(*inputs)
     pairs = [(output, g) for output, g in zip(outputs, gradients, strict=True) if output is not None and g is not None]
     needed = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]

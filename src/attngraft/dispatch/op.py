@@ -125,7 +125,7 @@ class Op(Generic[Result]):
         raise BackendError(f"{self.name}: no backend can serve this call; see its explain() for the reasons")
 
     def explain(self, *args: Any, backend: str = "auto", **kwargs: Any) -> Explanation:
-        """Return what a call with these arguments would do, without running it.
+        """Return the backend that a call with these arguments would use, without running it.
 
         Raises:
             BackendError: as the call would.
@@ -181,7 +181,7 @@ def registered_ops() -> dict[str, Op[Any]]:
 
 @contextmanager
 def reference_backend() -> Iterator[None]:
-    """Run every op's reference backend, the equation itself, inside the context."""
+    """Use the reference backend of every op within the `with` block."""
     before = os.environ.get(ENVIRONMENT)
     os.environ[ENVIRONMENT] = "reference"
     try:

@@ -36,7 +36,7 @@ class Shapes:
                 continue
             shape = tensor.shape
             if len(shape) != len(axes):
-                raise UsageError(f"{name} is ({self._letters[name]}), not of shape {tuple(shape)}")
+                raise UsageError(f"{name} must have shape ({self._letters[name]}), not {tuple(shape)}")
             before = dict(sizes)
             for axis, size in zip(axes, shape, strict=True):
                 if len(axis) > 1:
@@ -52,6 +52,6 @@ class Shapes:
                     letters = dict.fromkeys("B" if factor == "b" else factor for axis in axes for factor in axis)
                     expected = ", ".join(f"{letter}={before[letter]}" for letter in letters if letter in before)
                     raise UsageError(
-                        f"{name} is ({self._letters[name]}) with {expected} by the operands before it, not of shape "
+                        f"{name} must have shape ({self._letters[name]}) with {expected} as in the operands before it, not "
                         f"{tuple(shape)}"
                     )

@@ -45,11 +45,13 @@ def drop_patches(
         fill: value of dropped patches: a number, or (channels,).
 
     Raises:
-        UsageError: patches do not divide the images, scores have another shape, or the share is not between 0 and 1.
+        UsageError: image size not divisible by patch size, scores of another shape, or share not between 0 and 1.
     """
     rows, columns = (size // patch for size in images.shape[-2:])
     if (rows * patch, columns * patch) != tuple(images.shape[-2:]):
-        raise UsageError(f"patches of {patch} pixels do not divide images of {images.shape[-2]} x {images.shape[-1]}")
+        raise UsageError(
+            f"images of {images.shape[-2]} x {images.shape[-1]} are not divisible into patches of {patch} pixels"
+        )
     if scores.shape != (len(images), rows * columns):
         raise UsageError(
             f"scores of {tuple(scores.shape)} do not match {rows} x {columns} patches of {len(images)} images"

@@ -49,7 +49,7 @@ def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:
 
 @torch.no_grad()
 def host_difference(model: nn.Module, manifest: Manifest, folder: Path) -> float:
-    """Load the folder with plain timm, without grafts, and return the largest difference of outputs from the model's.
+    """Load the folder with plain timm, without grafts, and return the largest output difference from `model`.
 
     Raises:
         ExportError: timm cannot load the folder.

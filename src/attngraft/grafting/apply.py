@@ -84,7 +84,7 @@ def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
 
 
 def restore(module: Any) -> None:
-    """Restore the host's own class of a module that is not `in_use` any more."""
+    """Restore the host's class of a module that is no longer `in_use`."""
     del module.grafts
     module.__class__ = plain_class(module)
 

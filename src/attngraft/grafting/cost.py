@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from attngraft.attention import (
-    AttentionGeometry,
-    AttentionSite,
-    Graft,
-    Projected,
-    SpaceSite,
-    is_graft,
-    plain_class,
-)
+from attngraft.attention import AttentionGeometry, AttentionSite, Graft, Projected, SpaceSite, is_graft, plain_class
 from attngraft.dispatch.op import ENVIRONMENT
 from attngraft.grafting.fit import skipped_sites
 from attngraft.grafting.placement import Placement, build

@@ -1,4 +1,4 @@
-"""Which sites of a host can take a graft."""
+"""Compatibility of grafts with the sites of a host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Fit:
 
     @property
     def reason(self) -> str | None:
-        """The most frequent reason among the refusals; None: there is no refusal."""
+        """The most frequent reason for refusal; None without refusals."""
         return next((reason for reason, _ in Counter(self.refused.values()).most_common(1)), None)
 
     def remedy(self) -> str:
@@ -47,7 +47,7 @@ class Fit:
 
 
 def fit(host: Host, term: Term) -> Fit:
-    """Return which sites can take `term`, among all of the kind of its hook points; its where-clause is ignored.
+    """Return the sites that can take `term`, ignoring its where-clause.
 
     Raises:
         HostError: a module in the host has a form that its adapter does not know.
@@ -74,7 +74,7 @@ def why_missing(host: Host, hook_point: HookPoint) -> str:
 
 
 def skipped_sites(host: Host, spec: GraftSpec) -> list[str]:
-    """Return warnings about sites that a where-clause covers and that lack the hook point.
+    """Return warnings about sites that match a where-clause but lack the hook point.
 
     `first` and `last` only count sites with the hook point, so they skip none.
     """

@@ -75,7 +75,7 @@ class StoredGraft:
 
     def __post_init__(self) -> None:
         if not self.instance.isidentifier() or self.instance in _MODULE_DICT:
-            raise FieldError("instance", f"must be a valid name of a module, is {self.instance!r}")
+            raise FieldError("instance", f"must be a valid name of a module, got {self.instance!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class GraftManifest:
 
     def __post_init__(self) -> None:
         if self.format < 1:
-            raise FieldError("format", f"must be 1 or more, is {self.format}")
+            raise FieldError("format", f"must be 1 or more, got {self.format}")
 
     def to_json(self) -> str:
         """Return JSON; `parse_manifest` reads it back."""
@@ -263,11 +263,11 @@ def read_graft_file(file: Path) -> tuple[GraftManifest, dict[str, Tensor]]:
 def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerprint: bool) -> None:
     if manifest.host.adapter != host.adapter.name:
         raise GraftFileError(
-            f"{file} is for a host of {manifest.host.adapter}, and this model is one of {host.adapter.name}"
+            f"{file} is for a host of {manifest.host.adapter}, but this model is one of {host.adapter.name}"
         )
     stored, present = manifest.host.architecture["sites"], host.architecture()["sites"]
     if len(stored) != len(present):
-        raise GraftFileError(f"{file} is for a host with {len(stored)} sites, and this model has {len(present)}")
+        raise GraftFileError(f"{file} is for a host with {len(stored)} sites, but this model has {len(present)}")
     for theirs, ours in zip(stored, present, strict=True):
         if list(theirs) != list(ours):
             raise GraftFileError(f"{file} is for a host of another size: its site {theirs} is {ours} in this model")

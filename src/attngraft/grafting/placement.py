@@ -82,7 +82,7 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
 
 
 def conflict_at(host: Host, site: Site, hook_point: HookPoint, placements: list[Placement]) -> str | None:
-    """Return which graft, installed or placed, excludes another one at this hook point of the site; None: no graft does."""
+    """Return the graft, installed or placed, that conflicts with another one at this hook point; None: no conflict."""
     # the targets of one site's hook points hold no grafts of other sites
     present = {each for each, target in site.targets.items() if each in _taken(host, target, placements).values()}
     exclusive = {"mix"} if hook_point == "mix" else set(_BRANCH) if hook_point == "space" else set()

@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def exact(self) -> bool:
-        """Whether it starts as the identity bit for bit.
+        """Whether the graft is bit-identical to the identity at initialization.
 
         Around the attention map this holds up to rounding only, since explicit attention replaces the host's fused kernel;
         likewise where the host has a kernel for more than the hook point (`rounds`).

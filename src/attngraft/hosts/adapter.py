@@ -66,12 +66,13 @@ class HostFold:
 
 
 class HostAdapter(ABC):
-    """One family of hosts: its model classes, its sites, and the patched class of each module with a hook point."""
+    """Adapter of one model family: model classes, sites, and patched classes."""
 
     name: ClassVar[str]
     summary: ClassVar[str]  #: one line for `attngraft list hosts`
     #: whether all hosts of this adapter in a model count as one host: `sites` then takes the outer model, of any class
     gathers: ClassVar[bool] = False
+    head_names: ClassVar[tuple[str, ...]] = ("head",)  #: names of the heads of its models, for `parts`
     #: the host's module class -> the subclass that implements its forward with hook points
     patched: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
 
@@ -101,9 +102,9 @@ class HostAdapter(ABC):
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
         """Return random inputs for the model's forward, of its configured size and on its device."""
 
-    @abstractmethod
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
         """Return the names of host parameters and buffers that a graft file can include: `head` and `norms`."""
+        return {"head": own_state(model, *self.head_names), "norms": norm_state(model)}
 
     def forget(self, model: nn.Module) -> None:  # noqa: B027 - most hosts cache nothing
         """Clear caches of the host that may be stale after its values change or it is copied."""
@@ -125,7 +126,7 @@ class HostAdapter(ABC):
         return HostFold()
 
     def architecture(self, model: nn.Module) -> dict[str, Any]:
-        """Return what must match for a graft file to fit, JSON-ready: the model class and the widths of each site."""
+        """Return the facts that a graft file must match, JSON-ready: model class, and widths of each site."""
         sites = []
         for site in self.sites(model):
             geometry = site.geometry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -106,13 +107,15 @@ BlockReader: TypeAlias = Callable[[Any, str, ShapeProbe], Sites]
 class BlockFamily(HostAdapter):
     """An adapter that finds its blocks by exact class, wherever they are in the model."""
 
+    module_name: ClassVar[str]  #: full name of a module of the package, {0} being its short name
     models: ClassVar[tuple[type[nn.Module], ...]]
     blocks: ClassVar[Mapping[type[nn.Module], BlockReader]]
 
     @classmethod
     def find_class(cls, name: str) -> type[nn.Module]:
         """Import a class of the package by its short name (`pit.PoolingVisionTransformer`)."""
-        raise NotImplementedError
+        module, _, kind = name.partition(".")
+        return cast(type[nn.Module], getattr(importlib.import_module(cls.module_name.format(module)), kind))
 
     def recognizes(self, model: nn.Module) -> bool:
         return type(model) in self.models

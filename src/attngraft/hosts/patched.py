@@ -70,7 +70,7 @@ def check_call(
         exempt: hook points whose grafts get the mask and handle it.
 
     Raises:
-        UsageError: a graft refuses, with its own reason.
+        UsageError: a graft does not support the call; the message has the graft's reason.
     """
     given: tuple[tuple[Circumstance, bool], ...] = (("causal", causal), ("padded", padded), ("cross", cross))
     for name, graft in module.grafts.items():
@@ -85,8 +85,28 @@ def check_call(
                 )
 
 
+class MaskedParts(GraftedModule):
+    """A block or layer that gets a mask and checks it for grafts of its parts, which do not get it."""
+
+    unmasked: ClassVar[tuple[str, ...]] = ("mlp",)  #: names of those parts
+
+    @property
+    def in_use(self) -> bool:
+        return super().in_use or any(part.in_use for part in self.grafted_parts())
+
+    def grafted_parts(self) -> list[GraftedModule]:
+        """Return the patched ones among the parts."""
+        parts = [getattr(self, name) for name in self.unmasked]  # Dynamo reads no name bound within a comprehension
+        return [part for part in parts if isinstance(part, GraftedModule)]
+
+    def check_parts(self, *, causal: bool = False, padded: bool = False) -> None:
+        """Refuse a call for the parts' grafts; arguments and errors as of `check_call`."""
+        for part in self.grafted_parts():
+            check_call(part, causal=causal, padded=padded)
+
+
 def is_one_directional(visible: Tensor) -> bool:
-    """Return whether some visible token sees another that does not see it back, as under a causal mask.
+    """Return whether some pair of visible tokens attends in one direction only, as under a causal mask.
 
     False while compiling and on the meta device, where there are no values to read.
 

@@ -54,7 +54,7 @@ PACKAGES: Mapping[str, Package] = {
         },
         always=False,
     ),
-    "torch": Package({"torch.nn": "hosts.torch_nn.family"}),
+    "torch": Package({"torch.nn": "hosts.torch_nn.layers"}),
     "torchvision": Package(_adapters_in("torchvision", "vit", "swin")),
     "transformers": Package(
         _adapters_in(

@@ -53,7 +53,7 @@ def check_odd(name: str, value: int) -> None:
         ValueError: it is not.
     """
     if value < 1 or value % 2 == 0:
-        raise ValueError(f"{name} is an odd number, not {value}")
+        raise ValueError(f"{name} must be odd, not {value}")
 
 
 def check_positive(name: str, value: int | None) -> None:
@@ -63,4 +63,4 @@ def check_positive(name: str, value: int | None) -> None:
         ValueError: it is less.
     """
     if value is not None and value < 1:
-        raise ValueError(f"{name} is 1 or more, not {value}")
+        raise ValueError(f"{name} must be 1 or more, not {value}")

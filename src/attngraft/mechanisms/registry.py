@@ -26,7 +26,7 @@ def register_graft(graft_type: GraftType[Any]) -> GraftType[Any]:
     """
     name = graft_type.name
     if not name.isidentifier() or name.lower() != name:
-        raise ValueError(f"a graft's name is a lower-case identifier, not {name!r}")
+        raise ValueError(f"a graft's name must be a lower-case identifier, not {name!r}")
     if name in _types and type(_types[name]) is not type(graft_type):
         raise ValueError(f"a graft named {name!r} is already registered ({type(_types[name]).__name__})")
     _types[name] = graft_type

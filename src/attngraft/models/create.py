@@ -1,4 +1,4 @@
-"""`create_model`: a timm model with grafts, and readable errors for what can go wrong."""
+"""`create_model`: a timm model with grafts, and errors with remedies."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Stage(nn.Module):
 
 
 class FeaturePropagation(nn.Module):
-    """One step of the decoder: features of few points interpolated to many, and fused with the features of these.
+    """Decoder step: interpolates features of few points to many, and fuses them with the features there.
 
         w_ij = 1 / (|p_i - q_j|^2 + 1e-8), over the 3 nearest j, divided by their sum
         y    = extraction(fuse([fine_i, sum_j w_ij coarse_j]))

@@ -112,7 +112,6 @@ class T2TViT(TimmModel):
         self.global_pool = self.check_pool(global_pool)
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.num_prefix_tokens = 1
-        self.grad_checkpointing = False
 
         self.tokens_to_token = TokensToToken(
             tuple(to_2tuple(img_size)),
@@ -162,10 +161,6 @@ class T2TViT(TimmModel):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return timm's patterns for grouping parameters by layer."""
         return {"stem": r"^cls_token|^tokens_to_token", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Enable activation checkpointing of the blocks."""
-        self.grad_checkpointing = enable
 
     def embed(self, x: Tensor) -> Tensor:
         """Images to the input tokens (B, 1 + N, C) of the first block."""
@@ -224,18 +219,6 @@ class T2TViT(TimmModel):
             maps = [each.transpose(1, 2).unflatten(2, grid).contiguous() for each in maps]
         intermediates = list(zip(maps, prefixes, strict=True)) if return_prefix_tokens else maps
         return intermediates if intermediates_only else (self.norm(x), intermediates)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Remove the blocks that `forward_intermediates` does not need for `indices`."""
-        taken, last = feature_take_indices(len(self.blocks), indices)
-        self.blocks = self.blocks[: last + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return cast(list[int], taken)
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:

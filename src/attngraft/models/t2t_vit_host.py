@@ -11,7 +11,7 @@ from attngraft.attention import CLASS
 from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_parameters, random_images
 from attngraft.hosts.sites import NO_WINDOWS, refused_site
 from attngraft.hosts.timm.attention import PATCHED
-from attngraft.hosts.timm.sites import block_sites, map_fields
+from attngraft.hosts.timm.family import block_sites, map_fields
 from attngraft.models.t2t_vit import T2TViT
 
 NO_SITE = (

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, register_model
+from timm.models._features import feature_take_indices  # private, but used by all of timm's models
 from torch import Tensor, nn
 
 
@@ -16,10 +17,37 @@ class TimmModel(nn.Module):
     """The part of timm's interface that does not depend on the network."""
 
     pools: ClassVar[tuple[str, ...]]  #: values of `global_pool`
+    layers_name: ClassVar[str] = "blocks"  #: name of the layers that `forward_intermediates` selects from
+    norm_name: ClassVar[str] = "norm"  #: name of the norm after them
     num_classes: int
     num_features: int
     global_pool: str
     head: nn.Module
+    grad_checkpointing: bool = False
+
+    def no_weight_decay(self) -> set[str]:
+        """Return names of parameters without weight decay, besides vectors: none, as in the papers' recipes."""
+        return set()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Enable activation checkpointing of the blocks."""
+        self.grad_checkpointing = enable
+
+    def token_layers(self) -> int:
+        """Return the number of layers, from the first on, whose output `forward_intermediates` can return."""
+        return len(getattr(self, self.layers_name))
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove the layers that `forward_intermediates` does not need for `indices`."""
+        taken, last = feature_take_indices(self.token_layers(), indices)
+        setattr(self, self.layers_name, getattr(self, self.layers_name)[: last + 1])
+        if prune_norm:
+            setattr(self, self.norm_name, nn.Identity())
+        if prune_head:
+            self.reset_classifier(0, "")
+        return cast(list[int], taken)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images to the normalized output of the last block."""

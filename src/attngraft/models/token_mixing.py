@@ -26,7 +26,7 @@ Box = tuple[int, int, int, int]  #: first row and column, and those after the la
 
 
 def mix_tokens_in_training(model: nn.Module) -> None:
-    """Make `model` return, in training mode, what token labeling needs; evaluation mode is not changed.
+    """Make `model` return the outputs for token labeling in training mode; evaluation mode is unchanged.
 
     It then returns logits of the class token (B, classes), logits of the patches (B, N, classes), and the box of patches
     that were exchanged with the reversed batch.

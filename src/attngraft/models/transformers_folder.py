@@ -67,7 +67,7 @@ def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
 
 
 def refuse_without_config(path: Path) -> None:
-    """Refuse a path that looks like a transformers folder, or a name on the Hub, and is neither.
+    """Raise an error for a path that looks like a transformers folder or Hub name but is not.
 
     Raises:
         UsageError: names what is missing.

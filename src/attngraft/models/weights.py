@@ -1,4 +1,4 @@
-"""Loading of weights into a host: the file is read without running code, adapted as timm does, and checked name by name.
+"""Loading of weights into a host: safe reading, adaptation as in timm, and a check of all names.
 
 `load_official` loads the authors' checkpoints as published, or converted by `attngraft convert`; nothing is downloaded:
 
@@ -317,7 +317,7 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _refuse_folded(file: Path) -> None:
-    """Refuse weights into which grafts, batch norms or scales were folded: they are no start for training."""
+    """Refuse weights with folded grafts, batch norms or scales, which cannot initialize training."""
     try:
         folds = json.loads((file.parent / "attngraft.json").read_text(encoding="utf-8")).get("folds", ())
         moved = [entry["folded"] for entry in folds if entry.get("folded") and not entry.get("removed")]

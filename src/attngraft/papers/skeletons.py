@@ -1,4 +1,4 @@
-"""Models that are only counted, by name, until a task trains them.
+"""Models by name that are used for counting only.
 
 `translation_transformer` is the HV paper's translation Transformer: 6 + 6 layers, width 512, 8 heads, MLP 2048, 18 attention
 sites, one matrix for source, target and output words; without parts that have neither parameters nor multiply-adds (sinusoid
@@ -76,7 +76,7 @@ class TranslationTransformer(nn.Module):
         self.output.weight = self.words.weight
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Token numbers (B, N) of both sentences to logits (B, N, vocabulary)."""
+        """Token ids (B, N) of source and target to logits (B, N, vocabulary)."""
         memory, x = self.norms[0](self.words(source)), self.norms[1](self.words(target))
         for layer in self.encoder:
             memory = layer(memory)

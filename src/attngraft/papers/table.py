@@ -78,7 +78,7 @@ def _widths(column: str, result: TableResult) -> tuple[int, int]:
 
 
 def format_ours(cell: Cell) -> str:
-    """Return our number with two digits more than the paper's, which shows the rounding; a dash if there is none."""
+    """Format our number with two more digits than the paper's; a dash if missing."""
     digits = len(cell.printed.partition(".")[2])
     return _NONE if cell.ours is None else f"{cell.ours:.{digits + 2}f}"
 

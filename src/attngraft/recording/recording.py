@@ -71,7 +71,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         self._unavailable: dict[str, dict[str, str]] = {}  # site -> reductions that are undefined there, and why
 
     def is_requested(self, site: str, name: str) -> bool:
-        """Return whether a tensor of this name is to be kept; the name becomes one of the site's `available` ones."""
+        """Return whether to keep a tensor of this name; also adds it to the site's `available` names."""
         if name in (TOKEN_COORDINATES, BLOCK_COORDINATES):
             return True
         self._available.setdefault(site, {})[name] = None
@@ -167,7 +167,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
             size = self._coordinates.map_size(site)
             if size is not None and size != tokens.shape[1:3]:
                 raise RecordError(
-                    f"{name!r} of {site!r} has the shape {tuple(tokens.shape)}, and its map is {size[0]} x {size[1]}: the "
+                    f"{name!r} of {site!r} has the shape {tuple(tokens.shape)}, but its map is {size[0]} x {size[1]}: the "
                     "positions of its tokens are unknown"
                 )
             return tokens

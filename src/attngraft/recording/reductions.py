@@ -21,7 +21,7 @@ from attngraft.recording.measures import (
 
 
 class TokenLayout(NamedTuple):
-    """Layout of a map's tokens on the image, as far as it is known."""
+    """Layout of a map's tokens on the image; unknown fields are None."""
 
     prefix: int = 0  #: number of prefix tokens
     grid: tuple[int, int] | None = None  #: (rows, columns) of the others; None: unknown

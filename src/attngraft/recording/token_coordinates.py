@@ -97,13 +97,13 @@ class TokenCoordinates:
                 "`full_attention_map`"
             )
         if geometry.keys_grid is None:
-            raise RecordError(f"the map positions of the keys of {site!r} are unknown: they have no grid")
+            raise RecordError(f"the map positions of the keys of {site!r} are unknown: the keys have no grid")
         if (grid := self._scaled(geometry.keys_grid, tokens)) is None:
             raise RecordError(self._wrong_number(site, tokens, "", geometry.keys_grid))
         return torch.arange(grid[0] * grid[1]).view(grid)
 
     def layout(self, site: str, tokens: int) -> TokenLayout:
-        """Layout of a map with that many keys, for reductions."""
+        """Layout of a map with `tokens` keys, for reductions."""
         geometry = self.geometry(site)
         window = geometry.window if isinstance(geometry, AttentionGeometry) else None
         windowed = window not in (None, geometry.grid)  # windows may be interleaved: only the host can report how
@@ -139,7 +139,7 @@ class TokenCoordinates:
 
 
 def _unknown_because(geometry: Geometry) -> str | None:
-    """Why the geometry alone does not determine token positions; None: it does."""
+    """Reason why token positions do not follow from the geometry; None if they do."""
     if geometry.grid is None:
         return "they have no grid"
     if isinstance(geometry, AttentionGeometry) and geometry.window is not None:

@@ -44,7 +44,7 @@ def explore(
     title: str | None = None,
     expects: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a page that shows each model's attention in an image.
+    """Write a page with each model's attention on an image.
 
         explore({"ViT": host, "with cb_s": grafted}, "dog.jpg", out="dog.html")
 

@@ -60,7 +60,7 @@ class MatrixView:
 
     @property
     def upright(self) -> bool:
-        """Return whether column names are rotated: side by side they would be wider than a card."""
+        """Return whether to rotate column names, which would be wider than a card side by side."""
         return sum(min(len(name), 14) for name in self.columns) > 24
 
 
@@ -87,7 +87,7 @@ class SectionView:
 
     @property
     def drawn(self) -> bool:
-        """Return whether there is anything but tables."""
+        """Return whether the section has anything besides tables."""
         return any(part.matrix or part.reliability or (part.numbers and not part.table) for part in self.parts)
 
 

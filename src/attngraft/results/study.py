@@ -133,7 +133,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A variant with a failed run, for which successive halving did not wait."""
+    """A variant with a failed run; successive halving continued without it."""
 
     variant: str
     arrivals: int  #: the number of standings at that time

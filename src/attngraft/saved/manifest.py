@@ -90,7 +90,7 @@ class Manifest:
             raise FieldError("serving.classes", "must name at least one class")
         size = self.serving.input.get("size")
         if not isinstance(size, list | tuple) or len(size) != 3:
-            raise FieldError("serving.input.size", f"must be channels, height and width, is {size!r}")
+            raise FieldError("serving.input.size", f"must be channels, height and width, got {size!r}")
 
     @property
     def folded(self) -> bool:

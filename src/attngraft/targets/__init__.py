@@ -1,1 +1,1 @@
-"""Whatever can be analyzed, evaluated or exported: runs, exported folders, host names, and images for them."""
+"""Inputs of analyses, evaluations and exports: models (runs, exported folders, timm names) and images."""

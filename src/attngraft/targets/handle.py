@@ -78,7 +78,7 @@ def open_handle(
         raise UsageError(f"{where}: is a study: give it as --study {where}, or give one of its runs ({where}/runs/...)")
     if path.is_dir():
         if pretrained or arguments:
-            raise UsageError(f"{where}: --pretrained and --host-arg are for timm models, not folders; leave them out")
+            raise UsageError(f"{where}: --pretrained and --host-arg apply to timm models, not folders; remove them")
         if (path / MANIFEST).is_file():
             return _served(name or path.resolve().name, load(path), read_manifest(path).serving)
         opened = open_run(path, weights, unfinished=True)

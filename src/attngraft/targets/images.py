@@ -99,7 +99,7 @@ def images_from_data(source: str, *, split: str | None = None) -> ImageSet:
 
 
 def images_from_run(record: RunRecord, *, data: str | None = None, split: str | None = None) -> ImageSet:
-    """Validation images of a run; or the same part of other data, or another part of its own.
+    """Validation images of a run, or the chosen split of its data or of other data.
 
     Raises:
         UsageError: the run's task has no images.

@@ -74,7 +74,7 @@ def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool 
 
 
 def _host(model: nn.Module, name: str, arguments: dict[str, object]) -> HostEntry:
-    """A registered name instead of a folder or a hub repository, which would have to be fetched again."""
+    """Replace a folder or hub repository by the registered model name, to avoid another download."""
     if ":" in name:
         known = getattr(model, "pretrained_cfg", None) or {}
         name, arguments = known.get("architecture", name), {**getattr(model, "_model_args", {}), **arguments}

@@ -147,7 +147,7 @@ def open_test_set(name: str, folder: Path) -> TestImages:
 
 
 def by_top_folder(files: Iterable[str]) -> dict[str, list[str]]:
-    """Files by their top folder; those outside of folders under the empty name."""
+    """Group files by top-level folder; files without a folder are under ""."""
     folders: dict[str, list[str]] = {}
     for file in files:
         folders.setdefault(file.split("/")[0] if "/" in file else "", []).append(file)

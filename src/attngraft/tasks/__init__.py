@@ -1,4 +1,4 @@
-"""Tasks: data, head, loss, metrics and predictions of one kind of work, a folder each, behind one interface."""
+"""Tasks: data, head, loss, metrics and predictions behind one interface, one folder per task."""
 
 from attngraft.tasks.task import Evaluation, Predictions, Split, Task, TaskData, load_task
 

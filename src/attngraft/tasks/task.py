@@ -224,7 +224,7 @@ class SuiteSupport:
 
 
 class Task(ABC):
-    """One kind of work. Built from the recipe's `task` section (strict keys)."""
+    """Base class of tasks, built from the recipe's `task` section (strict keys)."""
 
     name: str
     primary: str  #: metric by which runs are compared at the last epoch ("top1"): the mean of `Predictions.score`
@@ -262,7 +262,7 @@ class Task(ABC):
         return None
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
-        """Preprocess examples as in a trained model's run, whatever the current data are like.
+        """Use the preprocessing of a trained model's run, independent of the current data.
 
         Called before `load` when a trained model is evaluated; `facts` are those that `load` returned for its run. Only for
         tasks whose preprocessing depends on the data.

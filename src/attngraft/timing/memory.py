@@ -50,7 +50,7 @@ def in_fresh_process(script: str, *what: str, threads: int) -> int:
 
 @contextmanager
 def address_space_limited(more: int | None) -> Iterator[None]:
-    """Refuse more than `more` further bytes in the block, where the system supports it; None: no limit."""
+    """Limit memory growth in the block to `more` bytes, if the system supports it; None: no limit."""
     size = _address_space()
     if more is None or size is None:
         yield

@@ -43,7 +43,7 @@ class TestBixt(HostContract):
         return stir(model, lambda *_: True)  # a head of zeros would hide all; and shared latents differ from none
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestBixtWithEveryGraft(TestBixt):
     """Both directions again."""
 

@@ -68,14 +68,14 @@ class TestLevitDistilled(TestLevitConv):
     name = "levit_128s"
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestLevitWithEveryGraft(TestLevit):
     """Tokens."""
 
     specs: ClassVar = GRAFTS
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestLevitConvWithEveryGraft(TestLevitWithEveryGraft):
     """Maps."""
 

@@ -59,7 +59,7 @@ class TestViTWithRegistersAndEveryGraft(TestViTWithRegisters):
     specs: ClassVar = GRAFTS
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestDistilledDeiTWithEveryGraft(TestDistilledDeiT):
     specs: ClassVar = GRAFTS
     where: ClassVar = TestViT.where

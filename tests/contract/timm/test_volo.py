@@ -37,7 +37,7 @@ class TestVolo(HostContract):
         return off_zero(unlike_at_first(VOLO(**TINY)))
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestVoloWithEveryGraft(TestVolo):
     """VOLO again: only the last two blocks have a class token, with keys of all tokens."""
 

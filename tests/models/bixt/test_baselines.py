@@ -295,7 +295,7 @@ def test_more_cross_attentions_than_blocks_are_refused(sets: int):
     ("args", "message"),
     [
         ({"self_layers": 0}, "self_layers must be 1 or more, not 0"),
-        ({"num_heads": 3}, "3 heads do not divide the attention's width 16"),
+        ({"num_heads": 3}, "the attention width 16 is not divisible by 3 heads"),
     ],
 )
 def test_sizes_that_do_not_go_together_are_refused(args: dict[str, int], message: str):

@@ -98,7 +98,7 @@ def test_images_that_are_not_square() -> None:
 
 
 def test_a_static_model_says_what_it_takes() -> None:
-    with pytest.raises(UsageError, match="for images of 16 x 16, and these are 16 x 24; call set_input_size"):
+    with pytest.raises(UsageError, match="for images of 16 x 16, but these are 16 x 24; call set_input_size"):
         tiny()(images(width=24))
     with pytest.raises(UsageError, match="30 x 16 are not divisible by the stride 4"):
         tiny()(images(height=30))
@@ -123,12 +123,12 @@ def test_another_input_size() -> None:
     [
         ({"img_size": 18}, "images of 18 x 18"),
         ({"stride": 3}, "patches of 4 at stride 3"),
-        ({"num_heads": 3, "attention_dim": 16}, "3 heads do not divide"),
+        ({"num_heads": 3, "attention_dim": 16}, "not divisible by 3 heads"),
         ({"global_pool": "token"}, "global_pool of BiXT must be 'avg' or ''"),
         ({"positions": "learned"}, "positions of BiXT"),
         ({"weight_init": "moco"}, "weight_init of BiXT"),
         ({"tokenizer": "mlp"}, "tokenizer of BiXT"),
-        ({"sa_heads": 3}, "3 heads do not divide the attention's width 16"),
+        ({"sa_heads": 3}, "the attention width 16 is not divisible by 3 heads"),
         ({"depth": 0}, "depth and num_latents of BiXT must be 1 or more, not 0 and 3"),
         ({"num_latents": 0}, "depth and num_latents of BiXT must be 1 or more, not 3 and 0"),
         ({"depth": 1, "dense": True}, "only layer is its one-sided last one; set a depth of 2 or more"),

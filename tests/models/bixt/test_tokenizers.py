@@ -88,5 +88,5 @@ def test_what_cannot_be() -> None:
         make_tokenizer("mlp", 16, in_chans=3, dim=16)
     with pytest.raises(UsageError, match="norm of BiXT must be 'bn' or 'ln'"):
         LocalPatchInteraction(4, norm="gn")
-    with pytest.raises(UsageError, match="images of 30 x 32 do not divide into steps of 8"):
+    with pytest.raises(UsageError, match="images of 30 x 32 are not divisible by the stride 8"):
         token_grid((30, 32), 8)

@@ -81,7 +81,7 @@ def test_jobs_change_no_bit(alone: StudyConfig, tmp_path: Path) -> None:
     assert not _same(resolve(alone).runs[0].folder, resolve(other)[0].folder)  # the comparison can tell
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_started_by_processes_killed_and_finished_by_ray(alone: StudyConfig, tmp_path: Path) -> None:
     """The command is killed with its workers, so that nobody saves; a Ray cluster goes on, then processes again."""
     if importlib.util.find_spec("ray") is None:

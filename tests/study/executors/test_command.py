@@ -55,13 +55,13 @@ def carried_out_by(out: Path, *how: str) -> set[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_jobs(tmp_path: Path) -> None:
     assert len(carried_out_by(tmp_path / "study", "--jobs", "2")) == 2
 
 
 @with_ray
-@pytest.mark.slow
+@pytest.mark.product
 def test_ray(tmp_path: Path) -> None:
     assert carried_out_by(tmp_path / "study", "--ray", "local", "--cpus-per-run", "1", "--retries", "1")
 

@@ -87,7 +87,7 @@ def test_processes(tmp_path: Path, never_halved: dict[tuple[str, int], list[str]
     assert gone(processes(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.product
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra ray)")
 def test_ray(tmp_path: Path, never_halved: dict[tuple[str, int], list[str]]) -> None:
     import ray
@@ -100,7 +100,7 @@ def test_ray(tmp_path: Path, never_halved: dict[tuple[str, int], list[str]]) -> 
     assert not ray.is_initialized()
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_interrupted_between_two_decisions(tmp_path: Path) -> None:
     """Ctrl-C once the first rung has decided; the same call goes on, and comes to what one process alone comes to."""
     alone, config = halved(tmp_path / "alone", grafts=FEW), halved(tmp_path / "both", grafts=FEW)

@@ -18,6 +18,7 @@ import pytest
 from attngraft.errors import TrainingError, UsageError
 from attngraft.study import StudyResult, compare, incomplete
 from attngraft.study.executors import Processes
+from tests.slow import product_but
 from tests.study.fakes import study, tools
 
 from .laborers import Laborer, gone, processes
@@ -93,8 +94,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", product_but([signal.SIGKILL, signal.SIGTERM], [signal.SIGKILL]))
 def test_nobody_outlives_whoever_gave_the_work(tmp_path: Path, how: signal.Signals) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

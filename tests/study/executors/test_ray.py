@@ -64,7 +64,7 @@ def test_a_killed_worker_and_a_failing_run(tmp_path: Path, cluster: Any) -> None
 
 
 @with_ray
-@pytest.mark.slow
+@pytest.mark.product
 def test_a_run_that_kills_its_worker_again_and_again_is_given_up(tmp_path: Path, cluster: Any) -> None:
     trainer = Laborer(dies={("cb_s", 0): 9})
     result = compare(study(tmp_path, seeds=1), tools=tools(trainer), executor=Ray(cpus=1, retries=1))

@@ -66,12 +66,12 @@ def section(source: Path, maps: Path | None = None, **more: Any) -> dict[str, An
             {"loss": {"class_weights": "balanced"}},
             r"task\.loss: token labeling uses cross entropy without class weights",
         ),
-        ({"token_labels": {"dense_weight": -1}}, r"task\.token_labels\.dense_weight: must not be negative, is -1"),
+        ({"token_labels": {"dense_weight": -1}}, r"task\.token_labels\.dense_weight: must not be negative, got -1"),
         ({"token_labels": {"with_ground_truth": True}}, r"with_ground_truth: .*mixes label maps with labels; set maps"),
         ({"token_labels": {"map": "x"}}, r"task\.token_labels\.map: unknown field \(did you mean maps\?\)"),
         (
             {"token_labels": {"maps": "x"}, "data": {"source": "digits", "classes": ["1", "2"]}},
-            r"task\.data\.classes: cannot be used with label maps, which number all classes",
+            r"task\.data\.classes: cannot be combined with label maps, whose class indices",
         ),
     ],
 )

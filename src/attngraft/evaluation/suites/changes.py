@@ -35,7 +35,7 @@ class UnsupportedCondition(AttngraftError):
 
 
 def noise_generator(seed: int, index: int) -> torch.Generator:
-    """Random generator of one example. Severities share it: more noise is more of the same noise."""
+    """Random generator of one example, shared by all severities, which scale the same noise."""
     words = np.random.SeedSequence([zlib.crc32(b"noise"), seed, index]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(words[0]))
 

@@ -25,7 +25,7 @@ from attngraft.training.stopping import StopSignal
 
 
 class RunModel:
-    """A run's model, created on first use: never, if all conditions are done."""
+    """A run's model, created on first use."""
 
     def __init__(self, record: RunRecord, weights: Weights, accelerator: Accelerator) -> None:
         self.record, self.weights, self.accelerator = record, weights, accelerator
@@ -43,7 +43,7 @@ class RunModel:
 
 
 class _Wrapper(nn.Module):
-    """Takes accelerate's replaced `forward`, so that the model keeps its own."""
+    """Wrapper whose `forward` accelerate replaces instead of the model's."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

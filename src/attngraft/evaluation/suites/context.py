@@ -1,4 +1,4 @@
-"""Evaluation contexts: a task with a split to evaluate on, the run's own or one that the user gives."""
+"""Evaluation contexts: a task with the split to evaluate, from the run or from the user."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _context(task: Task, split: Split, *, source: str) -> EvaluationContext:
 
 
 def _digest(split: Split) -> str:
-    """SHA-256 of the names, and for images of their labels and a digest of the files."""
+    """SHA-256 of the names; for labelled images also of labels and files."""
     digest = hashlib.sha256()
     for index in range(len(split)):
         digest.update(split.name(index).encode("utf-8", "surrogateescape") + b"\0")

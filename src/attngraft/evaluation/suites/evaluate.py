@@ -196,7 +196,7 @@ class _RunEvaluator:
     def _evaluate(
         self, choice: SuiteChoice, context: EvaluationContext, folder: Path, stop: StopSignal
     ) -> tuple[dict[str, CachedPredictions], dict[str, str]]:
-        """Predictions by condition; and by group, why others have none."""
+        """Predictions by condition, and reasons for missing ones by group."""
         suite, progress, accelerator = choice.suite, self.progress, self.run.accelerator
         fingerprints = {each.name: self._fingerprint(each, context) for each in suite.conditions}
         read = {name: read_cached(folder / f"{name}.parquet", fingerprint=each) for name, each in fingerprints.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
@@ -33,7 +32,7 @@ class SuiteProgress:
 
 
 class SuiteLog(SuiteProgress):
-    """A log line per suite and condition, and one every `every` seconds within long ones."""
+    """Log lines: one per suite and condition, and one every `every` seconds."""
 
     def __init__(self, *, every: float = 60.0) -> None:
         self._every, self._last = every, 0.0
@@ -79,9 +78,7 @@ class SuiteBar(SuiteProgress):
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bars.stop()
 
     def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:

@@ -185,7 +185,7 @@ def means_over_severities(groups: Sequence[GroupResult]) -> list[GroupResult]:
 
 
 def _mean(name: str, label: str, groups: Sequence[GroupResult], *, kind: str) -> GroupResult:
-    """Mean over groups; those that are not random count the same with every noise seed of the others."""
+    """Mean over groups; groups without noise seeds are repeated for every seed of the others."""
     seeds = max((group.noise_seeds for group in groups), key=len)
     metrics = {}
     for metric in groups[0].metrics:

@@ -1,4 +1,4 @@
-"""Attention templates of `transformers`: three projections, and an attention function set by the configuration."""
+"""Attention of `transformers`: masks, and templates of three projections and a function set by the configuration."""
 
 from __future__ import annotations
 
@@ -10,13 +10,57 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from attngraft.attention import AttentionGeometry, AttentionSite, HookPoint, LinearLayer, Projected
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.hf.masks import hides_tokens, visible_in
 from attngraft.hosts.patched import as_linear, check_call, is_one_directional
 from attngraft.hosts.sites import global_site, projected_heads, refused_site, window_site
+
+
+def visible_in(mask: Tensor) -> Tensor:
+    """Convert a boolean or additive mask to boolean, True for visible keys."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+
+
+def hides_tokens(mask: Tensor | None) -> bool:
+    """Return whether the call has a mask that hides a token.
+
+    Outside of export, transformers makes no mask that hides nothing. Exported programs have such masks too: there, only a
+    mask that depends on an input counts. A trace with `strict=True` cannot tell the two apart and is not refused.
+    """
+    if mask is None:
+        return False
+    return _depends_on_input(mask) if torch.compiler.is_exporting() else True
+
+
+def _depends_on_input(tensor: Tensor) -> bool:
+    """Return whether the values of `tensor` depend on an input of the program that is being exported.
+
+    False if unknown: with `strict=True`, Dynamo does not let a model read its own graph.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    mode = get_proxy_mode()
+    slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    if slot is None:
+        return False
+    seen: set[Node] = set()
+    pending: list[Node] = [slot.proxy.node]
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "placeholder":
+            return True
+        # a node that reads only sizes and dtypes does not count: a mask of ones is as long as the batch
+        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        if not (name.startswith(("sym_", "new_")) or name.endswith("_like")):
+            pending += node.all_input_nodes
+    return False
 
 
 def unsupported(implementation: str | None) -> str | None:
@@ -131,7 +175,7 @@ class ProjectedSite(AttentionSite):
         return cast(Tensor, heads).transpose(1, 2)
 
     def present(self, mask: Tensor | None) -> Tensor | None:
-        """Return (B or 1, N), False for tokens hidden from all queries; only mix grafts need it."""
+        """Return the padding mask (B or 1, N) for mix grafts, False for tokens hidden from all queries."""
         if mask is None or not self.grafts_at("mix"):
             return None
         return visible_in(mask).flatten(1, -2).any(dim=1)

@@ -18,9 +18,8 @@ from attngraft.attention import CLASS, GraftedModule, HookPoint, LinearLayer, Mi
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.family import ShapeProbe, Sites
-from attngraft.hosts.hf.attention import attention_site
+from attngraft.hosts.hf.attention import attention_site, hides_tokens
 from attngraft.hosts.hf.decoder import CACHE, CachingSite, pop_cache
-from attngraft.hosts.hf.masks import hides_tokens
 from attngraft.hosts.hf.mlp import MaskedLayer, missing_in_chunks
 from attngraft.hosts.patched import as_linear, check_call
 from attngraft.hosts.sites import mlp_site
@@ -80,14 +79,14 @@ class BertSelfAttention(CachingSite):
 
 
 class BertCrossAttention(BertSelfAttention):
-    """The same with keys of other tokens, in decoders only."""
+    """Cross-attention of decoders."""
 
     crosses = True
     is_decoder = True
 
 
 class BertAttention(GraftedModule):
-    """The rest of the attention: projection, dropout, residual and norm."""
+    """Attention with output projection, dropout, residual and norm, around `BertSelfAttention`."""
 
     output: Any
     is_cross_attention: bool

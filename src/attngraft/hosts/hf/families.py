@@ -1,4 +1,4 @@
-"""Families of `transformers` without a forward of their own: every module is patched by a shared template."""
+"""Families of `transformers` whose modules are all patched by shared templates."""
 
 from __future__ import annotations
 

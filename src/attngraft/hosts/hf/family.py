@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attngraft.hosts.adapter import norm_state, own_state, random_images
+from attngraft.hosts.adapter import random_images
 from attngraft.hosts.family import BlockFamily
 
 _LENGTH = 12  #: tokens of an example text
@@ -22,22 +20,12 @@ class TransformersFamily(BlockFamily):
     specifications and graft files fit both.
     """
 
+    module_name = "transformers.models.{0}.modeling_{0}"
     base_names: ClassVar[tuple[str, ...]]  #: names of the base model in a model with a head
-    head_names: ClassVar[tuple[str, ...]]
-
-    @classmethod
-    def find_class(cls, name: str) -> type[nn.Module]:
-        folder, _, kind = name.partition(".")
-        module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-        found: type[nn.Module] = getattr(module, kind)
-        return found
 
     def canonical(self, path: str) -> str:
         first, _, rest = path.partition(".")
         return self.canonical(rest) if rest and first in self.base_names else path
-
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_state(model, *self.head_names), "norms": norm_state(model)}
 
 
 class ImageFamily(TransformersFamily):
@@ -51,7 +39,7 @@ class ImageFamily(TransformersFamily):
 
 
 class TextFamily(TransformersFamily):
-    """Models that take token ids first; texts have any length, so no site has a number of tokens."""
+    """Text models, with token ids as first input; the number of tokens varies."""
 
     head_names: ClassVar[tuple[str, ...]] = ("classifier", "cls", "lm_head", "qa_outputs")
 

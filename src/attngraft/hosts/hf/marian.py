@@ -15,9 +15,8 @@ from transformers.models.marian import modeling_marian as marian
 from attngraft.attention import GraftedModule, MlpGeometry, MlpSite
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.family import ShapeProbe, Sites
-from attngraft.hosts.hf.attention import attention_site
+from attngraft.hosts.hf.attention import attention_site, hides_tokens
 from attngraft.hosts.hf.decoder import CACHE, CachingSite, SequenceFamily, pop_cache
-from attngraft.hosts.hf.masks import hides_tokens
 from attngraft.hosts.patched import TwoLinearEnds, check_call, patch_classes
 from attngraft.hosts.sites import mlp_site
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from attngraft.attention import GraftedModule, HookPoint, MlpGeometry, MlpSite
+from attngraft.attention import HookPoint, MlpGeometry, MlpSite
 from attngraft.hosts import sites
 from attngraft.hosts.adapter import Site, check_known
-from attngraft.hosts.hf.masks import hides_tokens
-from attngraft.hosts.patched import TwoLinearEnds, check_call
+from attngraft.hosts.hf.attention import hides_tokens
+from attngraft.hosts.patched import MaskedParts, TwoLinearEnds, check_call
 
 
 class PlainMlp(TwoLinearEnds, MlpSite):
@@ -34,18 +34,8 @@ class UpDownMlp(PlainMlp):
     activation_name = "act_fn"
 
 
-class MaskedLayer(GraftedModule):
-    """A layer that gets a mask and does not pass it to its MLP: it checks the mask for the MLP's grafts."""
-
-    unmasked: ClassVar[tuple[str, ...]] = ("mlp",)  #: names of the modules that do not get the mask
-
-    @property
-    def in_use(self) -> bool:
-        return super().in_use or any(part.in_use for part in self._unmasked())
-
-    def _unmasked(self) -> list[GraftedModule]:
-        parts = [getattr(self, name) for name in self.unmasked]  # Dynamo reads no name bound within a comprehension
-        return [part for part in parts if isinstance(part, GraftedModule)]
+class MaskedLayer(MaskedParts):
+    """A layer that does not pass its mask to the MLP, and checks it for the MLP's grafts."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         self.check_mask(attention_mask, causal=kwargs.get("is_causal"))
@@ -57,8 +47,8 @@ class MaskedLayer(GraftedModule):
         Raises:
             UsageError: the layer or its MLP has such a graft.
         """
-        for part in (self, *self._unmasked()):
-            check_call(part, padded=hides_tokens(mask), causal=bool(causal))
+        check_call(self, padded=hides_tokens(mask), causal=bool(causal))
+        self.check_parts(padded=hides_tokens(mask), causal=bool(causal))
 
 
 def mlp_site(module: Any, path: str, *, end: str | None = None, layer: str | None = None, **fields: Any) -> Site:

@@ -20,9 +20,8 @@ from attngraft.attention import (
 )
 from attngraft.hosts.adapter import check_known, fused_rows
 from attngraft.hosts.family import ShapeProbe, Sites
-from attngraft.hosts.hf.attention import RotarySite, unsupported
+from attngraft.hosts.hf.attention import RotarySite, unsupported, visible_in
 from attngraft.hosts.hf.family import TextFamily
-from attngraft.hosts.hf.masks import visible_in
 from attngraft.hosts.hf.mlp import MaskedLayer
 from attngraft.hosts.patched import as_linear
 from attngraft.hosts.sites import GLOBAL, NO_MIDDLE, global_site, mlp_site

@@ -23,9 +23,8 @@ from attngraft.attention import (
 )
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.family import ShapeProbe, Sites
-from attngraft.hosts.hf.attention import attention_site
+from attngraft.hosts.hf.attention import attention_site, hides_tokens
 from attngraft.hosts.hf.decoder import CACHE, CachingSite, SequenceFamily, pop_cache
-from attngraft.hosts.hf.masks import hides_tokens
 from attngraft.hosts.patched import TwoLinearEnds, as_linear, check_call, patch_classes
 from attngraft.hosts.sites import NO_MIDDLE, mlp_site
 
@@ -181,7 +180,7 @@ class MlpLayer(GraftedModule):
         return hidden_states + self.run("mlp.end", out)
 
     def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
-        """In a half-precision model with a float32 `wo`, for its large values, run the grafts in float32 too."""
+        """Run the grafts in float32 if `wo` is float32 in a half-precision model (its values are large)."""
         kind = cast(Tensor, self.layer_norm.weight).dtype
         if value.dtype != torch.float32 or kind not in (torch.float16, torch.bfloat16):
             return super().run(hook_point, value, *context)
@@ -196,7 +195,7 @@ class MlpLayer(GraftedModule):
 
 
 class Block(GraftedModule):
-    """`T5Block`: it gets the encoder's mask and does not pass it to the MLP, so it checks it for the MLP's grafts."""
+    """`T5Block`: checks the encoder's mask for the MLP's grafts, because the MLP does not receive it."""
 
     layer: nn.ModuleList
 

@@ -1,4 +1,4 @@
-"""Attention templates of timm's hosts, and timm's shared `Attention`."""
+"""Tensor layouts and attention templates of timm's hosts, and timm's shared `Attention`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,36 @@ from torch import Tensor, nn
 from attngraft.attention import AttentionSite, GraftedModule, HookPoint, LinearLayer, Projected
 from attngraft.hosts.patched import as_linear, check_call, is_one_directional
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.layouts import map_to_tokens, split_heads, split_qkv, tokens_to_map
+
+
+def split_qkv(qkv: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
+    """Split the output of a fused projection (B, N, parts H d) into q, k and v (or fewer), (B, H, N, d) each."""
+    return qkv.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, N, H d) to (B, H, N, d)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def map_to_tokens(x: Tensor) -> Tensor:
+    """View a map (B, C, rows, columns) as tokens (B, N, C)."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def tokens_to_map(x: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """View tokens (B, N, C) as a map (B, C, rows, columns); the inverse of `map_to_tokens`."""
+    return x.transpose(1, 2).unflatten(2, grid)
+
+
+def match_memory_format(x: Tensor, like: Tensor) -> Tensor:
+    """Return the map `x` in the memory format of the map `like`.
+
+    After a graft, tokens are contiguous, so their map is channels-last. A convolution chooses another algorithm for that,
+    with other rounding.
+    """
+    channels_last = like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()
+    return x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 class SelfAttention(AttentionSite):
@@ -167,7 +196,7 @@ def checked_mask(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tens
         visible = attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min
         check_call(module, causal=is_one_directional(visible))
     if is_causal and module.fused_attn and attn_mask is not None:
-        raise ValueError("attn_mask and is_causal exclude each other")
+        raise ValueError("attn_mask and is_causal are mutually exclusive")
     return None if is_causal else attn_mask
 
 

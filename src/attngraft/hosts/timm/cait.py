@@ -9,12 +9,19 @@ from torch import Tensor, nn
 
 from attngraft.attention import CLASS, Projected, plain_class
 from attngraft.hosts.adapter import own_parameters
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.patched import patch_classes
 from attngraft.hosts.sites import fused_heads, global_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import ClassAttention, FusedQkv
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, class_attention_site, map_fields, unread_site
+from attngraft.hosts.timm.family import (
+    CHILDREN,
+    TimmFamily,
+    attention_geometry,
+    class_attention_site,
+    map_fields,
+    unread_site,
+)
 
 _TALKING = (
     "its heads are mixed before the softmax and again after it (talking heads), so no head has scores of its own; "

@@ -12,10 +12,8 @@ from attngraft.attention import CLASS, Projected, plain_class
 from attngraft.hosts.adapter import own_parameters
 from attngraft.hosts.sites import fused_heads, global_site, projected_heads
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import FusedQkv, ScaledProducts
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import split_heads, split_qkv
-from attngraft.hosts.timm.sites import CHILDREN, attention_geometry
+from attngraft.hosts.timm.attention import FusedQkv, ScaledProducts, split_heads, split_qkv
+from attngraft.hosts.timm.family import CHILDREN, ShapeProbe, Sites, TimmFamily, attention_geometry
 
 _GATED = (
     "its map is a softmax of scores mixed with a map of positions, by a gate of each head; choose the later blocks, or "

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from attngraft.attention import CLASS
 from attngraft.hosts.sites import projected_heads
-from attngraft.hosts.timm.attention import PATCHED, ClassAttention, ScaledProducts
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import split_heads
-from attngraft.hosts.timm.sites import block_sites, class_attention_site
+from attngraft.hosts.timm.attention import PATCHED, ClassAttention, ScaledProducts, split_heads
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, block_sites, class_attention_site
 
 
 class GraftedCrossAttention(ClassAttention, ScaledProducts, CrossAttention):

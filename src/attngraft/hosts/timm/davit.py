@@ -11,10 +11,8 @@ from attngraft.attention import Projected
 from attngraft.hosts.adapter import check_known
 from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import NoDropout
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import map_to_tokens, split_qkv, tokens_to_map
-from attngraft.hosts.timm.sites import attention_geometry, channel_site, map_fields
+from attngraft.hosts.timm.attention import NoDropout, map_to_tokens, split_qkv, tokens_to_map
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, channel_site, map_fields
 from attngraft.hosts.timm.windows import FixedWindowBlock
 
 _BLOCK = ("cpe1", "norm1", "attn", "drop_path1", "cpe2", "norm2", "mlp", "drop_path2")

@@ -12,9 +12,8 @@ from attngraft.hosts.adapter import check_known
 from attngraft.hosts.sites import global_site, mlp_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import HeadwiseQkv
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, headwise_geometry, map_fields
 from attngraft.hosts.timm.mlp import MapMlpSite, mlp_sites
-from attngraft.hosts.timm.sites import headwise_geometry, map_fields
 
 
 class GraftedAttention(HeadwiseQkv, Attention):
@@ -24,7 +23,7 @@ class GraftedAttention(HeadwiseQkv, Attention):
     fused_attn = False
 
     def scores(self, projected: Projected) -> Tensor:
-        """The order of factors is the host's."""
+        """Scale after the product, as the host does, for identical rounding."""
         return projected.q @ projected.k.transpose(-2, -1) * self.scale + cast(Tensor, projected.bias)
 
 

@@ -1,4 +1,4 @@
-"""timm's families without a forward of their own: their blocks consist of modules that other families have too."""
+"""timm's families that consist of modules shared with other families, as rows of a table."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from torch import Tensor, nn
 
 from attngraft.attention import CLASS, HOOK_POINTS, GraftedModule, MlpGeometry, Projection, plain_class, prefix_names
 from attngraft.hosts.adapter import Site, check_known, random_images
-from attngraft.hosts.family import Family, family_table, patched_by_name
+from attngraft.hosts.family import Family, ShapeProbe, Sites, family_table, patched_by_name
 from attngraft.hosts.sites import GLOBAL, global_site, refused_site
 from attngraft.hosts.timm import mlp, rotary
 from attngraft.hosts.timm.attention import PATCHED, ClassAttention, FusedQkv, ScaledProducts
-from attngraft.hosts.timm.family import FEATURE_NETS, ShapeProbe, Sites, TimmFamily, image_size
-from attngraft.hosts.timm.masked_blocks import PairMaskEvaBlock, with_pair_mask
-from attngraft.hosts.timm.mlp import mlp_sites
-from attngraft.hosts.timm.rotary import rotary_block_sites
-from attngraft.hosts.timm.sites import (
+from attngraft.hosts.timm.family import (
+    FEATURE_NETS,
+    PairMaskEvaBlock,
+    TimmFamily,
     attention_geometry,
     attention_site,
     block_sites,
     channel_site,
     class_attention_site,
+    image_size,
     linear_site,
     map_fields,
     prefixed_grid,
     unread_site,
+    with_pair_mask,
 )
+from attngraft.hosts.timm.mlp import mlp_sites
+from attngraft.hosts.timm.rotary import rotary_block_sites
 
 
 def _rotary(block: Any, path: str, shapes: ShapeProbe) -> Sites:

@@ -1,20 +1,26 @@
-"""Base class of timm's adapters."""
+"""Base class of timm's adapters, and sites of attention classes that several families share."""
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
+from timm.layers import Attention, RelPosBias, RelPosBiasTf, RelPosMlp
 from timm.models._features import FeatureDictNet, FeatureListNet
 from torch import Tensor, nn
 
-from attngraft.attention import plain_class
-from attngraft.hosts.adapter import norm_state, own_state, random_images
-from attngraft.hosts.family import BlockFamily, ShapeProbe, Sites
-
-__all__ = ["FEATURE_NETS", "ShapeProbe", "Sites", "TimmFamily", "image_size"]
+from attngraft.attention import CLASS, AttentionGeometry, plain_class, prefix_names
+from attngraft.errors import HostError
+from attngraft.hosts.adapter import Site, check_known, norm_state, own_parameters, own_state, random_images
+from attngraft.hosts.family import BlockFamily
+from attngraft.hosts.family import ShapeProbe as ShapeProbe
+from attngraft.hosts.family import Sites as Sites
+from attngraft.hosts.patched import MaskedParts
+from attngraft.hosts.sites import fused_heads, global_site, projected_heads, refused_site
+from attngraft.hosts.timm.mlp import mlp_sites
+from attngraft.hosts.unread import reason_of
 
 #: what `features_only=True` creates: no model class, only blocks
 FEATURE_NETS = (FeatureListNet, FeatureDictNet)
@@ -23,11 +29,7 @@ FEATURE_NETS = (FeatureListNet, FeatureDictNet)
 class TimmFamily(BlockFamily):
     """A family of timm's models, also as made by `features_only=True`."""
 
-    @classmethod
-    def find_class(cls, name: str) -> type[nn.Module]:
-        module, _, kind = name.rpartition(".")
-        found: type[nn.Module] = getattr(importlib.import_module(f"timm.models.{module}"), kind)
-        return found
+    module_name = "timm.models.{0}"
 
     def recognizes(self, model: nn.Module) -> bool:
         if type(model) not in FEATURE_NETS:
@@ -68,3 +70,201 @@ def image_size(model: nn.Module) -> tuple[int, int, int]:
         size = cast(Mapping[str, Any], getattr(model, "pretrained_cfg", {})).get("input_size", (3, 224, 224))[-2:]
     rows, columns = (size, size) if isinstance(size, int) else size
     return first.in_channels, rows, columns
+
+
+#: usual arguments and children of timm's attention classes
+ARGUMENTS = ("x", "args", "kwargs")
+CHILDREN = ("qkv", "attn_drop", "proj", "proj_drop")
+
+
+def attention_geometry(
+    module: Any,
+    path: str,
+    *,
+    arguments: tuple[str, ...] = ARGUMENTS,
+    children: tuple[str, ...] = CHILDREN,
+    heads: dict[str, Any] | None = None,
+    **fields: Any,
+) -> AttentionGeometry:
+    """Return the geometry of an attention module.
+
+    Args:
+        arguments: known arguments of its forward. children: names of its known children.
+        heads: head fields of the geometry; None: those of a fused `qkv`.
+        fields: other fields of the geometry.
+
+    Raises:
+        HostError: the module has an unknown argument or child.
+    """
+    check_known(module, path, arguments=arguments, children=children)
+    return AttentionGeometry(**(fused_heads(module) if heads is None else heads), **fields)
+
+
+def headwise_geometry(module: Any, path: str, *, children: tuple[str, ...], **fields: Any) -> AttentionGeometry:
+    """Return the geometry of a `HeadwiseQkv` module; arguments as in `attention_geometry`."""
+    key, value, biases = module.key_dim, module.val_dim, ("attention_biases",)
+    starts = {"q": ("qkv", 0), "k": ("qkv", key), "v": ("qkv", 2 * key)}
+    heads = projected_heads(module, starts, width=key, value_width=value, step=2 * key + value)
+    fields |= {"query_key_parameters": biases, "score_rows": biases}
+    return attention_geometry(module, path, children=children, heads=heads, **fields)
+
+
+def attention_site(module: Any, path: str, **tokens: Any) -> Site:
+    """Return the site of timm's shared `Attention`; `tokens` are the geometry fields that the model determines."""
+    if plain_class(module) is not Attention:
+        return unread_site(module, path, **tokens)
+    geometry = attention_geometry(
+        module,
+        path,
+        arguments=("x", "attn_mask", "is_causal", "args", "kwargs"),
+        children=(*CHILDREN, "q_norm", "k_norm", "norm", "gate"),
+        query_key_parameters=own_parameters(module, "q_norm", "k_norm"),
+        **tokens,
+    )
+    return global_site(path, geometry)
+
+
+def block_sites(block: Any, path: str, **tokens: Any) -> Sites:
+    """Yield the two sites of timm's `Block` and `ResPostBlock`."""
+    yield attention_site(block.attn, f"{path}.attn", **tokens)
+    yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
+
+
+def class_attention_site(
+    module: Any, path: str, *, children: tuple[str, ...] = ("q", "k", "v"), heads: Any = None, **tokens: Any
+) -> Site:
+    """Return the site of attention with the class token as the only query; `tokens` are the fields of the key side.
+
+    Args:
+        children: names of its projections. heads: head fields of the geometry, if they are not called q, k and v.
+    """
+    width = module.proj.in_features // module.num_heads
+    heads = heads or projected_heads(module, {"q": "q", "k": "k", "v": "v"}, width=width)
+    children = (*children, "attn_drop", "proj", "proj_drop")
+    geometry = attention_geometry(module, path, children=children, heads=heads, query_tokens=1, prefix=CLASS, **tokens)
+    return global_site(path, geometry)
+
+
+def subsampled_site(module: Any, path: str, shapes: ShapeProbe, *, argument: str, **tokens: Any) -> Site:
+    """Return the site of a `SubsampledKeys` module.
+
+    Args:
+        argument: name of the argument with the map's size.
+        tokens: geometry fields of the query side.
+    """
+    rows, columns = (None, None) if module.sr is None else shapes.output_shape(f"{path}.sr")[-2:]
+    width, dim = module.proj.in_features // module.num_heads, module.proj.in_features
+    geometry = attention_geometry(
+        module,
+        path,
+        arguments=("x", argument, "args", "kwargs"),
+        children=("q", "kv", "sr", "norm", "pool", "act", "attn_drop", "proj", "proj_drop"),
+        heads=projected_heads(module, {"q": "q", "k": "kv", "v": ("kv", dim)}, width=width),
+        key_tokens=None if rows is None or columns is None else rows * columns,
+        **tokens,
+    )
+    return global_site(path, geometry)
+
+
+def unread_site(module: Any, path: str, **tokens: Any) -> Site:
+    """Return a site without hook points, for attention of a class that no adapter reads."""
+    reason = reason_of(module)
+    why = f"its attention is {type(module).__name__}" + (f": {reason}" if reason else ", which is not supported")
+    return refused_site(path, why, **{**tokens, "heads": getattr(module, "num_heads", 1)})
+
+
+def channel_site(path: str, *, instead: str, **tokens: Any) -> Site:
+    """Return a site without hook points, for attention between channels (cross-covariance).
+
+    Args:
+        instead: which blocks of the host to choose instead.
+    """
+    why = f"it attends between channels, so its softmax is not over tokens; {instead}, or choose MLP grafts"
+    return refused_site(path, why, **tokens)
+
+
+def linear_site(path: str, **tokens: Any) -> Site:
+    """Return a site without hook points, for linear attention."""
+    why = (
+        "its attention is linear: one softmax over the tokens for all queries, no attention map; choose MLP grafts (cb, "
+        "cb_s, se, ...)"
+    )
+    return refused_site(path, why, **tokens)
+
+
+def rel_pos_fields(module: nn.Module, *norms: str) -> dict[str, Any]:
+    """Return the geometry fields with the parameters of `module.rel_pos` and of norms, which serve only the scores."""
+    fields = {"query_key_parameters": own_parameters(module, "rel_pos", *norms)}
+    kind = type(getattr(module, "rel_pos", None))
+    if kind is RelPosMlp:
+        return {**fields, "score_rows": own_parameters(module, "rel_pos.mlp.fc2")}
+    axes = {RelPosBias: "score_columns", RelPosBiasTf: "score_rows"}
+    table = own_parameters(module, "rel_pos.relative_position_bias_table")
+    return {**fields, axes[kind]: table} if kind in axes else fields
+
+
+def prefixed_grid(model: Any) -> dict[str, Any]:
+    """Return the geometry fields of a model with one sequence of prefix tokens and patches, or of the encoder in it.
+
+    Raises:
+        HostError: the model has prefix tokens of an unknown kind.
+    """
+    dim, model = model.embed_dim, getattr(model, "encoder", model)
+    registers = getattr(model, "reg_token", None)
+    prefix = prefix_names(
+        class_token=getattr(model, "cls_token", None) is not None,
+        distillation=getattr(model, "dist_token", None) is not None,
+        registers=0 if registers is None else registers.shape[1],
+    )
+    if len(prefix) != model.num_prefix_tokens:
+        raise HostError(
+            f"{type(model).__name__} has {model.num_prefix_tokens} prefix tokens, but attngraft supports only "
+            f"{len(prefix)} of them ({', '.join(prefix)})"
+        )
+    cells = model.patch_embed.grid_size
+    return {
+        "dim": dim,
+        "tokens": None if cells is None else len(prefix) + cells[0] * cells[1],
+        "prefix": prefix,
+        "grid": None if cells is None else tuple(cells),
+    }
+
+
+def map_fields(dim: int, rows: int, columns: int) -> dict[str, Any]:
+    """Return the geometry fields of one sequence: all tokens of a map."""
+    return {"dim": dim, "tokens": rows * columns, "grid": (rows, columns)}
+
+
+class PairMaskVitBlock(MaskedParts):
+    """Forward of `Block` and `ResPostBlock` of `timm.models.vision_transformer`; the mask is over pairs of tokens."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        self.check_parts(causal=attn_mask is not None or is_causal)
+        return cast(Tensor, super().forward(x, attn_mask=attn_mask, is_causal=is_causal))  # type: ignore[misc]
+
+
+class PairMaskEvaBlock(MaskedParts):
+    """Forward of `EvaBlock` and `EvaBlockPostNorm` of `timm.models.eva`; the mask is over pairs of tokens."""
+
+    def forward(
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        self.check_parts(causal=attn_mask is not None or is_causal)
+        out = super().forward(x, rope=rope, attn_mask=attn_mask, is_causal=is_causal)  # type: ignore[misc]
+        return cast(Tensor, out)
+
+
+class PaddingMaskBlock(MaskedParts):
+    """A block with a padding mask, which it checks for the grafts of its attention and MLP."""
+
+    unmasked = ("attn", "mlp")
+
+
+def with_padding_mask(site: Site, block: str) -> Site:
+    """Return `site` with the block at this path as companion."""
+    return replace(site, companions=dict.fromkeys(site.targets, (block,)))
+
+
+def with_pair_mask(site: Site, block: str) -> Site:
+    """Return `site` with the block at this path as companion if it is an MLP."""
+    return with_padding_mask(site, block) if site.kind == "mlp" else site

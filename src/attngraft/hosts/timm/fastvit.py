@@ -11,11 +11,9 @@ from attngraft.attention import MlpGeometry
 from attngraft.hosts.adapter import check_known
 from attngraft.hosts.patched import TwoLinearEnds
 from attngraft.hosts.sites import global_site, mlp_site
-from attngraft.hosts.timm.attention import FusedQkv
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import map_to_tokens, tokens_to_map
+from attngraft.hosts.timm.attention import FusedQkv, map_to_tokens, tokens_to_map
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
 from attngraft.hosts.timm.mlp import MapMlpSite
-from attngraft.hosts.timm.sites import attention_geometry, map_fields
 
 
 class GraftedAttention(FusedQkv, Attention):

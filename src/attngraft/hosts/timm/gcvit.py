@@ -8,13 +8,12 @@ from timm.models import gcvit
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, record_coordinates
-from attngraft.hosts.adapter import own_parameters, random_images
+from attngraft.hosts.adapter import random_images
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.sites import fused_heads, projected_heads, window_site, windowed
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, image_size
-from attngraft.hosts.timm.layouts import split_heads, split_qkv
-from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields, score_columns
+from attngraft.hosts.timm.attention import SelfAttention, split_heads, split_qkv
+from attngraft.hosts.timm.family import CHILDREN, TimmFamily, attention_geometry, image_size, map_fields, rel_pos_fields
 from attngraft.hosts.timm.windows import WindowMerger
 
 #: older timm (1.0.26) gave a window the queries of another image of the batch
@@ -63,8 +62,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         dim=dim,
         **windowed((rows, columns), (window[0], window[1])),
         cross=module.use_global,
-        query_key_parameters=own_parameters(module, "rel_pos"),
-        score_columns=score_columns(module),
+        **rel_pos_fields(module),
     )
     yield window_site(attn, geometry, block=path)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))

@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from attngraft.attention import LinearLayer, MlpEnds, MlpGeometry, Projected
 from attngraft.hosts.adapter import check_known, own_parameters, random_images
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.patched import patch_classes
 from attngraft.hosts.sites import NO_MIDDLE, global_site, mlp_site, projected_heads
 from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.masked_blocks import PaddingMaskBlock, with_padding_mask
-from attngraft.hosts.timm.sites import attention_geometry, map_fields
+from attngraft.hosts.timm.family import PaddingMaskBlock, TimmFamily, attention_geometry, map_fields, with_padding_mask
 
 
 class GraftedAttention(SelfAttention, gemma4.Gemma4Attention):
@@ -44,7 +43,7 @@ class GraftedBlock(PaddingMaskBlock, gemma4.Gemma4Block):
     """`timm.models.gemma4_vit.Gemma4Block`."""
 
     def forward(self, x: Tensor, rope_cos: Tensor, rope_sin: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        self.check_padding(attn_mask)
+        self.check_parts(padded=attn_mask is not None)
         return super().forward(x, rope_cos, rope_sin, attn_mask)
 
 

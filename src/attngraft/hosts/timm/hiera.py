@@ -11,9 +11,8 @@ from attngraft.attention import AttentionGeometry, Projected
 from attngraft.hosts.adapter import check_known, fused_rows, random_images
 from attngraft.hosts.sites import global_site, window_site
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import NoDropout
+from attngraft.hosts.timm.attention import NoDropout, split_qkv
 from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import split_qkv
 from attngraft.hosts.timm.windows import WindowAxisSite
 
 _BLOCK = ("norm1", "proj", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
@@ -51,7 +50,7 @@ class GraftedMaskUnitAttention(WindowAxisSite, NoDropout, MaskUnitAttention):
         return Projected(q, k, v, queries, keys=keys, rest=units)
 
     def kernel(self, projected: Projected) -> Tensor:
-        """The axes are the host's and determine the kernel: with one for the units, or without and contiguous."""
+        """Use the layout of the host, which selects the kernel: with a units axis, or without one and contiguous."""
         if not self.use_mask_unit_attn:
             q, k, v = (each.contiguous() for each in projected[:3])
             return super(WindowAxisSite, self).kernel(projected._replace(q=q, k=k, v=v))

@@ -12,10 +12,8 @@ from attngraft.attention import HookPoint, Projected, record_coordinates
 from attngraft.hosts.adapter import check_known
 from attngraft.hosts.sites import global_site, window_site, windowed
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import NoDropout
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import split_heads, split_qkv
-from attngraft.hosts.timm.sites import attention_geometry, map_fields
+from attngraft.hosts.timm.attention import NoDropout, split_heads, split_qkv
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
 from attngraft.hosts.timm.windows import PaddedWindows
 
 _BLOCK = ("proj", "pool", "norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attngraft.attention import (
     AttentionGeometry,
-    AttentionSite,
+    HookPoint,
     LinearLayer,
     MlpGeometry,
     Projected,
@@ -25,16 +25,17 @@ from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, head_rows, norm_state, own_state, random_images
 from attngraft.hosts.patched import TwoLinearEnds, as_linear
 from attngraft.hosts.sites import global_site, mlp_site
+from attngraft.hosts.timm.attention import NoDropout, map_to_tokens, match_memory_format, tokens_to_map
 from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import map_to_tokens, match_memory_format, tokens_to_map
 from attngraft.hosts.timm.mlp import MapMlpSite
 
 _ACTIVATIONS = ("hard_swish", "silu", "gelu", "relu", "relu6", "leaky_relu", "elu", "mish", "tanh", "sigmoid")
 
 
-class LevitSite(AttentionSite):
+class LevitSite(NoDropout):
     """LeViT's attention on tokens (B, N, C), also where the host has maps (`use_conv`)."""
 
+    ends: tuple[HookPoint, ...] = ("attn.end",)
     fused_attn = False
     use_conv: bool
     resolution: tuple[int, int]
@@ -72,22 +73,16 @@ class LevitSite(AttentionSite):
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
         if self.use_conv:
             return (projected.v.transpose(-2, -1) @ weights.transpose(-2, -1)).transpose(-2, -1)
-        return weights @ projected.v
+        return super().spread(weights, projected)
 
     def visible(self, projected: Projected) -> None:
         return None
-
-    def dropped(self) -> float:
-        return 0.0
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
         if self.use_conv:
             maps = heads.transpose(-2, -1).reshape(heads.shape[0], -1, *self.query_grid())
             return map_to_tokens(self.proj(maps.contiguous()))  # contiguous as in the host, whatever a graft returned
         return cast(Tensor, self.proj(heads.transpose(1, 2).flatten(2)))
-
-    def drop(self, tokens: Tensor) -> Tensor:
-        return tokens
 
     def output_layer(self) -> LinearLayer | None:
         return as_linear(self.proj.ln)

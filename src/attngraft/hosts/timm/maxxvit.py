@@ -9,13 +9,12 @@ from timm.models import maxxvit
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, plain_class, record_coordinates
-from attngraft.hosts.adapter import Site, own_parameters, random_images
+from attngraft.hosts.adapter import Site, random_images
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.sites import fused_heads, global_site, projected_heads, window_site, windowed
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import ConvAttention, SelfAttention
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, image_size
-from attngraft.hosts.timm.layouts import tokens_to_map
-from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields, score_columns, score_rows
+from attngraft.hosts.timm.attention import ConvAttention, SelfAttention, tokens_to_map
+from attngraft.hosts.timm.family import CHILDREN, TimmFamily, attention_geometry, image_size, map_fields, rel_pos_fields
 from attngraft.hosts.timm.windows import WindowMerger
 
 _PARTITIONED = (maxxvit.PartitionAttentionCl, maxxvit.PartitionAttention2d, maxxvit.ParallelPartitionAttention)
@@ -62,7 +61,7 @@ class GraftedAttention2d(ConvAttention, RelativeAttention, maxxvit.Attention2d):
         return Projected(q, k, v, x, bias=self.bias(shared_rel_pos), rest=grid)
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
-        """The order of factors is the host's."""
+        """Multiply in the order of the host, for identical rounding."""
         dropped = cast(Tensor, self.attn_drop(weights))
         return (projected.v.transpose(-1, -2) @ dropped.transpose(-2, -1)).transpose(-1, -2)
 
@@ -124,9 +123,7 @@ def _attention_site(block: Any, name: str, path: str, shapes: ShapeProbe) -> Sit
         dim=dim,
         out_dim=None if out == dim else out,
         **fields,
-        query_key_parameters=own_parameters(module, "rel_pos"),
-        score_rows=score_rows(module),
-        score_columns=score_columns(module),
+        **rel_pos_fields(module),
     )
     if kind is maxxvit.TransformerBlock2d:
         return global_site(attn, geometry)

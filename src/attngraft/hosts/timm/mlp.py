@@ -23,7 +23,7 @@ class MapMlpSite(MlpSite):
 
     @property
     def takes_maps(self) -> bool:
-        """Whether an input with four axes is a map with channels second; otherwise channels are last."""
+        """Whether inputs with four axes are channels-first maps; otherwise channels are last."""
         return True
 
     def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:

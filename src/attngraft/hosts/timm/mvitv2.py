@@ -13,10 +13,8 @@ from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, own_parameters, random_images
 from attngraft.hosts.sites import fused_heads, global_site, mlp_site
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import NoDropout, PlainMerge
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import split_qkv
-from attngraft.hosts.timm.sites import attention_geometry, unread_site
+from attngraft.hosts.timm.attention import NoDropout, PlainMerge, split_qkv
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, unread_site
 
 _POOLS = ("pool_q", "pool_k", "pool_v", "norm_q", "norm_k", "norm_v")
 _BLOCK = (
@@ -142,7 +140,7 @@ def _pooled_tokens(pool: nn.Module | None, path: str, shapes: ShapeProbe, prefix
     before, after = shapes.input_shape(path)[-2:], shapes.output_shape(path)[-2:]
     if after != tuple(-(-side // each) for side, each in zip(before, _stride(pool), strict=True)):
         raise HostError(
-            f"{path} pools {before} to {after}, which its stride does not explain; attngraft cannot read it"
+            f"{path} pools {before} to {after}, which does not follow from its stride; this variant is not supported"
         )
     return prefix + after[0] * after[1]
 

@@ -12,16 +12,14 @@ from torch import Tensor
 from attngraft.attention import plain_class, prefix_names
 from attngraft.hosts.adapter import random_images
 from attngraft.hosts.timm import attention, rotary
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.masked_blocks import PaddingMaskBlock, with_padding_mask
-from attngraft.hosts.timm.sites import block_sites
+from attngraft.hosts.timm.family import PaddingMaskBlock, ShapeProbe, Sites, TimmFamily, block_sites, with_padding_mask
 
 
 class GraftedBlock(PaddingMaskBlock, Block):
     """`timm.models.vision_transformer.Block`."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        self.check_padding(attn_mask)
+        self.check_parts(padded=attn_mask is not None)
         return super().forward(x, attn_mask=attn_mask)
 
 
@@ -29,7 +27,7 @@ class GraftedEvaBlock(PaddingMaskBlock, EvaBlock):
     """`timm.models.eva.EvaBlock`."""
 
     def forward(self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None) -> Tensor:
-        self.check_padding(attn_mask)
+        self.check_parts(padded=attn_mask is not None)
         return super().forward(x, rope=rope, attn_mask=attn_mask)
 
 

@@ -13,9 +13,8 @@ from attngraft.attention import Projected, Recordable, record_coordinates
 from attngraft.attention.recorder import BLOCK_COORDINATES
 from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import split_qkv
-from attngraft.hosts.timm.sites import attention_geometry, map_fields
+from attngraft.hosts.timm.attention import split_qkv
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
 from attngraft.hosts.timm.windows import WindowAxisSite
 
 
@@ -39,7 +38,7 @@ class GraftedAttention(WindowAxisSite, Attention):
         return Projected(q, k, v, x, rest=blocks)
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        """The order of channels is the host's: the first of every head, then the second."""
+        """Merge heads in the order of the host: the first channel of every head, then the second."""
         return cast(Tensor, self.proj(heads.permute(0, 2, 3, 1).flatten(2)))
 
 

@@ -10,10 +10,8 @@ from torch import Tensor
 from attngraft.attention import Projected, plain_class
 from attngraft.hosts.sites import global_site, projected_heads
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import PlainMerge
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import split_heads
-from attngraft.hosts.timm.sites import attention_geometry
+from attngraft.hosts.timm.attention import PlainMerge, split_heads
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry
 
 
 class GraftedEfficientAttention(PlainMerge, EfficientAttention):

@@ -11,10 +11,8 @@ from attngraft.attention import MlpGeometry
 from attngraft.hosts.adapter import check_known
 from attngraft.hosts.patched import TwoLinearEnds
 from attngraft.hosts.sites import mlp_site
-from attngraft.hosts.timm.attention import SubsampledKeys
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import map_to_tokens, tokens_to_map
-from attngraft.hosts.timm.sites import map_fields, subsampled_site
+from attngraft.hosts.timm.attention import SubsampledKeys, map_to_tokens, tokens_to_map
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, map_fields, subsampled_site
 
 
 class GraftedAttention(SubsampledKeys, Attention):

@@ -8,13 +8,11 @@ from timm.models import vision_transformer_relpos as relpos
 from torch import Tensor
 
 from attngraft.attention import Projected
-from attngraft.hosts.adapter import own_parameters
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.sites import global_site
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import split_qkv
-from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, prefixed_grid, score_columns, score_rows
+from attngraft.hosts.timm.attention import SelfAttention, split_qkv
+from attngraft.hosts.timm.family import CHILDREN, TimmFamily, attention_geometry, prefixed_grid, rel_pos_fields
 
 
 class GraftedRelPosAttention(SelfAttention, relpos.RelPosAttention):
@@ -33,9 +31,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         f"{path}.attn",
         arguments=("x", "shared_rel_pos", "args", "kwargs"),
         children=(*CHILDREN, "q_norm", "k_norm", "rel_pos"),
-        query_key_parameters=own_parameters(module, "q_norm", "k_norm", "rel_pos"),
-        score_rows=score_rows(module),
-        score_columns=score_columns(module),
+        **rel_pos_fields(module, "q_norm", "k_norm"),
         **tokens,
     )
     yield global_site(f"{path}.attn", geometry)

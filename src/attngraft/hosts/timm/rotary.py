@@ -17,11 +17,10 @@ from attngraft.hosts.adapter import Site, own_parameters
 from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import patch_classes
 from attngraft.hosts.sites import fused_heads, global_site, projected_heads
-from attngraft.hosts.timm.attention import SelfAttention, checked_mask, output_gate
-from attngraft.hosts.timm.layouts import split_qkv
+from attngraft.hosts.timm.attention import SelfAttention, checked_mask, output_gate, split_qkv
+from attngraft.hosts.timm.family import attention_geometry, unread_site
 from attngraft.hosts.timm.mlp import PATCHED as MLPS
 from attngraft.hosts.timm.mlp import mlp_sites
-from attngraft.hosts.timm.sites import attention_geometry, unread_site
 
 
 def fused_qkv(module: Any, x: Tensor) -> Tensor:

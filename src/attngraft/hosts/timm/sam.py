@@ -13,8 +13,7 @@ from attngraft.hosts.adapter import own_parameters
 from attngraft.hosts.sites import global_site, window_site, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields
+from attngraft.hosts.timm.family import CHILDREN, ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
 from attngraft.hosts.timm.windows import PaddedWindows
 
 
@@ -41,7 +40,7 @@ class GraftedAttention(SelfAttention, sam.Attention):
         return Projected(q, k, v, x, bias=bias, present=present)
 
     def kernel(self, projected: Projected) -> Tensor:
-        """One axis for batch and heads, as in the host: the kernel for it rounds differently."""
+        """Merge batch and heads as the host does: the kernel for this layout rounds differently."""
         bias = None if projected.bias is None else projected.bias.flatten(0, 1)
         q, k, v = (each.flatten(0, 1) for each in projected[:3])
         heads = super().kernel(projected._replace(q=q, k=k, v=v, bias=bias))

@@ -16,10 +16,9 @@ from attngraft.attention import plain_class
 from attngraft.hosts.adapter import own_parameters
 from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import split_qkv
+from attngraft.hosts.timm.attention import split_qkv
+from attngraft.hosts.timm.family import CHILDREN, ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
 from attngraft.hosts.timm.rotary import fused_qkv
-from attngraft.hosts.timm.sites import CHILDREN, attention_geometry, map_fields
 from attngraft.hosts.timm.windows import CosineWindowSite, ShiftedWindowBlock, WindowSite
 
 

@@ -11,10 +11,8 @@ from attngraft.attention import MlpGeometry, MlpSite, Projected
 from attngraft.hosts.adapter import check_known
 from attngraft.hosts.patched import TwoLinearEnds
 from attngraft.hosts.sites import mlp_site, window_site, windowed
-from attngraft.hosts.timm.attention import HeadwiseQkv, PlainMerge
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import map_to_tokens
-from attngraft.hosts.timm.sites import headwise_geometry, map_fields
+from attngraft.hosts.timm.attention import HeadwiseQkv, PlainMerge, map_to_tokens
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, headwise_geometry, map_fields
 from attngraft.hosts.timm.windows import FixedWindowBlock
 
 

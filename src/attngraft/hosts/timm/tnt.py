@@ -11,10 +11,8 @@ from attngraft.attention import CLASS, Projected
 from attngraft.hosts.adapter import Site
 from attngraft.hosts.sites import global_site, projected_heads
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import ScaledProducts
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import split_heads, split_qkv
-from attngraft.hosts.timm.sites import attention_geometry
+from attngraft.hosts.timm.attention import ScaledProducts, split_heads, split_qkv
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry
 
 
 class GraftedAttention(ScaledProducts, Attention):

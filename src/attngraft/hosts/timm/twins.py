@@ -8,14 +8,13 @@ from timm.models.twins import Block, GlobalSubSampleAttn, LocallyGroupedAttn, Tw
 from torch import Tensor
 
 from attngraft.attention import Projected, plain_class, record_coordinates
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.patched import patch_classes
 from attngraft.hosts.sites import window_site, windowed
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import SubsampledKeys
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import merge_windows, pad_to_windows, partition, present_tokens, split_qkv
-from attngraft.hosts.timm.sites import attention_geometry, map_fields, subsampled_site, unread_site
-from attngraft.hosts.timm.windows import WindowAxisSite
+from attngraft.hosts.timm.attention import SubsampledKeys, split_qkv
+from attngraft.hosts.timm.family import TimmFamily, attention_geometry, map_fields, subsampled_site, unread_site
+from attngraft.hosts.timm.windows import WindowAxisSite, merge_windows, pad_to_windows, partition, present_tokens
 
 
 class GraftedLocallyGroupedAttn(WindowAxisSite, LocallyGroupedAttn):

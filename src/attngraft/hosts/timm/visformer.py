@@ -11,11 +11,9 @@ from attngraft.attention import MlpGeometry, Projected, Projection
 from attngraft.hosts.adapter import check_known
 from attngraft.hosts.patched import TwoLinearEnds
 from attngraft.hosts.sites import GLOBAL, global_site, mlp_site
-from attngraft.hosts.timm.attention import ConvAttention, ScaledProducts
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
-from attngraft.hosts.timm.layouts import tokens_to_map
+from attngraft.hosts.timm.attention import ConvAttention, ScaledProducts, tokens_to_map
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
 from attngraft.hosts.timm.mlp import MapMlpSite
-from attngraft.hosts.timm.sites import attention_geometry, map_fields
 
 _NO_ATTENTION = "this block has a convolution in its MLP instead of attention; choose later blocks"
 

@@ -17,9 +17,7 @@ from attngraft.hosts.adapter import HostAdapter, HostFold, Site, norm_state, own
 from attngraft.hosts.patched import patch_classes
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import PATCHED
-from attngraft.hosts.timm.family import image_size
-from attngraft.hosts.timm.masked_blocks import PairMaskVitBlock, with_pair_mask
-from attngraft.hosts.timm.sites import block_sites, prefixed_grid
+from attngraft.hosts.timm.family import PairMaskVitBlock, block_sites, image_size, prefixed_grid, with_pair_mask
 from attngraft.hosts.unread import why_unread
 
 _BLOCKS = patch_classes(PairMaskVitBlock, Block, ResPostBlock, module=__name__)

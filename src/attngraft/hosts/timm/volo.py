@@ -10,12 +10,11 @@ from torch import Tensor
 
 from attngraft.attention import CLASS, HookPoint, Projected, SpaceSite
 from attngraft.hosts.adapter import own_parameters, random_images
+from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.sites import global_site, projected_heads
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import ClassAttention, FusedQkv, SelfAttention
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, image_size
-from attngraft.hosts.timm.layouts import split_heads, split_qkv
-from attngraft.hosts.timm.sites import attention_geometry, class_attention_site, map_fields
+from attngraft.hosts.timm.attention import ClassAttention, FusedQkv, SelfAttention, split_heads, split_qkv
+from attngraft.hosts.timm.family import TimmFamily, attention_geometry, class_attention_site, image_size, map_fields
 
 _OUTLOOK: dict[HookPoint, str] = {
     "mix": "each position makes the weights of its neighborhood from its own token: there are no queries and keys",

@@ -7,15 +7,40 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
+from timm.models.swin_transformer import window_partition, window_reverse
 from torch import Tensor, nn
 
 from attngraft.attention import GraftedModule, HookPoint, LinearLayer, Projected, SpaceSite, record_coordinates
-from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.layouts import merge_windows, pad_to_windows, partition, present_tokens, split_qkv
+from attngraft.hosts.timm.attention import SelfAttention, split_qkv
+
+
+def pad_to_windows(maps: Tensor, window: tuple[int, int]) -> Tensor:
+    """Zero-pad maps (B, rows, columns, C) to whole windows."""
+    rows, columns = (-side % each for side, each in zip(maps.shape[1:3], window, strict=True))
+    return F.pad(maps, (0, 0, 0, columns, 0, rows))
+
+
+def partition(maps: Tensor, window: tuple[int, int]) -> Tensor:
+    """Partition maps of whole windows (B, rows, columns, C) into windows (B * windows, N, C)."""
+    return cast(Tensor, window_partition(maps, window).flatten(1, 2))
+
+
+def merge_windows(windows: Tensor, window: tuple[int, int], grid: tuple[int, ...]) -> Tensor:
+    """Merge windows (B * windows, N, C) into maps of size `grid`; the inverse of `pad_to_windows` and `partition`."""
+    padded = (side + -side % each for side, each in zip(grid, window, strict=True))
+    maps = window_reverse(windows.unflatten(1, window), window, *padded)
+    return cast(Tensor, maps[:, : grid[0], : grid[1]])
+
+
+def present_tokens(x: Tensor, window: tuple[int, int], grid: tuple[int, ...]) -> Tensor | None:
+    """Return a mask (windows of one image, N), False for window padding, on the device of `x`; None: no padding."""
+    if not any(side % each for side, each in zip(grid, window, strict=True)):
+        return None
+    return partition(pad_to_windows(x.new_ones(1, *grid, 1), window), window).squeeze(-1) > 0
 
 
 class WindowState(NamedTuple):
-    """What the scores of window attention need besides q, k and v."""
+    """Inputs of the scores of window attention besides q, k and v."""
 
     mask: Tensor | None  #: (windows of an image, N, N), added to the scores; None without shift
     direction: Tensor | None = None  #: (B, H, N, d), normalized queries, where a temperature multiplies the scores
@@ -122,7 +147,7 @@ class WindowAxisSite(WholeMapSite):
     """The same with a separate axis for windows in the host's kernel; `rest` is the number of windows per image."""
 
     def kernel(self, projected: Projected) -> Tensor:
-        """Add the axis: the kernel for it rounds differently."""
+        """Add the windows axis: the kernel for this layout rounds differently."""
         q, k, v = (each.unflatten(0, (-1, projected.rest)) for each in projected[:3])
         return super().kernel(projected._replace(q=q, k=k, v=v)).flatten(0, 1)
 
@@ -161,7 +186,7 @@ class PaddedWindows(WindowMerger):
 
     @property
     def mixes(self) -> bool:
-        """Whether its attention has a mix graft."""
+        """Whether the attention has a mix graft."""
         return isinstance(self.attn, SelfAttention) and bool(self.attn.grafts_at("mix"))
 
 
@@ -197,7 +222,7 @@ class ShiftedWindowBlock(SpaceSite, PaddedWindows):
         return self.run("attn.end", out)
 
     def _padded(self, x: Tensor, present: Tensor) -> Tensor:
-        """Do the same as the host's method, and pass `present` to the attention."""
+        """Reimplement the host's method, passing `present` to the attention."""
         grid, x = x.shape[1:3], self._shifted(x)
         mask = super().get_attn_mask(x) if getattr(self, "dynamic_mask", False) else self.attn_mask  # type: ignore[misc]
         windows = self.attn(partition(x, self.window_size), mask=mask, present=present)

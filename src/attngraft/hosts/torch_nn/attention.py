@@ -235,7 +235,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         return self.dropout if self.training else 0.0
 
     def scores(self, projected: Projected) -> Tensor:
-        """The host adds its mask in the product."""
+        """Add the mask within the product (`baddbmm`), as the host does."""
         q, k = (projected.q * self.scale).flatten(0, 1), projected.k.flatten(0, 1).transpose(-2, -1)
         bias = projected.bias
         if projected.causal:

@@ -1,25 +1,21 @@
-"""torch's `TransformerEncoderLayer`, `TransformerDecoderLayer` and `TransformerEncoder`."""
+"""torch's transformer layers and encoder, and the adapter for them: alone, in `nn.Transformer` or in a user's model."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.attention import GraftedModule, HookPoint, MlpGeometry, MlpSite, plain_class
-from attngraft.errors import UsageError
-from attngraft.hosts.adapter import Site, check_known
+from attngraft.attention import GraftedModule, HookPoint, MlpGeometry, MlpSite, is_graft, plain_class
+from attngraft.errors import HostError, UsageError
+from attngraft.hosts.adapter import HostAdapter, Site, check_known
 from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import TwoLinearEnds, check_call
 from attngraft.hosts.sites import MLP, refused_site
-from attngraft.hosts.torch_nn.attention import (
-    GraftedMultiheadAttention,
-    attention_site,
-    may_use_fast_path,
-    plain_copy,
-)
+from attngraft.hosts.torch_nn.attention import GraftedMultiheadAttention, attention_site, may_use_fast_path, plain_copy
 
 
 def has_grafts(module: nn.Module) -> bool:
@@ -59,7 +55,7 @@ class _Layer(TwoLinearEnds, MlpSite):
 def _attend(
     attention: nn.Module, drop: nn.Module, x: Tensor, memory: Tensor, masks: tuple[Tensor | None, ...], is_causal: bool
 ) -> Tensor:
-    """Apply an attention and its dropout, which patched attention applies for grafts after it."""
+    """Apply an attention and its dropout; patched attention applies the dropout itself."""
     given: dict[str, Any] = {"attn_mask": masks[0], "key_padding_mask": masks[1], "is_causal": is_causal}
     if isinstance(attention, GraftedMultiheadAttention):
         return cast(Tensor, attention(x, memory, memory, **given, need_weights=False, drop=drop)[0])
@@ -168,11 +164,11 @@ class GraftedDecoderLayer(_Layer, nn.TransformerDecoderLayer):
 
 
 class GraftedEncoder(GraftedModule, nn.TransformerEncoder):
-    """`torch.nn.TransformerEncoder` with grafts in its layers: it passes them padded tensors, never nested ones."""
+    """`torch.nn.TransformerEncoder` with grafts in its layers, to which it passes padded instead of nested tensors."""
 
     @property
     def use_nested_tensor(self) -> bool:  # type: ignore[override]
-        """Overrides the host's attribute, which stays in the module for when the grafts are removed."""
+        """Overrides the host's attribute, which is kept until the grafts are removed."""
         return False
 
     @property
@@ -228,3 +224,85 @@ def _mlp(layer: Any, path: str, *, companions: tuple[str, ...] = (), **fields: A
         companions=dict.fromkeys(MLP, companions) if companions else {},
         rounds=plain_class(layer) is nn.TransformerEncoderLayer,
     )
+
+
+_LENGTH = 7  #: tokens of an example input: these modules have no length of their own
+
+
+class TorchNN(HostAdapter):
+    """Sites `<layer>.self_attn`, `<layer>.multihead_attn` and `<layer>.linear1` (the MLP), and every other attention.
+
+    The site of an attention that is the whole host is `attention`.
+    """
+
+    name = "torch.nn"
+    summary = "torch.nn Transformer, its encoders, decoders, layers and MultiheadAttention, in a model of your own too"
+    gathers = True
+    head_names = ()
+    patched: ClassVar = {
+        nn.MultiheadAttention: GraftedMultiheadAttention,
+        nn.TransformerEncoderLayer: GraftedEncoderLayer,
+        nn.TransformerDecoderLayer: GraftedDecoderLayer,
+        nn.TransformerEncoder: GraftedEncoder,
+    }
+    models: ClassVar = (*patched, nn.TransformerDecoder, nn.Transformer)
+
+    def recognizes(self, model: nn.Module) -> bool:
+        return plain_class(model) in self.models
+
+    def sites(self, model: nn.Module) -> list[Site]:
+        return list(self._sites(model))
+
+    def _sites(self, model: nn.Module) -> Sites:
+        stacks: list[str] = []
+        read: set[nn.Module] = set()
+        for path, module in model.named_modules():
+            kind = plain_class(module)
+            if is_graft(path) or module in read:
+                continue
+            if kind is nn.TransformerEncoder:
+                stacks.append(path)
+            elif kind is nn.TransformerEncoderLayer:
+                around = tuple(stack for stack in stacks if not stack or path.startswith(f"{stack}."))
+                yield from encoder_layer_sites(module, path, around)
+                read.add(module.get_submodule("self_attn"))
+            elif kind is nn.TransformerDecoderLayer:
+                yield from decoder_layer_sites(module, path)
+                read |= {module.get_submodule("self_attn"), module.get_submodule("multihead_attn")}
+            elif kind is nn.MultiheadAttention:
+                yield self._attention_elsewhere(model, module, path)
+
+    def _attention_elsewhere(self, model: nn.Module, module: nn.Module, path: str) -> Site:
+        """Return the site of an attention in a block of the user's own."""
+        block = model.get_submodule(path.rpartition(".")[0])
+        if isinstance(block, nn.TransformerEncoderLayer) and path:
+            why = (
+                f"it is in a {type(block).__name__}, which inherits torch's fast path that may bypass its attention; use "
+                "nn.TransformerEncoderLayer itself, or write an adapter"
+            )
+            return unread_site(module, path, why)
+        no_mlp = "torch.nn.MultiheadAttention has no MLP; use at=attention, or attention grafts"
+        site = attention_site(module, path or "attention", target=path)
+        return replace(site, missing={**site.missing, **dict.fromkeys(MLP, no_mlp)})
+
+    def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
+        kind = plain_class(model)
+        attention = next(each for each in model.modules() if plain_class(each) is nn.MultiheadAttention)
+        if kind not in self.models:
+            raise HostError(
+                f"attngraft found torch's attention in a {kind.__name__}, whose inputs are unknown; leave out measure, or "
+                "write an adapter"
+            )
+
+        def tokens(width: int, number: int = _LENGTH) -> Tensor:
+            parameter = next(model.parameters())
+            shape = (batch, number, width) if attention.batch_first else (number, batch, width)
+            return torch.randn(shape, device=parameter.device, dtype=parameter.dtype)
+
+        x = tokens(attention.embed_dim)
+        if kind is nn.MultiheadAttention:
+            same = attention._qkv_same_embed_dim
+            return (x, x, x) if same else (x, tokens(attention.kdim), tokens(attention.vdim))
+        if kind in (nn.TransformerEncoder, nn.TransformerEncoderLayer):
+            return (x,)
+        return x, tokens(attention.embed_dim, _LENGTH - 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,18 +13,17 @@ from torchvision.models import swin_transformer as swin
 
 from attngraft.attention import AttentionGeometry, Projected, Projection, plain_class, record_coordinates
 from attngraft.errors import HostError
-from attngraft.hosts.adapter import (
-    HostAdapter,
-    Site,
-    check_known,
-    norm_state,
-    own_parameters,
-    own_state,
-    random_images,
-)
+from attngraft.hosts.adapter import HostAdapter, Site, check_known, own_parameters, random_images
 from attngraft.hosts.sites import fused_heads, window_site, windowed
-from attngraft.hosts.timm.layouts import merge_windows, pad_to_windows, partition, split_qkv
-from attngraft.hosts.timm.windows import CosineWindowSite, WholeMapSite, WindowSite
+from attngraft.hosts.timm.attention import split_qkv
+from attngraft.hosts.timm.windows import (
+    CosineWindowSite,
+    WholeMapSite,
+    WindowSite,
+    merge_windows,
+    pad_to_windows,
+    partition,
+)
 from attngraft.hosts.torchvision import mlp
 
 
@@ -67,7 +65,7 @@ class MapWindowSite(WholeMapSite, WindowSite):
         return self.window_size[0], self.window_size[1]
 
     def _mask(self, x: Tensor, shift: list[int]) -> Tensor:
-        """Return (windows of an image, N, N), -100 between tokens that only the shift made neighbors."""
+        """Return the shift mask (windows of an image, N, N), -100 between tokens from different regions."""
         regions = x.new_zeros(x.shape[1:3])
         down, across = (
             (slice(0, -window), slice(-window, -by), slice(-by, None))
@@ -104,7 +102,7 @@ class GraftedShiftedWindowAttentionV2(MapWindowSite, CosineWindowSite, swin.Shif
     """`torchvision.models.swin_transformer.ShiftedWindowAttentionV2`: cosines, positions through an MLP."""
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The host sets the part of the bias for keys to zero."""
+        """Set the key part of the bias to zero, as the host does."""
         bias: Tensor | None = self.qkv.bias
         if bias is not None:
             third, bias = bias.numel() // 3, bias.clone()
@@ -159,9 +157,6 @@ class TorchvisionSwin(HostAdapter):
         patches = model.features[0][0]
         rows, columns = (side * step for side, step in zip(self._grid(model), patches.stride, strict=True))
         return random_images(model, (patches.in_channels, rows, columns), batch=batch)
-
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_state(model, "head"), "norms": norm_state(model)}
 
 
 def _attention_site(module: Any, path: str, grid: tuple[int, int]) -> Site:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 
 from attngraft.attention import CLASS, GraftedModule, plain_class
 from attngraft.errors import HostError
-from attngraft.hosts.adapter import HostAdapter, Site, check_known, norm_state, own_state, random_images
+from attngraft.hosts.adapter import HostAdapter, Site, check_known, random_images
 from attngraft.hosts.torch_nn.attention import GraftedMultiheadAttention, attention_site
 from attngraft.hosts.torchvision import mlp
 
@@ -36,6 +35,7 @@ class TorchvisionViT(HostAdapter):
 
     name = "torchvision.vit"
     summary = "torchvision VisionTransformer of any size"
+    head_names = ("heads",)
     patched: ClassVar = {
         nn.MultiheadAttention: GraftedMultiheadAttention,
         EncoderBlock: GraftedEncoderBlock,
@@ -64,6 +64,3 @@ class TorchvisionViT(HostAdapter):
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         return random_images(model, (3, model.image_size, model.image_size), batch=batch)
-
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_state(model, "heads"), "norms": norm_state(model)}

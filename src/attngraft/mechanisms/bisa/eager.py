@@ -1,14 +1,14 @@
 """Bi-directional attention in lean PyTorch: both softmaxes of one score matrix, with a written-out backward.
 
 The sum over keys is taken before the hypernetwork, which is exact: L_ij does not depend on the channel and W_j is linear in
-v_hat_j, so isa_i = hyper(sum_j L_ij v_hat_j, q_hat_i), and nothing of N x N x d exists.
+v_hat_j, so isa_i = hyper(sum_j L_ij v_hat_j, q_hat_i), without an N x N x d tensor.
 
-Nor is anything of N x N kept. Work goes group by group of (image, head) pairs in buffers that stay in the cache and are
-reused; the backward recomputes the scores, which costs less than the page faults of keeping them. Half precision is computed
-in float32. Where the score matrices are small, plain operations are faster and run instead.
+No N x N tensor is stored either. (image, head) pairs are processed in groups, in reused buffers that fit the cache. The
+backward recomputes the scores, which costs less than the page faults of storing them. Half precision is computed in float32.
+For small score matrices plain operations are faster and are used instead.
 
-A score matrix that is too large for the cache goes tile by tile, some keys at a time. A tile has all queries, so the softmax
-over queries is complete in it: E = exp(S - each key's largest) over its sums Z, where 1 / Z goes to v_hat and L = E / Z is
+A score matrix larger than the cache is processed in tiles of keys. A tile contains all queries, so the softmax over queries
+is complete within it: E = exp(S - each key's largest) over its sums Z, where 1 / Z goes to v_hat and L = E / Z is
 never written. The softmax over keys is accumulated over the tiles, as in flash attention. The backward recomputes the tiles
 from each key's largest and sum and each query's log-sum-exp. The softmaxes' derivatives subtract in one more column of the
 products:
@@ -75,7 +75,7 @@ def inverse_attention(q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, hyper:
 
 
 def _hides_pairs(bias: Tensor | None, visible: Tensor | None) -> bool:
-    """Return whether some pair may be masked; reads the values of a bias."""
+    """Return whether any pair may be masked. Reads the values of `bias`, which synchronizes the device."""
     return visible is not None or (bias is not None and bias.detach().amin().item() == -math.inf)
 
 
@@ -84,7 +84,7 @@ def _differentiable(ctx: Any, inputs: Any, gradients: tuple[Tensor | None, ...])
 
 
 class _Whole(torch.autograd.Function):
-    """Both directions of matrices that fit the cache, some at a time."""
+    """Both directions of matrices that fit the cache, in groups."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, Tensor]:
@@ -142,7 +142,7 @@ def _through_softmax(gradient: Tensor, weights: Tensor, dim: int, out: Tensor) -
 
 
 class _Tiled(torch.autograd.Function):
-    """Both directions of larger matrices, some keys at a time."""
+    """Both directions of larger matrices, in tiles of keys."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, Tensor]:
@@ -251,12 +251,12 @@ class _RunningSoftmax:
         return self._attended.div_(self._scores.positive(self._sums))
 
     def log_sums(self) -> Tensor:
-        """Return log sum over keys of exp(S) (n, Nq, 1), finite where a query sees nothing. Call `attended` first."""
+        """Return log sum over keys of exp(S) (n, Nq, 1), finite for fully masked queries. Call `attended` first."""
         return self._sums.log_().add_(self._largest)
 
 
 def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """Return total + left @ right, in place where there is a total."""
+    """Return total + left @ right, in place unless `total` is None."""
     return torch.bmm(left, right) if total is None else torch.baddbmm(total, left, right, out=total)
 
 

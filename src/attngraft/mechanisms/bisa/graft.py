@@ -18,11 +18,11 @@ class BidirectionalGraft(BidirectionalMix, Graft):
 
     @property
     def adds_after(self) -> bool:  # type: ignore[override]
-        """`separate` has its own output projection."""
+        """Whether the branch has its own output projection (`separate`)."""
         return self.own is not None
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str | None:
-        """Fold its batch norms into its own linear maps, as those of the host are folded into the host's."""
+        """Fold the branch's batch norms into its linear layers."""
         maps = [module for module in self.modules() if isinstance(module, TokenProjection) and module.norm is not None]
         if not maps:
             return super().fold(before=before, after=after)
@@ -53,7 +53,7 @@ class MisaOptions:
     transform: Transform = "hyper"  #: of the query by a value: the hypernetwork, or an MLP of equal size (the ablation)
 
     def variant(self) -> Variant:
-        """The same as a form of BiSA: lambda = 0."""
+        """The equivalent variant of BiSA, with lambda = 0."""
         return Variant(weight=0.0, norm=self.norm, transform=self.transform)
 
 

@@ -56,7 +56,7 @@ class BidirectionalAttention(AttentionSite, nn.Module):
     ) -> None:
         super().__init__()
         if dim % num_heads and (key_dim is None or value_dim is None):
-            raise UsageError(f"{num_heads} heads do not divide the width {dim}; give key_dim and value_dim")
+            raise UsageError(f"the width {dim} is not divisible by {num_heads} heads; give key_dim and value_dim")
         keys = dim // num_heads if key_dim is None else key_dim
         values = dim // num_heads if value_dim is None else value_dim
         if variant.order != "parallel" and num_heads * values != dim:

@@ -25,10 +25,10 @@ Order = Literal["parallel", "inverse_then_self", "self_then_inverse"]
 
 @dataclass(frozen=True)
 class Variant:
-    """The variants of both branches and how they are joined; the default is the paper's.
+    """Variants of the branches and their combination; the default is the paper's.
 
     Raises:
-        ValueError: a lambda outside 0 to 1, an unknown name, or options that exclude each other, with the reason.
+        ValueError: a lambda outside 0 to 1, an unknown name, or options that are mutually exclusive, with the reason.
     """
 
     weight: float = 0.5  #: lambda, the share of self-attention; 0 is MISA
@@ -45,13 +45,13 @@ class Variant:
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
         if not 0 <= self.weight <= 1:
-            raise ValueError(f"weight is lambda, from 0 (the inverse branch alone) to 1, not {self.weight}")
+            raise ValueError(f"weight (lambda) must be between 0 (the inverse branch alone) and 1, not {self.weight}")
         if self.learned and self.weight in (0, 1):
             raise ValueError(f"a learned lambda is a sigmoid, which is never {self.weight:g}; start it between 0 and 1")
         if self.identity and self.weight == 0:
             raise ValueError("identity starts from self-attention, and weight=0 has none")
         if self.identity and self.norm:
-            raise ValueError("identity and norm exclude each other: normalized heads are not the host's")
+            raise ValueError("identity and norm are mutually exclusive: normalized heads are not the host's")
         if self.separate and self.weight == 0:
             raise ValueError("separate with weight=0 leaves nothing of the host's attention in use")
         if self.order != "parallel":
@@ -66,7 +66,7 @@ class Variant:
 
     @property
     def attends(self) -> bool:
-        """Whether self-attention takes part."""
+        """Whether self-attention is used."""
         return self.weight > 0
 
 
@@ -143,7 +143,7 @@ class BidirectionalMix(Recordable, nn.Module):
         """Return the heads of an attention from its projections.
 
         Raises:
-            UsageError: under a causal mask, or where one branch cannot go through the projections after the other.
+            UsageError: a causal mask, or sequential branches whose merged width does not fit the projections.
         """
         if context.projected.causal:
             raise UsageError(
@@ -163,7 +163,7 @@ class BidirectionalMix(Recordable, nn.Module):
         return Mixed(cast(Tensor, attended), after=lambda tokens: self._mixed(tokens, beside))
 
     def _branches(self, context: MixContext) -> tuple[Tensor | None, Tensor]:
-        """Return SA, None where it takes no part, and MISA (B, H, Nq, dv)."""
+        """Return SA (None if unused) and MISA, (B, H, Nq, dv) each."""
         attended: Tensor | None
         transform, projected = self.inverse.transform, context.projected
         if not (self.variant.attends and context.plain and self.own is None and isinstance(transform, HyperTransform)):
@@ -238,7 +238,7 @@ class BidirectionalMix(Recordable, nn.Module):
 
 
 def _masks(context: MixContext, *, shared: bool = False) -> dict[str, Any]:
-    """The host's bias and mask, as the operations take them; tokens that fill up a window take no part.
+    """Bias and mask of the host in the format of the operations; window padding is masked.
 
     Args:
         shared: self-attention goes by them too. There the host's queries see such tokens, so they are hidden as queries

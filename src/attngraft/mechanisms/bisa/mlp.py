@@ -5,9 +5,9 @@ the sum:
 
     isa_i = W2 sum_j L_ij GELU(a_i + b_j) + b2 sum_j L_ij
 
-The remaining N x N x m activations are streamed: a few (image, head) pairs at a time, or some keys of one, discarded at once
-and recomputed in the backward. Where plain operations must be visible (compiled, exported, under a function transform, on
-"meta") all B H N N m activations exist at once.
+The remaining N x N x m activations are computed in chunks of (image, head) pairs or keys, and recomputed in the backward. If
+plain operations are required (compilers, exporters, function transforms, "meta" tensors), all B H N N m activations exist
+at once.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _check_masks(*, q: Tensor, k: Tensor, bias: Tensor | None = None, visible: T
     scores = (*q.shape[:3], k.shape[2])
     if bias is not None:
         if bias.dtype == torch.bool:
-            raise UsageError("bias is added to the scores, and this one is boolean; pass it as visible")
+            raise UsageError("bias is added to the scores and cannot be boolean; pass it as visible")
         check_bias(bias, scores)
     if visible is not None:
         check_visible(visible, scores)
@@ -78,8 +78,8 @@ def check_bias(bias: Tensor, scores: tuple[int, ...]) -> None:
     fits = bias.ndim == 4 and all(size in (1, full) for size, full in zip(bias.shape[1:], rest, strict=True))
     if not fits or bias.shape[0] == 0 or batch % bias.shape[0]:
         raise UsageError(
-            f"bias is (b, H or 1, Nq or 1, Nk or 1) with b a divisor of B = {batch} and (H, Nq, Nk) = {tuple(rest)}, not "
-            f"of shape {tuple(bias.shape)}"
+            f"bias must be (b, H or 1, Nq or 1, Nk or 1) with b a divisor of B = {batch} and (H, Nq, Nk) = {tuple(rest)}, "
+            f"not {tuple(bias.shape)}"
         )
 
 
@@ -93,7 +93,7 @@ def check_visible(visible: Tensor, scores: tuple[int, ...]) -> None:
     fits = visible.ndim <= 4 and all(size in (1, full) for size, full in zip(visible.shape, last, strict=True))
     if visible.dtype != torch.bool or not fits:
         raise UsageError(
-            f"visible is boolean and broadcastable to (B, H, Nq, Nk) = {tuple(scores)}, not {visible.dtype} of shape "
+            f"visible must be boolean and broadcastable to (B, H, Nq, Nk) = {tuple(scores)}, not {visible.dtype} of shape "
             f"{tuple(visible.shape)}"
         )
 

@@ -1,4 +1,4 @@
-"""Score matrices group by group, and tile by tile where one is large: pieces that fit the cache, and their two softmaxes."""
+"""Score matrices in groups and tiles that fit the cache, and their two softmaxes."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class Group(NamedTuple):
 
 
 class Scores:
-    """S = scale q k^T + bias, never whole; `bias` (b, H or 1, Nq, Nk) and `visible` (B, H, Nq, Nk) as in reference.py.
+    """S = scale q k^T + bias, computed in parts; `bias` (b, H or 1, Nq, Nk) and `visible` (B, H, Nq, Nk) as in reference.py.
 
-    A group is processed in steps of some keys, one step where its matrices fit. A tile is all queries and the keys of a
-    step, so that the softmax over queries is complete in it.
+    A group is processed in steps over the keys, or in a single step if its matrices fit. A tile contains all queries and
+    the keys of a step, so the softmax over queries is complete within it.
 
     Args:
         tiled: allow several steps.
@@ -89,7 +89,7 @@ class Scores:
 
     @property
     def masked(self) -> bool:
-        """Whether a pair may be hidden."""
+        """Whether any pair may be masked."""
         return self.bias is not None or self.visible is not None
 
     def buffer(self) -> Tensor:
@@ -112,7 +112,7 @@ class Scores:
         return out
 
     def softmax(self, scores: Tensor, dim: int, buffer: Tensor) -> Tensor:
-        """Write the softmax of whole matrices along `dim` to `buffer`; 0 where all is hidden."""
+        """Write the softmax of whole matrices along `dim` to `buffer`; fully masked lines become 0."""
         weights = torch.softmax(scores, dim, out=shaped(buffer, *scores.shape))
         # a hidden line is all NaN: checking one entry of each is cheap, checking all of them is not
         if self.masked and (weights.device.type != "cpu" or weights.select(dim, 0).isnan().any()):
@@ -120,12 +120,12 @@ class Scores:
         return weights
 
     def largest(self, tile: Tensor, dim: int) -> Tensor:
-        """Return the largest score along `dim`, kept at size 1; finite where all is hidden: exp(S - largest) is 0 there."""
+        """Return the largest score along `dim`, kept at size 1; finite for fully masked lines."""
         largest = tile.amax(dim, keepdim=True)
         return largest.clamp_(min=torch.finfo(self.dtype).min) if self.masked else largest
 
     def positive(self, sums: Tensor) -> Tensor:
-        """Return sums of exp(S - largest), at least 1 except for 0 where all is hidden, as divisors: 1 there."""
+        """Return sums of exp(S - largest) as divisors: 1 for fully masked lines, whose sum is 0."""
         return sums.clamp_(min=1) if self.masked else sums
 
     def add_bias_gradient(self, group: Group, keys: slice, gradient: Tensor, to_bias: Tensor) -> None:
@@ -163,7 +163,7 @@ def shaped(buffer: Tensor, *shape: int) -> Tensor:
 
 
 def _groups(batch: int, heads: int, fitting: int, period: int) -> Iterator[Group]:
-    """Yield as many images as fit, part of one period of the bias or several whole ones; else some heads of one image."""
+    """Yield groups that fit the cache: images within whole or partial periods of the bias, or heads of one image."""
     if fitting >= heads:
         most = min(batch, fitting // heads)
         step = next(count for count in range(most, 0, -1) if period % count == 0 or count % period == 0)

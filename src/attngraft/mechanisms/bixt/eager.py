@@ -91,7 +91,7 @@ def projected_attention(
 
 
 def _folded(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any, scale: float) -> tuple[Tensor, Tensor]:
-    """Use the maps of all images where these are small, else of none, or of groups of images with few tokens."""
+    """Choose whole maps if they are small, maps of groups of images with few tokens, or pieces."""
     operands = (r_latents, v_latents, tokens, *weights)
     images = SMALL // (tokens.shape[1] * r_latents.shape[1] * r_latents.shape[2])
     if images >= len(tokens) and not in_dispatch_mode():
@@ -103,9 +103,9 @@ def _folded(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any,
 
 
 def _is_plain_inference(*operands: Tensor) -> bool:
-    """Return whether nothing differentiates, compiles, casts or counts: then the similarity may be computed twice.
+    """Return whether autograd, compilers, autocast and dispatch modes are inactive: the similarity may be computed twice.
 
-    Small calls take less than a millisecond, of which Python's checks are a noticeable part: few, and cheap ones.
+    Calls may take less than a millisecond, so these checks must be few and cheap.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         return False

@@ -31,7 +31,7 @@ WORTH = 0.9
 
 
 def pays(r_latents: Tensor, tokens: Tensor, out_weight: Tensor) -> bool:
-    """Return whether folded projections take clearly fewer multiply-adds.
+    """Return whether folding the projections saves enough multiply-adds.
 
     Of a head, with channels of the tokens counted twice in and once out: M (N + d) times these folded; unfolded N d times
     these, and N M d for each of three products.

@@ -71,7 +71,7 @@ class BidirectionalCrossAttention(_CrossAttention):
     `tokens_to_latents` (B, H, N, M).
 
     Raises:
-        UsageError: H does not divide `dim_attention`.
+        UsageError: `dim_attention` is not divisible by H.
 
     Source: BiXT, section 3.2.
     """
@@ -82,11 +82,11 @@ class BidirectionalCrossAttention(_CrossAttention):
         """Attend between (B or 1, M, dim_latents) and (B, N, dim_tokens); returns B of both.
 
         Raises:
-            UsageError: latents of another batch.
+            UsageError: the batch sizes of latents and tokens differ.
         """
         if latents.shape[0] not in (1, tokens.shape[0]):
             raise UsageError(
-                f"latents are for a batch of 1 or {tokens.shape[0]}, as the tokens, not {latents.shape[0]}"
+                f"latents must have batch size 1 or that of the tokens, {tokens.shape[0]}, not {latents.shape[0]}"
             )
         linears = self.rv_latents, self.rv_patches, self.proj_lat, self.proj_pat
         dropout = self.training and self.attn_drop
@@ -106,8 +106,8 @@ class BidirectionalCrossAttention(_CrossAttention):
     ) -> tuple[Tensor, Tensor]:
         """Run `forward` with the tokens' projections in the operation.
 
-        Modules are read once and not called, which would take a noticeable part of the time for few tokens. The maps are
-        computed for a recorder only, beside the output.
+        Reads the weights instead of calling the modules, whose overhead is noticeable with few tokens. Maps are computed
+        for a recorder only, separately from the output.
         """
         projected = F.linear(latents, latents_in.weight, latents_in.bias)
         r_latents, v_latents = split_parts(projected, 2, self.heads)
@@ -182,8 +182,8 @@ class OneSidedCrossAttention(_CrossAttention):
 
 
 class TokensAttend(OneSidedCrossAttention):
-    """Tokens attend to latents: `OneSidedCrossAttention` with exchanged roles: "latents" in the names of its arguments and
-    parameters are the tokens."""
+    """`OneSidedCrossAttention` with swapped roles: tokens attend to latents, and the arguments and parameters named
+    "latents" hold the tokens."""
 
     map_name = "tokens_to_latents"
 
@@ -192,10 +192,10 @@ def head_width(dim: int, heads: int) -> int:
     """Return the width of a head.
 
     Raises:
-        UsageError: the number of heads does not divide `dim`.
+        UsageError: `dim` is not divisible by the number of heads.
     """
     if dim % heads:
-        raise UsageError(f"{heads} heads do not divide the attention's width {dim}; give another number or width")
+        raise UsageError(f"the attention width {dim} is not divisible by {heads} heads; give another number or width")
     return dim // heads
 
 

@@ -39,7 +39,7 @@ def _triton(*operands: Tensor, dropout: float = 0.0, **options: Any) -> tuple[Te
 
 def _check_dropout(*, dropout: float = 0.0, **_: Any) -> None:
     if not 0 <= dropout < 1:
-        raise UsageError(f"dropout is a probability from 0 to below 1, not {dropout}")
+        raise UsageError(f"dropout must be a probability in [0, 1), not {dropout}")
 
 
 bidirectional_attention = Op(

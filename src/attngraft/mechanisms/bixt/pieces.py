@@ -1,8 +1,8 @@
-"""Both directions while the tokens of an image come piece by piece: the contribution of one piece, forward and backward.
+"""Both directions in pieces of tokens: the contribution of one piece, forward and backward.
 
-A piece sees all M latents. So the softmax over latents is complete in it, and the one over tokens is accumulated: running
-maxima, sums of exponentials and sums of values. The scores of P tokens are (H, P, M), latents last, so that both
-softmaxes have contiguous rows. They live in buffers that stay in the cache and serve every piece.
+A piece contains all M latents, so the softmax over latents is complete within it. The softmax over tokens is accumulated:
+running maxima, sums of exponentials and sums of values. The scores of P tokens are (H, P, M), with latents last so that both
+softmaxes have contiguous rows. All pieces share buffers that fit the cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEWEST_TOKENS = 64
 
 
 def pieces(tokens: int, scores: int, device: torch.device) -> list[slice]:
-    """Return the pieces of so many tokens with so many scores each, all but the last of the same size."""
+    """Return the slices of equal size (except the last) into which tokens are split, given the scores per token."""
     most = NUMBERS if device.type == "cpu" else NUMBERS_OFF_CPU
     step = min(tokens, max(most // scores, FEWEST_TOKENS))
     return [slice(start, min(start + step, tokens)) for start in range(0, tokens, step)]
@@ -33,12 +33,12 @@ class Buffers:
         self._flat = like.new_empty(count, torch.Size(most).numel())
 
     def tiles(self, *shape: int) -> tuple[Tensor, ...]:
-        """Return all of them in this shape, no larger than `most`; their contents are lost."""
+        """Return all tiles in this shape, no larger than `most`; contents are overwritten."""
         return tuple(flat[: torch.Size(shape).numel()].view(shape) for flat in self._flat)
 
 
 class Forward:
-    """Both directions of an image whose tokens come piece by piece.
+    """Forward of both directions, in pieces of tokens.
 
     Letters: n matrices, each with the latents of all heads that share tokens: L = heads * M columns. A head a matrix is
     n = H and heads = 1; tokens that all heads share are n = 1 and heads = H.

@@ -1,9 +1,9 @@
 """Bi-directional cross-attention as Triton kernels, forward and backward: each tile of tokens is read once and serves both
-directions, and no M x N map is in memory.
+directions, without an M x N map in memory.
 
-Where images and heads are few, the tokens are split into parts, one program each; the parts' results for the latents are
-combined here, in a fixed order: the same call gives the same bits.
-Import this module only where the operation has no obstacle to Triton.
+With few images and heads, the tokens are split into parts, one program each. The parts' results for the latents are combined
+here in a fixed order, so the kernels are deterministic.
+Import this module only if Triton is available.
 """
 
 from __future__ import annotations

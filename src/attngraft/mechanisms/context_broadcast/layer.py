@@ -234,9 +234,11 @@ class UniformHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         if attn_head_dim is None and dim % num_heads:
-            raise UsageError(f"{num_heads} heads do not divide the width {dim}; give attn_head_dim")
+            raise UsageError(f"the width {dim} is not divisible by {num_heads} heads; give attn_head_dim")
         if not 1 <= uniform_heads <= num_heads:
-            raise UsageError(f"uniform_heads is {uniform_heads}, and there are {num_heads} heads")
+            raise UsageError(
+                f"uniform_heads must be between 1 and the number of heads, {num_heads}, not {uniform_heads}"
+            )
         self.num_heads, self.uniform_heads, self.uniform_value = num_heads, uniform_heads, uniform_value
         self.head_dim = attn_head_dim or dim // num_heads
         self.attending = num_heads - uniform_heads

@@ -31,7 +31,7 @@ def _check_context(x: Tensor, *, context: Context = "mean", prefix: int = 0, **_
     """Refuse a map (B, H, W, C) with leading tokens."""
     if x.ndim != 3 and (prefix or context == "class"):
         token = "a prefix" if prefix else "a class token"
-        raise UsageError(f"{token} is in front of a sequence (B, N, C), and x is {tuple(x.shape)}")
+        raise UsageError(f"{token} is only possible for a sequence (B, N, C), but x is {tuple(x.shape)}")
 
 
 def _check_class_token(x: Tensor, *, prefix: int = 0) -> None:
@@ -40,7 +40,7 @@ def _check_class_token(x: Tensor, *, prefix: int = 0) -> None:
 
 def _check_count(weights: Tensor, *, count: int, **_: Any) -> None:
     if not 1 <= count <= weights.shape[1]:
-        raise UsageError(f"count is {count}, and the map has {weights.shape[1]} heads")
+        raise UsageError(f"count must be between 1 and the number of heads, {weights.shape[1]}, not {count}")
 
 
 context_broadcast = Op(

@@ -136,7 +136,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         if dim % num_heads:
-            raise UsageError(f"{num_heads} heads do not divide the width {dim}")
+            raise UsageError(f"the width {dim} is not divisible by {num_heads} heads")
         self.num_heads, self.head_dim, self.memory_slots = num_heads, dim // num_heads, memory_slots
         self.scale = self.head_dim**-0.5 if scale is None else scale
         if fused:

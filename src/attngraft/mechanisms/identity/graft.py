@@ -18,7 +18,7 @@ class IdentityGraft(Graft):
         return value
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> None:
-        """Nothing remains."""
+        """Do nothing: the graft is removed."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class IdentityType(GraftType[IdentityOptions]):
         return IdentityGraft()
 
     def starts_as_identity(self, options: IdentityOptions) -> bool:
-        """At `weights` only up to rounding: scores and softmax are then computed one by one, not fused."""
+        """Exact except at `weights`, where unfused scores and softmax round differently."""
         return options.stage != "weights"
 
     def notes(self, geometry: Geometry, hook_point: HookPoint, options: IdentityOptions) -> tuple[str, ...]:

@@ -30,9 +30,9 @@ STACKED_NUMBERS = 2**16
 
 @dataclass(frozen=True)
 class Stack:
-    """Small images one below another, as one tall image: an operation costs as much for a small image as for a larger one.
+    """Small images stacked into one tall image, to amortize the overhead per operation.
 
-    Below each image are rows of zeros, which its own pixels and those of the next one see beyond their borders.
+    Rows of zeros separate the images, as padding for both.
     """
 
     batch: int
@@ -82,7 +82,7 @@ class Strip:
 
     @classmethod
     def of(cls, values: Tensor, heads: int, neighborhood: Neighborhood) -> Strip:
-        """Take as many rows of values (B, Y, X, C) as stay in the cache, at least a neighborhood's."""
+        """Choose a strip of values (B, Y, X, C) that fits the cache, at least as high as a neighborhood."""
         _, height, width, channels = values.shape
         rows = max(NUMBERS // (width * channels), neighborhood.reach + 1)
         return cls(neighborhood, min(rows, height), width, heads)
@@ -104,7 +104,7 @@ class Strip:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks that hold all positions; the last one may reach beyond."""
+        """Number of blocks that cover all positions; the last one may be partial."""
         return -(-self.rows * self.line // BLOCK)
 
     @property
@@ -207,11 +207,10 @@ class Products:
 
 
 class Mirrored:
-    """An image's weights with zeros around them, read from the side of the neighbors.
+    """An image's weights with zeros around them, indexed by neighbor.
 
-    Pixel i contributes to its neighbor i + o with weight o; so the contribution to a pixel from its neighbor -o has that
-    weight of the neighbor's. Read this way, weights sum gradients of outputs to those of values, as they sum values to
-    outputs.
+    Pixel i contributes to its neighbor i + o with weight o, so a pixel receives from its neighbor -o with that neighbor's
+    weight o. With weights in this layout, the gradient of the values is the same sum over neighbors as the forward.
     """
 
     def __init__(self, strip: Strip, like: Tensor, rows: int) -> None:

@@ -59,14 +59,14 @@ class DepthwiseConvolution(_Filtered):
     1 / k.
 
     Raises:
-        UsageError: an even kernel size, heads that do not divide `dim`.
+        UsageError: an even kernel size, `dim` not divisible by the number of heads.
     """
 
     def __init__(self, dim: int, *, heads: int | None = None, kernel_size: int = 7, proj_drop: float = 0.0) -> None:
         super().__init__(dim, kernel_size=kernel_size, proj_drop=proj_drop)
         self.heads = dim if heads is None else heads
         if self.heads < 1 or dim % self.heads:
-            raise UsageError(f"{self.heads} heads do not divide the width {dim}; give another number")
+            raise UsageError(f"the width {dim} is not divisible by {self.heads} heads; give another number")
         self.filters = nn.Parameter(torch.empty(self.heads, kernel_size, kernel_size))
         nn.init.uniform_(self.filters, -1 / kernel_size, 1 / kernel_size)
 

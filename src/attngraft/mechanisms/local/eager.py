@@ -1,11 +1,10 @@
-"""Local attention in lean PyTorch: nothing is k * k times as large as the values.
+"""Local attention in lean PyTorch: no tensor is k * k times as large as the values.
 
-The addend, which no pixel changes, is a depthwise convolution; its tensors have their channels last, where the gradient of
-its weights is not slow. The rest are custom operations with a written-out backward: image by image, several small ones
-stacked as one, a strip of rows at a time. Their tensors have channels last, (B, Y, X, C) and (B, Y', X', H K), are
-contiguous, and of one dtype, float32 or float64.
+The static addend is a depthwise convolution in channels-last layout, in which its weight gradient is fast. The rest are
+custom operations with an explicit backward, which process images one by one (small ones stacked) in strips of rows. Their
+tensors have channels last, (B, Y, X, C) and (B, Y', X', H K), are contiguous, and of one dtype, float32 or float64.
 
-The reference runs where plain operations must be visible; on "meta" the custom operations run, for their FLOP counts.
+The reference runs if plain operations are required; on "meta" the custom operations run, for their FLOP counts.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Neighborhood:
 
     @property
     def radius(self) -> int:
-        """Distance of the outermost neighbors: rows, or columns, of zeros that a map needs around it."""
+        """Distance of the outermost neighbors, the zero padding on each side of a map."""
         return self.size // 2 * self.dilation
 
     @property
@@ -36,15 +36,15 @@ class Neighborhood:
         return 2 * self.radius
 
     def check(self) -> None:
-        """Check that there is a middle and that steps are of a pixel or more.
+        """Check that the kernel size is odd and that dilation and stride are positive.
 
         Raises:
-            UsageError: says which.
+            UsageError: a value is out of range.
         """
         if self.size < 1 or self.size % 2 == 0:
-            raise UsageError(f"kernel_size is an odd number, so that every pixel is in the middle, not {self.size}")
+            raise UsageError(f"kernel_size must be odd, so that each neighborhood has a center, not {self.size}")
         if self.dilation < 1 or self.stride < 1:
-            raise UsageError(f"dilation and stride are 1 or more, not {self.dilation} and {self.stride}")
+            raise UsageError(f"dilation and stride must be 1 or more, not {self.dilation} and {self.stride}")
 
 
 def split_windows(x: Tensor, window: int) -> Tensor:

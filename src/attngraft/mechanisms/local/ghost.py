@@ -66,7 +66,7 @@ class GhostHead(Recordable, nn.Module):
         tokens = self.prefix + self.grid[0] * self.grid[1]
         if weights.shape[-2:] != (tokens, tokens):
             raise UsageError(
-                f"the ghost head is for {tokens} tokens ({self.grid[0]} x {self.grid[1]} on the grid), and these maps are "
+                f"the ghost head is for {tokens} tokens ({self.grid[0]} x {self.grid[1]} on the grid), but these maps are "
                 f"{weights.shape[-2]} x {weights.shape[-1]}; graft a model that is built for images of this size"
             )
         maps = weights.repeat_interleave(self.parts, 1)

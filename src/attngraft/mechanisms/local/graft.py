@@ -103,7 +103,7 @@ class SpaceType(GraftType[Any]):
     def refusal(self, geometry: Geometry, hook_point: HookPoint, options: Any) -> str | None:
         heads = getattr(options, "heads", None) or attention_geometry(geometry).heads
         if geometry.dim % heads:
-            return f"{heads} heads do not divide its {geometry.dim} channels; choose others with heads="
+            return f"its {geometry.dim} channels are not divisible by {heads} heads; set another number with heads="
         return None
 
 
@@ -122,7 +122,7 @@ class ElsaOptions:
         check_odd("kernel", self.kernel)
         check_positive("heads", self.heads)
         if self.group_width < 1 or self.mul < 0:
-            raise ValueError(f"group_width is 1 or more and mul 0 or more, not {self.group_width} and {self.mul}")
+            raise ValueError(f"group_width must be 1 or more and mul 0 or more, not {self.group_width} and {self.mul}")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class LocalOptions:
             if self.shift:
                 raise ValueError("shift is for windows only")
         if self.size < 1 or not 0 <= self.shift < self.size:
-            raise ValueError(f"shift is less than size, not {self.shift} and {self.size}")
+            raise ValueError(f"shift must be less than size, not {self.shift} and {self.size}")
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class DecoupledOptions:
     def __post_init__(self) -> None:
         check_odd("kernel", self.kernel)
         if not 0 < self.squeeze <= 1:
-            raise ValueError(f"squeeze is more than 0 and at most 1, not {self.squeeze:g}")
+            raise ValueError(f"squeeze must be in (0, 1], not {self.squeeze:g}")
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class OutlookOptions:
         check_odd("kernel", self.kernel)
         check_positive("heads", self.heads)
         if not 1 <= self.stride <= self.kernel:
-            raise ValueError(f"stride is from 1 to kernel, so that every pixel is covered, not {self.stride}")
+            raise ValueError(f"stride must be between 1 and kernel, so that every pixel is covered, not {self.stride}")
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class GhostOptions:
 
     def __post_init__(self) -> None:
         if self.parts < 1 or self.mul < 0:
-            raise ValueError(f"parts is 1 or more and mul 0 or more, not {self.parts} and {self.mul}")
+            raise ValueError(f"parts must be 1 or more and mul 0 or more, not {self.parts} and {self.mul}")
         if not (self.mul or self.add):
             raise ValueError("mul and add are both 0, which leaves nothing of the ghost head")
 

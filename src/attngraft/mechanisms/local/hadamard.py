@@ -48,7 +48,7 @@ class HadamardAttention(Recordable, nn.Module):
     applied.
 
     Raises:
-        UsageError: sizes that do not divide each other, an even kernel size, a fractional `lam`.
+        UsageError: sizes that are not divisible by each other, an even kernel size, a fractional `lam`.
 
     Source: ELSA, sections 3.2 to 3.4, Eq. 7 and 8, Algorithm 2; Figure 3 for the final form.
     """
@@ -81,12 +81,12 @@ class HadamardAttention(Recordable, nn.Module):
         self.neighborhood.check()
         if dim_v % heads:
             raise UsageError(
-                f"{heads} heads do not divide the {dim_v} channels of the values; give another number or width"
+                f"the {dim_v} channels of the values are not divisible by {heads} heads; give another number or width"
             )
         if lam != int(lam):
             raise UsageError(
-                f"lam is a whole number, as the multiplier starts with either sign and has no {lam:g}-th power where it is "
-                "negative; call local_filter with a positive multiplier instead"
+                f"lam must be an integer, because the multiplier starts with either sign and has no {lam:g}-th power "
+                "if negative; call local_filter with a positive multiplier instead"
             )
         self.heads, self.scale, self.lam, self.gamma = heads, scale, lam, gamma
         self.widths = (dim_qk, dim_qk, dim_v)

@@ -103,7 +103,7 @@ def local_scores(
         (B, H K, Y, X), for `local_filter`; 0 where the neighbor is outside of the map.
 
     Raises:
-        UsageError: an even kernel size, operands of different shapes, heads that do not divide the channels.
+        UsageError: an even kernel size, operands of different shapes, channels not divisible by the number of heads.
         BackendError: the backend cannot be used here.
 
     Source: ELSA, Eq. 4, its first term.
@@ -112,10 +112,10 @@ def local_scores(
     neighborhood.check()
     if queries.ndim != 4 or queries.shape != keys.shape:
         raise UsageError(
-            f"queries and keys are (B, C, Y, X) both, not of shapes {tuple(queries.shape)} and {tuple(keys.shape)}"
+            f"queries and keys must both be (B, C, Y, X), not {tuple(queries.shape)} and {tuple(keys.shape)}"
         )
     if heads < 1 or queries.shape[1] % heads:
-        raise UsageError(f"{heads} heads do not divide the {queries.shape[1]} channels; give another number")
+        raise UsageError(f"the {queries.shape[1]} channels are not divisible by {heads} heads; give another number")
     return LOCAL_SCORES(queries, keys, heads=heads, neighborhood=neighborhood, backend=backend)
 
 
@@ -124,10 +124,10 @@ def _check(values: Tensor, filters: Tensor, mul: Tensor | None, add: Tensor | No
     size, stride = neighborhood.size, neighborhood.stride
     for name, tensor, axes in (("values", values, "B, C, Y, X"), ("filters", filters, "B, H K, Y', X'")):
         if tensor.ndim != 4:
-            raise UsageError(f"{name} are ({axes}), not of shape {tuple(tensor.shape)}")
+            raise UsageError(f"{name} must be ({axes}), not {tuple(tensor.shape)}")
     (batch, channels, *sizes), (filter_batch, maps, *filter_sizes) = values.shape, filters.shape
     if batch != filter_batch:
-        raise UsageError(f"values of {batch} images and filters of {filter_batch} do not fit each other")
+        raise UsageError(f"values and filters have different batch sizes, {batch} and {filter_batch}")
     if maps % neighborhood.offsets or not maps or channels % (maps // neighborhood.offsets):
         raise UsageError(
             f"filters have {neighborhood.offsets} maps per head for a {size} x {size} neighborhood, and heads that divide "
@@ -140,4 +140,4 @@ def _check(values: Tensor, filters: Tensor, mul: Tensor | None, add: Tensor | No
             )
     for name, ghost in (("mul", mul), ("add", add)):
         if ghost is not None and ghost.shape != (channels, size, size):
-            raise UsageError(f"{name} is ({channels}, {size}, {size}) by the values, not of shape {tuple(ghost.shape)}")
+            raise UsageError(f"{name} must be ({channels}, {size}, {size}) for these values, not {tuple(ghost.shape)}")

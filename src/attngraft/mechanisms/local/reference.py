@@ -6,7 +6,7 @@ without a stride.
     out_i[c] = sum_o (multiplier[c, o] * weights_i[h(c), o] + addend[c, o]) v_(s i + d o)[c]
 
 with stride s, dilation d, o from -(k // 2) to k // 2 in both directions, v = 0 outside of the map, and h(c) the contiguous
-block of channels that contains c. The softmax over the offsets includes those outside of the map: their share is lost.
+block of channels that contains c. The softmax over the offsets includes offsets outside the map, whose values are zero.
 
 Source: ELSA, Eq. 5 and 8; the channels of a head follow the published code, where the text has c mod H.
 """

@@ -1,8 +1,8 @@
 """Local attention with multipliers by channel, which are not one product of matrices, and with strides.
 
-An image has, channels first: its values with zeros around them, its weights, and its output. Outputs are computed a
-few channels of a few rows at a time, with all their neighbors in one buffer; gradients one offset after another, in buffers
-of the size of an image's output. Nothing is k * k times as large as an image.
+Per image, channels first: zero-padded values, weights, and output. Outputs are computed for a few channels and rows at a
+time, with all neighbors in one buffer; gradients one offset at a time, in buffers of the size of an image's output. No
+tensor is k * k times as large as an image.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class LocalAttention(Recordable, nn.Module):
             attention.
         terms: those of "qk", "qr", "rk", "rb" that are summed; `NETWORKS` has the paper's.
         area: "window" or "neighborhood". size: rows, and columns, of it; odd for a neighborhood.
-        shift: of the windows, less than `size`; maps that windows do not divide are padded with zeros, which take part.
+        shift: of the windows, less than `size`; maps are zero-padded to whole windows, and the padding is attended to.
         norm: "softmax", "filter" or "identity".
         scale: of the queries; (dim / H)^-0.5 by default.
 
@@ -199,17 +199,15 @@ def _table(used: bool, *shape: int) -> nn.Parameter | None:
 
 def _check(dim: int, heads: int, *, terms: Collection[Term], area: str, size: int, shift: int, norm: str) -> None:
     if dim % heads:
-        raise UsageError(f"{heads} heads do not divide the width {dim}; give another number or width")
+        raise UsageError(f"the width {dim} is not divisible by {heads} heads; give another number or width")
     unknown = sorted(set(terms) - set(TERMS))
     if unknown or not terms:
-        raise UsageError(f"terms are some of {', '.join(TERMS)}, at least one, not {', '.join(unknown) or 'none'}")
+        raise UsageError(f"terms must be some of {', '.join(TERMS)}, at least one, not {', '.join(unknown) or 'none'}")
     if area not in ("window", "neighborhood"):
-        raise UsageError(f"area is window or neighborhood, not {area!r}")
+        raise UsageError(f"area must be window or neighborhood, not {area!r}")
     if norm not in NORMS:
         raise UsageError(f"norm must be one of {', '.join(NORMS)}, not {norm!r}")
     if size < 1 or (area == "neighborhood" and size % 2 == 0):
-        raise UsageError(
-            f"the size of a {area} is {'an odd number' if area == 'neighborhood' else '1 or more'}, not {size}"
-        )
+        raise UsageError(f"the size of a {area} must be {'odd' if area == 'neighborhood' else '1 or more'}, not {size}")
     if not 0 <= shift < size or (shift and area == "neighborhood"):
         raise UsageError(f"windows shift by less than their size {size}, neighborhoods not at all; not by {shift}")

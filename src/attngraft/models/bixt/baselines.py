@@ -164,10 +164,6 @@ class Iterative(LatentModel):
         cross = self.cross_attention[min(index, len(self.cross_attention) - 1)]
         return self.blocks[index](cross(latents, tokens)), tokens
 
-    def token_layers(self) -> int:
-        """Return the number of blocks: all return the same tokens."""
-        return len(self.blocks)
-
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:

@@ -18,8 +18,8 @@ from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import as_linear
 from attngraft.hosts.sites import NO_WINDOWS, global_site, projected_heads, refused_site
 from attngraft.hosts.timm.attention import PATCHED
+from attngraft.hosts.timm.family import block_sites
 from attngraft.hosts.timm.mlp import mlp_sites
-from attngraft.hosts.timm.sites import block_sites
 from attngraft.mechanisms.bixt.layer import (
     BidirectionalCrossAttention,
     OneSidedCrossAttention,

@@ -59,6 +59,7 @@ class LatentModel(ABC, TimmModel):
     """
 
     pools = ("avg", "")
+    norm_name = "norm_lat"
 
     def __init__(
         self,
@@ -90,7 +91,6 @@ class LatentModel(ABC, TimmModel):
         self.weight_init = check_choice("weight_init", weight_init, ("jax", "skip"))
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim
         self.token_dim = token_dim
-        self.grad_checkpointing = False
 
         self.patch_embed = make_tokenizer(tokenizer, patch_size, stride, in_chans=in_chans, dim=token_dim)
         self.grid_size = token_grid(img_size, self.patch_embed.stride)
@@ -117,10 +117,6 @@ class LatentModel(ABC, TimmModel):
         Returns None for tokens that no later layer may use.
         """
 
-    @abstractmethod
-    def token_layers(self) -> int:
-        """Return the number of layers, from the first on, that return tokens."""
-
     def init_weights(self) -> None:
         """Initialize parameters by `weight_init`, and position codes."""
         self.fourier_pos_encode.set_grid(self.grid_size)
@@ -133,20 +129,12 @@ class LatentModel(ABC, TimmModel):
         for name, module in self.named_modules():
             _initialize(module, name)
 
-    def no_weight_decay(self) -> set[str]:
-        """Return names of parameters without weight decay, besides vectors: none. The paper's recipe decays the latents."""
-        return set()
-
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return timm's patterns for grouping parameters by layer."""
         return {
             "stem": r"^latents|^patch_embed|^fourier_pos_encode",
             "blocks": [(r"^blocks\.(\d+)", None), (r"^norm_lat|^fc_norm", (99999,))],
         }
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Enable activation checkpointing of the layers."""
-        self.grad_checkpointing = enable
 
     def make_head(self, classes: int) -> nn.Module:
         """Return a new head, initialized as the model's."""
@@ -230,14 +218,9 @@ class LatentModel(ABC, TimmModel):
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Remove the layers that `forward_intermediates` does not need for `indices`."""
-        taken, last = feature_take_indices(self.token_layers(), indices)
-        self.blocks = self.blocks[: last + 1]
-        if prune_norm:
-            self.norm_lat = nn.Identity()
         if prune_head:
             self.fc_norm = nn.Identity()
-            self.reset_classifier(0, "")
-        return cast(list[int], taken)
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
 
     def _layers(self, images: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
         """Run the first `count` layers."""
@@ -260,7 +243,7 @@ class LatentModel(ABC, TimmModel):
         if isinstance(self.fourier_pos_encode, StaticPositions) and grid != self.grid_size:
             height, width = (side * self.patch_embed.stride for side in self.grid_size)
             raise UsageError(
-                f"this model is for images of {height} x {width}, and these are {images.shape[2]} x {images.shape[3]}; "
+                f"this model is for images of {height} x {width}, but these are {images.shape[2]} x {images.shape[3]}; "
                 "call set_input_size, or create it with another img_size or with positions='dynamic'"
             )
         return grid

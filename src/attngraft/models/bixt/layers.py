@@ -34,7 +34,7 @@ def latent_block(
     l = l + dp(ls1(attn(norm1(l))));  l = l + dp(ls2(mlp(norm2(l))))
 
     Raises:
-        UsageError: the heads do not divide the width.
+        UsageError: the width is not divisible by the number of heads.
     """
     head_width(dim, heads)  # timm would only assert it
     return Block(

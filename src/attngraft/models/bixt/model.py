@@ -101,7 +101,7 @@ class BiXT(LatentModel):
     def run_layer(
         self, index: int, latents: Tensor, tokens: Tensor, grid: tuple[int, int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Run layer `index`; a one-sided one returns no tokens."""
+        """Run layer `index`; one-sided layers return None as tokens."""
         return cast(tuple[Tensor, Tensor | None], self.blocks[index](latents, tokens, grid))
 
     def token_layers(self) -> int:

@@ -52,7 +52,7 @@ class DynamicPositions(nn.Module):
         """Change the grid: no effect."""
 
     def adapt(self, state: MutableMapping[str, Any], name: str) -> None:
-        """Adapt the code that `state` may have under `name` to this module."""
+        """Adapt the code under `name` in `state`, if any, to this module."""
         state.pop(name, None)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -84,7 +84,7 @@ class StaticPositions(DynamicPositions):
         self.pos = self.computed(grid, device=self.pos.device).to(self.pos.dtype)
 
     def adapt(self, state: MutableMapping[str, Any], name: str) -> None:
-        """Adapt the code that `state` may have under `name` to this module."""
+        """Adapt the code under `name` in `state`, if any, to this module."""
         if name not in state or state[name].shape != self.pos.shape:
             state[name] = self.computed((self.pos.shape[1], self.pos.shape[2])).to(self.pos.dtype)
 

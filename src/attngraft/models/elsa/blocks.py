@@ -71,7 +71,7 @@ class WindowAttention(Recordable, nn.Module):
     ) -> None:
         super().__init__()
         if dim % heads:
-            raise UsageError(f"{heads} heads do not divide the width {dim}; change one of them")
+            raise UsageError(f"the width {dim} is not divisible by {heads} heads; change one of them")
         self.heads, self.window, self.attn_drop = heads, window, attn_drop
         self.shift, self.shift_small = shift, shift_small
         self.pre_proj = nn.Linear(dim, 3 * dim, bias=qkv_bias)

@@ -14,8 +14,8 @@ from attngraft.hosts.adapter import norm_state, own_parameters, random_images
 from attngraft.hosts.family import BlockFamily, ShapeProbe, Sites
 from attngraft.hosts.sites import refused_site, windowed
 from attngraft.hosts.timm import mlp
+from attngraft.hosts.timm.family import map_fields
 from attngraft.hosts.timm.mlp import mlp_sites
-from attngraft.hosts.timm.sites import map_fields
 from attngraft.hosts.timm.volo import TimmVolo
 from attngraft.mechanisms.local.hadamard import HadamardAttention
 from attngraft.models.elsa.blocks import Residual
@@ -52,7 +52,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 class ElsaSwinHost(BlockFamily):
-    """Sites `layers.<i>.blocks.<j>.attn`, with tensors to record only, and `.mlp`.
+    """Sites `layers.<i>.blocks.<j>.attn` (recording only) and `.mlp`.
 
     The tensors are `local_filters`, `ghost_mul` and `ghost_add`, in the last stage `weights`.
     """
@@ -71,7 +71,7 @@ class ElsaSwinHost(BlockFamily):
 
 
 class ElsaVoloHost(TimmVolo):
-    """Sites `network.0.<j>.attn`, with tensors to record only, and `.mlp`; the others are as in `TimmVolo`."""
+    """Sites `network.0.<j>.attn` (recording only) and `.mlp`; the others as in `TimmVolo`."""
 
     name = "elsa.volo"
     summary = "ELSA-VOLO (attngraft's own elsa_volo_d1, ...): as VOLO; its own attention can be recorded"

@@ -61,6 +61,7 @@ class ElsaSwin(TimmModel):
     """
 
     pools = ("avg", "")
+    layers_name = "layers"
 
     def __init__(
         self,
@@ -138,13 +139,6 @@ class ElsaSwin(TimmModel):
         self.head = self.make_head(num_classes)
         self.apply(_initialize)
 
-    def no_weight_decay(self) -> set[str]:
-        """Return names of parameters without weight decay, besides vectors: none.
-
-        The published recipe also decays ghost heads and bias tables.
-        """
-        return set()
-
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return timm's patterns for grouping parameters by layer."""
         blocks = r"^layers\.(\d+)" if coarse else r"^layers\.(\d+)\.blocks\.(\d+)"
@@ -209,18 +203,6 @@ class ElsaSwin(TimmModel):
         if intermediates_only:
             return found
         return (self.norm(x) if stage.downsample is None else x), found
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Remove the stages that `forward_intermediates` does not need for `indices`."""
-        taken, highest = feature_take_indices(len(self.layers), indices)
-        self.layers = self.layers[: highest + 1]
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return cast(list[int], taken)
 
     def _stages(self) -> list[Stage]:
         return cast(list[Stage], list(self.layers))

@@ -25,17 +25,17 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:
-            raise FieldError("smoothing", f"must lie in [0, 1), is {self.smoothing}")
+            raise FieldError("smoothing", f"must lie in [0, 1), got {self.smoothing}")
         if self.name != "bce" and self.target_threshold is not None:
             raise FieldError("target_threshold", "is for loss bce only")
         if self.name != "bce" and self.sum_classes:
             raise FieldError("sum_classes", "is for loss bce only")
         if not 0 < self.effective_beta < 1:
-            raise FieldError("effective_beta", f"must lie between 0 and 1, is {self.effective_beta}")
+            raise FieldError("effective_beta", f"must lie between 0 and 1, got {self.effective_beta}")
         if isinstance(self.class_weights, Mapping):
             if wrong := [name for name, weight in self.class_weights.items() if weight < 0]:
                 raise FieldError(
-                    "class_weights", f"must not be negative, is {self.class_weights[wrong[0]]} for {wrong[0]!r}"
+                    "class_weights", f"must not be negative, got {self.class_weights[wrong[0]]} for {wrong[0]!r}"
                 )
             if not self.class_weights:
                 raise FieldError("class_weights", "is empty; use null for equal weights")

@@ -50,11 +50,11 @@ class DataConfig:
         if not self.source.strip():
             raise FieldError("source", f"is empty; give {SOURCES}")
         if self.val_fraction is not None and not 0 < self.val_fraction < 1:
-            raise FieldError("val_fraction", f"must lie between 0 and 1, is {self.val_fraction}")
+            raise FieldError("val_fraction", f"must lie between 0 and 1, got {self.val_fraction}")
         if self.val_fraction is not None and self.val_split is not None:
             raise FieldError("val_fraction", "cannot be combined with val_split; give only one of them")
         if self.split_seed < 0:
-            raise FieldError("split_seed", f"must not be negative, is {self.split_seed}")
+            raise FieldError("split_seed", f"must not be negative, got {self.split_seed}")
         if self.classes is not None and len(set(self.classes)) != len(self.classes):
             raise FieldError("classes", "names a class twice")
         if self.classes is not None and len(self.classes) < 2:
@@ -66,9 +66,9 @@ class DataConfig:
         if self.split_file is not None and (self.val_split is not None or self.val_fraction is not None):
             raise FieldError("split_file", "already defines the validation split; remove val_split and val_fraction")
         if self.shuffle_buffer < 1:
-            raise FieldError("shuffle_buffer", f"must be at least 1, is {self.shuffle_buffer}")
+            raise FieldError("shuffle_buffer", f"must be at least 1, got {self.shuffle_buffer}")
         if self.max_corrupt < 0:
-            raise FieldError("max_corrupt", f"must not be negative, is {self.max_corrupt}")
+            raise FieldError("max_corrupt", f"must not be negative, got {self.max_corrupt}")
 
     @property
     def splits_train(self) -> bool:
@@ -116,20 +116,20 @@ class AugmentConfig:
         for name in (*probabilities, "mix_switch_prob"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
-                raise FieldError(name, f"is a probability and must lie between 0 and 1, is {value}")
+                raise FieldError(name, f"must be a probability between 0 and 1, got {value}")
         for name in ("mixup", "cutmix"):
             if getattr(self, name) < 0:
-                raise FieldError(name, f"must not be negative, is {getattr(self, name)}")
+                raise FieldError(name, f"must not be negative, got {getattr(self, name)}")
         for name in ("erasing_count", "repeats"):
             if getattr(self, name) < 1:
-                raise FieldError(name, f"must be at least 1, is {getattr(self, name)}")
+                raise FieldError(name, f"must be at least 1, got {getattr(self, name)}")
         _interval(self, "scale", upper=1.0)
         _interval(self, "ratio")
         _interval(self, "cutmix_minmax", upper=1.0)
         if self.padding is not None and self.padding < 0:
-            raise FieldError("padding", f"must not be negative, is {self.padding}")
+            raise FieldError("padding", f"must not be negative, got {self.padding}")
         if self.mix_off_epoch is not None and self.mix_off_epoch < 0:
-            raise FieldError("mix_off_epoch", f"must not be negative, is {self.mix_off_epoch}")
+            raise FieldError("mix_off_epoch", f"must not be negative, got {self.mix_off_epoch}")
         if isinstance(self.color_jitter, tuple) and len(self.color_jitter) not in (3, 4):
             raise FieldError(
                 "color_jitter", "takes one strength, or three or four (brightness, contrast, saturation, hue)"
@@ -149,20 +149,20 @@ def _interval(config: AugmentConfig, name: str, *, upper: float = float("inf")) 
     value = getattr(config, name)
     if value is not None and not 0 < value[0] <= value[1] <= upper:
         raise FieldError(
-            name, f"must be two increasing positive numbers{'' if upper > 1 else ' up to 1'}, is {list(value)}"
+            name, f"must be two increasing positive numbers{'' if upper > 1 else ' up to 1'}, got {list(value)}"
         )
 
 
 def _interpolation(name: str, *, crop: Crop) -> None:
     known = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
     if name == "random" and crop in ("pad", "center"):
-        raise FieldError("interpolation", f"random needs crop: resized, not {crop}")
+        raise FieldError("interpolation", f"random requires crop=resized, not {crop}")
     if name != "random" and name not in known:
         raise FieldError("interpolation", f"unknown {name!r}; allowed: random, {', '.join(known)}")
 
 
 def _auto_augment(text: str) -> None:
-    """Let timm parse the text now rather than at the first image."""
+    """Validate the text with timm before the first image is loaded."""
     # here: `attngraft data check` reads this module and should not wait for timm
     from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
 

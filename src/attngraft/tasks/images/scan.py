@@ -166,7 +166,7 @@ def _scan_ends(stream: IO[bytes], where: str) -> _ImageInfo:
 
 
 def _ends_well(head: bytes, tail: bytes) -> bool:
-    """Return whether the end marker is in the last bytes; one further inside may be that of an embedded thumbnail."""
+    """Return whether the last bytes contain the end marker; an earlier one may belong to an embedded thumbnail."""
     tail = tail[-256:]
     if head.startswith(b"\xff\xd8"):
         return b"\xff\xd9" in tail
@@ -201,7 +201,7 @@ class _ScanCache:
         return None if key is None else self.entries.get(key)
 
     def save(self, keys: Sequence[bytes | None], results: Sequence[_ImageInfo | str | None]) -> None:
-        """Store results, but not problems: a disk or permission that failed once may work the next time."""
+        """Store results except failures, which may be temporary (disk, permissions)."""
         new = {k: r for k, r in zip(keys, results, strict=True) if k is not None and isinstance(r, _ImageInfo)}
         if not new:
             return

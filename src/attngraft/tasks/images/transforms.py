@@ -35,7 +35,7 @@ class TransformPlan:
     def decide(
         cls, config: AugmentConfig, host: HostInput, *, image_size: tuple[int, int], mirrored: bool
     ) -> TransformPlan:
-        """Choose values for images of `image_size` (width, height); `mirrored`: a mirror image has the same class."""
+        """Choose values for images of `image_size` (width, height); `mirrored`: flips keep the class."""
         small = host.holds(image_size)
         crop = config.crop if config.crop != "auto" else ("pad" if small else "resized")
         padding = min(host.height, host.width) // 8 if config.padding is None else config.padding
@@ -117,20 +117,7 @@ class Preprocessor:
     @classmethod
     def from_serving(cls, serving: Serving) -> Preprocessor:
         """Build the preprocessor from the `input` section of a model's `Serving`."""
-        given = serving.input
-        channels, height, width = (int(number) for number in given["size"])
-        return cls(
-            HostInput(
-                channels=channels,
-                height=height,
-                width=width,
-                mean=tuple(given["mean"]),
-                std=tuple(given["std"]),
-                interpolation=given["interpolation"],
-                crop_pct=given["crop_pct"],
-                crop_mode=given["crop_mode"],
-            )
-        )
+        return cls(HostInput.from_model({**serving.input, "input_size": serving.input["size"]}))
 
     def read(self, stream: IO[bytes], *, where: str) -> Tensor:
         """Decode an image file, convert it to the host's mode, resize and crop; gives uint8 (C, H, W).

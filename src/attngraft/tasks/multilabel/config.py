@@ -25,17 +25,17 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:
-            raise FieldError("smoothing", f"must lie in [0, 1), is {self.smoothing}")
+            raise FieldError("smoothing", f"must lie in [0, 1), got {self.smoothing}")
         for name in ("gamma_neg", "gamma_pos"):
             if getattr(self, name) < 0:
-                raise FieldError(name, f"must not be negative, is {getattr(self, name)}")
+                raise FieldError(name, f"must not be negative, got {getattr(self, name)}")
         if not 0 <= self.clip < 1:
-            raise FieldError("clip", f"must lie in [0, 1), is {self.clip}")
+            raise FieldError("clip", f"must lie in [0, 1), got {self.clip}")
         if self.pos_weight is not None and self.name != "bce":
             raise FieldError("pos_weight", "is for loss bce only")
         weights = self.pos_weight.values() if isinstance(self.pos_weight, Mapping) else [self.pos_weight]
         if any(isinstance(weight, float) and weight <= 0 for weight in weights):
-            raise FieldError("pos_weight", f"must be positive, is {self.pos_weight}")
+            raise FieldError("pos_weight", f"must be positive, got {self.pos_weight}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class MetricsConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
-            raise FieldError("threshold", f"must lie between 0 and 1, is {self.threshold}")
+            raise FieldError("threshold", f"must lie between 0 and 1, got {self.threshold}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ class TokenLabelConfig:
     def __post_init__(self) -> None:
         for name in ("dense_weight", "class_weight"):
             if getattr(self, name) < 0:
-                raise FieldError(name, f"must not be negative, is {getattr(self, name)}")
+                raise FieldError(name, f"must not be negative, got {getattr(self, name)}")
         if self.with_ground_truth and self.maps is None:
             raise FieldError("with_ground_truth", "mixes label maps with labels; set maps as well")
 
@@ -40,4 +40,6 @@ class TokenLabelingConfig(ClassificationConfig):
                 "loss", "token labeling uses cross entropy without class weights; remove name and class_weights"
             )
         if self.token_labels.maps is not None and self.data.classes is not None:
-            raise FieldError("data.classes", "cannot be used with label maps, which number all classes of the data")
+            raise FieldError(
+                "data.classes", "cannot be combined with label maps, whose class indices refer to all classes"
+            )

@@ -1,4 +1,4 @@
-"""Loss and targets of token labeling: every patch has a label of its own, besides the image's.
+"""Loss and targets of token labeling: a label per patch in addition to the image label.
 
 The model gives logits for the class token and for every patch. MixToken exchanges a box of patches between each image of a
 batch and its mirror image in the batch's order, and restores the order of the patches' logits before the loss.
@@ -81,7 +81,7 @@ def map_targets(maps: Tensor, crops: Tensor, *, grid: tuple[int, int], classes: 
 
     Args:
         maps: (B, 2, K, Y, X), scores and classes.
-        crops: (B, 6), see `split.Crop`.
+        crops: (B, 6), see `maps.Crop`.
         grid: rows and columns of patches.
     """
     scores, best = maps.float().unbind(1)

@@ -63,7 +63,7 @@ def _classes(arrays: dict[str, np.ndarray], path: Path, splits: list[str]) -> tu
         if labels is None:
             raise DataError(f"{path}: has x_{split} but no y_{split} with its labels")
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            raise DataError(f"{path}: y_{split} must be one integer per image, is {labels.dtype} {labels.shape}")
+            raise DataError(f"{path}: y_{split} must be one integer per image, got {labels.dtype} {labels.shape}")
     if "classes" in arrays:
         return tuple(_text(name) for name in arrays["classes"].tolist())
     highest = max((int(arrays[f"y_{split}"].max()) for split in splits if len(arrays[f"y_{split}"])), default=-1)
@@ -73,14 +73,14 @@ def _classes(arrays: dict[str, np.ndarray], path: Path, splits: list[str]) -> tu
 def _images(arrays: dict[str, np.ndarray], split: str, *, path: Path, count: int) -> ArrayImages:
     pixels, labels, files = arrays[f"x_{split}"], arrays[f"y_{split}"].astype(np.int64), arrays.get(f"f_{split}")
     if pixels.dtype != np.uint8:
-        raise DataError(f"{path}: x_{split} must be uint8 (0 to 255), is {pixels.dtype}")
+        raise DataError(f"{path}: x_{split} must be uint8 (0 to 255), got {pixels.dtype}")
     if pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4) and pixels.shape[1] in (1, 3):
         raise DataError(
             f"{path}: x_{split} has its channels first {pixels.shape}; move them last: x.transpose(0, 2, 3, 1)"
         )
     if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4)):
         raise DataError(
-            f"{path}: x_{split} must be (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, is {pixels.shape}"
+            f"{path}: x_{split} must be (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, got {pixels.shape}"
         )
     for name, array in (("y", labels), ("f", files)):
         if array is not None and len(array) != len(pixels):

@@ -148,12 +148,12 @@ def save_split(path: Path, train: Images, val: Images) -> Path:
 
 
 def read_split(path: Path, source: ImageSource, *, remedy: str = _CHECK_WRITES_IT) -> tuple[np.ndarray, str]:
-    """Return which images of `source.train` are for validation, and a note on names without an image.
+    """Return the validation mask of `source.train`, and a note on listed names without an image.
 
-    `remedy` tells the user what to do about images that the file does not list.
+    `remedy` ends the error message for images that the file does not list.
 
     Raises:
-        DataError: no such file, or not in the format of `save_split`; an image that it does not list.
+        DataError: the file is missing, not in the format of `save_split`, or does not list all images.
     """
     listed = dict(_rows(path))
     unknown = [name for name in source.train.names if name not in listed]
