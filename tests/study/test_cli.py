@@ -168,7 +168,7 @@ def test_an_interruption_is_exit_code_130(
         (["--study", "nowhere.yaml"], "nowhere.yaml"),
         (["--graft", "cb_s", "--out", "x", "--jobs", "0"], "--jobs: at least 1"),
         (["--graft", "cb_s", "--out", "x", "--jobs", "2", "--ray", "local"], "mutually exclusive"),
-        (["--graft", "cb_s", "--out", "x", "--gpus-per-run", "1"], "give --ray as well"),
+        (["--graft", "cb_s", "--out", "x", "--gpus-per-run", "1"], "require --ray"),
         (["--graft", "cb_s", "--out", "x", "--retries", "1"], "--jobs or --ray"),
         (["--against", "3", "--out", "x"], "--against 3: write HOST"),
         ([*HOST, "--against", "resnet10", "--data", "digits", "--out", "x"], "the variant resnet10: there is no model"),
