@@ -1,4 +1,4 @@
-"""The end of a process that nobody waits for any more."""
+"""Fast exit of a process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NoReturn
 
 
 def leave_now(code: int) -> NoReturn:
-    """End this process as soon as what must be done at the end is done.
+    """Run exit handlers, flush, and end this process.
 
-    Taking an interpreter apart that holds torch takes seconds, on a busy machine half a minute. Who sent SIGTERM may not
-    wait for that, and would take a process that has long saved for one that hangs.
+    The regular shutdown of an interpreter with torch takes seconds, on a busy machine half a minute. The sender of a
+    SIGTERM may not wait that long, and may take a process that has saved for one that hangs.
     """
     with suppress(Exception):
         atexit._run_exitfuncs()

@@ -371,7 +371,7 @@ def test_costs_and_estimates_time_the_teacher_too(teacher: Path, monkeypatch: py
         ("distill.kind=tokens", r"distill\.kind: 'tokens' is not a choice \(did you mean token\?\)"),
         ("distill.teacher.arg=1", r"distill\.teacher\.arg: unknown field"),
         ("distill.teacher.args={depth: 2}", r"distill\.teacher\.args: belong to a name"),
-        ("distill={hard: true, temperature: 2}", r"distill\.temperature: changes nothing where hard is true"),
+        ("distill={hard: true, temperature: 2}", r"distill\.temperature: changes nothing with hard: true"),
     ],
 )
 def test_mistakes_in_the_section_are_named(override: str, message: str) -> None:

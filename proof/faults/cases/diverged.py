@@ -36,17 +36,17 @@ CASES = (
     Case(
         name="nan",
         fault="The loss is NaN or infinite",
-        happens="the run ends before the optimizer moves; names step, examples, gradients, and what may help",
-        kept="all up to the last checkpoint, which is good",
-        remedy="a lower rate, `train.clip_grad`, another `train.amp`, in another folder; or take out broken data",
+        happens="the run fails before the optimizer step; names step, examples, gradients, and remedies",
+        kept="everything up to the last checkpoint, which is intact",
+        remedy="a lower rate, `train.clip_grad`, another `train.amp`, in another folder; or remove broken data",
         run=_run,
     ),
     Case(
         name="nan-in-a-study",
         fault="The same in one run of a study",
-        happens="the run is noted as failed, the others go on, results and report are made, exit code 1",
+        happens="the run is noted as failed, the others are trained, results and report are written, exit code 1",
         kept="finished runs, and the failed one up to its last checkpoint",
-        remedy="as above; runs that are missing are tried again by the same command",
+        remedy="as above; the same command retries missing runs",
         run=_study,
     ),
 )

@@ -28,10 +28,10 @@ def _killed(bench: Bench) -> str:
 CASES = (
     Case(
         name="worker-killed",
-        fault="A process that loads data is killed (most often for want of memory)",
-        happens="the run ends with an error that names the likely cause",
-        kept="all up to the last checkpoint",
-        remedy="repeat the command, with fewer `train.workers` if need be: their number changes no outcome",
+        fault="A process that loads data is killed (usually out of memory)",
+        happens="the run fails with an error that names the likely cause",
+        kept="everything up to the last checkpoint",
+        remedy="repeat the command, with fewer `train.workers` if needed: their number changes no result",
         run=_killed,
         quick=True,
     ),

@@ -115,21 +115,21 @@ def _jobs(bench: Bench) -> str:
     return f"{ended} after {ended.seconds:.1f} s, no process left; {bench.study_goes_on(jobs, out)}"
 
 
-SAVES = "the run saves after the running update and ends with 130"
+SAVES = "the run saves after the current update and exits with 130"
 STEP = "attngraft.training.loop:all_finite"
 
 CASES = (
     Case(
         name="sigterm-before",
-        fault="SIGTERM before training, while data and model are made",
+        fault="SIGTERM before training, while data are opened and the model is built",
         happens="the run ends at once",
-        kept="nothing was begun; what a run had saved before stays",
+        kept="nothing was started; earlier checkpoints stay",
         remedy=AGAIN,
         run=_before,
     ),
     Case(
         name="sigterm-in-step",
-        fault="SIGTERM in an update (a scheduler's notice, SIGKILL 10 s later)",
+        fault="SIGTERM during an update (a scheduler's warning, SIGKILL 10 s later)",
         happens=SAVES,
         kept="everything",
         remedy=AGAIN,
@@ -137,16 +137,16 @@ CASES = (
     ),
     Case(
         name="sigterm-program",
-        fault="The same at any moment, until the program is gone",
-        happens="the run saves, and the program leaves without taking Python apart, which takes seconds",
+        fault="The same at any moment, until the program has exited",
+        happens="the run saves, and the program exits without Python's regular shutdown, which takes seconds",
         kept="everything",
         remedy=AGAIN,
         run=_program,
     ),
     Case(
         name="sigterm-slow-data",
-        fault="SIGTERM while the trainer waits for an image that takes a minute",
-        happens="the run does not wait, saves and ends with 130",
+        fault="SIGTERM while training waits for an image that takes a minute",
+        happens="the run does not wait, saves and exits with 130",
         kept="everything",
         remedy=AGAIN,
         run=_stopped(signal.SIGTERM, target=LOAD, call=900, seconds=60, saved=7),
@@ -154,8 +154,8 @@ CASES = (
     ),
     Case(
         name="sigterm-slow-workers",
-        fault="The same where two other processes load",
-        happens="the run does not wait, sends them away, saves and ends with 130",
+        fault="The same with two loading processes",
+        happens="the run does not wait, ends them, saves and exits with 130",
         kept="everything",
         remedy=AGAIN,
         run=_stopped(
@@ -164,8 +164,8 @@ CASES = (
     ),
     Case(
         name="sigterm-slow-evaluation",
-        fault="The same in an evaluation",
-        happens="the run saves without the evaluation, which is made anew, and ends with 130",
+        fault="The same during an evaluation",
+        happens="the run saves without the evaluation, which is repeated, and exits with 130",
         kept="everything",
         remedy=AGAIN,
         run=_stopped(signal.SIGTERM, target=LOAD, call=1500, seconds=60, saved=11),
@@ -189,23 +189,23 @@ CASES = (
     Case(
         name="ctrl-c-twice",
         fault="Ctrl-C a second time",
-        happens="the run ends at once with 130, without saving",
-        kept="all up to the last checkpoint",
+        happens="the run exits at once with 130, without saving",
+        kept="everything up to the last checkpoint",
         remedy=AGAIN,
         run=_twice,
     ),
     Case(
         name="sigterm-study",
         fault="SIGTERM to a study",
-        happens="its running run saves, and the study ends with 130",
+        happens="the current run saves, and the study exits with 130",
         kept="everything",
-        remedy=AGAIN + ", or report on what is finished: `attngraft compare --report-only --out FOLDER`",
+        remedy=AGAIN + ", or report on finished runs: `attngraft compare --report-only --out FOLDER`",
         run=_study,
     ),
     Case(
         name="sigterm-jobs",
         fault="SIGTERM to a study with `--jobs 2`, to the command alone",
-        happens="each of its running runs saves, its processes end, and the study ends with 130",
+        happens="each active run saves, its processes exit, and the study exits with 130",
         kept="everything",
         remedy=AGAIN,
         run=_jobs,
