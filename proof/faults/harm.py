@@ -254,15 +254,21 @@ class LossIsNaN:
     update: int
 
     def __call__(self) -> None:
+        from attngraft.training.loop import Trainer
         from attngraft.training.update import Update
 
-        original, counter = Update.losses, itertools.count(1)
+        # counted in the training loop, as the profiler makes updates, too
+        update_weights, losses, counter = Trainer._update_weights, Update.losses, itertools.count(1)
 
-        def losses(*args: Any, **kwargs: Any) -> Any:
-            found = original(*args, **kwargs)
-            return found if next(counter) != self.update else found | {"loss": found["loss"] * float("nan")}
+        def nan_losses(*args: Any, **kwargs: Any) -> Any:
+            found = losses(*args, **kwargs)
+            return found | {"loss": found["loss"] * float("nan")}
 
-        Update.losses = losses  # type: ignore[method-assign]
+        def harmed(trainer: Trainer) -> Any:
+            Update.losses = nan_losses if next(counter) == self.update else losses  # type: ignore[method-assign]
+            return update_weights(trainer)
+
+        Trainer._update_weights = harmed  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

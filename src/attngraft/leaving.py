@@ -1,4 +1,4 @@
-"""Process exit without interpreter finalization, which is slow once torch is loaded."""
+"""Fast exit of a process."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NoReturn
 
 
 def leave_now(code: int) -> NoReturn:
-    """Run exit handlers, flush logs and streams, and exit without finalizing the interpreter.
+    """Run exit handlers, flush, and end this process.
 
-    With torch loaded, finalization takes seconds, on a busy machine half a minute. A scheduler that sent SIGTERM may
-    kill the process before that, although everything is saved.
+    The regular shutdown of an interpreter with torch takes seconds, on a busy machine half a minute. The sender of a
+    SIGTERM may not wait that long, and may take a process that has saved for one that hangs.
     """
     with suppress(Exception):
         atexit._run_exitfuncs()

@@ -1,6 +1,6 @@
-"""YAML configuration: strict reading, merging, and overrides (`--set a.b=value`).
+"""YAML configuration: strict reading, merging, and overrides such as `--set a.b=value`.
 
-Notable: scalars follow YAML 1.2 (`1e-3` is a number, `no` is a word), and a key that occurs twice is an error.
+Scalars follow YAML 1.2 (`1e-3` is a number, `no` is a word), and a repeated key is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attngraft.strict import read
 
 ConfigT = TypeVar("ConfigT")
 
-#: PyYAML's scalars without those of YAML 1.1 that surprise: words for truth, numbers that need a dot, dates
+#: PyYAML's scalars without surprising ones of YAML 1.1: words for booleans, numbers that need a dot, dates
 _RESOLVERS = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -26,7 +26,7 @@ _RESOLVERS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the scalars of YAML 1.2 and without silently repeated keys."""
+    """SafeLoader with the scalars of YAML 1.2 that refuses repeated keys."""
 
     yaml_implicit_resolvers = {first: list(resolvers) for first, resolvers in _RESOLVERS.items()}  # noqa: RUF012
 
@@ -41,7 +41,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that also quotes text that `_Loader` parses as a number; YAML 1.1 parsers read the same values."""
+    """SafeDumper that also quotes texts that only `_Loader` reads as numbers: `_Loader` and YAML 1.1 both read its files."""
 
     yaml_implicit_resolvers = {first: list(all_) for first, all_ in yaml.SafeDumper.yaml_implicit_resolvers.items()}  # noqa: RUF012
 
@@ -53,10 +53,10 @@ for _class in (_Loader, _Dumper):
 
 
 def parse_yaml(text: str, *, source: str) -> Any:
-    """Parse YAML `text` to plain values.
+    """Return the plain value in `text`.
 
     Raises:
-        ConfigError: `text` is no YAML; names `source`, line and column.
+        ConfigError: invalid YAML; names `source`, line and column.
     """
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
@@ -67,10 +67,10 @@ def parse_yaml(text: str, *, source: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping from `path`; an empty file is an empty mapping.
+    """Return the mapping in the file at `path`; an empty file is an empty mapping.
 
     Raises:
-        ConfigError: the file cannot be read, is no YAML, or holds something else.
+        ConfigError: the file cannot be read, is invalid YAML, or holds no mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -85,17 +85,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def dump_yaml(value: Any) -> str:
-    """Return plain values as YAML, which `read_yaml` reads back exactly."""
+    """Return plain values as YAML that `read_yaml` reads back exactly."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def dump_line(value: Any) -> str:
-    """Return plain values as one line of YAML with sorted keys, so that equal values give equal lines."""
+    """Return plain values as one line of YAML with sorted keys: equal values give equal lines."""
     return yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=float("inf")).strip()
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated by `over`: mappings are merged recursively, other values replaced."""
+    """Return `base` changed by `over`; mappings are merged key by key, other values are replaced."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -104,10 +104,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of `config` with `a.b=value` texts applied in order; values are parsed as YAML.
+    """Return a copy of `config` with `a.b=value` texts applied in order, values read as YAML.
 
     Raises:
-        ConfigError: a text without `=`, a value that is no YAML, or a path through something that is no section.
+        ConfigError: a text without `=`, an invalid YAML value, or a path through a value that is no section.
     """
     result = dict(config)
     for text in overrides:
@@ -120,18 +120,18 @@ def apply_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict
 
 
 def _with_value(config: Mapping[str, Any], keys: Sequence[str], value: Any, source: str) -> dict[str, Any]:
-    """Return a copy of `config` with `value` at the path `keys`; mappings are replaced, not merged."""
+    """Return a copy of `config` with `value` at the path `keys`; a mapping replaces the old value."""
     first, *rest = keys
     if rest:
         section = config.get(first)
         if not isinstance(section, Mapping | None):
-            raise ConfigError(f"{source}: {first} is {section!r}, not a section that could hold {'.'.join(rest)}")
+            raise ConfigError(f"{source}: {first} is {section!r}, not a section with {'.'.join(rest)}")
         value = _with_value(section or {}, rest, value, source)
     return {**config, first: value}
 
 
 def from_mapping(cls: type[ConfigT], mapping: Any, *, source: str) -> ConfigT:
-    """Build an instance of the dataclass `cls` from plain values, strictly.
+    """Return an instance of the dataclass `cls` from plain values, read strictly.
 
     Raises:
         ConfigError: names `source` and the dotted field.

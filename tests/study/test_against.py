@@ -23,7 +23,7 @@ from attngraft.study.cost import COST_FILE, load_costs, measure_costs, save_cost
 from attngraft.study.plan import resolve
 from attngraft.study.throughput import measure_throughput
 from attngraft.study.variants import entry_against, read_variants
-from attngraft.training.profiler import load_benchmark_batch
+from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.recipe import recipe_to_dict
 from attngraft.training.run_folder import RunFolder
 from attngraft.yaml_config import dump_yaml
@@ -320,7 +320,7 @@ def test_inputs_that_differ_are_noted(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_each_host_has_counts_of_its_own(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=["cb_s", {"host": DEIT}, {"host": MIXER}], set=["train.batch_size=8"])
-    benchmark = load_benchmark_batch(config.recipe_of(config.baseline, 0))
+    benchmark = BenchmarkBatch(config.recipe_of(config.baseline, 0))
     assert set(measure_throughput(resolve(config), benchmark).throughputs) == {
         variant.name for variant in config.variants
     }

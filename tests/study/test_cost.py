@@ -16,7 +16,7 @@ from attngraft.study.cost import load_costs, measure_costs, save_costs
 from attngraft.study.plan import resolve
 from attngraft.timing import PairedRatio
 from attngraft.timing.memory import LiveStorages
-from attngraft.training.profiler import Profiler, load_benchmark_batch
+from attngraft.training.profiler import BenchmarkBatch, Profiler
 from attngraft.training.recipe import Recipe
 
 from .fakes import cost, study
@@ -28,7 +28,7 @@ SMALL = ["train.batch_size=16", "host.args.embed_dim=48", "host.args.num_heads=3
 def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_module, "PAIRS", 5)
     config = study(tmp_path, grafts=["cb_s"], set=SMALL)
-    benchmark = load_benchmark_batch(config.recipe_of(config.baseline, 0))
+    benchmark = BenchmarkBatch(config.recipe_of(config.baseline, 0))
     costs = measure_costs(resolve(config), benchmark, limit=60)
     baseline, grafted = costs["none"], costs["cb_s"]
     assert grafted.parameters - baseline.parameters == 2 * 48  # one vector for each of two blocks
@@ -79,7 +79,7 @@ def test_inference_is_timed_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(cost_module, "several", told)
     config = study(tmp_path, grafts=["cb_s"], set=SMALL)
-    costs = measure_costs(resolve(config), load_benchmark_batch(config.recipe_of(config.baseline, 0)), limit=60)
+    costs = measure_costs(resolve(config), BenchmarkBatch(config.recipe_of(config.baseline, 0)), limit=60)
     assert asked == ["train", "evaluate"]
     for spec, training, inference in (("none", 1.0, 1.0), ("cb_s", 3.0, 2.0)):
         found = costs[spec]
@@ -145,7 +145,7 @@ def test_peak_memory_of_a_step(tmp_path: Path) -> None:
     peaks = []
     for config in (small, large):
         recipe = config.recipe_of(config.baseline, 0)
-        bench = Profiler(recipe, load_benchmark_batch(recipe))
+        bench = Profiler(recipe, BenchmarkBatch(recipe))
         peaks.append(bench.peak_memory())
         parameters = sum(p.numel() * 4 for p in bench.model.parameters())
         assert peaks[-1] > 3 * parameters, "weights, two moments, gradients or activations"

@@ -168,10 +168,10 @@ def test_the_plan_says_it_and_estimates_less(tmp_path: Path) -> None:
 def test_a_time_budget_takes_what_halving_spares(tmp_path: Path) -> None:
     """90 s; 7 variants with 2 seeds start for 1 s each and take 1 s an epoch: 5 epochs each, or more where most stop."""
     plain = prepare(halved(tmp_path, halving=None, epochs=None, time_budget="100s"), tools=tools(FakeTrainer()))
-    assert plain.config.fitted_epochs == 5
+    assert plain.fitted_epochs == 5
     config = halved(tmp_path, epochs=None, time_budget="100s")
     prepared = prepare(config, tools=tools(FakeTrainer()))
-    assert prepared.config.fitted_epochs is not None
-    assert prepared.config.fitted_epochs > 8
+    assert prepared.fitted_epochs is not None
+    assert prepared.fitted_epochs > 8
     assert prepared.seconds is not None
     assert 70 < prepared.seconds <= 95

@@ -121,7 +121,7 @@ def test_mistakes_are_found_before_anything_trains(tmp_path: Path) -> None:
 def test_a_time_budget_decides_the_epochs_and_is_kept(tmp_path: Path) -> None:
     config = study(tmp_path, epochs=None, time_budget="100s")
     prepared = prepare(config, tools=tools(FakeTrainer(), epoch_seconds=2.0))
-    assert prepared.config.fitted_epochs == 7  # 90 s for 6 runs of 1 s + 2 s per epoch
+    assert prepared.fitted_epochs == 7  # 90 s for 6 runs of 1 s + 2 s per epoch
     assert prepared.seconds == 6 * (1 + 7 * 2)
     compare(config, tools=tools(FakeTrainer(), epoch_seconds=2.0))
     other_day = FakeTrainer()

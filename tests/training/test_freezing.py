@@ -132,7 +132,7 @@ def test_nothing_to_train_is_said(sections: dict[str, Any], message: str) -> Non
     [
         (
             {"train": {"parameters": "grafts"}},
-            r"train\.parameters: is grafts, and there is no graft.*take grafts\+head",
+            r"train\.parameters: is grafts, and there is no graft.*use grafts\+head",
         ),
         ({"train": {"first": {"parameters": "grafts"}}}, r"train\.first\.parameters: is grafts, and there is no graft"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import shutil
@@ -22,7 +23,7 @@ from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.failures import OutOfMemory
 from attngraft.training.loop import train
-from attngraft.training.profiler import Profiler, load_benchmark_batch
+from attngraft.training.profiler import BenchmarkBatch, Profiler
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import read_run
@@ -346,14 +347,16 @@ def test_several_labels_can_be_learned_from_a_teacher(tmp_path: Path) -> None:
 
 def test_costs_and_estimates_time_the_teacher_too(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = digits(taught_by(teacher))
-    benchmark = load_benchmark_batch(recipe)
+    benchmark = BenchmarkBatch(recipe)
     assert benchmark.teacher is not None
     seen = []
     monkeypatch.setattr(benchmark.teacher.model, "forward", lambda x: seen.append(len(x)) or torch.zeros(len(x), 10))
     profiler = Profiler(recipe, benchmark)
     profiler.train_step()
     assert seen == [64]
-    alone = Profiler(recipe, replace(benchmark, teacher=None))
+    untaught = copy.copy(benchmark)
+    untaught.teacher = None
+    alone = Profiler(recipe, untaught)
     alone.train_step()
     model = benchmark.teacher.model
     own = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
@@ -368,7 +371,7 @@ def test_costs_and_estimates_time_the_teacher_too(teacher: Path, monkeypatch: py
         ("distill.kind=tokens", r"distill\.kind: 'tokens' is not a choice \(did you mean token\?\)"),
         ("distill.teacher.arg=1", r"distill\.teacher\.arg: unknown field"),
         ("distill.teacher.args={depth: 2}", r"distill\.teacher\.args: belong to a name"),
-        ("distill={hard: true, temperature: 2}", r"distill\.temperature: changes nothing where hard is true"),
+        ("distill={hard: true, temperature: 2}", r"distill\.temperature: changes nothing with hard: true"),
     ],
 )
 def test_mistakes_in_the_section_are_named(override: str, message: str) -> None:

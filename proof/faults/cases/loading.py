@@ -28,10 +28,10 @@ def _killed(bench: Bench) -> str:
 CASES = (
     Case(
         name="worker-killed",
-        fault="A data loading process is killed (usually out of memory)",
+        fault="A process that loads data is killed (usually out of memory)",
         happens="the run fails with an error that names the likely cause",
-        kept="all up to the last checkpoint",
-        remedy="repeat the command, with fewer `train.workers` if needed; their number does not change results",
+        kept="everything up to the last checkpoint",
+        remedy="repeat the command, with fewer `train.workers` if needed: their number changes no result",
         run=_killed,
         quick=True,
     ),

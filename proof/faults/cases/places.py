@@ -53,8 +53,8 @@ def _moved_study(bench: Bench) -> str:
 CASES = (
     Case(
         name="clock",
-        fault="The clock is set back repeatedly; file times are out of order",
-        happens="nothing: durations use a monotonic clock, order uses counters",
+        fault="The clock is set back repeatedly; files' times are in the wrong order",
+        happens="nothing: durations come from a monotonic clock, order from numbers",
         kept="everything",
         remedy="nothing to do",
         run=_clock,
@@ -62,7 +62,7 @@ CASES = (
     Case(
         name="moved-run",
         fault="The folder of an unfinished run is moved or renamed",
-        happens="nothing: runs do not store their own path",
+        happens="nothing: the folder does not contain its own path",
         kept="everything",
         remedy="the same command with the new `--out`",
         run=_moved_run,
@@ -70,7 +70,7 @@ CASES = (
     Case(
         name="moved-study",
         fault="The same of a study",
-        happens="nothing: studies do not depend on their own path",
+        happens="nothing: the study does not depend on its own path",
         kept="everything",
         remedy="the same command with the new `--out`",
         run=_moved_study,

@@ -21,7 +21,7 @@ def _limit(name: str, *, time: int, size: int, saved: int) -> Callable[[Bench], 
         out = bench.folder()
         harm = OnWrite(name=name, moment="before", time=time, action=LimitFiles(size))
         ended = bench.run(RUN, out, harm)
-        expect(ended, code=1, says=rf"/{name}: cannot be written: the file would be larger .*; raise the limit")
+        expect(ended, code=1, says=rf"/{name}: cannot be written: the file would exceed .*; raise the limit")
         assert updates(out) == saved, updates(out)
         return f"{ended}; {bench.goes_on(RUN, out)}"
 
@@ -73,31 +73,31 @@ CASES = (
     Case(
         name="limit-checkpoint",
         fault="A checkpoint exceeds the file size limit (`ulimit -f`)",
-        happens="the run fails; the message names file, reason and remedy",
+        happens="the run fails and names file, reason and remedy",
         kept="the previous checkpoint",
         remedy=LIMIT,
         run=_limit("last.pt", time=4, size=50_000, saved=11),
     ),
     Case(
         name="limit-metrics",
-        fault="The same for metrics.jsonl",
-        happens="the run fails; the message names file, reason and remedy",
-        kept="all up to the last checkpoint; the old metrics.jsonl is intact",
+        fault="The same of metrics.jsonl",
+        happens="the run fails and names file, reason and remedy",
+        kept="everything up to the last checkpoint; the old metrics.jsonl is intact",
         remedy=LIMIT,
         run=_limit("metrics.jsonl", time=3, size=300, saved=20),
     ),
     Case(
         name="limit-predictions",
-        fault="The same for predictions.npz",
-        happens="the run fails; the message names file, reason and remedy",
-        kept="all up to the last checkpoint",
+        fault="The same of predictions.npz",
+        happens="the run fails and names file, reason and remedy",
+        kept="everything up to the last checkpoint",
         remedy=LIMIT,
         run=_limit("predictions.npz", time=1, size=300, saved=32),
     ),
     Case(
         name="full-from-the-start",
         fault="The disk is full before the first file",
-        happens="the run fails with a message",
+        happens="the run fails and names the reason",
         kept="nothing was started",
         remedy=ROOM,
         run=_full_from_the_start,
@@ -105,7 +105,7 @@ CASES = (
     Case(
         name="full-checkpoint",
         fault="The disk is full when a checkpoint is written",
-        happens="the run fails; the message names file, reason, free space and remedy; the partial file is deleted",
+        happens="the run fails and names file, reason, free space, and remedy; the unfinished file is deleted",
         kept="the previous checkpoint",
         remedy=ROOM,
         run=_full("last.pt", time=4, saved=11),
@@ -114,7 +114,7 @@ CASES = (
         name="full-metrics",
         fault="The same when metrics.jsonl is written",
         happens="as above",
-        kept="all up to the last checkpoint; the old metrics.jsonl is intact",
+        kept="everything up to the last checkpoint; the old metrics.jsonl is intact",
         remedy=ROOM,
         run=_full("metrics.jsonl", time=3, saved=20),
     ),
@@ -122,14 +122,14 @@ CASES = (
         name="full-predictions",
         fault="The same when predictions.npz is written",
         happens="as above",
-        kept="all up to the last checkpoint",
+        kept="everything up to the last checkpoint",
         remedy=ROOM,
         run=_full("predictions.npz", time=1, saved=32),
     ),
     Case(
         name="full-results",
         fault="The same when a study's results.json is written",
-        happens="the study fails; the message names file, reason and remedy",
+        happens="the study fails and names file, reason and remedy",
         kept="every run",
         remedy=ROOM,
         run=_study("results.json"),
@@ -137,7 +137,7 @@ CASES = (
     Case(
         name="full-report",
         fault="The same when its report.html is written",
-        happens="the study fails; the message names file, reason and remedy",
+        happens="the study fails and names file, reason and remedy",
         kept="every run, results.json and results.csv",
         remedy=ROOM,
         run=_study("report.html"),

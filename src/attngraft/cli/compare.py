@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,203 +15,155 @@ if TYPE_CHECKING:
     from attngraft.study.executors import Executor
     from attngraft.study.progress import StudyProgress
 
-_STUDY, _RUNS, _OUTPUT, _MANY = "Comparison", "Training", "Output", "Many runs"
+_comparison, _training, _output, _many_runs = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Comparison", "Training", "Output", "Many runs")
+)
 
 
 def compare(
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="NAME", help="A timm model name.", rich_help_panel=_STUDY)
-    ] = None,
+    host: Annotated[str | None, _comparison("--host", metavar="NAME", help="A timm model name.")] = None,
     graft: Annotated[
         list[str] | None,
-        typer.Option(
+        _comparison(
             "--graft",
             metavar="SPEC",
             help="A variant: a graft specification; repeatable. The plain host (none) always takes part.",
-            rich_help_panel=_STUDY,
         ),
     ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(
+        _comparison(
             "--against",
             metavar="HOST",
             help='Another host under the same recipe: a name, or "NAME: {argument: value}"; repeatable.',
-            rich_help_panel=_STUDY,
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
+        _comparison(
             "--data",
             metavar="SOURCE",
             help="A folder, .tar, .npz, .csv, .parquet, COCO .json, shards, hf:PATH, timm:NAME, or digits.",
-            rich_help_panel=_STUDY,
         ),
     ] = None,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FOLDER", help="Folder of runs and results.", rich_help_panel=_OUTPUT)
-    ] = None,
+    out: Annotated[str | None, _output("--out", metavar="FOLDER", help="Folder of runs and results.")] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(
-            "--seeds",
-            metavar="N|A,B",
-            help="3 means the seeds 0, 1, 2; 5,7 means these. Default: 3.",
-            rich_help_panel=_STUDY,
-        ),
+        _comparison("--seeds", metavar="N|A,B", help="3 means the seeds 0, 1, 2; 5,7 means these. Default: 3."),
     ] = None,
     epochs: Annotated[
-        int | None,
-        typer.Option(
-            "--epochs", metavar="E", help="Epochs of every run. Default: the recipe's.", rich_help_panel=_RUNS
-        ),
+        int | None, _training("--epochs", metavar="E", help="Epochs of every run. Default: the recipe's.")
     ] = None,
     time_budget: Annotated[
         str | None,
-        typer.Option(
+        _training(
             "--time-budget",
             metavar="TIME",
             help="Train as many epochs (at most --epochs) as fit into this time for the whole study: 90s, 10m, 1h30m.",
-            rich_help_panel=_RUNS,
         ),
     ] = None,
     recipe: Annotated[
-        str | None,
-        typer.Option("--recipe", metavar="NAME|FILE", help="A packaged recipe or a YAML file.", rich_help_panel=_RUNS),
+        str | None, _training("--recipe", metavar="NAME|FILE", help="A packaged recipe or a YAML file.")
     ] = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="A.B=VALUE", help="Change a field of the recipe; repeatable.", rich_help_panel=_RUNS
-        ),
+        list[str] | None, _training("--set", metavar="A.B=VALUE", help="Change a field of the recipe; repeatable.")
     ] = None,
     host_arg: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.", rich_help_panel=_STUDY
-        ),
+        list[str] | None, _comparison("--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.")
     ] = None,
-    pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Start from timm's weights.", rich_help_panel=_STUDY)
-    ] = False,
+    pretrained: Annotated[bool, _comparison("--pretrained", help="Start from timm's weights.")] = False,
     weights: Annotated[
         str | None,
-        typer.Option(
+        _comparison(
             "--weights",
             metavar="FILE",
             help="Start from a file or folder: .safetensors, .pth, a run, or a transformers folder.",
-            rich_help_panel=_STUDY,
         ),
     ] = None,
     parameters: Annotated[
         str | None,
-        typer.Option(
+        _training(
             "--train",
             metavar="WHAT",
             help="Parameters to train: all, grafts+head, or head; the baseline then trains its head alone.",
-            rich_help_panel=_RUNS,
         ),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
+        _many_runs(
             "--jobs",
             metavar="N",
             help="Concurrent runs on this machine, each with its own device or cores; changes no result.",
-            rich_help_panel=_MANY,
         ),
     ] = None,
     ray: Annotated[
         str | None,
-        typer.Option(
+        _many_runs(
             "--ray",
             metavar="ADDRESS",
             help="Train on a Ray cluster: its address, auto, or local for one on this machine.",
-            rich_help_panel=_MANY,
         ),
     ] = None,
     cpus_per_run: Annotated[
-        float | None,
-        typer.Option("--cpus-per-run", metavar="N", help="With --ray. Default: its threads.", rich_help_panel=_MANY),
+        float | None, _many_runs("--cpus-per-run", metavar="N", help="With --ray. Default: its threads.")
     ] = None,
     gpus_per_run: Annotated[
         float | None,
-        typer.Option(
-            "--gpus-per-run",
-            metavar="N",
-            help="With --ray; fractions are possible. Default: 1 if the cluster has any.",
-            rich_help_panel=_MANY,
+        _many_runs(
+            "--gpus-per-run", metavar="N", help="With --ray; fractions are possible. Default: 1 if the cluster has any."
         ),
     ] = None,
     retries: Annotated[
         int | None,
-        typer.Option(
+        _many_runs(
             "--retries",
             metavar="N",
             help="How often a run is resumed after its process or node died. Default: 2; with --ray 3.",
-            rich_help_panel=_MANY,
         ),
     ] = None,
     halving: Annotated[
         str | None,
-        typer.Option(
+        _many_runs(
             "--halving",
             metavar="N[,E]",
             help="For many grafts: 3 continues the best third at each rung of epochs, 3,2 puts the first rung after "
             "epoch 2, off continues variants that were stopped.",
-            rich_help_panel=_MANY,
         ),
     ] = None,
     auto_batch: Annotated[
         bool,
-        typer.Option(
+        _training(
             "--auto-batch",
             help="After an out-of-memory error, use smaller micro-batches that fit; updates see the same examples.",
-            rich_help_panel=_RUNS,
         ),
     ] = False,
     study: Annotated[
-        Path | None,
-        typer.Option(
-            "--study",
-            metavar="FILE",
-            help="A study as YAML; further options replace its fields.",
-            rich_help_panel=_STUDY,
-        ),
+        Path | None, _comparison("--study", metavar="FILE", help="A study as YAML; further options replace its fields.")
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(
+        _comparison(
             "--metric",
             metavar="NAME",
             help="Metric of the comparison: top1, top5, balanced_accuracy, loss; multilabel: image_ap, loss.",
-            rich_help_panel=_STUDY,
         ),
     ] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option(
+        _comparison(
             "--suite",
             metavar="NAME[,NAME]|NAME=DIR",
             help="Also evaluate finished runs under a suite (attngraft list suites); repeatable.",
-            rich_help_panel=_STUDY,
         ),
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", help="The report's title.", rich_help_panel=_OUTPUT)] = None,
+    title: Annotated[str | None, _output("--title", help="The report's title.")] = None,
     report_only: Annotated[
-        bool,
-        typer.Option(
-            "--report-only", help="Train nothing: report on the finished runs in --out.", rich_help_panel=_OUTPUT
-        ),
+        bool, _output("--report-only", help="Train nothing: report on the finished runs in --out.")
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Check everything, print the estimate, train nothing.", rich_help_panel=_RUNS),
+        bool, _training("--dry-run", help="Check everything, print the estimate, train nothing.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result (or the plan) as JSON.", rich_help_panel=_OUTPUT)
-    ] = False,
+    as_json: Annotated[bool, _output("--json", help="Print the result (or the plan) as JSON.")] = False,
 ) -> None:
     """Train a host and grafted variants of it under one recipe, compare them, and write a report.
 

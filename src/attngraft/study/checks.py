@@ -34,7 +34,7 @@ def check_variants(study: Study) -> None:
         ConfigError: the host is unknown or does not accept its arguments.
         HostError: the initial weights, or a teacher's, cannot be found or do not fit.
     """
-    host = _on_meta(study.recipe)
+    host = _on_meta(study.baseline_recipe)
     new = {run.variant.name for run in study.runs if run.state == "new"}
     for variant in study.variants:
         if variant.is_baseline:
@@ -48,8 +48,8 @@ def check_variants(study: Study) -> None:
             whose = "the host" if variant.host is None else "its host"
             raise UsageError(f"the variant {variant.name} does not fit {whose}: {error}") from error
     if new:  # the others have a checkpoint, and the initial weights may be gone
-        check_start(study.recipe)
-        check_teacher(study.recipe)
+        check_start(study.baseline_recipe)
+        check_teacher(study.baseline_recipe)
 
 
 def _on_meta(recipe: Recipe) -> nn.Module:
@@ -80,9 +80,9 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
                 f"the variant {variant.name}: {error}. Give the initial weights of another host beside its name: "
                 "{name: ..., weights: FILE}, or pretrained: false for random values"
             ) from error
-    expected = tuple(model_data_config(study.recipe)["input_size"])
+    expected = tuple(model_data_config(study.baseline_recipe)["input_size"])
     if size != expected:
-        raise UsageError(_other_input(variant, study.recipe.host.name, size, expected))
+        raise UsageError(_other_input(variant, study.baseline_recipe.host.name, size, expected))
     return host
 
 

@@ -45,7 +45,7 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
             is no time for `FEWEST_PAIRS`.
     """
     profilers, parameters, macs, memory = {}, {}, {}, {}
-    with cpu_threads(study.recipe.train.threads):
+    with cpu_threads(study.baseline_recipe.train.threads):
         for variant in study.variants:
             key, profiler = variant.key, Profiler(study.recipe_of(variant), benchmark)
             profilers[key] = profiler

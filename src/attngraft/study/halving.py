@@ -40,7 +40,7 @@ class HalvingQueue:
         self._runs: dict[_Key, PlannedRun] = {(run.variant.name, run.seed): run for run in study.runs}
         self._active: set[_Key] = set()
         self._failed: set[_Key] = set()
-        task, schedule = build_task(study.recipe), study.recipe.schedule
+        task, schedule = build_task(study.baseline_recipe), study.baseline_recipe.schedule
         epochs = rung_epochs(halving, schedule)
         before = read_halving(self._out)
         if before is not None and (before.rungs, before.epochs, before.eta) == (epochs, schedule.epochs, halving.eta):

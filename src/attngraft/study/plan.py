@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ from attngraft.files import share
 from attngraft.study.config import StudyConfig
 from attngraft.study.variants import Variant
 from attngraft.tasks.task import SPLIT_FILE, Task
+from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 
@@ -38,36 +39,21 @@ class PlannedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
-    """A study with all its runs: seed by seed, and within a seed the baseline first, so that each finished seed is a
-    small study of its own."""
+class Study(StudyConfig):
+    """A configuration with all its runs resolved by `resolve`: seed by seed, and within a seed the baseline first, so
+    that each finished seed is a small study of its own."""
 
-    config: StudyConfig
     runs: tuple[PlannedRun, ...]
+    benchmark: BenchmarkBatch | None = None  #: the opened data; None before `runner.prepare`, and if all is finished
+    seconds: float | None = None  #: estimate for the remaining runs
 
     @property
-    def out(self) -> Path:
-        return self.config.out
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        return self.config.variants
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return self.config.seeds
-
-    @property
-    def baseline(self) -> Variant:
-        return self.config.baseline
-
-    @property
-    def recipe(self) -> Recipe:
+    def baseline_recipe(self) -> Recipe:
         """The baseline's recipe with the first seed: data, task and training are those of all runs."""
         return self.runs[0].recipe
 
     def recipe_of(self, variant: Variant, seed: int | None = None) -> Recipe:
-        """Return the recipe of one run; by default with the first seed."""
+        """Return the resolved recipe of one run; by default with the first seed."""
         seed = self.seeds[0] if seed is None else seed
         return next(run.recipe for run in self.runs if (run.variant.name, run.seed) == (variant.name, seed))
 
@@ -101,24 +87,23 @@ def resolve(config: StudyConfig) -> Study:
         ConfigError: an invalid recipe.
         TrainingError: a run folder is damaged.
     """
-    recipe_of = config.recipes()
-    runs = [_planned(config, variant, seed, recipe_of) for seed in config.seeds for variant in config.variants]
-    return Study(config=config, runs=tuple(runs))
-
-
-def _planned(
-    config: StudyConfig, variant: Variant, seed: int, recipe_of: Callable[[Variant, int], Recipe]
-) -> PlannedRun:
-    folder = run_folder(config.out, variant, seed)
-    record = existing_run(folder)
-    return PlannedRun(
-        variant=variant,
-        seed=seed,
-        recipe=recipe_of(variant, seed),
-        folder=folder,
-        state="new" if record is None else run_state(record),
-        epochs_done=0 if record is None else len(record.epochs),
-    )
+    recipe_of, runs = config.recipes(), []
+    for seed in config.seeds:
+        for variant in config.variants:
+            folder = run_folder(config.out, variant, seed)
+            record = existing_run(folder)
+            runs.append(
+                PlannedRun(
+                    variant=variant,
+                    seed=seed,
+                    recipe=recipe_of(variant, seed),
+                    folder=folder,
+                    state="new" if record is None else run_state(record),
+                    epochs_done=0 if record is None else len(record.epochs),
+                )
+            )
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(StudyConfig)}
+    return Study(**fields, runs=tuple(runs))
 
 
 def run_folder(out: Path, variant: Variant, seed: int) -> Path:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 Ending = Literal["finished", "paused", "failed", "stopped", "lost"]
 
 
-class StudyProgress(Protocol):
-    """Callbacks of a study."""
+class StudyProgress:
+    """Callbacks of a study, which do nothing here."""
 
     def on_stage(self, text: str) -> None:
         """A stage besides training begins: checking, timing, measuring, reporting."""
@@ -35,6 +35,7 @@ class StudyProgress(Protocol):
 
     def on_run(self, run: PlannedRun) -> Progress:
         """A run starts or resumes, maybe beside others; return its callbacks."""
+        return Progress()
 
     def on_run_end(self, run: PlannedRun, outcome: Ending, message: str) -> None:
         """A run ended, or paused because others may be better; `message` is its result, or why it failed."""
@@ -43,7 +44,7 @@ class StudyProgress(Protocol):
         """The study ends."""
 
 
-class StudyLog:
+class StudyLog(StudyProgress):
     """Plain log lines."""
 
     def __init__(self) -> None:
@@ -65,11 +66,8 @@ class StudyLog:
         level = logging.ERROR if outcome == "failed" else logging.INFO
         log.log(level, "%s: %s%s", run.label, outcome, f", {message}" if message else "")
 
-    def on_end(self) -> None:
-        pass
 
-
-class LiveStudy:
+class LiveStudy(StudyProgress):
     """A table of variants and seeds that fills up, and a bar for each active run; use it in a `with` block."""
 
     def __init__(self, console: Console) -> None:
@@ -175,7 +173,7 @@ class LiveStudy:
         return [name for name in names if name in chosen]
 
 
-class _RunRow:
+class _RunRow(Progress):
     """Callbacks of one run, for the live table."""
 
     def __init__(self, study: LiveStudy, run: PlannedRun) -> None:
@@ -199,9 +197,6 @@ class _RunRow:
     def on_epoch(self, metrics: Mapping[str, float]) -> None:
         self._study.epoch_done()
         self._study.show(self._run, f"{int(metrics['epoch'])}/{self._epochs}  {first_metric(metrics)}".rstrip())
-
-    def on_end(self, *, finished: bool) -> None:
-        pass
 
 
 class _Clock:

@@ -42,7 +42,7 @@ from attngraft.study.throughput import (
 from attngraft.training.failures import is_out_of_memory
 from attngraft.training.lock import locked
 from attngraft.training.loop import train
-from attngraft.training.profiler import BenchmarkBatch, load_benchmark_batch
+from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.progress import Progress
 from attngraft.training.stopping import Interrupted
 from attngraft.yaml_config import dump_yaml
@@ -55,7 +55,7 @@ COST_SECONDS = 120.0  #: maximum for measuring costs
 
 def open_data(study: Study) -> BenchmarkBatch:
     """Open the data with the split of earlier runs, if any."""
-    return load_benchmark_batch(study.recipe, split=study.split_file())
+    return BenchmarkBatch(study.baseline_recipe, split=study.split_file())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,23 +68,6 @@ class Tools:
     measure_costs: Callable[..., dict[str, Cost]] = measure_costs
     evaluate_suites: Callable[..., list[str]] = evaluate_finished
     write_report: Callable[[StudyResult, Path], Path] = write_report
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """A study that is checked and planned."""
-
-    study: Study  #: with the epochs that a time budget allows
-    benchmark: BenchmarkBatch | None  #: the opened data; None if every run is finished
-    seconds: float | None  #: estimate for the remaining runs
-
-    @property
-    def config(self) -> StudyConfig:
-        return self.study.config
-
-    @property
-    def runs(self) -> Sequence[PlannedRun]:
-        return self.study.runs
 
 
 def compare(
@@ -125,20 +108,19 @@ def compare(
         for folder in (config.out, config.out / PLOTS_FOLDER):
             remove_leftovers(folder, below=False)
         try:
-            prepared = prepare(config, executor=executor, progress=progress, tools=tools)
-            study = prepared.study
-            write_study(study.config)
-            if prepared.benchmark is not None:
-                study.keep_split(prepared.benchmark.task)
+            study = prepare(config, executor=executor, progress=progress, tools=tools)
+            write_study(study)
+            if study.benchmark is not None:
+                study.keep_split(study.benchmark.task)
             notes = train_runs(study, executor=executor, train=tools.train, progress=progress)
-            if not any(finished_runs(study.config).values()):
+            if not any(finished_runs(study).values()):
                 first = f"; the first: {notes[0]}" if notes else ""
                 raise TrainingError(f"every run of the study in {study.out} failed{first}")
-            if study.config.suites:
-                notes += tools.evaluate_suites(study.config, progress=progress)
-            measured = _costs(prepared, notes, progress, tools) if costs else None
+            if study.suites:
+                notes += tools.evaluate_suites(study, progress=progress)
+            measured = _costs(study, notes, progress, tools) if costs else None
             progress.on_stage("writing the report")
-            return _report(study.config, measured, notes, tools)
+            return _report(study, measured, notes, tools)
         finally:
             progress.on_end()
 
@@ -160,8 +142,10 @@ def prepare(
     executor: Executor | None = None,
     progress: StudyProgress | None = None,
     tools: Tools | None = None,
-) -> Prepared:
-    """Check everything, estimate the time, and fit the epochs to the time budget. Trains and writes nothing.
+) -> Study:
+    """Return the study, checked, with its data opened, its time estimated, and its epochs fitted to the time budget.
+
+    Trains and writes nothing.
 
     Raises:
         As `compare`, before anything is trained.
@@ -170,7 +154,7 @@ def prepare(
     study = resolve(_with_fitted_epochs(config))
     progress.on_stage("checking the variants")
     check_variants(study)
-    fit = study.config.time_budget is not None and study.config.fitted_epochs is None
+    fit = study.time_budget is not None and study.fitted_epochs is None
     if not fit:
         refuse_other_recipes(study)
     benchmark, seconds = None, None
@@ -185,17 +169,17 @@ def prepare(
                 raise
             estimate = None  # the run itself will explain it
             log.warning("no estimate of the time: a variant does not fit into memory")
-        concurrency = executor.concurrency(study.recipe)
+        concurrency = executor.concurrency(study.baseline_recipe)
         if fit:
             study = _fitted(study, estimate, concurrency=concurrency)
             refuse_other_recipes(study)
         if estimate is not None:
             seconds = estimate.seconds(expected_runs(study)) / concurrency
-    if study.config.suites:
-        check_suites(study.config, benchmark)
+    if study.suites:
+        check_suites(study, benchmark)
     epochs = sum(run.epochs_left for run in expected_runs(study))
     progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=halving_plan(study))
-    return Prepared(study=study, benchmark=benchmark, seconds=seconds)
+    return dataclasses.replace(study, benchmark=benchmark, seconds=seconds)
 
 
 def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
@@ -211,12 +195,11 @@ def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
 
 def _fitted(study: Study, estimate: Estimate | None, *, concurrency: int) -> Study:
     """Return the study with the epochs that its time budget allows; halving leaves room for more."""
-    config = study.config
-    if estimate is None or config.time_budget is None:
+    if estimate is None or study.time_budget is None:
         raise UsageError("--time-budget needs an estimate, and there is none: give --epochs instead")
-    budget = (config.time_budget - _cost_seconds(config)) * concurrency
-    epochs = fit_epochs(estimate, study.runs, budget=budget, most=config.epochs, share=trained_share(study))
-    return resolve(dataclasses.replace(config, fitted_epochs=epochs))
+    budget = (study.time_budget - _cost_seconds(study)) * concurrency
+    epochs = fit_epochs(estimate, study.runs, budget=budget, most=study.epochs, share=trained_share(study))
+    return resolve(dataclasses.replace(study, fitted_epochs=epochs))
 
 
 def write_study(config: StudyConfig) -> None:
@@ -262,14 +245,13 @@ def train_runs(study: Study, *, executor: Executor, train: Train, progress: Stud
     Raises:
         Interrupted: Ctrl-C or SIGTERM; everything is kept.
     """
-    halving = study.config.halving
-    queue = RunQueue(study) if halving is None else HalvingQueue(study, halving)
+    queue = RunQueue(study) if study.halving is None else HalvingQueue(study, study.halving)
     first = queue.next()
     if first is None:
         return []
     try:
-        with executor.pool(train=train, recipe=study.recipe, out=study.out) as pool:
-            return _Scheduler(study.config, queue, pool, progress, retries=executor.retries).run(first)
+        with executor.pool(train=train, recipe=study.baseline_recipe, out=study.out) as pool:
+            return _Scheduler(study, queue, pool, progress, retries=executor.retries).run(first)
     except KeyboardInterrupt as stop:
         raise Interrupted(
             f"the study in {study.out} was stopped and everything is kept: rerun the same command to resume; "
@@ -366,29 +348,26 @@ def _cost_seconds(config: StudyConfig) -> float:
     return COST_SECONDS if config.time_budget is None else min(COST_SECONDS, COST_SHARE * config.time_budget)
 
 
-def _costs(prepared: Prepared, notes: list[str], progress: StudyProgress, tools: Tools) -> dict[str, Cost] | None:
+def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools) -> dict[str, Cost] | None:
     """Load the costs, or measure them. A failure to measure becomes a note."""
-    planned = prepared.config
-    config = _with_chosen_batches(_without_stopped(planned), prepared.study)
-    study = prepared.study if config == planned else resolve(config)
-    kept = load_costs(config.out, config, recipe=study.recipe)
-    if kept is not None:
-        return kept
-    progress.on_stage("measuring what each variant costs")
+    measured = resolve(_with_chosen_batches(_without_stopped(study), study))
+    costs = load_costs(study.out, measured, recipe=measured.baseline_recipe)
+    if costs is not None:
+        return costs
+    progress.on_stage("measuring the costs of each variant")
     try:
-        same_batches = config.overrides == planned.overrides
-        benchmark = prepared.benchmark if same_batches else None
-        measured = tools.measure_costs(study, benchmark or tools.open_data(study), limit=_cost_seconds(config))
+        benchmark = study.benchmark if measured.overrides == study.overrides else None  # has batches as planned
+        costs = tools.measure_costs(measured, benchmark or tools.open_data(measured), limit=_cost_seconds(study))
     except (AttngraftError, RuntimeError, OSError) as error:
         notes.append(f"Measuring the costs failed: {error}")
         return None
-    save_costs(config.out, study.recipe, measured)
-    return measured
+    save_costs(study.out, measured.baseline_recipe, costs)
+    return costs
 
 
 def _with_chosen_batches(config: StudyConfig, study: Study) -> StudyConfig:
     """Return `config` with the smallest micro-batches that its runs chose after out-of-memory errors, if any."""
-    train = study.recipe.train
+    train = study.baseline_recipe.train
     if not train.auto_batch:
         return config
     chosen = max(run.recipe.train.accumulate for runs in finished_runs(config).values() for run in runs.values())

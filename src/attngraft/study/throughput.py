@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attngraft.errors import UsageError
-from attngraft.study.config import StudyConfig, format_duration
+from attngraft.study.config import format_duration
 from attngraft.study.plan import PlannedRun, Study
 from attngraft.study.rungs import expected_share, rung_epochs
 from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
@@ -52,7 +52,7 @@ class Estimate:
 
 def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
     """Time real training steps and evaluation batches of all variants; the CPU's random state is left alone."""
-    train = study.recipe.train
+    train = study.baseline_recipe.train
     found = {}
     with cpu_threads(train.threads):
         for variant in study.variants:  # one at a time, as many may not fit into memory together
@@ -119,7 +119,7 @@ def fit_epochs(
 
 def trained_share(study: Study) -> Callable[[int], float]:
     """Return the function from a number of epochs to the part of them for which a variant is trained on average."""
-    schedule, halving = study.recipe.schedule, study.config.halving
+    schedule, halving = study.baseline_recipe.schedule, study.halving
 
     def share(epochs: int) -> float:
         if halving is None:
@@ -135,7 +135,7 @@ def trained_share(study: Study) -> Callable[[int], float]:
 
 def expected_runs(study: Study) -> list[PlannedRun]:
     """Return the runs as if the epochs that halving is expected to save were done, evenly over the variants."""
-    epochs = study.recipe.schedule.epochs
+    epochs = study.baseline_recipe.schedule.epochs
     saved = round(epochs * (1 - trained_share(study)(epochs)))
     return [
         run if run.variant.is_baseline else dataclasses.replace(run, epochs_done=max(run.epochs_done, saved))
@@ -149,8 +149,7 @@ def halving_plan(study: Study) -> str:
     Raises:
         UsageError: halving has no room for a rung.
     """
-    config: StudyConfig = study.config
-    if config.halving is None:
+    if study.halving is None:
         return ""
-    epochs = ", ".join(str(epoch) for epoch in rung_epochs(config.halving, study.recipe.schedule))
-    return f"halving: after epoch {epochs} about one in {config.halving.eta} variants continues"
+    epochs = ", ".join(str(epoch) for epoch in rung_epochs(study.halving, study.baseline_recipe.schedule))
+    return f"halving: after epoch {epochs} about one in {study.halving.eta} variants continues"

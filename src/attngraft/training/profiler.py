@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from accelerate.utils import send_to_device
 
 from attngraft.tasks.seeding import seeded
-from attngraft.tasks.task import Batch, Task, TaskData
 from attngraft.timing.memory import LiveStorages
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.freezing import train_mode
@@ -24,56 +22,41 @@ from attngraft.training.inputs import model_inputs
 from attngraft.training.loading import EvalOrder, TrainOrder
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import build_update, create_accelerator
-from attngraft.training.teacher import Teacher, create_teacher
+from attngraft.training.teacher import create_teacher
 
 
-@dataclass(frozen=True, kw_only=True)
 class BenchmarkBatch:
-    """Task, data, a training micro-batch and an evaluation batch, which all variants share."""
+    """Task, data, teacher, a training micro-batch and an evaluation batch, which all variants share.
 
-    task: Task
-    data: TaskData
-    batch: Batch
-    eval_batch: Batch
-    steps_per_epoch: int
-    eval_batches: int
-    load_seconds: float  #: to load one update's examples, in one process
-    teacher: Teacher | None = None  #: of all variants; part of every training step
-
-
-def load_benchmark_batch(recipe: Recipe, *, split: Path | None = None) -> BenchmarkBatch:
-    """Open the data as a run would; `split` is the file with a split that was drawn before (`Task.save_split`).
+    The data are opened as a run would; `split` is the file with a split that was drawn before (`Task.save_split`).
 
     Raises:
         DataError, ConfigError: as in a run.
     """
-    with _separate_stream(recipe):
-        task = build_task(recipe)
-        if split is not None:
-            task.load_split(split)
-        data = task.load(model_data_config=model_data_config(recipe))
-        teacher = create_teacher(recipe, task, data, device=run_device())
-        order = TrainOrder(
-            split=data.train, seed=recipe.seed, batch_size=recipe.train.batch_size, accumulate=recipe.train.accumulate
-        )
-        micro = recipe.train.batch_size // recipe.train.accumulate
-        evaluation = list(EvalOrder(length=len(data.val), batch_size=recipe.train.eval_batch_size or micro))
-        seconds = []
-        for step in range(min(3, order.steps)):  # the first also opens files and fills caches
-            start = time.perf_counter()
-            batches = [data.train.collate([data.train[key] for key in keys]) for keys in order.micro_batches(0, step)]
-            seconds.append(time.perf_counter() - start)
-        eval_batch = data.val.collate([data.val[key] for key in evaluation[0]])
-    return BenchmarkBatch(
-        task=task,
-        data=data,
-        batch=batches[0],
-        eval_batch=eval_batch,
-        steps_per_epoch=order.steps,
-        eval_batches=len(evaluation),
-        load_seconds=min(seconds),
-        teacher=teacher,
-    )
+
+    def __init__(self, recipe: Recipe, *, split: Path | None = None) -> None:
+        train = recipe.train
+        with _separate_stream(recipe):
+            self.task = build_task(recipe)
+            if split is not None:
+                self.task.load_split(split)
+            self.data = self.task.load(model_data_config=model_data_config(recipe))
+            self.teacher = create_teacher(recipe, self.task, self.data, device=run_device())
+            examples, validation = self.data.train, self.data.val
+            order = TrainOrder(
+                split=examples, seed=recipe.seed, batch_size=train.batch_size, accumulate=train.accumulate
+            )
+            size = train.eval_batch_size or train.batch_size // train.accumulate
+            evaluation = list(EvalOrder(length=len(validation), batch_size=size))
+            seconds = []
+            for step in range(min(3, order.steps)):  # the first also opens files and fills caches
+                start = time.perf_counter()
+                batches = [examples.collate([examples[key] for key in keys]) for keys in order.micro_batches(0, step)]
+                seconds.append(time.perf_counter() - start)
+            self.batch = batches[0]
+            self.eval_batch = validation.collate([validation[key] for key in evaluation[0]])
+        self.steps_per_epoch, self.eval_batches = order.steps, len(evaluation)
+        self.load_seconds = min(seconds)  # to load one update's examples, in one process
 
 
 class Profiler:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -15,8 +14,8 @@ from rich.progress import Progress as Bars
 log = logging.getLogger(__name__)
 
 
-class Progress(Protocol):
-    """Callbacks of the training loop. `on_step` follows every update and must be cheap."""
+class Progress:
+    """Callbacks of the training loop, which do nothing here. `on_step` follows every update and must be cheap."""
 
     def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
         """Training starts, or resumes after `done_steps`."""
@@ -31,23 +30,10 @@ class Progress(Protocol):
         """Training ends; `finished` is False if it was stopped."""
 
 
-class Silent:
-    """No output."""
-
-    def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
-        pass
-
-    def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
-        pass
-
-    def on_epoch(self, metrics: Mapping[str, float]) -> None:
-        pass
-
-    def on_end(self, *, finished: bool) -> None:
-        pass
+Silent = Progress
 
 
-class LogLines:
+class LogLines(Progress):
     """One log line per epoch, and one every `every` seconds in long epochs, each after `label`."""
 
     def __init__(self, *, every: float = 30.0, label: str = "") -> None:
@@ -79,7 +65,7 @@ class LogLines:
             log.info("%sfinished", self._label)
 
 
-class LiveBars:
+class LiveBars(Progress):
     """A live bar on a terminal and a line per epoch above it; use it in a `with` block."""
 
     def __init__(self, console: Console) -> None:

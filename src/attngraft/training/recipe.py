@@ -1,7 +1,7 @@
-"""The recipe of a run: everything that decides its outcome, as frozen dataclasses read from YAML.
+"""Recipe of a run: all settings that determine its result, as frozen dataclasses read from YAML.
 
-A recipe file may stand on another one (`base: deit`), and `--set optimizer.lr=1e-3` changes single fields. Recipes that
-come with the package stand in `training/recipes/`; each says in its comments what to expect of it.
+A recipe file may extend another one (`base: deit`), and `--set optimizer.lr=1e-3` changes single fields. The packaged
+recipes are in `training/recipes/`; their comments name the results to expect.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from attngraft.yaml_config import apply_overrides, dump_yaml, from_mapping, merg
 
 RECIPES = Path(__file__).parent / "recipes"
 
-#: fields that change how a run is carried out and not what comes out, so that a resumed run may change them
+#: fields that do not change the result, so that a resumed run may change them
 HARMLESS = ("train.workers", "train.save_every", "train.auto_batch")
 
-#: fields that a run with train.auto_batch sets by itself, and keeps where it goes on
+#: fields that a run with train.auto_batch chooses itself, and keeps when it resumes
 CHOSEN_BY_MEMORY = ("train.accumulate", "train.eval_batch_size")
 
-#: which parameters are trained; the others keep their values, and so do statistics of frozen batch norms
+#: trained parameters; the others keep their values, and frozen batch norms keep their statistics
 Parameters = Literal["all", "grafts", "grafts+head", "head"]
 TRAINED: dict[str, set[str]] = {
     "all": {"host", "grafts", "head"},
@@ -37,46 +37,43 @@ TRAINED: dict[str, set[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig:
-    """Which model is trained: a name that timm knows, arguments of its factory, and the values that it starts from."""
+    """Trained model: timm name, arguments of its factory, and initial weights."""
 
-    name: str = "vit_tiny_patch16_224"  #: as in timm; `name.tag` says which pretrained weights
+    name: str = "vit_tiny_patch16_224"  #: as in timm; `name.tag` chooses pretrained weights
     args: Mapping[str, Any] = field(default_factory=dict)  #: img_size, depth, embed_dim, ...
     pretrained: bool = False  #: start from timm's weights of that name (name.tag: of that tag)
-    #: start from this file: .safetensors, .pth, .pt, .bin; also a run's own checkpoint; for transformers_classifier also a
-    #: folder that save_pretrained of transformers wrote, which then says args
+    #: start from this file: .safetensors, .pth, .pt, .bin; also a run's checkpoint; for transformers_classifier also a
+    #: folder that save_pretrained of transformers wrote, which then sets args
     weights: str | None = None
 
     def __post_init__(self) -> None:
         both = self.pretrained and self.weights is not None
-        _require(self, "weights", not both, "excludes pretrained: true, take one of them")
+        _require(self, "weights", not both, "excludes pretrained: true, use one of them")
         _require(self, "weights", self.weights != "", "must be the path of a file, or null")
         if self.name == "transformers_classifier" and self.weights is not None:
-            self._ask_folder(self.weights)
+            # imports torch, which reading a recipe should not need
+            from attngraft.models.transformers_folder import folder_arguments, transformers_folder
 
-    def _ask_folder(self, weights: str) -> None:
-        """Let a folder of transformers say `args`, so that what is made of this recipe does not need the folder."""
-        from attngraft.models.transformers_folder import folder_arguments, transformers_folder
-
-        folder = transformers_folder(weights)
-        if folder is not None:
-            object.__setattr__(self, "args", folder_arguments(folder, self.args))
+            folder = transformers_folder(self.weights)
+            if folder is not None:  # so that a later build of this recipe does not need the folder
+                object.__setattr__(self, "args", folder_arguments(folder, self.args))
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """An optimizer of timm's factory. Parameters with one axis (biases, norms, CB_S's scale) are never decayed."""
+    """Optimizer of timm's factory. Parameters with one axis (biases, norms, CB_S's scale) are never decayed."""
 
     name: str = "adamw"  #: as in timm
-    lr: float = 1e-3  #: the highest of the schedule
-    lr_batch: int | None = None  #: batch size that `lr` is given for: lr * batch_size / lr_batch is used; null: lr is
-    weight_decay: float = 0.05  #: not of biases, norms and other parameters with one axis
-    layer_decay: float | None = None  #: factor on lr per layer from the head down; a graft has its place's layer
-    graft_lr_scale: float = 1.0  #: factor on lr for what grafts added
-    graft_weight_decay: float | None = None  #: for what grafts added; null: weight_decay
-    betas: tuple[float, ...] | None = None  #: null: the optimizer's own
-    eps: float | None = None  #: null: the optimizer's own
-    momentum: float | None = None  #: null: the optimizer's own
-    args: Mapping[str, Any] = field(default_factory=dict)  #: anything else that the optimizer takes
+    lr: float = 1e-3  #: peak of the schedule
+    lr_batch: int | None = None  #: reference batch size of `lr`: lr * batch_size / lr_batch is used; null: lr
+    weight_decay: float = 0.05  #: except for biases, norms and other parameters with one axis
+    layer_decay: float | None = None  #: factor on lr per layer from the head down; a graft has its site's layer
+    graft_lr_scale: float = 1.0  #: factor on lr for parameters of grafts
+    graft_weight_decay: float | None = None  #: for parameters of grafts; null: weight_decay
+    betas: tuple[float, ...] | None = None  #: null: the optimizer's default
+    eps: float | None = None  #: null: the optimizer's default
+    momentum: float | None = None  #: null: the optimizer's default
+    args: Mapping[str, Any] = field(default_factory=dict)  #: further arguments of the optimizer
 
     def __post_init__(self) -> None:
         _require(self, "lr", self.lr >= 0, "must not be negative")
@@ -90,13 +87,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """The learning rate over `epochs`, set anew at every update; linear warm-up from `warmup_lr` first."""
+    """Learning rate over `epochs`, updated at every step; linear warm-up from `warmup_lr` first."""
 
-    name: Literal["cosine", "constant", "poly", "step", "multistep", "tanh"] = "cosine"  #: its shape
-    epochs: int = 30  #: warm-up and cool-down included
+    name: Literal["cosine", "constant", "poly", "step", "multistep", "tanh"] = "cosine"  #: shape
+    epochs: int = 30  #: including warm-up and cool-down
     warmup_epochs: float | None = None  #: null: a tenth of the epochs, at most 5
-    warmup_lr: float = 1e-6  #: where the warm-up starts
-    min_lr: float = 1e-5  #: where the schedule ends
+    warmup_lr: float = 1e-6  #: start of the warm-up
+    min_lr: float = 1e-5  #: end of the schedule
     cooldown_epochs: int = 0  #: epochs at min_lr at the end, part of `epochs`
     decay_epochs: float | None = None  #: step: epochs between decays
     decay_milestones: tuple[int, ...] = ()  #: multistep: epochs of the decays
@@ -110,7 +107,7 @@ class ScheduleConfig:
         _require(self, "cooldown_epochs", 0 <= self.cooldown_epochs < self.epochs, short)
         ramp = self.warmup_epochs
         fits = ramp is None or 0 <= ramp < self.epochs - self.cooldown_epochs
-        _require(self, "warmup_epochs", fits, f"{short}, cool-down apart; null takes a tenth of them, at most 5")
+        _require(self, "warmup_epochs", fits, f"{short} without cool-down; null uses a tenth of them, at most 5")
         _require(self, "decay_epochs", self.decay_epochs is None or self.decay_epochs > 0, "must be positive")
         _require(self, "decay_rate", self.decay_rate is None or self.decay_rate > 0, "must be positive")
 
@@ -122,9 +119,9 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstStage:
-    """A first stage of a run, in which fewer parameters are trained, under the one schedule of the whole run."""
+    """First stage of a run, in which fewer parameters are trained, under the schedule of the whole run."""
 
-    parameters: Literal["grafts", "grafts+head", "head"] = "grafts+head"  #: what the first stage trains
+    parameters: Literal["grafts", "grafts+head", "head"] = "grafts+head"  #: parameters trained in the first stage
     epochs: int = 1  #: part of schedule.epochs
 
     def __post_init__(self) -> None:
@@ -133,24 +130,24 @@ class FirstStage:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How the updates are made, and of what."""
+    """Trained parameters, batches, and updates."""
 
-    parameters: Parameters = "all"  #: what is trained; `head` is linear probing
-    first: FirstStage | None = None  #: train fewer of them first: {parameters: grafts+head, epochs: 2}
+    parameters: Parameters = "all"  #: trained parameters; `head` is linear probing
+    first: FirstStage | None = None  #: train fewer parameters first: {parameters: grafts+head, epochs: 2}
     batch_size: int = 128  #: examples per update, over all processes and micro-batches
     eval_batch_size: int | None = None  #: over all processes; null: batch_size / accumulate
-    accumulate: int = 1  #: micro-batches into which an update's batch is cut (less memory; same but for batch norms)
-    auto_batch: bool = False  #: where memory runs short, raise accumulate (or lower eval_batch_size) until it fits
-    clip_grad: float | None = None  #: largest total norm of the gradients
-    ema: float | None = None  #: decay of an exponential moving average of the weights, evaluated beside them
-    ema_warmup: bool = False  #: let the decay rise to `ema` (short runs)
+    accumulate: int = 1  #: micro-batches per update (less memory; same result except for batch norms)
+    auto_batch: bool = False  #: after an out-of-memory error, raise accumulate (or lower eval_batch_size) until it fits
+    clip_grad: float | None = None  #: maximum total norm of the gradients
+    ema: float | None = None  #: decay of an exponential moving average of the weights, which is also evaluated
+    ema_warmup: bool = False  #: increase the decay up to `ema` (short runs)
     amp: Literal["no", "fp16", "bf16"] = "no"  #: automatic mixed precision
     compile: bool = False  #: torch.compile
     channels_last: bool = False  #: memory format of the weights and of 4-D inputs
-    drop_path: float | None = None  #: stochastic depth, handed to the host's factory; null: the host's own
-    threads: int | None = None  #: CPU threads of torch; null: torch's own
-    workers: int = 0  #: processes that load data, per process that trains
-    save_every: int | None = None  #: also save every so many updates, besides each epoch
+    drop_path: float | None = None  #: stochastic depth, passed to the host's factory; null: the host's default
+    threads: int | None = None  #: CPU threads of torch; null: torch's default
+    workers: int = 0  #: loading processes per training process
+    save_every: int | None = None  #: also save every that many updates
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every"):
@@ -170,52 +167,52 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig:
-    """Whom a run learns from: a model of timm's (`name`), a run or an exported model of one's own (`weights`), or both."""
+    """Distillation teacher: a timm model (`name`), a run or exported model (`weights`), or both: timm model, file of weights."""
 
-    name: str | None = None  #: as in timm; alone: with timm's weights of that name (name.tag: of that tag)
-    args: Mapping[str, Any] = field(default_factory=dict)  #: of its factory: img_size, ...; belong to `name`
-    #: a run's folder (its best weights), an exported model's, or, with `name`, a file of weights as host.weights takes it
+    name: str | None = None  #: as in timm; without `weights`: with timm's weights of that name (name.tag: of that tag)
+    args: Mapping[str, Any] = field(default_factory=dict)  #: of its factory: img_size, ...; only with `name`
+    #: folder of a run (its best weights) or of an exported model, or, with `name`, a file of weights as in host.weights
     weights: str | None = None
-    size: int | None = None  #: pixels that images are resized to for it; null: as many as it was made for
+    size: int | None = None  #: pixels that its images are resized to; null: its own size
 
     def __post_init__(self) -> None:
-        _require(self, "args", not self.args or self.name is not None, "belong to a name, which is not given")
+        _require(self, "args", not self.args or self.name is not None, "belong to a name, which is missing")
         _require(self, "weights", self.weights != "", "must be a path, or null")
         _require(self, "size", self.size is None or self.size > 0, "must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig:
-    """Learning from a teacher besides the labels: loss = label loss + alpha * teacher loss, on the same mixed images."""
+    """Distillation: loss = label loss + alpha * teacher loss, on the same mixed images."""
 
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    #: logits: the student's whole answer follows the teacher's; token: the second head of a distilled host does, and the
-    #: first one the labels
+    #: logits: all outputs of the student follow the teacher's; token: only the second head of a distilled host does, and
+    #: the first one follows the labels
     kind: Literal["logits", "token"] = "logits"
-    hard: bool = False  #: follow the teacher's best class (DeiT) instead of its probabilities
-    alpha: float | None = None  #: weight of the teacher's part; null: 5 for logits (USI), 1 for token
-    temperature: float = 1.0  #: divides the logits of both; the teacher's part is multiplied by its square
+    hard: bool = False  #: use the teacher's best class (DeiT) instead of its probabilities
+    alpha: float | None = None  #: weight of the teacher loss; null: 5 for logits (USI), 1 for token
+    temperature: float = 1.0  #: divides the logits of both; the teacher loss is multiplied by its square
 
     def __post_init__(self) -> None:
         _require(self, "alpha", self.alpha is None or self.alpha > 0, "must be positive")
         _require(self, "temperature", self.temperature > 0, "must be positive")
-        _require(self, "temperature", self.temperature == 1 or not self.hard, "changes nothing where hard is true")
+        _require(self, "temperature", self.temperature == 1 or not self.hard, "changes nothing with hard: true")
 
     @property
     def weight(self) -> float:
-        """`alpha`, or what it is by itself."""
+        """`alpha`, or its default."""
         return self.alpha if self.alpha is not None else {"logits": 5.0, "token": 1.0}[self.kind]
 
 
 _NO_GRAFT = (
-    "is grafts, and there is no graft to train. Name one, or take grafts+head: the host as it is (a study's baseline) "
-    "then trains its head alone"
+    "is grafts, and there is no graft to train. Name one, or use grafts+head: the plain host (a study's baseline) then "
+    "trains its head alone"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Host, graft, task, and how it is trained. `task` is read by the task that its `name` says."""
+    """Host, graft, task, and training. `task` is read by the task of its `name`."""
 
     host: HostConfig = field(default_factory=HostConfig)
     graft: str | list[Any] | None = None  #: a graft specification, or a list of mappings
@@ -228,9 +225,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not isinstance(self.task.get("name"), str):
-            raise FieldError("task.name", f"must say which task it is, is {self.task.get('name')!r}")
+            raise FieldError("task.name", f"must be the name of a task, is {self.task.get('name')!r}")
         if self.graft in ("none", "", []):
-            object.__setattr__(self, "graft", None)  # one spelling, so that equal recipes compare equal
+            object.__setattr__(self, "graft", None)  # so that equal recipes compare equal
         first = self.train.first
         if first is not None and first.epochs >= self.schedule.epochs:
             rule = f"must be less than schedule.epochs ({self.schedule.epochs}), is {first.epochs}"
@@ -241,16 +238,16 @@ class Recipe:
 
     @property
     def lr(self) -> float:
-        """The peak learning rate that is used."""
+        """Peak learning rate, scaled to the batch size."""
         scale = 1.0 if self.optimizer.lr_batch is None else self.train.batch_size / self.optimizer.lr_batch
         return self.optimizer.lr * scale
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The packaged recipe of that name, or the file at that path, with `a.b=value` overrides.
+    """Return the packaged recipe of that name, or the file at that path, with `a.b=value` overrides.
 
     Raises:
-        ConfigError: no such recipe (lists those there are), an unknown key, a wrong value; names file and field.
+        ConfigError: unknown recipe (lists the known ones), unknown key or invalid value; names file and field.
     """
     mapping = _with_bases(name_or_path, ())
     source = f"recipe {name_or_path}"
@@ -261,47 +258,47 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
 
 def recipe_from_dict(mapping: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
-    """The recipe that plain values describe; missing fields take their defaults.
+    """Return the recipe that plain values describe; missing fields take their defaults.
 
     Raises:
-        ConfigError: an unknown key or a wrong value; names `source` and the field.
+        ConfigError: unknown key or invalid value; names `source` and the field.
     """
     return from_mapping(Recipe, mapping, source=source)
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """The whole recipe as plain values; `recipe_from_dict` reads it back."""
+    """Return the whole recipe as plain values; `recipe_from_dict` reads it back."""
     plain: dict[str, Any] = to_plain(recipe)
     return plain
 
 
 def recipe_to_yaml(recipe: Recipe) -> str:
-    """The whole recipe as a YAML file's text."""
+    """Return the whole recipe as YAML text."""
     return dump_yaml(recipe_to_dict(recipe))
 
 
 def packaged_recipes() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Return the names of the packaged recipes."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def recipe_summary(name: str) -> str:
-    """What a packaged recipe is for: the first line of its comments, up to a colon or a full stop."""
+    """Return the summary of a packaged recipe: the first line of its comments, up to a colon or a period."""
     first = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
     return re.split(r"[:.](?:\s|$)", first.lstrip("# "), maxsplit=1)[0]
 
 
 def _with_bases(name_or_path: str | Path, below: tuple[Path, ...]) -> dict[str, Any]:
-    """The file's mapping laid over that of its `base`, and so on down."""
+    """Return the file's mapping merged over that of its `base`, recursively."""
     path = _find(name_or_path, beside=below[-1].parent if below else Path())
     if path in below:
-        raise ConfigError(f"{below[-1]}: base: {name_or_path} stands on itself")
+        raise ConfigError(f"{below[-1]}: base: {name_or_path} extends itself")
     mapping = read_yaml(path)
     base = mapping.pop("base", None)
     if base is None:
         return mapping
     if not isinstance(base, str):
-        raise ConfigError(f"{path}: base is the name or the path of a recipe, not {base!r}")
+        raise ConfigError(f"{path}: base must be the name or the path of a recipe, is {base!r}")
     return merge(_with_bases(base, (*below, path)), mapping)
 
 
@@ -313,11 +310,10 @@ def _find(name_or_path: str | Path, *, beside: Path) -> Path:
     if path.is_file():
         return path.resolve()
     if text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text:
-        raise ConfigError(f"recipe {text}: there is no such file")
+        raise ConfigError(f"recipe {text}: no such file")
     names = packaged_recipes()
     raise ConfigError(
-        f"recipe {text}: there is no such recipe{did_you_mean(text, names)}; "
-        f"there are {', '.join(names)}, or give the path of a YAML file"
+        f"unknown recipe {text!r}{did_you_mean(text, names)}; recipes: {', '.join(names)}, or the path of a YAML file"
     )
 
 

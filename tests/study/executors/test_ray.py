@@ -20,7 +20,7 @@ from attngraft.errors import UsageError
 from attngraft.study import compare, incomplete
 from attngraft.study.executors import Processes, Ray
 from attngraft.study.executors import ray as module
-from attngraft.study.executors.base import Task
+from attngraft.study.executors.base import Outcome, Task
 from attngraft.study.plan import resolve
 from tests.study.fakes import FakeTrainer, study, tools
 
@@ -149,14 +149,16 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch
     task = Task(run=resolve(study(tmp_path)).runs[0])
     beacon = tmp_path / module.BEACON
     threads = torch.get_num_threads()  # what it has, so that nothing changes here
-    remote = module._RemoteTask(
-        task=task, train=FakeTrainer(), threads=threads, cwd=str(tmp_path), beacon=beacon, beacon_text="here"
-    )
+
+    def run() -> Outcome:
+        where = {"threads": threads, "cwd": str(tmp_path), "beacon": beacon, "beacon_text": "here"}
+        return module._run_on_node(task, FakeTrainer(), **where)
+
     for text in (None, "another study"):  # no file at all, or that of a folder of the same name
         if text is not None:
             beacon.write_text(text)
-        outcome = module._run_on_node(remote)
+        outcome = run()
         assert outcome.kind == "failed"
         assert "on storage that all nodes see under the same path" in outcome.message
     beacon.write_text("here")
-    assert module._run_on_node(remote).kind == "finished"
+    assert run().kind == "finished"

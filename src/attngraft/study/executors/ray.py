@@ -128,33 +128,21 @@ def _slots(ray: Any, resources: dict[str, float]) -> int:
     return total
 
 
-@dataclass(frozen=True, kw_only=True)
-class _RemoteTask:
-    """A task with everything that a node needs to run it."""
-
-    task: Task
-    train: Train
-    threads: int
-    cwd: str  #: paths of the recipe may be relative
-    beacon: Path
-    beacon_text: str
-
-
-def _run_on_node(remote: _RemoteTask) -> Outcome:
-    """Run the task; the body of a Ray task."""
+def _run_on_node(task: Task, train: Train, *, threads: int, cwd: str, beacon: Path, beacon_text: str) -> Outcome:
+    """Run the task as a Ray task, from the folder `cwd`: paths of the recipe may be relative."""
     try:
-        os.chdir(remote.cwd)
-        sees_folder = remote.beacon.read_text(encoding="utf-8") == remote.beacon_text
+        os.chdir(cwd)
+        sees_folder = beacon.read_text(encoding="utf-8") == beacon_text
     except OSError:
         sees_folder = False
     if not sees_folder:
         return Outcome(
             kind="failed",
-            message=f"the node {socket.gethostname()} does not see {remote.beacon.parent} (or {remote.cwd}) as the study's "
-            "folder; put --out and the data on storage that all nodes see under the same path",
+            message=f"the node {socket.gethostname()} does not see {beacon.parent} (or {cwd}) as the study's folder; put "
+            "--out and the data on storage that all nodes see under the same path",
         )
-    Placement(threads=remote.threads).apply()
-    return run_task(remote.task, remote.train, Silent(), patience=PATIENCE)
+    Placement(threads=threads).apply()
+    return run_task(task, train, Silent(), patience=PATIENCE)
 
 
 class _RayPool:
@@ -174,15 +162,15 @@ class _RayPool:
         label = task.run.label
         if label not in self._progress or self._progress[label].task is not task:
             self._progress[label] = _FolderProgress(task, progress)
-        remote = _RemoteTask(
-            task=replace(task, run=replace(task.run, folder=task.run.folder.resolve())),
-            train=self._train,
+        reference = self._remote.remote(
+            replace(task, run=replace(task.run, folder=task.run.folder.resolve())),
+            self._train,
             threads=self._threads,
             cwd=str(Path.cwd()),
             beacon=self._beacon,
             beacon_text=self._beacon.read_text(encoding="utf-8"),
         )
-        self._running[self._remote.remote(remote)] = task
+        self._running[reference] = task
 
     def wait(self) -> Sequence[tuple[Task, Outcome]]:
         done: list[Any] = []
