@@ -251,5 +251,5 @@ def test_what_has_not_the_size_of_its_map_is_no_map() -> None:
     assert coordinates.map_size("apart") == (4, 6)
     recording = Recording(None, coordinates)
     recording.add("mlp", "mlp.end", torch.randn(1, 4, 16, 4))
-    with pytest.raises(RecordError, match=r"'mlp.end' of 'mlp' has the shape \(1, 4, 16, 4\), and its map is 8 x 8"):
+    with pytest.raises(RecordError, match=r"'mlp.end' of 'mlp' has the shape \(1, 4, 16, 4\), but its map is 8 x 8"):
         recording.on_map("mlp", "mlp.end")
