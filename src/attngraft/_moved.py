@@ -1,7 +1,5 @@
 """Deprecated names: modules that moved, and attributes that were renamed."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """The user's cache folder, for reproducible results; nothing is written next to the user's data."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import logging

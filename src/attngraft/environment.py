@@ -1,7 +1,5 @@
 """Environment of a run: versions, commit, device, threads."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

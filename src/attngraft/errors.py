@@ -1,7 +1,5 @@
 """Errors that users can cause. Each message contains what is wrong, where, and the remedy."""
 
-from __future__ import annotations
-
 
 class AttngraftError(Exception):
     """Base of all errors of this package; the command line prints its message and exits with 1."""

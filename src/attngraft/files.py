@@ -1,7 +1,5 @@
 """Atomic file writes: no reader or crash leaves a partial file."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """Fast exit of a process."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os

@@ -1,7 +1,5 @@
 """Dataclasses from plain mappings (YAML, JSON), with strict keys and types, and errors that name the dotted field."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

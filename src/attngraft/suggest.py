@@ -1,7 +1,5 @@
 """Suggestions of similar words for messages."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Helpers for tensors: copies without shared storage, and models without values."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Scalars follow YAML 1.2 (`1e-3` is a number, `no` is a word), and a repeated key is an error.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence

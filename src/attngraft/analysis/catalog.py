@@ -1,7 +1,5 @@
 """Analyses by name, and their results as files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Attention of the class token by layer, image by image (CB, Fig. 10)."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Confusion matrices, and their difference from the first model's (HV, Fig. 4)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from attngraft.analysis.panels import table

@@ -1,8 +1,6 @@
 """Learning curves: loss and primary metric by epoch (CB, Fig. 9; HV, Figs. 2 and 3), and the epochs until a model reaches
 the baseline's best (BiSA, Fig. 3)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

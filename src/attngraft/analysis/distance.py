@@ -1,7 +1,5 @@
 """Attention distance by layer and head (CB, Fig. 5b)."""
 
-from __future__ import annotations
-
 from attngraft.analysis.layers import LayerAxis
 from attngraft.analysis.panels import table
 from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, sites_without_maps

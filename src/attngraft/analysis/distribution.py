@@ -1,7 +1,5 @@
 """Distributions of values that are too many to keep, such as head weights and gates over a data set (HV)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Attention entropy by layer, with its maximum (CB, Figs. 3a and 5a)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

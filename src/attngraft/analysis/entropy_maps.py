@@ -1,7 +1,5 @@
 """Attention entropy of each patch on the image, layer by layer (CB, Fig. 3b)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

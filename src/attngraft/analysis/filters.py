@@ -1,7 +1,5 @@
 """Local filters of neighborhoods at some positions of an image (ELSA)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Distributions of head weights and gates over images, layer by layer (HV's, and other gates)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Static matrices of the ghost head, layer by layer (ELSA, Eq. 8)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Importance maps of BiSA's inverse branch on the image, and the magnitude of both branches (BiSA, Fig. 2)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Boundaries of label maps, at the resolution of a model's feature map."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath

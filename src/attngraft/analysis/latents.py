@@ -1,7 +1,5 @@
 """Attention of the latents over the image, through the layers (BiXT, Figs. 1 and A1 to A3)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

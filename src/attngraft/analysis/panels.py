@@ -1,7 +1,5 @@
 """Conversions from tensors to the data of an analysis result: images as PNG, maps as rows of numbers, tables."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Iterable, Iterator, Sequence

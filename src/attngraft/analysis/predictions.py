@@ -1,7 +1,5 @@
 """Predictions of models on labelled images, saved by their runs or computed on request."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

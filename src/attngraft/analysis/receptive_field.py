@@ -1,7 +1,5 @@
 """Effective receptive fields: gradient of features at one map position by the pixels (Luo et al. 2016)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

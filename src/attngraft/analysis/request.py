@@ -1,7 +1,5 @@
 """Input of an analysis: models, images and options, and running it model by model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

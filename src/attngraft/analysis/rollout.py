@@ -1,7 +1,5 @@
 """Attention rollout: attention of output tokens to input tokens through all layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 

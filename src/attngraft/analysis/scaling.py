@@ -1,7 +1,5 @@
 """Learned scale of CB_S, layer by layer (CB, Fig. 6)."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

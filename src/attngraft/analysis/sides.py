@@ -1,7 +1,5 @@
 """Differences between two models on the same images: images that only one of them gets right, and accuracy by class."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

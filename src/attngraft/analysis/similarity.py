@@ -1,7 +1,5 @@
 """Similarity of the layers of two models on the same images: linear CKA, over any number of batches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

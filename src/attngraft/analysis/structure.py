@@ -4,8 +4,6 @@ BiSA, Figs. 4 to 7. The paper does not say how 96 channels become one picture; o
 maps together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Geometry of sites: widths, heads and tokens. Grafts read these and never a host's modules."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

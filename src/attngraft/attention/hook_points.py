@@ -1,7 +1,5 @@
 """Hook points: the tensors of a transformer block that a graft can change."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 HookPoint = Literal[

@@ -1,7 +1,5 @@
 """Recording of named tensors inside a forward pass. Without a recorder, `record` costs one attribute lookup."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Protocol

@@ -5,8 +5,6 @@ is not trained, counted or saved in the state dict. It follows its parent to oth
 `load_state_dict` fills it with the host's weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast

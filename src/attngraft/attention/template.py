@@ -7,8 +7,6 @@ A grafted site is the host's own module with a patched class, so `__init__` of t
 they add is `self.grafts`, which the installer sets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Shared parts of the scripts in `bench/`: options, table, result file, exit status."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

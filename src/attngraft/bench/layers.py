@@ -3,8 +3,6 @@
 All are `WIDTH` wide with `HEADS` heads and feed-forward networks four times as wide, so that curves are comparable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ is not supported (Windows, macOS) or not set, the system ends processes that nee
 process's own clock, from the same moment on.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

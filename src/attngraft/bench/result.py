@@ -1,7 +1,5 @@
 """Results of benchmarks, with machine, versions, load and command, as JSON; and the check of outputs before timing."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

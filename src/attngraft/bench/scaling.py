@@ -6,8 +6,6 @@ A curve ends where memory runs out or a size takes too long; larger sizes are no
 that an interrupted sweep can be resumed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

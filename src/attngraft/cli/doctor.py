@@ -1,7 +1,5 @@
 """`attngraft doctor`: versions, devices and backends of this machine, or sites and grafts of a model."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

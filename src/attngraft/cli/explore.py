@@ -1,7 +1,5 @@
 """`attngraft explore`: an interactive page of the attention of one or two models on an image."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`attngraft list`: grafts, hosts, recipes, papers, tasks, analyses and suites."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """`attngraft paper`: a paper's tables next to our numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

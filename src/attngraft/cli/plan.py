@@ -1,7 +1,5 @@
 """`attngraft plan`: dry run of a graft."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

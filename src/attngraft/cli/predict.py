@@ -1,7 +1,5 @@
 """`attngraft predict`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

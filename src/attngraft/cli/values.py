@@ -1,7 +1,5 @@
 """Values of command line options: `NAME=VALUE` pairs, and image files by name, folder, pattern or standard input."""
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Sequence

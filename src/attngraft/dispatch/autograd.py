@@ -1,7 +1,5 @@
 """Custom operations with a written-out backward, and what their implementations share."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Sequence

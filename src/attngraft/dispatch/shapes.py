@@ -1,7 +1,5 @@
 """Shape checks of operands, from a table of letters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Panels of analysis results: curves, distributions, matrices, and rows of pictures."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Panels of a task's results for one variant: reliability diagrams and large confusion matrices."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

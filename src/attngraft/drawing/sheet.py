@@ -3,8 +3,6 @@
 Drawing uses no pyplot and none of the user's matplotlib settings, and gives the same bytes every time.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import warnings

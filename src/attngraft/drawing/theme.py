@@ -4,8 +4,6 @@ Series colors differ for readers with protanopia, deuteranopia and tritanopia an
 tested); markers and direct labels carry the same information.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from attngraft.results.study import StudyResult

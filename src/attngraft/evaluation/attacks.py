@@ -1,7 +1,5 @@
 """Gradient attacks on pixels between 0 and 1, before normalization."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

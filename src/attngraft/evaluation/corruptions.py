@@ -6,8 +6,6 @@ The settings are for images of about 224 pixels: a blur of 6 pixels is meaningle
 only corruptions that do so round values, so scores are close to those on its files, not equal.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Images with missing parts: a hidden center, dropped patches."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

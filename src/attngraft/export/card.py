@@ -1,7 +1,5 @@
 """Model cards: the README.md of an exported folder, in the format of model hubs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Comparison of an exported file's outputs with the model's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -6,8 +6,6 @@ graft moves its constants into itself or into an adjacent linear layer (`Graft.f
 (`HostAdapter.fold`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast

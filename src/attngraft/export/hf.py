@@ -4,8 +4,6 @@ config.json, model.safetensors    the host as written by transformers, whose `fr
 grafts.safetensors                the grafts, in the format of `attngraft.save_grafts`; missing for a plain host
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

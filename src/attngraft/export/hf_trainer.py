@@ -1,7 +1,5 @@
 """Checkpoints of grafted models in transformers' Trainer, which it resumes from and `from_pretrained` reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

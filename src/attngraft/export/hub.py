@@ -1,7 +1,5 @@
 """Upload of exported folders to the Hugging Face Hub."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

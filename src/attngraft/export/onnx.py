@@ -1,7 +1,5 @@
 """ONNX files: input `image` (B, C, H, W) float32 and normalized, output `logits` (B, classes), any batch size."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import re

@@ -3,8 +3,6 @@
 Writers save them as CSV, JSON, or one JSON object per line.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

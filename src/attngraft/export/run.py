@@ -1,7 +1,5 @@
 """Export of a run to a checked folder; nothing is left behind on failure."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import tempfile

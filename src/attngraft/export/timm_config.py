@@ -1,7 +1,5 @@
 """config.json in timm's hub format, for `timm.create_model("local-dir:FOLDER", pretrained=True)` with plain timm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import timm

@@ -1,7 +1,5 @@
 """`torch.export` programs (.pt2), which run without attngraft and timm, at any batch size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

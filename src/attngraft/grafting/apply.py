@@ -1,7 +1,5 @@
 """Install and remove grafts. A grafted module is the host's own module with a patched class; undo restores its class."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext

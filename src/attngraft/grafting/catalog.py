@@ -1,7 +1,5 @@
 """Lists of available grafts and hosts."""
 
-from __future__ import annotations
-
 import dataclasses
 import typing
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Costs of grafts: added parameters and MACs, unused and detached parameters, all computed from shapes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Hashable
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Compatibility of grafts with the sites of a host."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ Manifests are parsed strictly. Files of every past release must load: a new form
 formats stay.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Assignment of grafts to sites. Every refusal is raised here, before the model is changed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Dry run of grafting."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Iterator

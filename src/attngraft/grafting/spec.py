@@ -9,8 +9,6 @@ In YAML: `[{graft: cb_s, where: blocks.6-11, options: {init: 0.5}}, {graft: hori
 `parse(str(spec)) == spec`. Invalid text raises `GraftSpecError`, which points at the character.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Where-clauses, which select sites: `all`, `first:2`, `last:50%`, or path patterns with ranges (`blocks.6-11`)."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

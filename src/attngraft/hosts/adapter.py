@@ -1,7 +1,5 @@
 """Base class of host adapters, the sites that they list, and helpers to read a host's modules."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from abc import ABC, abstractmethod

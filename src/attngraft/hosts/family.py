@@ -1,7 +1,5 @@
 """Base of adapters that find their blocks by class, with a shape probe; and families as rows of a table."""
 
-from __future__ import annotations
-
 import importlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Find the supported host in a model, or raise an error that names the reason and the remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Parts that patched classes of several packages share: neighbors of MLP hook points, and checks at call time."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast

@@ -1,7 +1,5 @@
 """Registered host adapters by name, and the packages whose adapters are imported when needed."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping

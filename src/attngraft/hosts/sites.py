@@ -1,7 +1,5 @@
 """Constructors of sites: the hook points that common modules have, and common fields of their geometry."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

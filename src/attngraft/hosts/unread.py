@@ -1,7 +1,5 @@
 """Known attention classes of timm that no adapter supports, with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Code that the mechanisms share: initial weights, the layout of heads, and checks of graft options."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

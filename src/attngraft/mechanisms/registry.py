@@ -1,7 +1,5 @@
 """Graft types by name: the built-in ones, imported on first use, and those that third parties register."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

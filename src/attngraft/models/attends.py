@@ -1,7 +1,5 @@
 """Detection of attention in a model, by a forward pass on the meta device."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -1,7 +1,5 @@
 """Reading of checkpoint files without running code."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

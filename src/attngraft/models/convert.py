@@ -1,7 +1,5 @@
 """Conversion of a training script's checkpoint to safetensors, checked against its model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

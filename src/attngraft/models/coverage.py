@@ -1,7 +1,5 @@
 """Coverage: how many of timm's models, counted by name, take which grafts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

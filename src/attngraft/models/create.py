@@ -1,7 +1,5 @@
 """`create_model`: a timm model with grafts, and errors with remedies."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Examination of a model: its sites and hook points, which grafts fit where, and further attention without a site."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ Source: X. Ma et al., "Rethinking Network Design and Local Geometry in Point Clo
 Parameters have the names of the authors' weights.
 """
 
-from __future__ import annotations
-
 from typing import Literal, cast
 
 import torch

@@ -14,8 +14,6 @@ Source: L. Yuan et al., "Tokens-to-Token ViT: Training Vision Transformers from 
 downloaded; the authors' files load unchanged (`weights=`, `--weights`) with the right `qk_scale`, see `T2TViT`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Host adapter of T2T-ViT: its backbone has timm's blocks; the tokens-to-token module takes no graft."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

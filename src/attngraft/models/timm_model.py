@@ -1,7 +1,5 @@
 """Base class, configuration and registration of our own classifiers, which have the interface of timm's models."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ timm's `VOLO.forward_train` intends the same, but returns the class token withou
 Source: Z. Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", 2021.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, cast
 

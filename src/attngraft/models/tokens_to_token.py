@@ -12,8 +12,6 @@ K. Choromanski et al., "Rethinking Attention with Performers", 2021, positive ra
 the names of the authors' weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import cast

@@ -1,7 +1,5 @@
 """Image classifiers of Hugging Face's transformers as a timm model, so that they can be trained and compared like others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ preprocessor_config.json   preprocessing of images: size, mean, deviation, inter
 grafts.safetensors         its grafts, if any (`attngraft.save_pretrained`)
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

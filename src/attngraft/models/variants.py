@@ -14,8 +14,6 @@ compensated or the head appended; these are the readings that fit (queries and k
 hidden units). The extra half blocks are not sites of the host.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from timm.data import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD

@@ -8,8 +8,6 @@
 `create_model(..., weights=FILE)` and `--weights FILE` read the same files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 A cell agrees if our number, rounded to the printed digits, equals the printed one. All other cells have a reason.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

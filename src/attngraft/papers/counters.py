@@ -23,8 +23,6 @@ Activations are numbers of elements, not bytes. The model is run: each operation
 with its own shapes. Attention is counted by its equation, whatever kernel would run it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Finished runs for a paper's table: model, graft, and metrics of the last epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ A paper is one YAML file in this folder. A number is written as the paper prints
 ("46.70", not 46.7).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

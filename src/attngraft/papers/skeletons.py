@@ -5,8 +5,6 @@ sites, one matrix for source, target and output words; without parts that have n
 positions, masks).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

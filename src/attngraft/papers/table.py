@@ -1,7 +1,5 @@
 """Rendering of computed tables for the terminal: the paper's numbers, ours next to them, and a mark."""
 
-from __future__ import annotations
-
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table as RichTable

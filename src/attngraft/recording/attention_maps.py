@@ -5,8 +5,6 @@ tokens of one image, window by window (W = 1: one sequence, prefix tokens first)
 padding) are left out.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

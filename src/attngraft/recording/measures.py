@@ -1,7 +1,5 @@
 """Measures of attention maps and of learned scales, as plain functions (CB, Sec. 2.1, Figs. 3, 5, 6)."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

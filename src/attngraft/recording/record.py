@@ -1,7 +1,5 @@
 """Recording of named tensors while a model runs: attention maps, heads, gates. The model's outputs do not change."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

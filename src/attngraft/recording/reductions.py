@@ -1,7 +1,5 @@
 """Reductions of attention maps to running means over images, with one map in memory at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Token coordinates: which token of each site is at which position of the image's map."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

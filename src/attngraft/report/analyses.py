@@ -1,7 +1,5 @@
 """Analysis results as files and as sections of pages: of a study's report, and of a page of their own."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Figures with a row per variant: differences to the baseline, and epochs to the baseline's best."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The attention explorer: one self-contained HTML page with the attention maps of one or two models in an image."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The figures of a study: differences, learning curves, epochs to the baseline's best, metric against costs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A study's report: one self-contained HTML file without scripts or network access."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

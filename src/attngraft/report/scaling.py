@@ -1,7 +1,5 @@
 """Time and memory against the number of tokens: a terminal table, and curves on logarithmic axes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 

@@ -4,8 +4,6 @@ A study may have a hundred variants and a thousand classes, so tables show at mo
 the baseline. results.json has all.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

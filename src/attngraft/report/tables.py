@@ -1,7 +1,5 @@
 """The study's main table, for the terminal and as Markdown."""
 
-from __future__ import annotations
-
 import io
 
 from rich import box

@@ -1,7 +1,5 @@
 """Page templates. All values are escaped; an undefined name is an error."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -3,8 +3,6 @@
 Results are made of curves, pictures, matrices, distributions and a table, so a new analysis needs no new drawing code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

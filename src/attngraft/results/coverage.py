@@ -1,7 +1,5 @@
 """Measured coverage of the confidence intervals, shipped in coverage.json, and the sentence that reports it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Outcome of successive halving: read from halving.json, ranked, and described."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace

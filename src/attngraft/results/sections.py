@@ -4,8 +4,6 @@ A task builds sections from saved predictions (`Task.sections`), a study stores 
 them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

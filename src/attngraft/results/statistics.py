@@ -7,8 +7,6 @@ A mean difference has two sources of random variation: the seeds and the example
 bootstrap covers both; the t-interval covers the seeds, for fixed examples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol

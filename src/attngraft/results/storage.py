@@ -3,8 +3,6 @@
 The CSV files hold one flat row per variant, or per suite, condition and variant, unrounded.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """The result of a study as plain data: written to results.json, read by the report."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

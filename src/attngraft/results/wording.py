@@ -3,8 +3,6 @@
 All text is Latin-1, so that it prints on any terminal; plots and pages set minus signs with `minus`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ README.md                    the model card
 model.onnx, model.pt2, config.json    other formats, optional
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

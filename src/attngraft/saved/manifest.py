@@ -4,8 +4,6 @@ It is read strictly and has a format number. Folders of every past release must 
 readers of old formats stay.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

@@ -9,8 +9,6 @@ an executor, whose processes call `executors.base.run_task` and so `training.loo
 runs, compares their predictions (`verdict`), and returns a `StudyResult`.
 """
 
-from __future__ import annotations
-
 from attngraft.results.storage import load_result
 from attngraft.results.study import StudyResult
 from attngraft.study.config import StudyConfig, read_study, study_from_dict

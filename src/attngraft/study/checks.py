@@ -5,8 +5,6 @@ recipe. How an image becomes an input (mean, deviation, interpolation, crop) is 
 report tells where they differ.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

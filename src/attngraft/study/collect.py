@@ -1,7 +1,5 @@
 """The result of a study, from its run folders."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

@@ -19,8 +19,6 @@
 Fields that are left out come from the recipe.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

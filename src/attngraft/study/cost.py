@@ -5,8 +5,6 @@ the median with its bootstrap interval. The costs are kept in the study's folder
 without measuring.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

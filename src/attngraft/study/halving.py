@@ -7,8 +7,6 @@ The order in which runs end decides which variants are promoted early, so with c
 different variants; their training is the same. halving.json keeps order, scores and decisions.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

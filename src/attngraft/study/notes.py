@@ -1,7 +1,5 @@
 """Notes of a study's result: facts about its runs without which the numbers would be misread."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The resolved study: recipe, folder and state of every run, in the order that gives answers early."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path

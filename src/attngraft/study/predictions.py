@@ -1,7 +1,5 @@
 """Saved predictions of runs: scores aligned by example, and the task's own arrays."""
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence

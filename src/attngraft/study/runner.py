@@ -8,8 +8,6 @@ and halving.json, if runs are stopped early, split.csv, if the validation split 
 runs are evaluated under suites. The executor decides where runs are trained and how many at a time, which changes no file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import time

@@ -5,8 +5,6 @@ has several noise seeds, an example's score is first averaged over them, so that
 Severities are averaged in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Estimates of a study's time from a few real steps of every variant, and the epochs that fit a time budget."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@
 On the command line `--against` takes a name, `NAME: {argument: value}`, or such an entry.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Mapping

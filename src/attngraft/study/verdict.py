@@ -4,8 +4,6 @@ A variant is called better or worse only if both 95% intervals exclude zero: the
 examples) and the t-interval (other seeds, these examples). With one seed there is no t-interval, so there is no verdict.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Model handles: a run, an exported folder or a timm model, with its preparation of images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

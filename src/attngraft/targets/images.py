@@ -1,7 +1,5 @@
 """Image sets: named files, or the validation part of a data source."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Opening the model of a run, with its manifest."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from importlib import metadata

@@ -3,8 +3,6 @@
 The classes of each set and ReaL's labels are timm's lists (`timm.data`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pkgutil

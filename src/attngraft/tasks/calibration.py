@@ -1,7 +1,5 @@
 """Calibration of predicted probabilities: expected calibration error, and the bins of a reliability diagram."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

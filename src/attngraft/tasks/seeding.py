@@ -1,7 +1,5 @@
 """Random numbers as functions of a key, independent of the worker, the process and earlier draws."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Costs of a model: multiply-adds, parameters, and bytes of stored activations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory of this process: growth during a call, a limit, and storages of tensors."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -4,8 +4,6 @@ A machine's speed drifts (clock, other processes, temperature), so separate timi
 candidate alternate, each pair gives one ratio, and the result is the median of the ratios with its interval.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import time

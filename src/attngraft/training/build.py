@@ -1,7 +1,5 @@
 """Task and model of a recipe, seeded so that variants of one seed share as many initial values as possible."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Models and optimizers are read and set through torch.distributed.checkpoint's st
 FSDP runs save whole tensors under the model's own names, and a checkpoint fits any number of processes.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Evaluation of a model on a split, by any number of processes, and of a trained run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -6,8 +6,6 @@ examples, same learning rate; only batch norms then see fewer examples at a time
 (`train.eval_batch_size`).
 """
 
-from __future__ import annotations
-
 import re
 import traceback
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ them as in evaluation: a frozen host maps each image alone, whatever the batch. 
 recipe sets them.
 """
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 

@@ -1,7 +1,5 @@
 """Model inputs in the chosen memory format."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

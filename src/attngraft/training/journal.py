@@ -4,8 +4,6 @@ Metrics and events hold what the checkpoint holds. A resumed run writes both ane
 file, and no order depends on a clock, which may have been set back.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re

@@ -3,8 +3,6 @@
 Some network file systems have no locks. There the note in the lock file decides, which names process and host.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

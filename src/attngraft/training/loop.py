@@ -6,8 +6,6 @@ good weights behind. Under `accelerate launch` or `torchrun` the same loop train
 `batch_size`.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from contextlib import nullcontext

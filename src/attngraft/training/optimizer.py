@@ -1,7 +1,5 @@
 """Optimizer, schedule and moving average, all of them timm's; learning rate and weight decay of each parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from typing import Any

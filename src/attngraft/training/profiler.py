@@ -4,8 +4,6 @@ Task, data, model and update are built as a run builds them, on the device that 
 and run folders are left alone.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

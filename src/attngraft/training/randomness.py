@@ -4,8 +4,6 @@ Streams are independent because each has its own seed, hashed from (seed, purpos
 step to the next, so a run can start at any step, with any number of workers. (For single examples: tasks/seeding.py.)
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 

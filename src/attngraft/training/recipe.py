@@ -4,8 +4,6 @@ A recipe file may extend another one (`base: deit`), and `--set optimizer.lr=1e-
 recipes are in `training/recipes/`; their comments name the results to expect.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -167,9 +165,9 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig:
-    """Distillation teacher: a timm model (`name`), a run or exported model (`weights`), or both: timm model, file of weights."""
+    """Distillation teacher: a timm model (`name`), a run or exported model or file (`weights`), or both."""
 
-    name: str | None = None  #: as in timm; without `weights`: with timm's weights of that name (name.tag: of that tag)
+    name: str | None = None  #: as in timm; without `weights`, with timm's weights (name.tag: of that tag)
     args: Mapping[str, Any] = field(default_factory=dict)  #: of its factory: img_size, ...; only with `name`
     #: folder of a run (its best weights) or of an exported model, or, with `name`, a file of weights as in host.weights
     weights: str | None = None

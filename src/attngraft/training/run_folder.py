@@ -14,8 +14,6 @@ finished.json       written last: the run is complete
 evaluation/         results of suites (attngraft eval --suite)
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Set up a run before its first step: recipe and folder in, a `RunContext` out."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -6,8 +6,6 @@ mode and under the run's precision. Its outputs are a function of the batch, so 
 weights, which are identified by their hash.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass

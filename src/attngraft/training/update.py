@@ -1,7 +1,5 @@
 """One update of the weights: the training loop repeats it, the profiler times it, the out-of-memory probe tries parts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 The file is written atomically: if it exists with the same fingerprint, the condition is done.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence

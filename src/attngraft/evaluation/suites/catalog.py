@@ -1,7 +1,5 @@
 """Conditions and suites: their definitions, and the suites by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache

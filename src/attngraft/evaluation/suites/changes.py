@@ -4,8 +4,6 @@ Images are between 0 and 1, before normalization. Random numbers are a function 
 the whole data, not of order or process.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Evaluation of a run's model on its device under the conditions of one suite."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property

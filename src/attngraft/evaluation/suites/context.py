@@ -1,7 +1,5 @@
 """Evaluation contexts: a task with the split to evaluate, from the run or from the user."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ For other data than the run's own, or a part of it, the folder is `<suite>--<whi
 made from the same weights, data and settings.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Sequence

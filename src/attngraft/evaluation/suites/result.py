@@ -1,7 +1,5 @@
 """Results of a suite on one run as plain data: results.json and results.csv beside the predictions."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """Images per second and peak memory of evaluation on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Attention of `transformers`: masks, and templates of three projections and a function set by the configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType

@@ -5,8 +5,6 @@ and its norm; so `BertAttention`, which holds both, runs it step by step and has
 `BertIntermediate` has the front and the middle, `BertOutput` the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, cast

@@ -1,7 +1,5 @@
 """Encoder-decoders of `transformers`: cross attention, and caches of keys and values."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hugging Face's DINOv3 ViT: patches are rotated by their positions, registers and class token are not."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3

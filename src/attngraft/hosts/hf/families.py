@@ -1,7 +1,5 @@
 """Families of `transformers` whose modules are all patched by shared templates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Base classes of the adapters for `transformers`."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

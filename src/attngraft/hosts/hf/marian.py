@@ -1,7 +1,5 @@
 """Hugging Face's Marian and BART: an encoder and a decoder, whose layers contain the parts of their MLP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, cast

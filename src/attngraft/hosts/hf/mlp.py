@@ -1,7 +1,5 @@
 """MLP templates of `transformers`, and layers that check the attention mask for their MLP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 

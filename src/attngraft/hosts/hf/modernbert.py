@@ -1,7 +1,5 @@
 """Hugging Face's ModernBERT: a fused qkv projection, rotary positions, and layers with local attention."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 import torch

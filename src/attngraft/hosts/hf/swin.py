@@ -1,7 +1,5 @@
 """Hugging Face's Swin: the layer partitions, shifts and merges windows, with dropout at the end of both branches."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, ClassVar, cast
 

@@ -1,7 +1,5 @@
 """Hugging Face's T5 and mT5: the first layer makes relative positions for all layers; products are not scaled."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, cast

@@ -1,7 +1,5 @@
 """Tensor layouts and attention templates of timm's hosts, and timm's shared `Attention`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """timm's CaiT: talking-heads attention, then class attention."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from timm.models.cait import Cait, ClassAttn, LayerScaleBlock, LayerScaleBlockClassAttn, TalkingHeadAttn

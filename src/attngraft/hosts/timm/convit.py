@@ -1,7 +1,5 @@
 """timm's ConViT: blocks with gated positional attention, then blocks as in ViT."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 import torch

@@ -1,7 +1,5 @@
 """timm's CrossViT: two branches of ViT blocks with different patch sizes; the class tokens attend to the other branch."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from timm.models.crossvit import CrossAttention, CrossAttentionBlock, CrossVit

@@ -1,7 +1,5 @@
 """timm's DaViT: window attention and channel attention, in alternate blocks."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from timm.models.davit import ChannelBlock, DaVit, SpatialBlock, WindowAttention

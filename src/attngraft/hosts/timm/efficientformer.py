@@ -1,7 +1,5 @@
 """timm's EfficientFormer: pooling blocks, then attention over the last map with a bias per distance."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from timm.models.efficientformer import Attention, ConvMlpWithNorm, EfficientFormer, MetaBlock1d, MetaBlock2d

@@ -1,7 +1,5 @@
 """timm's families that consist of modules shared with other families, as rows of a table."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Base class of timm's adapters, and sites of attention classes that several families share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

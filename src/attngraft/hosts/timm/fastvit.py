@@ -1,7 +1,5 @@
 """timm's FastViT and MobileCLIP's image encoders: convolutions, and attention in some stages."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from timm.models.fastvit import Attention, AttentionBlock, ConvMlp, FastVit

@@ -1,7 +1,5 @@
 """timm's GCViT: windows with queries of their own, and windows with queries from the whole image."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from timm.models import gcvit

@@ -1,7 +1,5 @@
 """timm's Gemma4-ViT, the vision encoder of Gemma 4: alone, or with a classifier."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from timm.models import gemma4_vit as gemma4

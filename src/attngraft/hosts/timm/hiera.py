@@ -1,7 +1,5 @@
 """timm's Hiera: attention in mask units, then over whole maps; some queries are max-pooled."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from timm.models.hiera import Hiera, HieraBlock, MaskUnitAttention

@@ -1,7 +1,5 @@
 """timm's HieraDet, the image encoder of SAM 2: zero-padded windows, global attention in some blocks, pooled queries."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F

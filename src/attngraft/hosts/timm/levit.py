@@ -1,7 +1,5 @@
 """timm's LeViT: tokens or maps, a batch norm after every linear layer, attention that subsamples between the stages."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Mapping

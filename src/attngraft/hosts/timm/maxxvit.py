@@ -1,7 +1,5 @@
 """timm's MaxViT, CoAtNet and relatives: attention over whole maps, in windows and in grids, between convolutions."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from timm.layers import ConvMlp

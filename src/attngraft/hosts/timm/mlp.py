@@ -1,7 +1,5 @@
 """timm's MLPs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, cast
 

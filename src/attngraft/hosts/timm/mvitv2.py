@@ -1,7 +1,5 @@
 """timm's MViTv2: pooled queries, keys and values; positions depend on the query; queries are added to the heads."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch

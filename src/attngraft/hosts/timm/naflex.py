@@ -1,7 +1,5 @@
 """timm's NaFlexVit: a ViT for images of any size, given as images or as dictionaries of patches."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from timm.models.eva import EvaBlock

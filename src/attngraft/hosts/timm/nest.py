@@ -1,7 +1,5 @@
 """timm's NesT: each level partitions its map into blocks once, and attention is within the blocks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar, cast
 

@@ -1,7 +1,5 @@
 """timm's NextViT: attention with average-pooled keys, next to convolutions; MLPs on maps in every block."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from timm.models.nextvit import EfficientAttention, NextConvBlock, NextTransformerBlock, NextViT

@@ -1,7 +1,5 @@
 """timm's PVT v2: subsampled keys, and a depthwise convolution in the MLP."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from timm.models.pvt_v2 import Attention, Block, MlpWithDepthwiseConv, PyramidVisionTransformerV2

@@ -1,7 +1,5 @@
 """timm's ViTs with relative positions: a bias of each block, or one shared bias."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from timm.models import vision_transformer_relpos as relpos

@@ -1,7 +1,5 @@
 """Attention of timm's EVA family: rotary positions, separate q and v biases, or three projections."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """timm's image encoder of SAM: windows, global attention in some blocks, decomposed relative positions."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from timm.layers import apply_rot_embed_cat

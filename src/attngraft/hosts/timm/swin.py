@@ -1,7 +1,5 @@
 """timm's Swin, Swin V2 and Swin V2-CR: shifted windows and relative positions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 

@@ -1,7 +1,5 @@
 """timm's TinyViT: attention in windows between convolutions, with norms inside the branches."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from timm.models.tiny_vit import Attention, NormMlp, TinyVit, TinyVitBlock

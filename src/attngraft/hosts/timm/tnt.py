@@ -1,7 +1,5 @@
 """timm's TNT: each block has a transformer over the pixels of every patch, then one over the patches."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from timm.models.tnt import TNT, Attention, Block

@@ -1,7 +1,5 @@
 """timm's Twins: attention in windows, and attention with subsampled keys, in alternate blocks."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from timm.models.twins import Block, GlobalSubSampleAttn, LocallyGroupedAttn, Twins

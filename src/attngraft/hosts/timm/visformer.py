@@ -1,7 +1,5 @@
 """timm's Visformer: maps throughout, convolutions in the early stages, then attention with convolutions as projections."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from timm.models.visformer import Attention, Block, SpatialMlp, Visformer

@@ -1,7 +1,5 @@
 """timm's VisionTransformer and DeiT, with class, distillation and register tokens, also hybrids and ViTamin."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

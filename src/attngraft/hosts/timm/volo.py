@@ -1,7 +1,5 @@
 """timm's VOLO: outlook attention over neighborhoods, then ViT blocks on maps, then class attention."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Window attention: masks, padded windows, and blocks that merge the windows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """`torch.nn.MultiheadAttention`: one projection or three, three kinds of masks, weights on request."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast

@@ -1,7 +1,5 @@
 """torch's transformer layers and encoder, and the adapter for them: alone, in `nn.Transformer` or in a user's model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 

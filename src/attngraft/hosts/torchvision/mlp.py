@@ -1,7 +1,5 @@
 """torchvision's MLP: a sequence of linear layer, activation, dropout, linear layer, dropout."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from torch import Tensor

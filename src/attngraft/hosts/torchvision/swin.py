@@ -1,7 +1,5 @@
 """torchvision's Swin and Swin V2: one module partitions the map, attends in the windows, and merges them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any, ClassVar, cast

@@ -1,7 +1,5 @@
 """torchvision's VisionTransformer: class token, torch's own attention, with dropout in the block."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn

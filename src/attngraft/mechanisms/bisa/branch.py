@@ -3,8 +3,6 @@
 `projection` and `init` say how the host builds its own linear maps; `factory` is device and dtype, as for `torch.nn.Linear`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -16,8 +16,6 @@ products:
     dS = A (dsa v^T - D) + L (du v_hat^T - e),    D_i = dsa_i . sa_i,    e_j = dv_hat_j . v_hat_j
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

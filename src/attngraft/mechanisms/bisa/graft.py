@@ -1,7 +1,5 @@
 """The grafts of bi-directional attention: `bisa`, and its inverse half `misa`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from attngraft.attention import AttentionGeometry, Geometry, Graft, GraftType, HookPoint, LinearLayer, Unused

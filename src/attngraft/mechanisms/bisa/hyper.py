@@ -9,8 +9,6 @@ large product writes more. Half precision is computed in float32. Only the input
     dq_hat_i = u_i T_i,    du_i = T_i q_hat_i,    dG = sum_i u_i (x) q_hat_i (x) g_i.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bi-directional attention as a whole layer, for any network."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from torch import Tensor, nn

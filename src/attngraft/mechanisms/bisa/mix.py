@@ -1,7 +1,5 @@
 """The variants of bi-directional attention, and both branches joined where an attention forms its heads."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args

@@ -10,8 +10,6 @@ plain operations are required (compilers, exporters, function transforms, "meta"
 at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The operations of bi-directional attention, their shape checks and backends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

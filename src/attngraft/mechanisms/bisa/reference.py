@@ -19,8 +19,6 @@ Source: "Bi-Directional Self-Attention for Vision Transformers", Sec. 3.1, Eqs. 
 last line does not run as printed).
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

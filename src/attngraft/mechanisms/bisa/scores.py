@@ -1,7 +1,5 @@
 """Score matrices in groups and tiles that fit the cache, and their two softmaxes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

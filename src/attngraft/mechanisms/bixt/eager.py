@@ -10,8 +10,6 @@ many tokens (folded.py): in plain operations where the maps are small, else piec
 fewer calls.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -14,8 +14,6 @@ matters in the tokens' softmax over latents; the other two are added after weigh
 the output in equal shares to the heads' answers.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Both directions as plain operations, and what the custom operations of both backends share."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ Parameters have the names and the row order of the published checkpoints: the fi
 references, the last ones the values.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook

@@ -1,7 +1,5 @@
 """The operations of bi-directional cross-attention, their shape checks and backends."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

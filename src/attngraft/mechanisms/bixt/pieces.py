@@ -5,8 +5,6 @@ running maxima, sums of exponentials and sums of values. The scores of P tokens 
 softmaxes have contiguous rows. All pieces share buffers that fit the cache.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

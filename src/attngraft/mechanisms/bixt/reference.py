@@ -13,8 +13,6 @@ for latents that all images share; d = dl = dt where the projections of the toke
 Source: "Perceiving Longer Sequences With Bi-Directional Cross-Attention Transformers".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ Averaging over tokens is its own adjoint, so the backward of CB is CB, and it sa
 (B, C), never the tokens. Averages of half-precision tokens are accumulated in float32, and results have the tokens' dtype.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

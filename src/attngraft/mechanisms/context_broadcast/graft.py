@@ -1,7 +1,5 @@
 """The grafts of context broadcasting, with the paper's comparison (`se`) and starting point (`uniform_heads`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ by, with the token axes kept at size 1: `context`, `gate`; it is computed beside
 `factory` is device and dtype, as for `torch.nn.Linear`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal, cast
 

@@ -1,7 +1,5 @@
 """The operations of context broadcasting, their checks and backends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -5,8 +5,6 @@ distillation, registers) are neither part of the context nor changed; 0 treats a
 The class token x_0 is token 0, prefix or not. A prefix and a class token need (B, N, C).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -10,8 +10,6 @@ evicted from the cache, and a fixed price per operation: hence few of them.
 The equations themselves run under a compiler or a function transform, and where gradients are differentiated again.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The grafts of horizontal and vertical attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from attngraft.attention import Geometry, Graft, GraftType, HookPoint

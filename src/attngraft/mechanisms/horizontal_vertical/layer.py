@@ -3,8 +3,6 @@
 `factory` is device and dtype, as for `torch.nn.Linear`.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

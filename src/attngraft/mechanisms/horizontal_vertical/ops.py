@@ -1,7 +1,5 @@
 """The operations of horizontal and vertical attention and their backends."""
 
-from __future__ import annotations
-
 from attngraft.dispatch import Op
 from attngraft.mechanisms.horizontal_vertical import eager, reference
 

@@ -4,8 +4,6 @@ Letters: B batch, N query tokens, H heads, dv width of a head's values, C model 
 stored as torch's linears store them, (out, in).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

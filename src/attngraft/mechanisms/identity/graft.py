@@ -1,7 +1,5 @@
 """The graft `identity`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -13,8 +13,6 @@ Involution and attention in windows are `unified.LocalAttention` with other term
 Source: ELSA, Table 5 and Figure 2, which name the layers after their own papers.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 

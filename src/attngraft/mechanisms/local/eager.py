@@ -7,8 +7,6 @@ tensors have channels last, (B, Y, X, C) and (B, Y', X', H K), are contiguous, a
 The reference runs if plain operations are required; on "meta" the custom operations run, for their FLOP counts.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Neighborhoods and windows of a map: sizes, relative positions, and the pixels that may attend to each other."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ Source: ELSA, Eq. 8 and Table 11. The text has c mod H; contiguous blocks are th
 neighborhoods, and the same up to the order of channels. For whole grids `parts` is known to be 2, lam and gamma are not.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """ELSA and its counterparts as grafts in place of a block's attention, on the map; and the ghost head on attention maps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal

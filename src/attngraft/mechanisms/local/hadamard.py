@@ -9,8 +9,6 @@ The final form swaps the two steps of the strict one and puts a GELU between the
 pixel's product with those of its neighbors, the second one turns that into filters. All released models have that form.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -11,8 +11,6 @@ block of channels that contains c. The softmax over the offsets includes offsets
 Source: ELSA, Eq. 5 and 8; the channels of a head follow the published code, where the text has c mod H.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

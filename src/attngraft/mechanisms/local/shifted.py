@@ -5,8 +5,6 @@ time, with all neighbors in one buffer; gradients one offset at a time, in buffe
 tensor is k * k times as large as an image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -11,8 +11,6 @@ Source: ELSA, Eq. 4 and 6, Tables 1 to 3. In the printed Eq. 4 rb multiplies the
 equations imply a sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Literal, get_args
 

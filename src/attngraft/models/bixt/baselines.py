@@ -13,8 +13,6 @@ code nor weights of them are published.
 Source: BiXT, tables 1 and A1.
 """
 
-from __future__ import annotations
-
 from statistics import fmean
 from typing import Any
 

@@ -4,8 +4,6 @@ The latents' self-attention, one-sided cross-attention and MLPs take grafts. The
 but `attngraft.record` can record its two maps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 

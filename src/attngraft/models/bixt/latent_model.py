@@ -15,8 +15,6 @@ Subclasses (`model.BiXT`, `baselines.Iterative`, `baselines.Sequential`) impleme
 | latents | truncated normal of std 0.02 | standard normal |
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any, Literal, cast
 

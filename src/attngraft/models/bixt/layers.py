@@ -3,8 +3,6 @@
 All blocks are pre-norm. `ls` is layer scale (only with `layer_scale`), `dp` drop path; parameters have the published names.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -10,8 +10,6 @@ Source: M. Hiller, K. A. Ehinger, T. Drummond, "Perceiving Longer Sequences With
 Transformers", 2024. Parameters have the names of the published checkpoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, cast
 

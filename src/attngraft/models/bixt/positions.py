@@ -4,8 +4,6 @@ Row y of 1..H has the angle 2 pi y / H, so that the code of a larger grid sample
 grid the code is recomputed, not interpolated.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import MutableMapping
 from typing import Any, Literal

@@ -22,8 +22,6 @@ The paper counts 3 heads (tiny) and 6 (small); published code and checkpoints ha
 downloaded; the authors' files load unchanged.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokenizers of BiXT, and local interaction of tokens on their grid."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Literal, TypeVar

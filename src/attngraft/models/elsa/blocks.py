@@ -6,8 +6,6 @@ of the fused projection are values, queries, keys, and the bias table is (heads,
 Source: ELSA, section 3.4 and its published code.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 MLPs take grafts, and so do VOLO's later stages; ELSA's own attention takes none, but `attngraft.record` can record it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -16,8 +16,6 @@ evaluate base with the averaged weights of its checkpoint. Neither code nor weig
 `volo.ElsaVolo` for our choices. The number after a name is the image size for fine-tuning. No weights are downloaded.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from timm.models import generate_default_cfgs

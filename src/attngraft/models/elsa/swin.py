@@ -1,7 +1,5 @@
 """ELSA-Swin: Swin with Hadamard attention in its first three stages and windows in the last one."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """ELSA-VOLO: VOLO with Hadamard attention instead of outlook attention in its first stage."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

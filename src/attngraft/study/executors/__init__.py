@@ -4,8 +4,6 @@
 are in its folder, so a study may change its executor whenever it is stopped.
 """
 
-from __future__ import annotations
-
 from attngraft.study.executors.base import Executor, Serial
 from attngraft.study.executors.processes import Processes
 from attngraft.study.executors.ray import Ray

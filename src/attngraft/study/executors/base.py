@@ -1,7 +1,5 @@
 """Tasks, their outcomes, and the interface of executors."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

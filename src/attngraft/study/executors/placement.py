@@ -6,8 +6,6 @@ the last digits. So concurrent runs have exactly the threads that one run alone 
 share the cores. `train.threads=1` gives each run its own core.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The recipe's `task` section for classification."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """Evaluation of classification: metrics with each example counted once, and report sections from saved predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

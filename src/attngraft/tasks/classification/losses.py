@@ -1,7 +1,5 @@
 """Training losses for hard labels (B,) and soft ones (B, classes), and each example's loss for evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

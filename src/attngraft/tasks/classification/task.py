@@ -1,7 +1,5 @@
 """Single-label image classification."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Boundary pixels of label maps, and label maps for scores on boundaries only (BiSA, Table 2)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

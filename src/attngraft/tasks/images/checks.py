@@ -1,7 +1,5 @@
 """Problems in data: checks that refuse unusable labeled images, and unreadable images and duplicates that a scan found."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

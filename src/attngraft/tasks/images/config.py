@@ -1,7 +1,5 @@
 """Recipe sections shared by image tasks: the data source and the training augmentation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Distillation of image classifiers: converts the student's images for a teacher, and compares their logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

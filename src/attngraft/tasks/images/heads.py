@@ -1,7 +1,5 @@
 """Class logits from the outputs of a host."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

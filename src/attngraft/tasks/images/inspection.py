@@ -1,7 +1,5 @@
 """Results of `attngraft data check`: all findings of training on these data, including fatal ones; and a contact sheet."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training and validation splits from the recipe's `data` and `augment` sections, for any kind of labels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

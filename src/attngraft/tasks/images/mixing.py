@@ -1,7 +1,5 @@
 """Mixup and CutMix (Zhang et al. 2018, Yun et al. 2019) through timm, as functions of (seed, epoch, step)."""
 
-from __future__ import annotations
-
 import torch
 from timm.data.mixup import Mixup, mixup_target
 from torch import Tensor

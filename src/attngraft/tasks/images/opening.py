@@ -1,7 +1,5 @@
 """Training and validation images from the recipe's `task.data`, checked and ready for training."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from dataclasses import dataclass, field, replace

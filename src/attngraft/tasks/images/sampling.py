@@ -1,7 +1,5 @@
 """Order of training epochs: balanced sampling of classes, and sequential reading of shards."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

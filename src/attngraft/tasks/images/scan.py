@@ -6,8 +6,6 @@ and on resume, and evaluation never counts substitutes. Results are cached by (p
 only reads each file's date.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import logging

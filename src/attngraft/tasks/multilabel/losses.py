@@ -1,7 +1,5 @@
 """Training losses for labels (B, classes): 0 or 1, or between after mixing."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 

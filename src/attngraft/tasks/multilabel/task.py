@@ -1,7 +1,5 @@
 """Image classification with any number of labels per image."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The recipe's `task` section for token labeling: that of classification, and the source of patch labels."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from attngraft.strict import FieldError

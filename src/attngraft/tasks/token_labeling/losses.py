@@ -4,8 +4,6 @@ The model gives logits for the class token and for every patch. MixToken exchang
 batch and its mirror image in the batch's order, and restores the order of the patches' logits before the loss.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -6,8 +6,6 @@ last two components of the image's path, up to the first dot of its name: train/
 FOLDER/n01440764/n01440764_18.pt.
 """
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Token labeling: classification trained with a label per patch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

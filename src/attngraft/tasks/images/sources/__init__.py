@@ -4,8 +4,6 @@ The kind follows from the source's name: `digits`; a path to a folder or file; a
 `hf:` and the path of a Hugging Face data set; a name for timm (`timm:hfds/...`, also `hfds/...` and `torch/...`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

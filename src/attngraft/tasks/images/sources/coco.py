@@ -5,8 +5,6 @@ A single .json of `images`, `annotations` and `categories`, or a folder with one
 `train/_annotations.coco.json` with the images beside it. Boxes and masks are not read.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

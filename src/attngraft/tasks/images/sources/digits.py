@@ -1,7 +1,5 @@
 """scikit-learn's handwritten digits: 1,797 images of 8x8 pixels in ten classes, part of that package."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from attngraft.errors import DataError

@@ -4,8 +4,6 @@ They have a column of paths, and one of labels: a single label per image or a li
 `cat|dog`, `["cat", "dog"]`), or a column of 0 and 1 per class. An optional column names each image's split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arrays in an .npz: `x_train`, `y_train`, the same for `val` or `test`, optionally `classes` and file names `f_train`."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

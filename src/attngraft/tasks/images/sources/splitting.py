@@ -1,7 +1,5 @@
 """Splits into training and validation: random and stratified, or read from a file that people can edit."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator

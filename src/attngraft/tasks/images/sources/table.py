@@ -3,8 +3,6 @@
 .csv and .tsv are read by the standard library, .parquet by pyarrow.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
