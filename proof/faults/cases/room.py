@@ -10,7 +10,7 @@ from proof.faults.case import Case
 from proof.faults.harm import FillDisk, LimitFiles, OnWrite
 from proof.faults.outcome import updates
 
-ROOM = "make room, repeat the command"
+ROOM = "free some space, repeat the command"
 LIMIT = "raise the limit, repeat the command"
 
 

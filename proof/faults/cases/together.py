@@ -95,7 +95,7 @@ CASES = (
     ),
     Case(
         name="stale-lock",
-        fault="A lock left by a killed process: of this host, even if its number was reused, or of another host",
+        fault="A lock left by a killed process: of this host, even if its number is in use again, or of another host",
         happens="the lock is taken over, as the system has released it; with a warning if it was another host's",
         kept="everything up to the last checkpoint",
         remedy="nothing to do",
