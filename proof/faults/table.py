@@ -30,8 +30,8 @@ Exit codes: 0 finished, 1 failed (the message names file, reason and remedy), 2 
 
 The last column is the result of `{COMMAND}` on one machine. For each line it starts the
 command in its own process, causes the fault, repeats the command without it, and compares. The runs make {UPDATES} updates
-in {EPOCHS} epochs on the embedded digits and save after every {SAVE_EVERY}th update; the studies are {len(STUDY_RUNS)} runs of
-{2 * STEPS} updates. Three things are simulated: a device that runs out of memory (the host refuses large batches; in one
+in {EPOCHS} epochs on the embedded digits and save after every {SAVE_EVERY}th update; the studies are {len(STUDY_RUNS)} runs
+of {2 * STEPS} updates. Three things are simulated: a device that runs out of memory (the host refuses large batches; in one
 line the memory is really limited), the clock (a process sees it run backwards), and a file system without locks.
 """
 

@@ -46,7 +46,7 @@ def custom_op(
 
     def decorate(forward: Callable[..., Any]) -> Any:
         parameters = inspect.signature(forward).parameters.values()
-        count = sum(str(parameter.annotation).startswith("Tensor") for parameter in parameters)
+        count = sum("Tensor" in str(parameter.annotation) for parameter in parameters)
         op = torch.library.custom_op(f"attngraft::{name}", forward, mutates_args=())
         declared = (
             torch.library.infer_schema(forward, mutates_args=()).partition(") ->")[0].removeprefix("(").split(", ")
