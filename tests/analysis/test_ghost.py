@@ -49,7 +49,7 @@ def test_of_whole_grids() -> None:
         result = ghost.ANALYSIS(make_request(model, image_set=None, heads=True))
         site = result.table.rows[0][1]
         table = graft_of(model, "GhostGraft").add.detach().double().numpy()
-        places = graft_of(model, "GhostGraft").places
+        places = graft_of(model, "GhostGraft").indices
         order = int(places[0, 15])  # the key in the far corner, as seen from the first query
         assert order in (0, 48)
         (row,) = rows_of(result, layer=site, matrix="addend", down=3, right=3)

@@ -32,7 +32,7 @@ def test_a_model_without_an_adapter() -> None:
     assert found.attention == "SHSA"
     assert (found.host, found.takes) == (None, ())
     assert found.refusal is not None
-    assert found.refusal.startswith("SHSA: its single head sees a part of the channels")
+    assert found.refusal.startswith("SHSA: its single head attends over some of the channels")
 
 
 def test_timms_own_names_alone() -> None:

@@ -46,7 +46,7 @@ def test_offline_errors_name_the_file_and_its_location(monkeypatch: pytest.Monke
 
 
 def test_an_unknown_tag_lists_the_known_ones() -> None:
-    with pytest.raises(HostError, match=rf"no weights 'in1k' for {VIT}; there are .*{VIT}\.augreg_in21k"):
+    with pytest.raises(HostError, match=rf"no weights 'in1k' for {VIT}; available: .*{VIT}\.augreg_in21k"):
         attngraft.create_model(f"{VIT}.in1k", pretrained=True)
 
 
