@@ -133,7 +133,7 @@ def test_weights_that_were_changed_on_the_way_are_told_of(tmp_path: Path, weight
         (
             ("--weights", "{weights}", "--train", "grafts"),
             2,
-            "take grafts+head: the host as it is (a study's baseline)",
+            "use grafts+head: the plain host (a study's baseline)",
         ),
         (("--weights", "{weights}", "--train", "everything"), 2, "'everything' is not a choice"),
     ],

@@ -76,7 +76,7 @@ def test_options_reach_the_executor() -> None:
     assert executor() is None
     assert executor(jobs=3) == Processes(jobs=3)
     assert executor(jobs=3, retries=0) == Processes(jobs=3, retries=0)
-    with pytest.raises(UsageError, match="from 0 on"):
+    with pytest.raises(UsageError, match="must be 0 or more"):
         executor(jobs=3, retries=-1)
 
 
