@@ -167,7 +167,7 @@ def test_the_guide_of_bixt_prints_how_layers_grow() -> None:
     for fit in (curves["bixt"]["time"], curves["bixt"]["memory"], curves["vit"]["time"]):
         assert f"N^{fit['value']:.2f} ({fit['low']:.2f} to {fit['high']:.2f})" in page
     assert (
-        f"beyond {curves['vit']['end']['reason'].removeprefix('over ')} at {curves['vit']['end']['tokens']:,}" in page
+        f"exceeds {curves['vit']['end']['reason'].removeprefix('over ')} at {curves['vit']['end']['tokens']:,}" in page
     )
     assert curves["vit-explicit"]["end"]["reason"] in " ".join(page.split())
     assert f"at {curves['vit-explicit']['end']['tokens']:,}" in page

@@ -66,7 +66,7 @@ def test_evaluation_shows_what_timm_would_show(folder: Path, name: str) -> None:
 
 
 def steps(data: TaskData) -> list[Any]:
-    return list(data.train.view.transforms)  # type: ignore[attr-defined]
+    return list(data.train.transform.transforms)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", HOSTS)
