@@ -1,6 +1,6 @@
 """Measure the coverage of the intervals and the false positives of McNemar's test.
 
-    python -m proof.null_study --out benchmarks/null_study.json --coverage src/attngraft/study/coverage.json
+    python -m proof.null_study --out benchmarks/null_study.json --coverage src/attngraft/results/coverage.json
 
 The statistics of `attngraft compare` are applied to three kinds of studies with a known true difference:
 
@@ -192,7 +192,7 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--out", type=Path, help="write everything as JSON (benchmarks/null_study.json)")
     parser.add_argument(
-        "--coverage", type=Path, help="write the numbers for the reports' footnote (src/attngraft/study/coverage.json)"
+        "--coverage", type=Path, help="write the numbers for the reports' footnote (src/attngraft/results/coverage.json)"
     )
     return parser.parse_args(words)
 

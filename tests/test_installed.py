@@ -81,7 +81,7 @@ def test_everything_is_in_the_wheel(installed: Installed) -> None:
         names = set(wheel.namelist())
         (metadata,) = (wheel.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
     assert {name for name in names if ".dist-info/" not in name} == ours
-    assert {f"attngraft/{name}" for name in ("py.typed", "study/coverage.json", "papers/cb.yaml")} <= names
+    assert {f"attngraft/{name}" for name in ("py.typed", "results/coverage.json", "papers/cb.yaml")} <= names
     assert "License-Expression: Apache-2.0" in metadata
     assert any(name.endswith("LICENSE") for name in names)
 

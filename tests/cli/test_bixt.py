@@ -60,5 +60,5 @@ def test_table_5_of_its_paper(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(number in lines[row.variant] for number in row.printed.values())
     assert " 5.53   5.5344 ✓" in shown
     assert " 9.32  9.3170 ✓" in shown
-    assert "tiny, 64 latents (params, M; Mem., M): the paper's model was measured without its position" in shown
+    assert "tiny, 64 latents (params, M; Mem., M): the paper's count omits the position projection" in shown
     assert "15 cells agree, 3 differ, 0 not computed" in shown

@@ -31,7 +31,7 @@ def test_the_cause_is_told_and_not_the_advice(tmp_path: Path) -> None:
         write_onnx(export_program(model, manifest), model, manifest, tmp_path)
     said = str(refusal.value)
     assert "only 4D query, key, and value are supported, at aten.scaled_dot_product_attention.default" in said
-    assert "export it --to pt2 or --to torch" in said
+    assert "use --to pt2 or --to torch" in said
     assert "Next steps" not in said
     assert "\x1b" not in said
 

@@ -105,7 +105,7 @@ def test_the_result_says_what_the_runs_start_from_and_what_that_scores(tmp_path:
     assert numbers.keys() == {"baseline", "cb_s", "cb"}
     assert numbers["cb"] == pytest.approx(max(row["val/top1"] for row in known), rel=1e-3)
     assert numbers["cb_s"] == numbers["baseline"]
-    assert "Only what was grafted and the head are trained: the baseline trains its head alone." in notes
+    assert "Only the grafts and the head are trained: the baseline trains its head alone." in notes
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_jobs_change_no_bit(alone: StudyConfig, tmp_path: Path) -> None:
     assert same_bits(alone, config)
     other = tiny(tmp_path / "other", seeds=[1, 2])
     carry_out(other)
-    assert not _same(resolve(alone).runs[0].folder, resolve(other)[0].folder)  # the comparison can tell
+    assert not _same(resolve(alone).runs[0].folder, resolve(other).runs[0].folder)  # the comparison can tell
 
 
 @pytest.mark.product
