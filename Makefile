@@ -18,7 +18,7 @@ help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
 	@echo "make test    install with the development extras, then ruff, mypy and pytest"
 	@echo "make slow    the long tests"
-	@echo "make product every host with every graft, compiled and exported, and variants of slow tests (hours; ONLY='TestSwin and bisa' takes a part)"
+	@echo "make product every host with every graft, compiled and exported, and variants of slow tests (hours; ONLY='TestSwin and bisa' selects a part)"
 	@echo "make oldest  hosts alone, export and a training run with the oldest supported versions (in $(VENV)-oldest)"
 	@echo "make proof   measure the coverage of the intervals in simulated studies (ten minutes; rerun to resume)"
 	@echo "make docs    the documentation, links checked, in site/"

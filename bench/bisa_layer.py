@@ -6,12 +6,10 @@ Layers are the hosts' own modules, plain and grafted, with projections. The naiv
 matrix per value, every query through every value's matrix, N x N x d numbers. Before timing, outputs and gradients of the
 lean layer must equal the naive ones. Bars:
 
-- time relative to the host's layer: 1.2 times the ratio of multiply-adds, at the sizes of the paper's models. There is
-no bar
-  at 1,024 tokens, where the host's fused kernel keeps softmax in the cache and plain operations for two branches cannot;
+- time relative to the host's layer: 1.2 times the ratio of multiply-adds, at the sizes of the paper's models. There is no
+  bar at 1,024 tokens, where the host's fused kernel keeps softmax in the cache and plain operations for two branches cannot;
 - time relative to the naive layer: 1 / 3.5 for Swin's windows, 1 / 5 otherwise; memory relative to the naive layer: a
-quarter.
-  Memory is the peak that torch allocates above the inputs in one forward and backward;
+  quarter. Memory is the peak that torch allocates above the inputs in one forward and backward;
 - 4,096 tokens, widths of ViT-S, one attention layer (no whole model) in a new process: the whole process within 2 GB.
 """
 

@@ -4,7 +4,7 @@
 
 Imports and `--help` run in new processes and are timed in CPU seconds, which other processes affect little.
 Bars: `import attngraft.models` 1.1x `import timm`; `attngraft --help` 0.5 s of CPU; `plan` on an existing ViT-L 0.3 s;
-    `graft` on the largest ViT and Swin of timm, on the meta device, 1 s.
+`graft` on the largest ViT and Swin of timm, on the meta device, 1 s.
 """
 
 from __future__ import annotations

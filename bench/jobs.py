@@ -5,8 +5,7 @@
 A sample is a study's two runs (a host on the embedded digits, with and without CB_S), from the plan to the last file,
 with the start of the processes. Each run has one thread in both cases, as its recipe specifies; before timing, both ways
 must write the same metrics and predictions, bit for bit. Bar: 0.65. Runs should take much longer than the start of a
-process, a few
-seconds: see `--epochs`.
+process, which takes a few seconds: see `--epochs`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def study(out: Path, *, epochs: int, depth: int, size: int) -> StudyConfig:
 
 
 def carry_out(config: StudyConfig, executor: Executor) -> list[Any]:
-    """Make the runs; returns metrics, without seconds, and predictions as bytes of each."""
+    """Train the runs; return the metrics, without seconds, and predictions as bytes of each."""
     config.out.mkdir(parents=True, exist_ok=True)
     notes = train_runs(resolve(config), executor=executor, train=Tools().train, progress=StudyLog())
     if notes:

@@ -3,17 +3,16 @@
     python bench/local_filter.py --threads 2 --pairs 30 --out benchmarks/local_filter.json
 
 4 images of 56 x 56 pixels, 96 channels in 3 heads, neighborhoods of 7 x 7, with softmax: ELSA-Swin-T's first stage. The
-    plain
-form has the arithmetic of the published fallback: `unfold`, filters (B, C, 49, 56, 56) from weights that are broadcast
-    to the channels of a head, a product, a sum. Outputs and gradients must be equal before timing. Bars:
+plain form has the arithmetic of the published fallback: `unfold`, filters (B, C, 49, 56, 56) from weights that are
+broadcast to the channels of a head, a product, a sum. Outputs and gradients must be equal before timing. Bars:
 
 - with the additive ghost matrix, as in all published models: forward in 1/30 of the time and 1/10 of the memory, forward and
   backward in 1/10 and 1/8;
 - with both matrices: 1/20 and 1/8 of the time.
 
-A sample is one second of the plain form and as many calls of ours: the plain form mostly allocates new pages, and a
-    single call of ours directly after it would pay for the cleanup. `channels last` is the layout of the layers'
-    tensors, `channels first` that of the equation.
+A sample is one second of the plain form and as many calls of ours: the plain form mostly allocates new pages, and a single
+call of ours directly after it would pay for the cleanup. `channels last` is the layout of the layers' tensors,
+`channels first` that of the equation.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
     python bench/recording.py --threads 2 --pairs 40 --out benchmarks/recording.json
 
 ViT-S at 224, without gradients, fused attention. Bars: the weights of all blocks, stored, batch 8: 1.8; entropy and
-distance of
-all blocks, batches of 25, so that 40 pairs cover 1,000 images: 2.0; a model that was recorded once, relative to one that
-    never
-was: 1.03. Memory, ViT-B at 384: weights of the model plus the peak of a pass, with entropy and distance of all blocks
-    relative
-to without, each in a separate process: 1.5. Before timing, outputs under recording must be unchanged, bit for bit.
+distance of all blocks, batches of 25 (40 pairs cover 1,000 images): 2.0; a model after recording, relative to one that was
+never recorded: 1.03. Memory, ViT-B at 384: weights of the model plus the peak of a pass, with entropy and distance of all
+blocks relative to without, each in a separate process: 1.5. Before timing, outputs under recording must be unchanged, bit
+for bit.
 """
 
 from __future__ import annotations

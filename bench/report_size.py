@@ -3,10 +3,9 @@
     python bench/report_size.py --out benchmarks/report_size.json
 
 The study is generated, with the files of a real one: 10 variants x 10 seeds, 30 epochs, and the predictions of 5,000
-    validation images of 100 classes with logits. `attngraft compare --report-only` is timed as a separate process, from
-    the command line to
-the last file: reading a hundred run folders, statistics, plots, page. Bars: 20 s; 15 MB for the page and its plots together,
-as a ratio.
+validation images of 100 classes with logits. `attngraft compare --report-only` is timed as a separate process, from the
+command line to the last file: reading a hundred run folders, statistics, plots, page. Bars: 20 s; 15 MB for the page and
+its plots together, as a ratio.
 """
 
 from __future__ import annotations

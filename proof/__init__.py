@@ -1,4 +1,4 @@
-"""Proof that a comparison is fair: studies whose truth is known, and what the package's statistics say of them.
+"""Checks of the package's statistics on studies with a known true difference, and of its behavior under faults.
 
 python -m proof.null_study
 """

@@ -1,4 +1,4 @@
-"""How many studies of known truth have intervals that hold it: through the same function that `attngraft compare` uses."""
+"""Coverage of the intervals over studies with a known true difference, by the function that `attngraft compare` uses."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from attngraft.results.study import Interval
 from attngraft.study.verdict import compare_scores
 from proof.simulation import SETTINGS, Setting, equal_models, simulate
 
-PAIRINGS = 200  #: ways in which the runs are paired anew, for a figure without a test
+PAIRINGS = 200  #: random pairings of the runs, for a number without a test
 
 
 @dataclass(kw_only=True)
 class Count:
-    """How many studies there were, and what became of them."""
+    """Counts over studies."""
 
     studies: int = 0
-    bootstrap: int = 0  #: studies whose bootstrap interval holds the truth
-    with_t: int = 0  #: studies that have a t-interval: there is none where all seeds agree exactly on a difference
-    t: int = 0  #: studies whose t-interval holds the truth
-    verdicts: int = 0  #: studies that call one better or worse; wrongly so where both are equal
+    bootstrap: int = 0  #: studies whose bootstrap interval contains the true difference
+    with_t: int = 0  #: studies with a t-interval: there is none if all seeds have exactly the same difference
+    t: int = 0  #: studies whose t-interval contains the true difference
+    verdicts: int = 0  #: studies with a verdict of better or worse, which is wrong if both are equal
 
     def add(self, baseline: np.ndarray, variant: np.ndarray, *, truth: float, on_these_images: float) -> None:
-        """One study: scores (seeds, images) of both."""
+        """Add a study, by the scores (seeds, images) of both arms."""
         found = compare_scores(dict(enumerate(baseline)), dict(enumerate(variant)), binary=True)
         self.studies += 1
         self.bootstrap += _holds(found.bootstrap, truth)
@@ -49,7 +49,7 @@ def _holds(interval: Interval, truth: float) -> bool:
 
 
 def simulated(setting: Setting, *, seeds: int, studies: int) -> Count:
-    """`studies` simulated studies of one kind. The same arguments give the same count."""
+    """Count over simulated studies of one kind; deterministic in the arguments."""
     generator = np.random.default_rng([seeds, studies, SETTINGS.index(setting)])
     count = Count()
     for _ in range(studies):
@@ -59,7 +59,7 @@ def simulated(setting: Setting, *, seeds: int, studies: int) -> Count:
 
 
 def disjoint(baseline: np.ndarray, variant: np.ndarray, *, seeds: int) -> Count:
-    """The real runs (runs, images) in as many disjoint studies of `seeds` pairs as there are; the truth is 0."""
+    """Count over the disjoint studies of `seeds` pairs of the real runs (runs, images); the true difference is 0."""
     count = Count()
     for start in range(0, len(baseline) - seeds + 1, seeds):
         count.add(baseline[start : start + seeds], variant[start : start + seeds], truth=0.0, on_these_images=0.0)
@@ -67,7 +67,7 @@ def disjoint(baseline: np.ndarray, variant: np.ndarray, *, seeds: int) -> Count:
 
 
 def paired_anew(baseline: np.ndarray, variant: np.ndarray, *, seeds: int, pairings: int = PAIRINGS) -> Count:
-    """The real runs in many pairings. The studies share runs and images, so this is a mean and not a test."""
+    """Count over random pairings of the real runs. The studies share runs and images, so this is not a test."""
     runs, generator, count = np.concatenate([baseline, variant]), np.random.default_rng(seeds), Count()
     for _ in range(pairings):
         order = generator.permutation(len(runs))
@@ -76,6 +76,6 @@ def paired_anew(baseline: np.ndarray, variant: np.ndarray, *, seeds: int, pairin
 
 
 def mcnemar_p_values(*, images: int, studies: int) -> np.ndarray:
-    """McNemar's p of pairs of models of equal accuracy."""
+    """Return McNemar's p-values for pairs of models of equal accuracy."""
     pairs = equal_models(images=images, studies=studies, generator=np.random.default_rng([images, studies]))
     return np.array([mcnemar(first, second, seed=0).p_value for first, second in pairs])

@@ -1,13 +1,13 @@
-"""Many tiny trials, a worker killed on the way: are all results there?
+"""Check that many tiny trials finish although a worker is killed.
 
     python -m proof.many_trials --trials 200 --jobs 2 --kill 1
     python -m proof.many_trials --trials 200 --ray local --kill 1
 
-A study of one host with and without a graft, each with half as many seeds as there are trials, on the embedded digits. While
-it runs, as many of its worker processes are killed (SIGKILL) as told, at work and at different times. Required: every trial
-has come to its end with predictions and metrics of all its epochs, the results hold all of them, the deaths are noted, no
-worker is left, and the trials whose workers died have the same outcome, bit for bit, as made alone. The exit status is 1 if
-one of these fails.
+The study has one host with and without a graft, each with half as many seeds as trials, on the embedded digits. While it
+runs, `--kill` busy worker processes are killed (SIGKILL) at different times. Required: every trial is finished, with
+predictions and with metrics of all epochs; the results contain all trials; the deaths are noted; no worker remains; and the
+trials of killed workers have the same results, bit for bit, as when trained alone. The exit status is 1 if one of these
+fails.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HOST = {
 
 
 def study(out: Path, *, trials: int) -> StudyConfig:
-    """`trials` runs: two variants, half as many seeds."""
+    """Return a study with `trials` runs: two variants, half as many seeds."""
     plain = {
         "host": HOST,
         "grafts": ["cb_s"],
@@ -61,7 +61,7 @@ def study(out: Path, *, trials: int) -> StudyConfig:
 
 
 class Killer:
-    """Kills workers that are at work on a run, one after each equal part of the trials."""
+    """Kills workers during a run, one after each equal part of the trials."""
 
     def __init__(self, runs: Sequence[PlannedRun], kills: int) -> None:
         self._runs, self._kills = runs, kills
@@ -85,7 +85,7 @@ class Killer:
                 marks.pop(0)
 
     def _kill_one(self) -> bool:
-        """Kill whoever holds the lock of an unfinished run; whether there was somebody."""
+        """Kill the process that holds the lock of an unfinished run; return whether there was one."""
         for run in self._runs:
             if (run.folder / "finished.json").exists() or not (run.folder / "metrics.jsonl").exists():
                 continue
@@ -104,7 +104,7 @@ class Killer:
 def problems_of(
     result: StudyResult, runs: Sequence[PlannedRun], victims: Sequence[PlannedRun], kills: int
 ) -> list[str]:
-    """What is not as it should be."""
+    """Return descriptions of all problems."""
     found = []
     if incomplete(result):
         found.append("results.json lacks runs")
@@ -130,7 +130,7 @@ def problems_of(
 
 
 def outcome(folder: Path) -> Any:
-    """Metrics, but for seconds, and predictions as bytes."""
+    """Return metrics, without seconds, and predictions as bytes."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
     with np.load(folder / "predictions.npz") as arrays:
@@ -141,10 +141,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trials", type=int, default=200, help="even")
     parser.add_argument("--jobs", type=int, default=2, help="trials at a time")
-    parser.add_argument("--ray", metavar="ADDRESS", help="make them on a Ray cluster instead (local: on this machine)")
-    parser.add_argument("--kill", type=int, default=1, help="workers to kill on the way")
+    parser.add_argument("--ray", metavar="ADDRESS", help="use a Ray cluster instead (local: on this machine)")
+    parser.add_argument("--kill", type=int, default=1, help="workers to kill")
     parser.add_argument("--folder", type=Path, help="keep the study here; otherwise it is deleted")
-    parser.add_argument("--out", type=Path, help="write what was found as JSON (benchmarks/many_trials.json)")
+    parser.add_argument("--out", type=Path, help="write the results as JSON (benchmarks/many_trials.json)")
     given = parser.parse_args(arguments)
     logging.getLogger("attngraft").setLevel(logging.WARNING)
     setting = current_setting()

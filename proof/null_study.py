@@ -1,19 +1,19 @@
-"""Do the intervals hold the truth as often as they say, and does McNemar's test cry wolf?
+"""Measure the coverage of the intervals and the false positives of McNemar's test.
 
     python -m proof.null_study --out benchmarks/null_study.json --coverage src/attngraft/study/coverage.json
 
-Three kinds of studies whose truth is known go through what `attngraft compare` does with scores:
+The statistics of `attngraft compare` are applied to three kinds of studies with a known true difference:
 
-- 40 runs of one host on the digits (`proof.runs`), half of them called the variant: the truth is no difference;
+- 40 runs of one host on the digits (`proof.runs`), half of them labeled as the variant: no difference;
 - simulated predictions (`proof.simulation`), five kinds of studies with 3, 5 and 10 seeds;
 - simulated pairs of models of equal accuracy, for McNemar's p alone.
 
-Required, by one-sided binomial tests: both intervals hold the truth in 95% of the studies or more (for each number of seeds,
-over the disjoint draws of the runs and over the simulated studies, together and kind by kind), and McNemar's p is at or
-below a level not more often than the level says. A test counts as failed if it is below 5% after Holm's correction over
-all of them; each test's own p stands beside it. The exit status is 1 if one fails.
+Required, by one-sided binomial tests: both intervals contain the true difference in at least 95% of the studies (for each
+number of seeds, over the disjoint studies of the runs and over the simulated studies, together and by kind), and McNemar's p
+is at or below a level at most as often as the level. A test fails if its p is below 5% after Holm's correction over all
+tests; the uncorrected p is also reported. The exit status is 1 if a test fails.
 
-What is done is kept in `--work`, and the same command goes on. About ten minutes on two cores.
+Finished runs and counts are kept in `--work`; rerun the same command to resume. Takes about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ SEEDS = (3, 5, 10)
 class Cell:
     """Simulated studies of one kind."""
 
-    kind: int  #: which of `SETTINGS`
+    kind: int  #: index into `SETTINGS`
     seeds: int
     count: Count
 
 
 def simulated_cell(work: Path, *, kind: int, seeds: int, studies: int) -> Cell:
-    """Measured now, or read where `work` holds it."""
+    """Measure a cell, or read it from `work`."""
     path = work / "simulated" / f"{SETTINGS[kind].name}, {seeds} seeds, {studies} studies.json".replace(" ", "_")
     if not path.is_file():
         write_atomically(path, json.dumps(dataclasses.asdict(simulated(SETTINGS[kind], seeds=seeds, studies=studies))))
@@ -66,12 +66,12 @@ def simulated_cell(work: Path, *, kind: int, seeds: int, studies: int) -> Cell:
 
 
 def measure(work: Path, *, studies: int, runs: int, jobs: int, told: Callable[[str], Any]) -> dict[str, Any]:
-    """Everything, as plain data.
+    """Measure everything, and return plain data.
 
     Args:
         work: folder in which finished runs and counts are kept.
-        studies: simulated ones of each kind and number of seeds; McNemar's test sees five times as many.
-        runs: real ones, half of them of each side.
+        studies: simulated studies of each kind and number of seeds; five times as many for McNemar's test.
+        runs: real runs, half of them for each arm.
         jobs: processes.
         told: called with a line of progress.
     """
@@ -112,7 +112,7 @@ def measure(work: Path, *, studies: int, runs: int, jobs: int, told: Callable[[s
 
 
 def shipped(result: dict[str, Any]) -> Coverage:
-    """What the report quotes."""
+    """Return the numbers in the footnote of reports."""
     return Coverage(
         command=COMMAND,
         kinds=len(SETTINGS),
@@ -150,7 +150,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
 
 def _as_done(jobs: Sequence[Future[Any]]) -> Iterator[Future[Any]]:
-    """The jobs as they finish; the first error, or Ctrl-C, takes back those that have not begun."""
+    """Yield jobs as they finish; the first error, or Ctrl-C, cancels those that have not started."""
     try:
         yield from as_completed(jobs)
     finally:
@@ -186,13 +186,13 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         description=(__doc__ or "").partition("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--work", type=Path, default=Path("study-null"), help="where runs and counts are kept")
+    parser.add_argument("--work", type=Path, default=Path("study-null"), help="folder for finished runs and counts")
     parser.add_argument("--studies", type=int, default=2000, help="simulated studies per kind and number of seeds")
-    parser.add_argument("--runs", type=int, default=40, help="real runs, half of them of each side")
+    parser.add_argument("--runs", type=int, default=40, help="real runs, half of them for each arm")
     parser.add_argument("--jobs", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--out", type=Path, help="write everything as JSON (benchmarks/null_study.json)")
     parser.add_argument(
-        "--coverage", type=Path, help="write what the report quotes (src/attngraft/study/coverage.json)"
+        "--coverage", type=Path, help="write the numbers for the reports' footnote (src/attngraft/study/coverage.json)"
     )
     return parser.parse_args(words)
 

@@ -1,4 +1,4 @@
-"""The one-sided tests that the package's statistics have to pass."""
+"""One-sided tests that the package's statistics must pass."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from scipy import stats
 from attngraft.results.statistics import CONFIDENCE, holm
 from proof.coverage import Count
 
-LEVELS = (0.01, 0.05, 0.1, 0.2, 0.5)  #: at which McNemar's p is looked at
+LEVELS = (0.01, 0.05, 0.1, 0.2, 0.5)  #: levels at which McNemar's p is tested
 ALPHA = 0.05  #: for all tests together
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A one-sided binomial test; it fails where `p_holm` is below `ALPHA`."""
+    """A one-sided binomial test, which fails if `p_holm` is below `ALPHA`."""
 
     name: str
     required: str
     count: int
     of: int
-    p: float  #: by itself
+    p: float  #: uncorrected
     p_holm: float = 1.0  #: with Holm's correction over all tests
 
     @property
@@ -33,7 +33,7 @@ class Outcome:
 
 
 def coverage_tests(name: str, count: Count) -> list[Outcome]:
-    """Both intervals, against coverage below 95%."""
+    """Return tests of both intervals against coverage below 95%."""
     cells = (("bootstrap", count.bootstrap, count.studies), ("t", count.t, count.with_t))
     return [
         Outcome(
@@ -49,7 +49,7 @@ def coverage_tests(name: str, count: Count) -> list[Outcome]:
 
 
 def uniform_tests(p_values: np.ndarray) -> list[Outcome]:
-    """p at or below each level, against more often than the level."""
+    """Return tests of p at or below each level, against a larger frequency than the level."""
     return [
         Outcome(
             name=f"McNemar's p <= {level:g}, equal accuracy",
@@ -63,6 +63,6 @@ def uniform_tests(p_values: np.ndarray) -> list[Outcome]:
 
 
 def corrected(tests: Sequence[Outcome]) -> list[Outcome]:
-    """The tests with Holm's correction over all of them."""
+    """Return the tests with Holm's correction over all of them."""
     p_values = holm([test.p for test in tests])
     return [dataclasses.replace(test, p_holm=float(p or 0.0)) for test, p in zip(tests, p_values, strict=True)]

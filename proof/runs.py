@@ -1,8 +1,8 @@
 """The runs of the null study: one host on the embedded digits, 40 times, each with its own initialization and order.
 
-Half of them are called the baseline and half the variant. Run k of each half makes pair k. In a real study a pair shares its
-initialization and its batches; here, with the same model on both sides, that would make every difference exactly 0. So the
-variant's half has its own, and the truth of every comparison is still no difference.
+Half of them are labeled as the baseline and half as the variant; runs k of both halves are pair k. In a real study a pair
+shares initialization and batches. Here both sides have the same model, so every difference would be exactly 0: the variant's
+half has its own seeds, and the true difference is still 0.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ CHANGES = ("schedule.epochs=12", "schedule.warmup_epochs=1", "train.threads=1")
 
 
 def recipe_of(seed: int, *, changes: Sequence[str] = CHANGES) -> Recipe:
-    """The packaged digits recipe, cut short."""
+    """Return the packaged digits recipe, shortened."""
     return dataclasses.replace(load_recipe("digits", overrides=changes), seed=seed)
 
 
 def seeds(per_half: int) -> list[int]:
-    """The seeds of all runs: the baseline's half, then the variant's."""
+    """Return the seeds of all runs: the baseline's half, then the variant's."""
     return [*range(BASELINE, BASELINE + per_half), *range(VARIANT, VARIANT + per_half)]
 
 
 def make_run(folder: Path, seed: int, *, changes: Sequence[str] = CHANGES) -> RunRecord:
-    """Train what is left of one run; at once where it is finished."""
+    """Train one run, or resume it; return immediately if it is finished."""
     return train(recipe_of(seed, changes=changes), folder / f"seed{seed}", progress=Silent())
 
 
 def scores_of(records: Sequence[RunRecord]) -> tuple[np.ndarray, np.ndarray]:
-    """The scores (runs, images) of each half, of runs in the order of `seeds`."""
+    """Return the scores (runs, images) of each half, for runs in the order of `seeds`."""
     scores, _ = align_scores([read_scores(record) for record in records], [record.folder for record in records])
     half = len(scores) // 2
     return np.stack(scores[:half]), np.stack(scores[half:])
 
 
 def packed(scores: np.ndarray) -> list[str]:
-    """Scores of 0 and 1 as one line of hexadecimal digits per run, for a file that people keep."""
+    """Encode scores of 0 and 1 as one line of hexadecimal digits per run, for JSON."""
     return [np.packbits(row.astype(bool)).tobytes().hex() for row in scores]
 
 
 def unpacked(lines: Sequence[str], *, images: int) -> np.ndarray:
-    """What `packed` was given."""
+    """Decode the output of `packed`."""
     rows = [np.unpackbits(np.frombuffer(bytes.fromhex(line), dtype=np.uint8))[:images] for line in lines]
     return np.stack(rows).astype(float)

@@ -1,13 +1,13 @@
-"""Predictions of simulated studies whose truth is known exactly.
+"""Predictions of simulated studies with an exactly known true difference.
 
 Score of arm a (0 baseline, 1 variant), seed s, image i:
 
-    1 where  mu_a + d_i + g_ai + u_s + w_as + e_si + r_asi > 0,  else 0
+    1 if mu_a + d_i + g_ai + u_s + w_as + e_si + r_asi > 0, else 0
 
-All terms are independent, normal and crossed: `image` d (an image is easy or hard for everybody), `taste` g (what one arm
-finds hard), `seed` u (a lucky initialization, shared by both arms), `run` w (luck of one run), `shared` e (initialization
-and batches decide single images, for both arms alike), and the rest r, which fills the variance up to 1. So the accuracy of
-arm a over all seeds and images is Phi(mu_a), and the truth needs no simulation.
+All terms are independent, normal and crossed: `image` d (difficulty of the image), `taste` g (difficulty for one arm),
+`seed` u (a good initialization, shared by both arms), `run` w (a good run), `shared` e (effect of initialization and
+batches on single images, shared by both arms), and the rest r, which completes the variance to 1. So the accuracy of arm a
+over all seeds and images is Phi(mu_a), and the true difference needs no simulation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scipy import stats
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One kind of study. `image` to `shared` are shares of the variance; the rest is what is left."""
+    """One kind of study. `image` to `shared` are shares of the variance."""
 
     name: str
     accuracy: tuple[float, float]  #: baseline's, variant's
@@ -38,7 +38,7 @@ class Setting:
 
     @property
     def difference(self) -> float:
-        """The truth over all seeds and images: what the bootstrap interval is to hold."""
+        """True difference over all seeds and images, which the bootstrap interval should contain."""
         return self.accuracy[1] - self.accuracy[0]
 
 
@@ -82,16 +82,16 @@ SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The scores of one simulated study, (seeds, images) per arm, and its two truths."""
+    """Scores of one simulated study, (seeds, images) per arm, and its two true differences."""
 
     baseline: np.ndarray
     variant: np.ndarray
     difference: float  #: over all seeds and all images
-    on_these_images: float  #: over all seeds, on the images of this study: what the t-interval is to hold
+    on_these_images: float  #: over all seeds, on the images of this study, which the t-interval should contain
 
 
 def simulate(setting: Setting, *, seeds: int, generator: np.random.Generator) -> Study:
-    """A study of `seeds` paired seeds."""
+    """Simulate a study of `seeds` paired seeds."""
 
     def normal(share: float, *shape: int) -> np.ndarray:
         return generator.normal(0, share**0.5, shape)
@@ -117,10 +117,10 @@ def simulate(setting: Setting, *, seeds: int, generator: np.random.Generator) ->
 def equal_models(
     *, images: int, studies: int, generator: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Scores (images,) of two models of exactly equal accuracy, drawn anew for each study.
+    """Yield scores (images,) of two models of exactly equal accuracy, for each study.
 
-    Accuracy and how much the two agree differ from study to study. There is no luck of a run in it: McNemar's test is
-    about two given models.
+    Accuracy and agreement vary between studies. There is no variation between runs, because McNemar's test compares two
+    given models.
     """
     for _ in range(studies):
         accuracy, agreement = generator.uniform(0.5, 0.98), generator.uniform(0.0, 0.95)

@@ -20,7 +20,7 @@ This page is generated from the commands. Exit codes: 0 success, 1 failure, 2 in
 Errors are one line on standard error; `attngraft -v VERB ...` adds the traceback.
 """
 _VALUES = {int: "N", float: "X", str: "TEXT"}
-_HEADER = ("option", "default", "what")
+_HEADER = ("option", "default", "description")
 
 
 def cli_reference() -> str:
@@ -54,7 +54,7 @@ def _verb(path: str, command: Any) -> Iterator[str]:
     yield _help(command.help or "")
     if arguments:
         rows = [(f"`{_argument(param)}`", _default(param), param.help or "") for param in arguments]
-        yield table(("argument", "default", "what"), rows)
+        yield table(("argument", "default", "description"), rows)
     hints = get_type_hints(inspect.unwrap(command.callback))
     panels: dict[str | None, list[Any]] = {}
     for param in command.params:

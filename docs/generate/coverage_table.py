@@ -11,9 +11,9 @@ COUNT = Path(__file__).parents[2] / "benchmarks" / "coverage.json"
 
 _OPENING = """# Which of timm's models
 
-Counted by name: every model of timm {timm} that computes torch's scaled dot product attention or a softmax over tokens
-    in one forward pass ({names} names; created on the meta device, nothing is downloaded or computed). A model takes a
-    graft if at least one of its sites does. {shares}.
+Counted by name: every model of timm {timm} that computes torch's scaled dot product attention or a softmax over tokens in
+one forward pass ({names} names; created on the meta device, nothing is downloaded or computed). A model takes a graft if at
+least one of its sites does. {shares}.
 
 The families are timm's files. This command prints the table:
 

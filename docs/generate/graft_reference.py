@@ -22,7 +22,7 @@ WITH_MAPS = "swin_tiny_patch4_window7_224"  #: for grafts that replace an attent
 
 _COST = f"""Cost of each graft on `{EXAMPLE}`, at all its sites, with default options. One multiply-add is one MAC.
 """
-_REPLACEMENTS = f"""Grafts that replace a block's total attention, on `{WITH_MAPS}`, at all its sites: parameters and MACs
+_REPLACEMENTS = f"""Grafts that replace a block's whole attention, on `{WITH_MAPS}`, at all its sites: parameters and MACs
 relative to the attention that they replace.
 """
 

@@ -14,7 +14,7 @@ from attngraft.training.recipe import RECIPES, HostConfig, Recipe, packaged_reci
 from docs.generate.fields import FieldDoc, comments_of, fields_of
 from docs.generate.markdown import docstring, table
 
-_HEADER = ("field", "type", "default", "what")
+_HEADER = ("field", "type", "default", "description")
 
 _OPENING = """# Recipe reference
 
@@ -28,7 +28,7 @@ def recipe_reference() -> str:
     """Return the page."""
     parts = [_OPENING, *_section(Recipe, "", depth=2)]
     for name in packaged_tasks():
-        parts += [f"## task: {name}\n", f"What stands under `task:` with `name: {name}`.\n"]
+        parts += [f"## task: {name}\n", f"Fields of `task:` with `name: {name}`.\n"]
         parts += _section(task_config(name), "task", depth=3)
     parts += [_packaged(), _study_file()]
     return "\n".join(parts)

@@ -1,10 +1,10 @@
-"""Make every fault for real and write down what became of it.
+"""Cause every fault and record its effect.
 
     python -m proof.faults --write docs/faults.md
 
-writes benchmarks/faults.json (what was measured, where, with which versions) and the page made of it. The exit status is 1
-if a promise is broken; then nothing is written. About five minutes on one core. With `--only NAME` a case is measured anew,
-and the others stay as they stand in the JSON (`again` has the commit).
+writes benchmarks/faults.json (measurements, machine, versions) and the page generated from it. The exit status is 1 if a
+promise is broken; then nothing is written. Takes about five minutes on one core. `--only NAME` measures one case again and
+keeps the other measurements of the JSON (`again` has the commit).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where faults are made: small real runs and studies on the embedded digits, undisturbed ones to compare with, folders."""
+"""Runs and studies for the faults: small real ones on the embedded digits, undisturbed ones for comparison, folders."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NO_COSTS = WithTools({"measure_costs": _no_costs})
 
 
 class Bench:
-    """Makes folders and processes under `place`; what is undisturbed is made once."""
+    """Creates folders under `place` and processes; undisturbed runs are made once."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -59,7 +59,7 @@ class Bench:
         self._folders = 0
 
     def folder(self, name: str = "run") -> Path:
-        """A new name for a folder, in a new empty folder."""
+        """Return the path of a folder to create, in a new empty folder."""
         self._folders += 1
         path = self.place / f"{self._folders:03d}"
         path.mkdir(parents=True)
@@ -73,7 +73,7 @@ class Bench:
         return self.start(arguments, out, *harms).finish()
 
     def whole(self, arguments: Sequence[str]) -> Path:
-        """The folder of the undisturbed run or study."""
+        """Return the folder of the undisturbed run or study."""
         key = tuple(arguments)
         if key not in self._whole:
             out = self.folder("whole")
@@ -83,7 +83,7 @@ class Bench:
         return self._whole[key]
 
     def new_study(self) -> Path:
-        """A study's folder to be; what its variants cost is there already, as measuring that takes longest."""
+        """Create a study's folder that contains the costs, whose measurement would take longest."""
         out = self.folder("study")
         out.mkdir()
         shutil.copy(self.whole(STUDY) / "cost.json", out)
@@ -97,7 +97,7 @@ class Bench:
         whole: Sequence[str] | None = None,
         total: int = UPDATES,
     ) -> str:
-        """Repeat the command for a run: it must take up all that was saved, and end as an undisturbed one; in words."""
+        """Rerun the command of a run, check that it resumes and ends like an undisturbed one, and describe the result."""
         saved = updates(out)
         ended = self.run(arguments, out, *harms)
         assert ended.code == 0, ended.text
@@ -109,7 +109,7 @@ class Bench:
         return f"{saved} of {total} updates kept, the end bit-identical"
 
     def study_goes_on(self, arguments: Sequence[str], out: Path, *, whole: Sequence[str] = STUDY) -> str:
-        """The same for a study: finished runs must not be made again."""
+        """The same for a study, whose finished runs must not be repeated."""
         done = [path.parent for path in sorted((out / "runs").rglob("finished.json"))]
         saved = sum(updates(path.parent.parent) for path in (out / "runs").rglob("last.pt"))
         stamps = [(run / "finished.json").stat().st_mtime_ns for run in done]
@@ -123,10 +123,10 @@ class Bench:
 
     @contextmanager
     def small_disk(self, megabytes: int) -> Iterator[Path]:
-        """A disk of this size. A file system in memory, which runs full like any other.
+        """Mount a disk of this size: a file system in memory.
 
         Raises:
-            NotHere: this process may not mount one.
+            NotHere: mounting is not permitted.
         """
         path = self.folder("disk")
         path.mkdir()
@@ -143,7 +143,7 @@ class Bench:
             subprocess.run(["umount", "--lazy", str(path)], check=True, capture_output=True)
 
     def images(self) -> Path:
-        """A folder of 240 small images of three digits, by class."""
+        """Return a folder of 240 small images of three digits, by class."""
         path = self.place / "images"
         if not path.is_dir():
             _write_digits(path)
@@ -151,13 +151,13 @@ class Bench:
 
 
 def expect(ended: Ended, *, code: int, says: str = "") -> None:
-    """Check how a process ended, and that it said what matches the pattern `says`, and no traceback."""
+    """Check the exit code, that the output matches the pattern `says`, and that it has no traceback."""
     assert ended.code == code, f"{ended}: {ended.text}"
     assert re.search(says, ended.plain), ended.text
     assert "Traceback" not in _HANDING_OVER.sub("", ended.text), ended.text
 
 
-#: what Python's own thread says that hands files over, where the process that asked for one is killed meanwhile
+#: traceback of Python's thread for file descriptors if the process that requested one is killed
 _HANDING_OVER = re.compile(
     r"Traceback \(most recent call last\):\n  File .*resource_sharer.*\n(?: .*\n)*ConnectionResetError.*\n"
 )

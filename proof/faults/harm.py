@@ -1,4 +1,4 @@
-"""What a process does to itself at a chosen moment. Everything here is handed to another process, so it can be pickled."""
+"""Faults that a process causes in itself at a chosen moment. All are picklable, for use in another process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 class Harm(Protocol):
     def apply(self) -> None:
-        """Put it in place, before the command starts."""
+        """Install the fault before the command starts."""
 
 
 # --- when -------------------------------------------------------------------------------------------------------------
@@ -25,13 +25,13 @@ class Harm(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class OnCall:
-    """Do `action` at the `call`-th call (from 1) of the function `target`, "module:name"; each process counts for itself."""
+    """Do `action` at the `call`-th call (from 1) of the function `target`, "module:name", counted in each process."""
 
     target: str
     action: Callable[[], object]
     call: int = 1
-    after: bool = False  #: when it returns, instead of before it begins
-    of: Literal["trainer", "worker"] = "trainer"  #: worker: a process that loads data
+    after: bool = False  #: when the function returns, instead of before it is called
+    of: Literal["trainer", "worker"] = "trainer"  #: worker: a loading process
 
     def apply(self) -> None:
         owner, name = _owner(self.target)
@@ -53,8 +53,8 @@ class OnCall:
 
 @dataclass(frozen=True, kw_only=True)
 class OnWrite:
-    """Do `action` at the `time`-th writing (from 1) of a file of this name: before it is begun, when half of it is written
-    to its temporary file, before that is renamed, or after."""
+    """Do `action` when a file of this name is written for the `time`-th time (from 1): before, when half of it is in the
+    temporary file, before that is renamed, or after."""
 
     name: str
     action: Callable[[], object]
@@ -123,7 +123,7 @@ class WithTools:
 
 @dataclass(frozen=True)
 class InWorkers:
-    """Put `harm` in place in each process that makes a study's runs, before its first one."""
+    """Install `harm` in each process that trains a study's runs, before its first run."""
 
     harm: Harm
 
@@ -133,7 +133,7 @@ class InWorkers:
 
 @dataclass(frozen=True)
 class _Harmed:
-    """The trainer, harmed; it can be sent to another process."""
+    """A picklable trainer with the fault."""
 
     harm: Harm
 
@@ -153,13 +153,13 @@ _harmed: set[int] = set()
 
 
 def kill() -> None:
-    """As `kill -9`, the kernel for want of memory, or a power cut would."""
+    """Die as by `kill -9`, the kernel's out-of-memory killer, or a power cut."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class Stand:
-    """Say that the moment has come, by making a file, and wait until another one is there, at most so many seconds."""
+    """Create the file `here`, and wait until the file `until` exists, at most `seconds`."""
 
     here: Path
     until: Path | None = None
@@ -174,7 +174,7 @@ class Stand:
 
 @dataclass(frozen=True)
 class StandTogether:
-    """Wait until so many processes stand here, say so by making the file `here`, and stand a while longer."""
+    """Wait until `count` processes are at this point, create the file `here`, and wait for `seconds`."""
 
     here: Path
     count: int
@@ -190,7 +190,7 @@ class StandTogether:
 
 @dataclass(frozen=True)
 class LimitFiles:
-    """From now on this process may write no file larger than so many bytes (`ulimit -f`)."""
+    """Limit the size of files that this process writes, in bytes (`ulimit -f`)."""
 
     size: int
 
@@ -200,7 +200,7 @@ class LimitFiles:
 
 @dataclass(frozen=True)
 class LimitMemory:
-    """From now on this process gets so many bytes more and no others (`ulimit -v`): the allocator itself fails."""
+    """Limit this process to `more` additional bytes of memory (`ulimit -v`), so that the allocator fails."""
 
     more: int
 
@@ -228,7 +228,7 @@ class FillDisk:
 
 @dataclass(frozen=True, kw_only=True)
 class LackOfMemory:
-    """A host that takes no larger batches than these, and says so as a device does."""
+    """Make the host raise a device's out-of-memory error for larger batches than these."""
 
     training: int = 10**9
     evaluation: int = 10**9
@@ -249,7 +249,7 @@ class LackOfMemory:
 
 @dataclass(frozen=True)
 class LossIsNaN:
-    """The loss is NaN in the `update`-th update (from 1) of this process."""
+    """Make the loss NaN in the `update`-th update (from 1) of this process."""
 
     update: int
 
@@ -267,16 +267,16 @@ class LossIsNaN:
 
 @dataclass(frozen=True)
 class ClockBackwards:
-    """Every look at the clock sees it an hour earlier than the look before."""
+    """Make every reading of the clock an hour earlier than the previous one."""
 
     def __call__(self) -> None:
-        now, looks = time.time(), itertools.count(1)
-        time.time = lambda: now - 3600.0 * next(looks)
+        now, readings = time.time(), itertools.count(1)
+        time.time = lambda: now - 3600.0 * next(readings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The function `target`, "module:name", returns `value`."""
+    """Make the function `target`, "module:name", return `value`."""
 
     target: str
     value: object
@@ -287,7 +287,7 @@ class Answer:
 
 
 def _owner(target: str) -> tuple[Any, str]:
-    """The module or class that holds "module:name", and the last part of the name."""
+    """Return the module or class that contains "module:name", and the last part of the name."""
     module, _, path = target.partition(":")
     owner: Any = importlib.import_module(module)
     *outer, name = path.split(".")

@@ -1,4 +1,4 @@
-"""What a process needs before it can be harmed, imported once for all of them. Nothing is computed: threads do not fork."""
+"""Imports shared by all forked processes. Nothing is computed, because threads do not survive a fork."""
 
 import matplotlib.figure  # noqa: F401
 import scipy.stats  # noqa: F401

@@ -1,4 +1,4 @@
-"""What a run or study came to, and whether that is the same, bit for bit."""
+"""Comparison of the results of runs and studies, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def updates(run: Path) -> int:
-    """How many updates the last checkpoint of a run holds; 0 where there is none."""
+    """Return the number of updates in the last checkpoint of a run; 0 without a checkpoint."""
     path = run / "checkpoints" / "last.pt"
     if not path.exists():
         return 0
@@ -20,11 +20,11 @@ def updates(run: Path) -> int:
     return int(counters["epoch"]) * STEPS + int(counters["step"])
 
 
-STEPS = 11  #: updates per epoch of the runs made here
+STEPS = 11  #: updates per epoch of the runs
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """What differs between two finished runs but times: weights, their average, optimizer, metrics, predictions."""
+    """Return the differences of two finished runs except times: weights, their average, optimizer, metrics, predictions."""
     found = []
     if _rows(one) != _rows(other):
         found.append("metrics.jsonl")
@@ -43,7 +43,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def study_differences(one: Path, other: Path) -> list[str]:
-    """The same for two studies: all their runs, and the differences between variants that are reported."""
+    """Return the same for two studies: all runs, and the reported differences between variants."""
     runs = sorted(path.parent.relative_to(one) for path in (one / "runs").rglob("finished.json"))
     there = sorted(path.parent.relative_to(other) for path in (other / "runs").rglob("finished.json"))
     if runs != there:
@@ -57,7 +57,7 @@ def study_differences(one: Path, other: Path) -> list[str]:
 
 
 def seconds(run: Path) -> list[float]:
-    """Of each epoch."""
+    """Return the duration of each epoch."""
     return [json.loads(line)["seconds"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 

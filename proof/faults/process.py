@@ -1,6 +1,6 @@
-"""The package's command line in a process of its own, which can be harmed, stopped and listened to.
+"""The package's command line in a separate process that can be harmed and stopped, with captured output.
 
-Processes are forked from one that has imported everything, so that each takes a tenth of a second to start and not five.
+Processes are forked from one that has imported everything, so each starts in a tenth of a second instead of five.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _context.set_forkserver_preload(["proof.faults.imports"])
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code (negative: the signal), what it said, and after how many seconds."""
+    """End of a process: exit code (negative: the signal), output, and seconds."""
 
     code: int
     text: str
@@ -35,7 +35,7 @@ class Ended:
 
     @property
     def plain(self) -> str:
-        """What it said, on one line."""
+        """The output on one line."""
         return re.sub(r"\s+", " ", self.text)
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Ended:
 
 
 def left(processes: Sequence[psutil.Process], *, within: float = 10.0) -> list[psutil.Process]:
-    """Those that are still there after a while."""
+    """Return the processes that are still running after a while."""
     deadline = time.monotonic() + within
     while True:
         found = [each for each in processes if each.is_running() and _status(each) != psutil.STATUS_ZOMBIE]
@@ -60,7 +60,7 @@ def _status(process: psutil.Process) -> str:
 
 
 class Running:
-    """`attngraft` with these arguments, started."""
+    """A started `attngraft` with these arguments."""
 
     def __init__(
         self, arguments: Sequence[str], *, harms: Sequence[Harm] = (), environment: Mapping[str, str] | None = None
@@ -77,7 +77,7 @@ class Running:
         self._listener.start()
 
     def reach(self, place: Path, *, within: float = 60.0) -> None:
-        """Wait until the process stands at `place` (`harm.Stand`)."""
+        """Wait until the process has created `place` (`harm.Stand`)."""
         deadline = time.monotonic() + within
         while not place.exists():
             if not self._process.is_alive() or time.monotonic() > deadline:
@@ -85,7 +85,7 @@ class Running:
             time.sleep(0.005)
 
     def offspring(self) -> list[psutil.Process]:
-        """The processes that it has started, and those have."""
+        """Return all descendants of the process."""
         return list(psutil.Process(self._process.pid).children(recursive=True))
 
     def send(self, number: int) -> None:
@@ -93,7 +93,7 @@ class Running:
         os.kill(self._process.pid, number)
 
     def stop(self, number: int, *, grace: float = 10.0) -> Ended:
-        """Send the signal, and SIGKILL after the time of grace, as a cluster's scheduler does. Seconds count from here."""
+        """Send the signal, and SIGKILL after `grace` seconds, like a cluster's scheduler. Restarts the clock."""
         self._begun = time.monotonic()
         self.send(number)
         self._process.join(grace)
@@ -102,13 +102,13 @@ class Running:
         return self.finish()
 
     def finish(self, *, within: float = 180.0) -> Ended:
-        """Wait for its end."""
+        """Wait for the end of the process."""
         self._process.join(within)
         seconds = time.monotonic() - self._begun
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-            raise AssertionError(f"the process hangs; it said: {self._said.decode(errors='replace')[-2000:]}")
+            raise AssertionError(f"the process hangs; its output: {self._said.decode(errors='replace')[-2000:]}")
         self._listener.join(1.0)  # a loading process that outlives it keeps the pipe open for a while
         code = self._process.exitcode
         assert code is not None
@@ -126,7 +126,7 @@ class Running:
 
 
 def _main(arguments: list[str], harms: list[Harm], environment: dict[str, str], output: Connection) -> None:
-    """In the new process."""
+    """Run the command in the new process."""
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     output.close()

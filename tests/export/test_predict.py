@@ -14,9 +14,8 @@ from PIL import Image
 
 from attngraft.cli.values import find_images
 from attngraft.errors import ExportError, UsageError
-from attngraft.export.predict import Prediction, open_model
+from attngraft.export.predict import WRITERS, Prediction, open_model
 from attngraft.export.run import Target, export_run
-from attngraft.export.writers import WRITERS
 from attngraft.tasks.task import Serving
 from attngraft.training.loop import train
 from attngraft.training.recipe import recipe_from_dict

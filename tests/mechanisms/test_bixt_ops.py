@@ -431,7 +431,7 @@ def test_projections_that_do_not_fit_are_named(place: int, shape: tuple[int, ...
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
 def test_a_dropout_that_is_no_probability_is_refused(dropout: float) -> None:
-    with pytest.raises(UsageError, match="from 0 to below 1"):
+    with pytest.raises(UsageError, match="must be a probability in"):
         run(attention(), dropout=dropout)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,30 +15,7 @@ from attngraft.recording.record import record
 from attngraft.results.analysis import AnalysisResult, Curves
 from attngraft.targets.handle import ModelHandle
 
-#: column of the table -> field of `_Layer`
-_COLUMNS = {
-    "entropy": "entropy",
-    "among patches": "patches",
-    "class token": "class_token",
-    "ceiling": "ceiling",
-    "ceiling among patches": "patch_ceiling",
-    "steepness": "steepness",
-    "evenness": "evenness",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layer:
-    """Means over images, heads and rows; None where undefined."""
-
-    entropy: float  #: nats
-    patches: float | None  #: among spatial tokens only
-    class_token: float | None  #: of the class token's rows
-    ceiling: float
-    patch_ceiling: float | None
-    steepness: float
-    evenness: float | None
-    no_patches: str  #: why nothing is defined among patches, or empty
+_Layer = dict[str, float | None]  #: means over images, heads and rows by column, in nats; None where undefined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +23,12 @@ class _Model:
     layers: dict[str, _Layer]  #: by site
     last: str  #: the model's last attention layer, chosen or not
 
-    def drawn_patches(self) -> dict[str, _Layer]:
-        """Layers with maps among patches; as in the paper without the model's last layer, unless it is the only one."""
-        found = {site: each for site, each in self.layers.items() if each.patches is not None}
-        return {site: each for site, each in found.items() if site != self.last} or found
+    def drawn(self, column: str) -> dict[str, _Layer]:
+        """Layers with this column; among patches as in the paper without the last layer, unless it is the only one."""
+        found = {site: each for site, each in self.layers.items() if each[column] is not None}
+        if column == "among patches":
+            return {site: each for site, each in found.items() if site != self.last} or found
+        return found
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> _Model:
@@ -57,49 +36,47 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
         recording.reduce("entropy", "patch_entropy", "ceiling", "patch_ceiling", "steepness", "evenness")
         for images in request.batches(model):
             model.model(images)
-    layers = {site: _layer(recording[site], recording.prefix(site)) for site in recording}
     left_out |= sites_without_maps(recording, model)
-    left_out |= {f"{site}, among patches": each.no_patches for site, each in layers.items() if each.no_patches}
+    layers = {site: _layer(site, recording[site], recording.prefix(site), left_out) for site in recording}
     return _Model(layers=layers, last=[site.path for site in host_of(model).sites if site.kind == "attention"][-1])
 
 
-def _layer(means: Mapping[str, Tensor], prefix: Sequence[str]) -> _Layer:
-    rows, no_patches = means["entropy"], ""
+def _layer(site: str, means: Mapping[str, Tensor], prefix: Sequence[str], left_out: dict[str, str]) -> _Layer:
+    rows = means["entropy"]
+    token = prefix.index("class") if "class" in prefix else rows.shape[1]
     try:
-        means["patch_entropy"]
+        patches, patch_ceiling = float(means["patch_entropy"].mean()), float(means["patch_ceiling"].mean())
     except RecordError as error:
-        no_patches = str(error)
-    token = prefix.index("class") if "class" in prefix else None
-    return _Layer(
-        entropy=float(rows.mean()),
-        patches=None if no_patches else float(means["patch_entropy"].mean()),
-        class_token=None if token is None or token >= rows.shape[1] else float(rows[:, token].mean()),
-        ceiling=float(means["ceiling"].mean()),
-        patch_ceiling=None if no_patches else float(means["patch_ceiling"].mean()),
-        steepness=float(means["steepness"].mean()),
-        evenness=float(means["evenness"].mean()) if "evenness" in means else None,
-        no_patches=no_patches,
-    )
+        patches, patch_ceiling = None, None
+        left_out[f"{site}, among patches"] = str(error)
+    return {
+        "entropy": float(rows.mean()),
+        "among patches": patches,
+        "class token": float(rows[:, token].mean()) if token < rows.shape[1] else None,
+        "ceiling": float(means["ceiling"].mean()),
+        "ceiling among patches": patch_ceiling,
+        "steepness": float(means["steepness"].mean()),
+        "evenness": float(means["evenness"].mean()) if "evenness" in means else None,
+    }
 
 
 def run(request: AnalysisRequest) -> AnalysisResult:
     models, left_out = measure_models(request, _measure)
     axis = LayerAxis.of(list(model.layers) for _, _, model in models)
 
-    def curves(
-        title: str,
-        chosen: Callable[[_Model], dict[str, _Layer]],
-        value: Callable[[_Layer], float | None],
-        maximum: Callable[[_Layer], float | None],
-    ) -> list[Curves]:
-        drawn = [(index, name, layers) for index, name, model in models if (layers := chosen(model))]
-        lines = [axis.line(name, i, {site: value(each) for site, each in layers.items()}) for i, name, layers in drawn]
-        bounds = ({site: maximum(each) for site, each in layers.items()} for _, _, layers in drawn)
+    def curves(title: str, column: str, maximum: str) -> list[Curves]:
+        drawn = [(index, name, layers) for index, name, model in models if (layers := model.drawn(column))]
+        lines = [axis.line(name, i, {site: each[column] for site, each in layers.items()}) for i, name, layers in drawn]
+        bounds = ({site: each[maximum] for site, each in layers.items()} for _, _, layers in drawn)
         lines += axis.bounds("maximum", bounds)
         return [Curves(title=title, x_axis="layer", ticks=axis.ticks, lines=lines)] if drawn else []
 
     parts = {
-        name: mean(each.entropy / each.ceiling for each in model.layers.values() if each.ceiling > 0)
+        name: mean(
+            entropy / ceiling
+            for layer in model.layers.values()
+            if (entropy := layer["entropy"]) is not None and (ceiling := layer["ceiling"])
+        )
         for _, name, model in models
     }
     return ANALYSIS.result(
@@ -109,27 +86,13 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         "last layer (the table has it). Steepness is sum (a - a^2), the nuclear norm of the softmax's Jacobian (CB, "
         "Sec. 2.1), and evenness is steepness over its maximum, 1 - 1/N.",
         panels=[
-            *curves(
-                "entropy among patches (nats)",
-                _Model.drawn_patches,
-                lambda layer: layer.patches,
-                lambda layer: layer.patch_ceiling,
-            ),
-            *curves(
-                "entropy of the class token's rows (nats)",
-                lambda model: {site: each for site, each in model.layers.items() if each.class_token is not None},
-                lambda layer: layer.class_token,
-                lambda layer: layer.ceiling,
-            ),
+            *curves("entropy among patches (nats)", "among patches", "ceiling among patches"),
+            *curves("entropy of the class token's rows (nats)", "class token", "ceiling"),
         ],
         table=table(
-            ["model", "layer", *_COLUMNS],
+            ["model", "layer", *next(iter(models[0][2].layers.values()))],
             2,
-            [
-                (name, site, *(getattr(layer, field) for field in _COLUMNS.values()))
-                for _, name, model in models
-                for site, layer in model.layers.items()
-            ],
+            [(name, site, *layer.values()) for _, name, model in models for site, layer in model.layers.items()],
         ),
         numbers={
             f"{name}: mean over layers, part of the ceiling": part for name, part in parts.items() if part is not None

@@ -49,7 +49,7 @@ class CentredKernelAlignment:
         self.first: tuple[str, ...] = ()
         self.second: tuple[str, ...] = ()
         #: sums over batches: HSIC of both, of each model with itself, and the latter if it were not centered
-        self._sums: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None
+        self._sums: tuple[Tensor, ...] | None = None
 
     def add(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
         """Add the features (n, ...) of one batch by layer; all axes but the first are flattened.
@@ -66,11 +66,8 @@ class CentredKernelAlignment:
         self.first, self.second = names
         both = torch.stack([_hsic(kernel, b) for kernel in a])
         batch = both, _hsic(a, a), _hsic(b, b), _uncentered(a), _uncentered(b)
-        if self._sums is None:
-            self._sums = batch
-        else:
-            s = self._sums
-            self._sums = s[0] + batch[0], s[1] + batch[1], s[2] + batch[2], s[3] + batch[3], s[4] + batch[4]
+        sums = self._sums or tuple(map(torch.zeros_like, batch))
+        self._sums = tuple(total + each for total, each in zip(sums, batch, strict=True))
 
     def matrix(self) -> Tensor:
         """CKA (layers of the first model, layers of the second), in float64.

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
+import sys
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attngraft._version import __version__
 from attngraft.cli.evaluate import Weights
+from attngraft.cli.models import images_for, models_of_study, open_models
+from attngraft.cli.output import images_bar, output_console, print_json
+from attngraft.cli.values import assignments
+from attngraft.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
     from attngraft.analysis.request import Analysis, AnalysisRequest
@@ -49,7 +58,7 @@ def analyze(
         int | None, _models("--seed", help="With --study: seed of each variant's run. Default: the first.")
     ] = None,
     name: Annotated[list[str] | None, _models("--name", help="Display names, in the order of --model.")] = None,
-    weights: Annotated[Weights, _models("--weights", help="Weights of a run to use.")] = Weights.last,
+    weights: Annotated[Weights, _models("--weights", help="Weights of a run to use.")] = "last",
     pretrained: Annotated[bool, _models("--pretrained", help="Load the weights of timm models.")] = False,
     host_arg: Annotated[
         list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.")
@@ -123,30 +132,25 @@ def analyze(
 
         attngraft analyze entropy --model vit_small_patch16_224 --pretrained --data ./photos --out looks
     """
-    import json
-
+    from attngraft.analysis.catalog import ANALYSES, analysis
     from attngraft.analysis.request import AnalysisRequest
-    from attngraft.cli.models import images_for, models_of_study, open_models
-    from attngraft.cli.values import assignments
-    from attngraft.errors import UsageError
 
-    analyses, baseline = _analyses(names), None
+    analyses = [analysis(each) for each in dict.fromkeys(ANALYSES if ALL in names else names)]
+    baseline = None
     left_out: dict[str, str] = {}
     if (study is None) == (not model):
         raise UsageError("give the models with either --study FOLDER or --model RUN|FOLDER|NAME (repeatable)")
     if study is not None:
-        models, baseline, left_out = models_of_study(study, variants=variant or [], seed=seed, weights=weights.value)
+        models, baseline, left_out = models_of_study(study, variants=variant or [], seed=seed, weights=weights)
     else:
         arguments = assignments(host_arg or [], option="--host-arg")
-        models = open_models(
-            model or [], names=name or [], weights=weights.value, pretrained=pretrained, arguments=arguments
-        )
+        models = open_models(model or [], names=name or [], weights=weights, pretrained=pretrained, arguments=arguments)
     saved = not (image or data or split) and all(each.has_predictions for each in models)
     needs = any(each.needs_images(saved=saved) for each in analyses)
     specific = {"latents": ("--latent", latent), "filters": ("--at", at), "structure": ("--label-maps", label_maps)}
-    for analysis, (option, value) in specific.items():
-        if value and analysis not in [each.name for each in analyses]:
-            raise UsageError(f"{option} is an option of {analysis}; add {analysis}, or leave {option} out")
+    for each, (option, value) in specific.items():
+        if value and each not in [analysis.name for analysis in analyses]:
+            raise UsageError(f"{option} is an option of {each}; add {each}, or leave {option} out")
     request = AnalysisRequest(
         models=models,
         image_set=images_for(models, images=image or [], data=data, split=split) if needs else None,
@@ -162,24 +166,14 @@ def analyze(
         label_maps=label_maps,
     )
     folder = out or _default_folder(study, models)
-    results = _run(analyses, request, folder, title=title, study=study, tolerant=ALL in names, weights=weights.value)
+    results = _run(analyses, request, folder, title=title, study=study, tolerant=ALL in names, weights=weights)
     if as_json:
-        import dataclasses
-
-        typer.echo(json.dumps([dataclasses.asdict(each) for each in results], indent=2, ensure_ascii=False))
+        print_json([dataclasses.asdict(each) for each in results])
     else:
         _show(results, folder, study)
 
 
-def _analyses(names: list[str]) -> list[Analysis]:
-    from attngraft.analysis.catalog import analyses, analysis
-
-    return analyses() if ALL in names else [analysis(name) for name in dict.fromkeys(names)]
-
-
 def _row_and_column(text: str) -> tuple[int, int]:
-    from attngraft.errors import UsageError
-
     row, _, column = text.partition(",")
     try:
         return int(row), int(column)
@@ -210,10 +204,6 @@ def _run(
 
     `tolerant` (for `all`) reports analyses that do not apply, and skips them.
     """
-    import dataclasses
-
-    from attngraft.cli.models import bar
-    from attngraft.errors import RecordError, UsageError
     from attngraft.report import write_report
     from attngraft.report.analyses import write_analyses
     from attngraft.results.storage import RESULT_FILE, load_result
@@ -223,7 +213,7 @@ def _run(
     for each in analyses:
         total = {"none": 0, "shown": request.shown, "many": request.limit}[each.images] * len(request.models)
         try:
-            with bar(total, each.name) as progress:
+            with images_bar(total, each.name) as progress:
                 result = each(dataclasses.replace(request, progress=progress))
         except (RecordError, UsageError) as error:
             if not tolerant:
@@ -241,12 +231,6 @@ def _run(
 
 
 def _provenance(request: AnalysisRequest, analysis: Analysis, weights: str) -> dict[str, Any]:
-    import shlex
-    import sys
-    from datetime import UTC, datetime
-
-    from attngraft._version import __version__
-
     made: dict[str, Any] = {"command": shlex.join(["attngraft", *sys.argv[1:]])}
     saved = analysis.predictions and request.use_saved_predictions
     if request.image_set is not None and analysis.images != "none" and not saved:
@@ -258,15 +242,12 @@ def _provenance(request: AnalysisRequest, analysis: Analysis, weights: str) -> d
 
 
 def _show(results: list[AnalysisResult], folder: Path, study: Path | None) -> None:
-    import sys
-
-    from rich.console import Console
     from rich.text import Text
 
     from attngraft.report import REPORT_FILE
     from attngraft.report.analyses import PAGE
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = output_console()
     for result in results:
         console.print(Text(f"{result.title} ({result.name})", "bold"))
         for name, value in result.numbers.items():

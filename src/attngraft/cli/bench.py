@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attngraft.cli.output import output_console
+from attngraft.errors import UsageError
+
 if TYPE_CHECKING:
     from attngraft.bench.scaling import ScalingResult
 
@@ -74,7 +77,6 @@ def bixt(
 
     from attngraft.bench.result import current_setting
     from attngraft.bench.scaling import SIZES, Call, Limits, begin
-    from attngraft.errors import UsageError
 
     if out.suffix != ".json":
         raise UsageError(f"--out must end in .json, not {out}")
@@ -132,14 +134,11 @@ def _run(result: ScalingResult, layers: Sequence[str], sizes: Sequence[int], *, 
 
 
 def _show(result: ScalingResult, out: Path) -> None:
-    import sys
-
-    from rich.console import Console
     from rich.text import Text
 
     from attngraft.report.scaling import exponent_lines, scaling_table
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    console = output_console()
     console.print(scaling_table(result))
     for line, passed in exponent_lines(result):
         verdict = {None: Text(), True: Text(": pass", "green"), False: Text(": FAIL", "bold red")}[passed]
@@ -171,8 +170,6 @@ def _numbers(text: str, *, option: str) -> tuple[int, ...]:
     Raises:
         UsageError: it is not a list of positive integers.
     """
-    from attngraft.errors import UsageError
-
     words = [word.strip().replace("_", "") for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UsageError(f"{option} takes positive integers, separated by commas (196,784), not {text!r}")

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attngraft.cli.output import print_json
+from attngraft.cli.values import assignments
+from attngraft.errors import UsageError
+
 if TYPE_CHECKING:
     from attngraft.models.convert import Converted
 
@@ -53,8 +57,6 @@ def convert(
 
         attngraft convert checkpoint.pth vit.safetensors --host vit_tiny_patch16_224 --host-arg img_size=32 --json
     """
-    from attngraft.cli.values import assignments
-    from attngraft.errors import UsageError
     from attngraft.models.convert import convert_checkpoint
 
     if host_arg and host is None:
@@ -92,8 +94,6 @@ def _show(made: Converted) -> None:
 
 
 def _print_json(made: Converted) -> None:
-    import json
-
     found = made.checkpoint
     facts = {
         "checkpoint": str(found.path),
@@ -109,4 +109,4 @@ def _print_json(made: Converted) -> None:
         "out": str(made.out),
         "bytes": made.size,
     }
-    typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+    print_json(facts)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from attngraft.cli.output import output_console, print_json, progress_bars
+from attngraft.cli.values import assignments
+from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
     from attngraft.tasks.images.config import DataConfig
@@ -66,13 +73,6 @@ def check(
 
         attngraft data check hf:./saved_dataset --task multilabel
     """
-    import json
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from attngraft.cli.values import assignments
-    from attngraft.errors import UsageError
     from attngraft.strict import read
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.images.inspection import inspect_images
@@ -80,24 +80,22 @@ def check(
     if contact_sheet is not None and contact_sheet.suffix.lower() != ".png":
         raise UsageError(f"--contact-sheet {contact_sheet}: give a file that ends in .png")
     given = {"source": source, "val_fraction": val_fraction, "split_seed": split_seed}
-    fields = {name: value for name, value in given.items() if value is not None}
-    fields |= assignments([text.removeprefix("task.data.") for text in set_ or []], option="--set")
-    config: DataConfig = read(DataConfig, fields, where="task.data")
-    console = Console(stderr=True)
-    columns = (TextColumn("Scanning images"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        progress = bar.add_task("", total=None)
+    settings = {name: value for name, value in given.items() if value is not None}
+    settings |= assignments([text.removeprefix("task.data.") for text in set_ or []], option="--set")
+    config: DataConfig = read(DataConfig, settings, where="task.data")
+    with progress_bars() as bar:
+        progress = bar.add_task("Scanning images", total=None)
         result = inspect_images(
             config, task=task, progress=lambda done, total: bar.update(progress, completed=done, total=total)
         )
     if as_json:
-        typer.echo(json.dumps(result.as_dict(), indent=2, ensure_ascii=False))
+        print_json(result.as_dict())
     else:
         _show(result, config)
     if save_split is not None:
         _save_split(result, save_split)
     if contact_sheet is not None:
-        from attngraft.tasks.images.contact_sheet import save_contact_sheet
+        from attngraft.tasks.images.inspection import save_contact_sheet
 
         typer.echo(f"Contact sheet: {save_contact_sheet(result, contact_sheet)}", err=True)
     if result.refusals:
@@ -105,7 +103,6 @@ def check(
 
 
 def _save_split(result: Inspection, path: Path) -> None:
-    from attngraft.errors import UsageError
     from attngraft.tasks.images.sources.splitting import save_split
 
     survey = result.survey
@@ -121,13 +118,10 @@ def _save_split(result: Inspection, path: Path) -> None:
 
 
 def _show(result: Inspection, config: DataConfig) -> None:
-    import sys
-
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console = output_console()
     source, counts = result.survey.source, result.counts()
     console.print(
         f"[bold]{escape(source.where)}[/bold]: {source.kind}, {len(source.classes)} classes, for {result.task}"
@@ -164,10 +158,6 @@ def _show(result: Inspection, config: DataConfig) -> None:
 
 def _compare_command(config: DataConfig, task: str) -> str:
     """Return the command that compares grafts on these data."""
-    import json
-    import shlex
-    from dataclasses import fields
-
     words = ["attngraft", "compare", "--data", config.source]
     words += ["--recipe", "multilabel"] if task == "multilabel" else []
     for field in fields(config):

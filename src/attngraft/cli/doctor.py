@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from attngraft.cli.output import output_console
+from attngraft.cli.values import assignments
 
 
 def doctor(
@@ -32,10 +44,6 @@ def doctor(
 
         attngraft doctor --host xcit_nano_12_p16_224 --host-arg depth=2
     """
-    import json
-    import sys
-
-    from rich.console import Console
     from rich.table import Table
 
     if host is not None:
@@ -45,7 +53,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(findings, indent=2))
         return
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = output_console()
     for title, entries in findings.items():
         table = Table(title=title, title_justify="left", show_header=False)
         for name, value in entries.items():
@@ -54,14 +62,8 @@ def doctor(
 
 
 def _examine(name: str, host_arg: list[str], *, as_json: bool) -> None:
-    import dataclasses
-    import json
-    import sys
-
     import torch
-    from rich.console import Console
 
-    from attngraft.cli.values import assignments
     from attngraft.models.create import create_host
     from attngraft.models.examine import examine
 
@@ -75,7 +77,7 @@ def _examine(name: str, host_arg: list[str], *, as_json: bool) -> None:
             site["stages"], site["taps"] = site.pop("hook_points"), site.pop("record_tensors")
         typer.echo(json.dumps(content, indent=2))
         return
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = output_console(160, highlight=True)
     for line in _tables(found):
         console.print(line)
 
@@ -99,8 +101,12 @@ def _tables(found: Any) -> Iterator[Any]:
             table.add_row(*map(escape, (paths, first.module, first.shape, points, missing or "-")))
         yield table
         table = Table("graft", "sites", "fits", "refused", title="grafts, with default options", title_justify="left")
-        for row in _fits(found.sites, found.grafts):
-            table.add_row(*map(escape, row))
+        for graft, fit in found.grafts.items():
+            taken = (
+                "\n".join(_runs(found.sites, fit.taken)) if fit.taken and fit.refused else "all" if fit.taken else "-"
+            )
+            refused = "\n".join(dict.fromkeys(fit.refused.values())) or fit.nowhere or "-"
+            table.add_row(*map(escape, (graft, str(fit), taken, refused)))
         yield table
     if found.not_run:
         yield escape(f"{found.model} could not be run ({found.not_run}); modules whose code names a softmax:")
@@ -113,18 +119,8 @@ def _tables(found: Any) -> Iterator[Any]:
         yield table
 
 
-def _fits(sites: Any, grafts: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield rows: graft, number of sites that take it, those sites, and reasons of the others."""
-    for graft, fit in grafts.items():
-        at = "\n".join(_runs(sites, fit.taken)) if fit.taken and fit.refused else "all" if fit.taken else "-"
-        yield graft, str(fit), at, "\n".join(dict.fromkeys(fit.refused.values())) or fit.nowhere or "-"
-
-
 def _runs(sites: Any, taken: Sequence[str]) -> Iterator[str]:
     """Yield the taken sites; consecutive sites whose paths differ only in numbers are merged."""
-    import re
-    from itertools import groupby
-
     named: dict[str, list[str]] = {}
     for site in sites:
         named.setdefault(re.sub(r"\d+", "*", site.path), []).append(site.path)
@@ -140,9 +136,6 @@ def _as_range(paths: Sequence[str]) -> str:
 
 def _merged(sites: Any) -> Iterator[tuple[str, Any]]:
     """Yield (paths, first site) for groups of sites that differ only in the numbers of their paths."""
-    import dataclasses
-    import re
-
     groups: dict[str, list[Any]] = {}
     for site in sites:
         form = re.sub(r"\d+", "*", site.path), dataclasses.replace(site, path="")
@@ -152,9 +145,6 @@ def _merged(sites: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _versions() -> dict[str, str]:
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
     found = {"python": platform.python_version(), "platform": platform.platform()}
     packages = "attngraft torch torchvision timm transformers accelerate triton safetensors torchmetrics"
     for package in packages.split():
@@ -192,9 +182,5 @@ def _backends() -> dict[str, str]:
 
 
 def _disk() -> dict[str, str]:
-    import shutil
-    import tempfile
-    from pathlib import Path
-
     folders = {"here": Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
     return {name: f"{shutil.disk_usage(path).free / 2**30:.1f} GiB free ({path})" for name, path in folders.items()}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+import dataclasses
+import json
+import os
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from attngraft.cli.output import output_console
+from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,13 +20,7 @@ if TYPE_CHECKING:
     from attngraft.evaluation.suites import SuiteRun
 
 
-class Weights(StrEnum):
-    """Weights of a run."""
-
-    last = "last"
-    best = "best"
-    ema = "ema"
-    best_ema = "best-ema"
+Weights = Literal["last", "best", "ema", "best-ema"]  #: of a run; `training.evaluate.Weights`, without its imports
 
 
 def evaluate(
@@ -45,7 +45,7 @@ def evaluate(
     split: Annotated[
         str | None, typer.Option("--split", help="Part of the data by name, instead of validation.", metavar="NAME")
     ] = None,
-    weights: Annotated[Weights, typer.Option("--weights", help="Weights of the run to use.")] = Weights.last,
+    weights: Annotated[Weights, typer.Option("--weights", help="Weights of the run to use.")] = "last",
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, metavar="N", help="With --suite: use only N images, evenly spaced."),
@@ -71,8 +71,6 @@ def evaluate(
 
         attngraft eval runs/imagenet --suite v2=./imagenetv2-matched-frequency-format-val --suite a=./imagenet-a
     """
-    from attngraft.errors import UsageError
-
     if suite:
         _evaluate_suites(run, suite, data=data, split=split, weights=weights, limit=limit, as_json=as_json)
         return
@@ -82,20 +80,18 @@ def evaluate(
 
 
 def _evaluate(run: Path, *, data: str | None, split: str | None, weights: Weights, as_json: bool) -> None:
-    import json
-
     from rich.console import Console
     from rich.table import Table
 
     from attngraft.training.evaluate import evaluate_run
 
-    evaluation = evaluate_run(run, data=data, split=split, weights=weights.value)
+    evaluation = evaluate_run(run, data=data, split=split, weights=weights)
     examples = len(evaluation.predictions.names)
     if as_json:
-        facts = {"run": str(run), "weights": weights.value, "examples": examples, "metrics": dict(evaluation.metrics)}
+        facts = {"run": str(run), "weights": weights, "examples": examples, "metrics": dict(evaluation.metrics)}
         typer.echo(json.dumps(facts, indent=2))
         return
-    table = Table(title=f"{run} ({weights.value} weights, {examples} examples)")
+    table = Table(title=f"{run} ({weights} weights, {examples} examples)")
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in evaluation.metrics.items():
@@ -104,9 +100,6 @@ def _evaluate(run: Path, *, data: str | None, split: str | None, weights: Weight
 
 
 def _evaluate_suites(run: Path, texts: list[str], *, as_json: bool, weights: Weights, **where: Any) -> None:
-    import os
-    from contextlib import nullcontext
-
     from rich.console import Console
 
     from attngraft.evaluation.suites import SuitesFailed, evaluate_suites, parse_suites
@@ -122,7 +115,7 @@ def _evaluate_suites(run: Path, texts: list[str], *, as_json: bool, weights: Wei
     failed = None
     try:
         with progress as callbacks:
-            found = evaluate_suites(run, choices, weights=weights.value, progress=callbacks, **where)
+            found = evaluate_suites(run, choices, weights=weights, progress=callbacks, **where)
     except SuitesFailed as error:
         found, failed = error.found, error
     if not silent:
@@ -132,28 +125,18 @@ def _evaluate_suites(run: Path, texts: list[str], *, as_json: bool, weights: Wei
 
 
 def _show(run: Path, found: Sequence[SuiteRun], *, as_json: bool) -> None:
-    import dataclasses
-    import json
-    import sys
-
-    from rich.console import Console
-
     from attngraft.report.suites import suite_heading, suite_table
 
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
         return
-    out = Console(width=None if sys.stdout.isatty() else 100)
+    out = output_console(100, highlight=True)
     for each in found:
         out.print(suite_heading(each), markup=False, highlight=False, soft_wrap=True)
         out.print(suite_table(each))
-        _notes(out, each)
+        reasons = [f"{group.label}: {group.reason}" for group in each.groups if group.reason]
+        remarks = dict.fromkeys(text for group in each.groups for text in group.said)
+        for note in [*each.notes, *reasons, *remarks]:
+            out.print(f"Note: {note}", markup=False, highlight=False)
     if found:
         out.print(f"Predictions and results: {run / 'evaluation'}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _notes(out: Any, found: SuiteRun) -> None:
-    reasons = [f"{group.label}: {group.reason}" for group in found.groups if group.reason]
-    said = dict.fromkeys(text for group in found.groups for text in group.said)
-    for note in [*found.notes, *reasons, *said]:
-        out.print(f"Note: {note}", markup=False, highlight=False)

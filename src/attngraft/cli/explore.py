@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from attngraft.cli.evaluate import Weights
+from attngraft.cli.models import open_models
+from attngraft.cli.values import assignments
 
 
 def explore(
@@ -26,7 +28,7 @@ def explore(
         typer.Option("--out", "-o", help="The page. Default: <image>.html in the current folder.", metavar="FILE.html"),
     ] = None,
     name: Annotated[list[str] | None, typer.Option("--name", help="Display names, in the order of --model.")] = None,
-    weights: Annotated[Weights, typer.Option("--weights", help="Weights of a run to use.")] = Weights.last,
+    weights: Annotated[Weights, typer.Option("--weights", help="Weights of a run to use.")] = "last",
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of timm models.")] = False,
     host_arg: Annotated[
         list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.")
@@ -47,11 +49,9 @@ def explore(
 
         attngraft explore --model flowers-model --image tulip.jpg --sites last:4
     """
-    from attngraft.cli.models import open_models
-    from attngraft.cli.values import assignments
     from attngraft.report.explorer import explore_handles
 
     arguments = assignments(host_arg or [], option="--host-arg")
-    handles = open_models(model, names=name or [], weights=weights.value, pretrained=pretrained, arguments=arguments)
+    handles = open_models(model, names=name or [], weights=weights, pretrained=pretrained, arguments=arguments)
     page = explore_handles(handles, image, out=out or Path(f"{image.stem}.html"), sites=sites, title=title)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from attngraft.cli.evaluate import Weights
+from attngraft.cli.output import print_json
 
 if TYPE_CHECKING:
     from attngraft.export.run import Exported
 
 
 class Target(StrEnum):
-    """Export formats."""
+    """Export formats; typer has no lists of literals."""
 
     torch = "torch"
     pt2 = "pt2"
@@ -23,15 +25,7 @@ class Target(StrEnum):
     hf = "hf"
 
 
-class DType(StrEnum):
-    """Number formats of weights."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-    int8 = "int8"
-
-
-_NAMES = {DType.fp32: "float32", DType.bf16: "bfloat16", DType.int8: "int8"}
+_DTYPES: dict[str, Literal["float32", "bfloat16", "int8"]] = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
 
 
 def export(
@@ -45,7 +39,7 @@ def export(
             "file; hf: also a config.json for timm and the Hugging Face Hub. Repeatable.",
         ),
     ] = None,
-    checkpoint: Annotated[Weights, typer.Option("--checkpoint", help="Which weights of the run.")] = Weights.last,
+    checkpoint: Annotated[Weights, typer.Option("--checkpoint", help="Which weights of the run.")] = "last",
     fold: Annotated[
         bool,
         typer.Option(
@@ -53,8 +47,9 @@ def export(
         ),
     ] = False,
     dtype: Annotated[
-        DType, typer.Option("--dtype", help="bf16: half the size, not for ONNX; int8: a second, quantized ONNX file.")
-    ] = DType.fp32,
+        Literal["fp32", "bf16", "int8"],
+        typer.Option("--dtype", help="bf16: half the size, not for ONNX; int8: a second, quantized ONNX file."),
+    ] = "fp32",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an exported model in DIR.")] = False,
     unfinished: Annotated[bool, typer.Option("--unfinished", help="Accept a run that is not finished.")] = False,
     push: Annotated[
@@ -79,9 +74,6 @@ def export(
 
         attngraft export runs/flowers --out flowers-model --to hf --push jane/flowers-vit
     """
-    import dataclasses
-    import json
-
     from attngraft.export.hub import check_name, push_to_hub
     from attngraft.export.run import export_run
 
@@ -91,9 +83,9 @@ def export(
         run,
         out,
         to=[target.value for target in to or [Target.torch]],
-        checkpoint=checkpoint.value,
+        checkpoint=checkpoint,
         fold=fold,
-        dtype=_NAMES[dtype],  # type: ignore[arg-type]
+        dtype=_DTYPES[dtype],
         overwrite=overwrite,
         unfinished=unfinished,
     )
@@ -108,7 +100,7 @@ def export(
             "plain_timm_difference": exported.plain_difference,
             "uploaded_to": url,
         }
-        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
+        print_json(result)
     elif url is not None:
         typer.echo(f"uploaded to {url}")
 

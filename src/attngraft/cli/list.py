@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 import typer
+
+from attngraft.cli.output import output_console, print_json
+from attngraft.errors import UsageError
 
 
 def list_command(
@@ -30,36 +34,27 @@ def list_command(
 
         attngraft list hosts --coverage
     """
-    import json
-    import sys
-
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
-
-    from attngraft.errors import UsageError
 
     if coverage:
         if what != "hosts":
             raise UsageError(f"--coverage needs hosts: attngraft list hosts --coverage, not list {what}")
         _coverage(as_json=as_json)
         return
-    rows = _ROWS[what]()
+    rows = _rows(what)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     table = Table(title=f"{what} ({len(rows)})", title_justify="left")
     for column in rows[0] if rows else ():
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(escape(_cell(value)) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    output_console().print(table)
 
 
 def _coverage(*, as_json: bool) -> None:
-    import json
-    import sys
-
     import timm
     from rich.console import Console
     from rich.markup import escape
@@ -89,16 +84,56 @@ def _coverage(*, as_json: bool) -> None:
         counts = [str(len(row.takes[graft])) for graft in COUNTED]
         cells = [row.family, str(len(row.names)), *counts, ", ".join(row.hosts) or "-", "\n".join(row.why) or "-"]
         table.add_row(*map(escape, cells))
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = output_console(160)
     console.print(table)
     for graft, value in share.items():
-        console.print(f"{graft}: {value:.1%} of {len(found)} names", highlight=False)
+        console.print(f"{graft}: {value:.1%} of {len(found)} names")
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return "\n".join(f"{name}={shown}" for name, shown in value.items()) or "-"
     return ", ".join(value) if isinstance(value, list | tuple) else str(value)
+
+
+def _rows(what: str) -> list[dict[str, Any]]:
+    if what == "grafts":
+        return _grafts()
+    if what == "hosts":
+        from attngraft.grafting.catalog import list_hosts
+
+        return [{"name": host.name, "what": host.summary} for host in list_hosts()]
+    if what == "recipes":
+        from attngraft.training.recipe import packaged_recipes, recipe_summary
+
+        return [{"name": name, "what": recipe_summary(name)} for name in packaged_recipes()]
+    if what == "papers":
+        from attngraft.papers.schema import list_papers, load_paper
+
+        return [{"name": name, "what": load_paper(name).title} for name in list_papers()]
+    if what == "tasks":
+        from attngraft.tasks.task import known_tasks
+
+        return [{"name": name} for name in known_tasks()]
+    if what == "analyses":
+        from attngraft.analysis.catalog import analyses
+
+        return [
+            {"name": each.name, "what": each.summary, "takes": each.requirements, "source": each.source or "-"}
+            for each in analyses()
+        ]
+    from attngraft.evaluation.suites import suites
+    from attngraft.targets.test_sets import TEST_SETS, how_to_get
+
+    return [
+        {
+            "name": suite.name,
+            "what": suite.summary,
+            "conditions": str(len(suite.conditions) or ""),
+            "images": how_to_get(suite.name) if suite.name in TEST_SETS else "the run's validation part, or --data",
+        }
+        for suite in suites().values()
+    ]
 
 
 def _grafts() -> list[dict[str, Any]]:
@@ -121,62 +156,3 @@ def _grafts() -> list[dict[str, Any]]:
             {"name": name, "stage": [], "options": {}, "identity at start": "", "what": what, "source": "preset"}
         )
     return rows
-
-
-def _hosts() -> list[dict[str, Any]]:
-    from attngraft.grafting.catalog import list_hosts
-
-    return [{"name": host.name, "what": host.summary} for host in list_hosts()]
-
-
-def _recipes() -> list[dict[str, Any]]:
-    from attngraft.training.recipe import packaged_recipes, recipe_summary
-
-    return [{"name": name, "what": recipe_summary(name)} for name in packaged_recipes()]
-
-
-def _papers() -> list[dict[str, Any]]:
-    from attngraft.papers.schema import list_papers, load_paper
-
-    return [{"name": name, "what": load_paper(name).title} for name in list_papers()]
-
-
-def _tasks() -> list[dict[str, Any]]:
-    from attngraft.tasks.task import known_tasks
-
-    return [{"name": name} for name in known_tasks()]
-
-
-def _analyses() -> list[dict[str, Any]]:
-    from attngraft.analysis.catalog import analyses
-
-    return [
-        {"name": each.name, "what": each.summary, "takes": each.requirements, "source": each.source or "-"}
-        for each in analyses()
-    ]
-
-
-def _suites() -> list[dict[str, Any]]:
-    from attngraft.evaluation.suites import suites
-    from attngraft.targets.test_sets import TEST_SETS, how_to_get
-
-    return [
-        {
-            "name": suite.name,
-            "what": suite.summary,
-            "conditions": str(len(suite.conditions) or ""),
-            "images": how_to_get(suite.name) if suite.name in TEST_SETS else "the run's validation part, or --data",
-        }
-        for suite in suites().values()
-    ]
-
-
-_ROWS = {
-    "grafts": _grafts,
-    "hosts": _hosts,
-    "recipes": _recipes,
-    "papers": _papers,
-    "tasks": _tasks,
-    "analyses": _analyses,
-    "suites": _suites,
-}

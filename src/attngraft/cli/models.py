@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from attngraft.cli.values import find_images
+from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
     from attngraft.targets.handle import ModelHandle
@@ -26,7 +29,6 @@ def open_models(
     Raises:
         UsageError: more names than models, or two models with the same name.
     """
-    from attngraft.errors import UsageError
     from attngraft.targets.handle import open_handle
 
     if len(names) > len(models):
@@ -43,7 +45,11 @@ def open_models(
                 arguments=arguments if by_timm else None,
             )
         )
-    return _apart(found)
+    shown = [handle.name for handle in found]
+    for name in shown:
+        if shown.count(name) > 1:
+            raise UsageError(f"two models are called {name!r}; pass a --name for each, in order")
+    return tuple(found)
 
 
 def models_of_study(
@@ -56,9 +62,6 @@ def models_of_study(
     Raises:
         UsageError: there is no study, none of its runs of this seed is finished, or it has no such variant.
     """
-    import dataclasses
-
-    from attngraft.errors import UsageError
     from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
     from attngraft.study.plan import finished_runs
     from attngraft.suggest import did_you_mean
@@ -77,7 +80,11 @@ def models_of_study(
             )
     finished = {name: each for name, each in finished_runs(config).items() if not variants or name in variants}
     runs = {name: by_seed[chosen].folder for name, by_seed in finished.items() if chosen in by_seed}
-    left_out = {name: _not_finished(chosen, list(by_seed)) for name, by_seed in finished.items() if name not in runs}
+    left_out = {
+        name: f"its run with seed {chosen} is not finished" + (f"; --seed {next(iter(by_seed))} is" if by_seed else "")
+        for name, by_seed in finished.items()
+        if name not in runs
+    }
     if not runs:
         raise UsageError(
             f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"
@@ -86,18 +93,10 @@ def models_of_study(
     return handles, list(runs).index(config.baseline.name) if config.baseline.name in runs else None, left_out
 
 
-def _not_finished(seed: int, others: Sequence[int]) -> str:
-    if not others:
-        return f"its run with seed {seed} is not finished"
-    return f"its run with seed {seed} is not finished; --seed {others[0]} is"
-
-
 def images_for(
     handles: Sequence[ModelHandle], *, images: Sequence[str], data: str | None, split: str | None
 ) -> ImageSet | None:
     """Return images from the files `images`, else from `data`, else the validation images of the first run, else None."""
-    from attngraft.cli.values import find_images
-    from attngraft.errors import UsageError
     from attngraft.targets.images import images_from_data, images_from_files, images_from_run
 
     if images:
@@ -108,26 +107,3 @@ def images_for(
     if record is not None and "data" in record.recipe.task:
         return images_from_run(record, data=data, split=split)
     return None if data is None else images_from_data(data, split=split)
-
-
-@contextmanager
-def bar(total: int | None, what: str) -> Iterator[Callable[[int], None]]:
-    """Show a transient progress bar of images on standard error, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda images: bars.advance(task, images)
-
-
-def _apart(handles: Sequence[ModelHandle]) -> tuple[ModelHandle, ...]:
-    from attngraft.errors import UsageError
-
-    names = [handle.name for handle in handles]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two models are called {name!r}; pass a --name for each, in order")
-    return tuple(handles)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from attngraft.cli.output import output_console, print_json
+from attngraft.errors import UsageError
 
 
 def paper(
@@ -39,8 +39,6 @@ def paper(
 
         attngraft paper cb table6 --json
     """
-    from attngraft.errors import UsageError
-
     if runs is not None and table is None:
         raise UsageError("--runs needs a table: attngraft paper PAPER TABLE --runs DIR")
     if name is None:
@@ -59,14 +57,14 @@ def _list_papers(as_json: bool) -> None:
 
     papers = [load_paper(name) for name in list_papers()]
     if as_json:
-        _print_json([{"id": one.id, "title": one.title, "source": one.source} for one in papers])
+        print_json([{"id": one.id, "title": one.title, "source": one.source} for one in papers])
         return
     drawn = Table()
     for heading in ("paper", "title", "source"):
         drawn.add_column(heading)
     for one in papers:
         drawn.add_row(one.id, Text(one.title), Text(one.source))
-    _console().print(drawn)
+    output_console().print(drawn)
 
 
 def _list_tables(name: str, as_json: bool) -> None:
@@ -74,11 +72,11 @@ def _list_tables(name: str, as_json: bool) -> None:
 
     found = load_paper(name)
     if as_json:
-        _print_json([{"id": table.id, "title": table.title, "rows": len(table.rows)} for table in found.tables])
+        print_json([{"id": table.id, "title": table.title, "rows": len(table.rows)} for table in found.tables])
         return
     from attngraft.papers.table import list_tables
 
-    _console().print(list_tables(found))
+    output_console().print(list_tables(found))
 
 
 def _show(name: str, table: str, runs: Path | None, as_json: bool) -> None:
@@ -91,24 +89,9 @@ def _show(name: str, table: str, runs: Path | None, as_json: bool) -> None:
 
     result = compute_table(found, wanted, runs=() if runs is None else find_runs(runs))
     if as_json:
-        _print_json(result.to_dict())
+        print_json(result.to_dict())
         return
     from attngraft.papers.table import render_table
 
-    console = _console()
+    console = output_console()
     console.print(render_table(found, result, ascii_only=console.options.ascii_only))
-
-
-def _console() -> Console:
-    """Return a console as wide as the terminal, or of 140 columns if there is none."""
-    import sys
-
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-
-
-def _print_json(value: object) -> None:
-    import json
-
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from attngraft.cli.output import output_console
+from attngraft.cli.values import assignments
+
 
 def plan(
     host: Annotated[str, typer.Argument(help="A timm model name.", metavar="HOST")],
@@ -29,12 +32,8 @@ def plan(
 
         attngraft plan vit_small_patch16_224 cb --measure --host-arg img_size=32 --host-arg depth=4
     """
-    import sys
-
     import torch
-    from rich.console import Console
 
-    from attngraft.cli.values import assignments
     from attngraft.grafting.plan import plan as make_plan
     from attngraft.grafting.spec import parse
     from attngraft.models.create import create_model
@@ -47,7 +46,7 @@ def plan(
     if as_json:
         typer.echo(report.to_json())
         return
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = output_console(highlight=True)
     console.print(report.table())
     for line in report.summary():
         console.print(line, markup=False, highlight=False)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Literal, cast, get_args
 
 import typer
 
 from attngraft.cli.evaluate import Weights
+from attngraft.cli.output import progress_bars
+from attngraft.cli.values import find_images
+from attngraft.errors import UsageError
 
 _SHOWN = 20  #: most unreadable images named on the terminal
 
 
-class Format(StrEnum):
-    """Formats of predictions."""
-
-    csv = "csv"
-    json = "json"
-    jsonl = "jsonl"
+Format = Literal["csv", "json", "jsonl"]
 
 
 def predict(
@@ -46,7 +44,7 @@ def predict(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 32,
     checkpoint: Annotated[
         Weights, typer.Option("--checkpoint", help="Which weights to use, if MODEL is a run.")
-    ] = Weights.last,
+    ] = "last",
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, ... Default: the accelerator, if any.", metavar="NAME")
     ] = None,
@@ -63,28 +61,16 @@ def predict(
 
         find . -name "*.png" | attngraft predict runs/flowers -
     """
-    import sys
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    from attngraft.cli.values import find_images
-    from attngraft.export.predict import open_model
-    from attngraft.export.writers import WRITERS
+    from attngraft.export.predict import WRITERS, open_model
     from attngraft.files import printable
 
     chosen = form or _format_of(out)
     files = find_images(images, stdin=sys.stdin.buffer if "-" in images else None)
-    predictor = open_model(model, checkpoint=checkpoint.value, device=device)
+    predictor = open_model(model, checkpoint=checkpoint, device=device)
     unreadable = []
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        _output(out) as file,
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-    ):
+    with _output(out) as file, progress_bars(described=False) as bar:
         progress = bar.add_task("images", total=len(files))
-        writer = WRITERS[chosen.value](file, predictor.serving, top=top)
+        writer = WRITERS[chosen](file, predictor.serving, top=top)
         writer.begin()
         for prediction in predictor(files, batch=batch):
             writer.add(prediction)
@@ -103,20 +89,16 @@ def predict(
 
 
 def _format_of(out: Path | None) -> Format:
-    from attngraft.errors import UsageError
-
     if out is None:
-        return Format.csv
+        return "csv"
     extension = out.suffix.lower().removeprefix(".")
-    if extension not in list(Format):
+    if extension not in get_args(Format):
         raise UsageError(f"--out {out}: unknown extension; use .csv, .json or .jsonl, or add --format")
-    return Format(extension)
+    return cast(Format, extension)
 
 
 @contextmanager
 def _output(out: Path | None) -> Iterator[IO[bytes]]:
-    import sys
-
     from attngraft.files import atomic_file
 
     if out is not None:

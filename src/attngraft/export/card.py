@@ -12,7 +12,6 @@ import timm
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from attngraft.export.fold import summary
-from attngraft.files import write_atomically
 from attngraft.results import facts as described
 from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, load_result
@@ -85,10 +84,8 @@ class StudyOfRun:
         return wording.reason(difference, seeds=len(self.result.seeds)) if difference else ""
 
 
-def write_card(
-    manifest: Manifest, record: RunRecord, folder: Path, *, parameters: int, plain_difference: float | None
-) -> None:
-    """Write README.md.
+def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_difference: float | None = None) -> str:
+    """Return the model card, without local paths. Unknown licences are listed as unknown.
 
     Args:
         record: the model's run.
@@ -96,12 +93,6 @@ def write_card(
         plain_difference: if the folder has timm's configuration, the difference of plain timm's outputs (without grafts)
             from the model's.
     """
-    text = card_text(manifest, record, parameters=parameters, plain_difference=plain_difference)
-    write_atomically(folder / FILE, text)
-
-
-def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_difference: float | None = None) -> str:
-    """Return the model card, without local paths. Unknown licences are listed as unknown."""
     from huggingface_hub import ModelCardData  # here, because it takes a while to import
 
     name = manifest.host.name

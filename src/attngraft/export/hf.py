@@ -104,19 +104,13 @@ def from_pretrained(
             "without grafts with transformers' own from_pretrained"
         )
     kind: Any = _named_class(transformers, path, hub) if model_class is None else model_class
-    model = _host(transformers, kind, path, options)
-    load_grafts(model, found)
-    return model.eval()
-
-
-def _host(transformers: Any, kind: Any, path: str | os.PathLike[str], options: dict[str, Any]) -> nn.Module:
-    """Load the host, without warnings about the grafts' weights in Trainer's checkpoints."""
     with quiet(transformers):
         model, report = kind.from_pretrained(str(path), output_loading_info=True, **options)
-    for problem in ("missing", "unexpected"):
+    for problem in ("missing", "unexpected"):  # Trainer's checkpoints also have the grafts among their weights
         if names := sorted(name for name in report[f"{problem}_keys"] if not is_graft(name)):
             log.warning("%s: %s weights of the host: %s", path, problem, ", ".join(names))
-    loaded: nn.Module = model
+    load_grafts(model, found)
+    loaded: nn.Module = model.eval()
     return loaded
 
 

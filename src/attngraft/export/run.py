@@ -19,6 +19,7 @@ from attngraft.errors import ExportError, StorageError, UsageError
 from attngraft.export import card, onnx, timm_config, torch_export
 from attngraft.export.check import check_outputs
 from attngraft.export.fold import fold as fold_model
+from attngraft.files import write_atomically
 from attngraft.hosts import forget
 from attngraft.saved.folder import load, write_model
 from attngraft.saved.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
@@ -101,7 +102,19 @@ def export_run(
         manifest = write_model(source.model, manifest, folder)
         again = load(folder)
         checks.append(check_outputs(again, source.model, manifest, file=WEIGHTS, batches=(2,), tolerance=RELOADING))
-        manifest, checks = _add_programs(source.model, manifest, folder, to, quantized=dtype == "int8", checks=checks)
+        programs: dict[str, str] = {}
+        if {"pt2", "onnx"} & set(to):
+            program = torch_export.export_program(source.model, manifest)
+            if "pt2" in to:
+                checks.append(torch_export.write_program(program, source.model, manifest, folder))
+                programs["pt2"] = torch_export.FILE
+            if "onnx" in to:
+                checks.append(onnx.write_onnx(program, source.model, manifest, folder))
+                programs["onnx"] = onnx.FILE
+            if dtype == "int8":
+                checks.append(onnx.write_quantized(source.model, manifest, folder))
+                programs["onnx int8"] = onnx.QUANTIZED
+            manifest = replace(manifest, programs=programs)
         manifest = replace(manifest, checks=tuple(checks))
         write_manifest(manifest, folder)
         plain = None
@@ -109,7 +122,8 @@ def export_run(
             timm_config.write_config(source.model, manifest, folder)
             plain = timm_config.host_difference(load(folder), manifest, folder)
         parameters = sum(parameter.numel() for parameter in source.model.parameters())
-        card.write_card(manifest, source.record, folder, parameters=parameters, plain_difference=plain)
+        text = card.card_text(manifest, source.record, parameters=parameters, plain_difference=plain)
+        write_atomically(folder / card.FILE, text)
     return Exported(folder=out, manifest=manifest, plain_difference=plain)
 
 
@@ -156,31 +170,6 @@ def _check_folder(out: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{out}: holds files that are not an exported model; give a new or empty folder")
     if not overwrite:
         raise UsageError(f"{out}: already holds an exported model; give another folder, or --overwrite to replace it")
-
-
-def _add_programs(
-    model: nn.Module,
-    manifest: Manifest,
-    folder: Path,
-    to: Sequence[Target],
-    *,
-    quantized: bool,
-    checks: list[Check],
-) -> tuple[Manifest, list[Check]]:
-    programs: dict[str, str] = {}
-    if not {"pt2", "onnx"} & set(to):
-        return manifest, checks
-    program = torch_export.export_program(model, manifest)
-    if "pt2" in to:
-        checks = [*checks, torch_export.write_program(program, model, manifest, folder)]
-        programs["pt2"] = torch_export.FILE
-    if "onnx" in to:
-        checks = [*checks, onnx.write_onnx(program, model, manifest, folder)]
-        programs["onnx"] = onnx.FILE
-        if quantized:
-            checks = [*checks, onnx.write_quantized(model, manifest, folder)]
-            programs["onnx int8"] = onnx.QUANTIZED
-    return replace(manifest, programs=programs), checks
 
 
 @contextmanager

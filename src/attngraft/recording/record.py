@@ -58,10 +58,14 @@ def record(
     try:
         for module in patched:
             patch(module, host.adapter)
-        for point, site, prefix, excluded in _recording_points(sources):
-            outer = point.recorder
-            previous.append((point, outer))
-            point.recorder = _SiteRecorder(recording, site, prefix, excluded, detach, outer)
+        for source in sources:
+            points = [(source.module, "", source.excluded)]  # recorder, prefix of its names, hook points to skip
+            for name, graft in source.module.grafts.items() if source.is_target else ():
+                if isinstance(graft, Graft) and graft.hook_point not in source.excluded:
+                    points.append((graft, f"{name}.", frozenset()))
+            for point, prefix, excluded in points:
+                previous.append((point, point.recorder))
+                point.recorder = _SiteRecorder(recording, source.site, prefix, excluded, detach, point.recorder)
         with _eager(), _track_image_size(host, coordinates, default_shape):
             yield recording
     finally:
@@ -171,12 +175,3 @@ def _sources(host: Host, sites: str) -> Iterator[_Source]:
                 if path not in (site.targets.get(hook_point), site.record_tensors.get(hook_point))
             )
             yield _Source(host.module(path), site.path, excluded, path in targets)
-
-
-def _recording_points(sources: list[_Source]) -> Iterator[tuple[Any, str, str, frozenset[str]]]:
-    """(module or graft, site's path, prefix of its names, names to skip) for all modules and the grafts attached to them."""
-    for source in sources:
-        yield source.module, source.site, "", source.excluded
-        for name, graft in source.module.grafts.items() if source.is_target else ():
-            if isinstance(graft, Graft) and graft.hook_point not in source.excluded:
-                yield graft, source.site, f"{name}.", frozenset()

@@ -21,7 +21,11 @@ def reliability(stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, bin
         stated: per seed, the predicted probabilities (N,).
         true: per seed, the outcomes (N,).
     """
-    errors = [_error(p.astype(float), hit.astype(float), bins) for p, hit in zip(stated, true, strict=True)]
+    errors = []
+    for p, hit in zip(stated, true, strict=True):
+        p = p.astype(float)
+        gaps = np.bincount(bin_of(p, bins=bins), weights=p - hit.astype(float), minlength=bins)
+        errors.append(float(np.abs(gaps).sum() / len(p)))
     probability, hit = np.concatenate(stated).astype(float), np.concatenate(true).astype(float)
     index = bin_of(probability, bins=bins)
     counts = np.bincount(index, minlength=bins)
@@ -45,11 +49,6 @@ def reliability_section(
         numbers={"ECE": float(np.mean(result.error_by_seed))},
         reliability=result,
     )
-
-
-def _error(stated: np.ndarray, true: np.ndarray, bins: int) -> float:
-    gaps = np.bincount(bin_of(stated, bins=bins), weights=stated - true, minlength=bins)
-    return float(np.abs(gaps).sum() / len(stated))
 
 
 def bin_of(probability: np.ndarray, *, bins: int = BINS) -> np.ndarray:

@@ -15,8 +15,8 @@ from PIL import Image
 from attngraft import cache
 from attngraft.errors import DataError
 from attngraft.tasks.images import scan as scan_module
+from attngraft.tasks.images.checks import corrupt_limit
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.issues import corrupt_limit
 from attngraft.tasks.images.opening import survey_images
 from attngraft.tasks.images.scan import scan
 from attngraft.tasks.images.sources import open_source

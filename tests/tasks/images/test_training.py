@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attngraft.errors import DataError
-from attngraft.tasks.images.sources.tar_images import TarImages
+from attngraft.tasks.images.sources.tar import TarImages
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, recipe_from_dict

@@ -78,10 +78,10 @@ def test_what_is_no_map(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"{re.escape(str(file))}: cannot be read as a label map"):
         maps.read(NAMES[0])
     torch.save({"scores": torch.zeros(2)}, file)
-    with pytest.raises(DataError, match=r"has the shape \(2, K, rows, columns\), this is dict"):
+    with pytest.raises(DataError, match=r"must have shape \(2, K, rows, columns\), not dict"):
         maps.read(NAMES[0])
     torch.save(torch.zeros(3, 5, 2, 2), file)
-    with pytest.raises(DataError, match=r"this is \(3, 5, 2, 2\)"):
+    with pytest.raises(DataError, match=r"not \(3, 5, 2, 2\)"):
         maps.read(NAMES[0])
     save_label_map(torch.arange(9.0).view(9, 1, 1), file)
     with pytest.raises(DataError, match="has class 8, but the data have 7 classes; use maps"):

@@ -11,7 +11,7 @@ from attngraft.tasks.images.config import AugmentConfig
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.transforms import TransformPlan, train_transform
 from attngraft.tasks.seeding import seeded
-from attngraft.tasks.token_labeling.split import TrackedTransform
+from attngraft.tasks.token_labeling.maps import TrackedTransform
 from tests.tasks.images.datasets import host_config, picture
 
 HOST = HostInput.from_model(host_config(16))

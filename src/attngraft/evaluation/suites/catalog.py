@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -167,28 +167,21 @@ def parse_suites(texts: Iterable[str], *, option: str = "--suite") -> tuple[Suit
     Raises:
         UsageError: unknown suite, or a suite with two folders.
     """
-    chosen: dict[str, SuiteChoice] = {}
+    known, chosen = suites(), dict[str, SuiteChoice]()
     for text in texts:
         parts = [text] if "=" in text else text.split(",")
         for part in parts:
             name, equals, data = part.strip().partition("=")
             if equals and not data:
                 raise UsageError(f"{option} {part}: give a folder after the =, or leave the = out")
-            for suite in _named(name, option):
+            if name not in known:
+                near = did_you_mean(name, known)
+                raise UsageError(f"{option} {name}: there is no suite {name!r}{near}; available: {', '.join(known)}")
+            for suite in [known[each] for each in known[name].stands_for or (name,)]:
                 given = SuiteChoice(suite=suite, data=data or None)
                 if chosen.setdefault(suite.name, given).data != given.data:
                     raise UsageError(f"{option} {suite.name}: given with two folders")
     return tuple(chosen.values())
-
-
-def _named(name: str, option: str) -> Sequence[Suite]:
-    known = suites()
-    if name not in known:
-        raise UsageError(
-            f"{option} {name}: there is no suite {name!r}{did_you_mean(name, known)}; available: {', '.join(known)}"
-        )
-    suite = known[name]
-    return [known[each] for each in suite.stands_for] if suite.stands_for else [suite]
 
 
 def _fgsm() -> Iterable[Condition]:

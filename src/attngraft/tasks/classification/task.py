@@ -12,9 +12,8 @@ from torch import Tensor
 from attngraft.errors import ConfigError
 from attngraft.results.sections import Metric, Section
 from attngraft.tasks.classification.config import ClassificationConfig
-from attngraft.tasks.classification.evaluator import ClassificationEvaluator
+from attngraft.tasks.classification.evaluator import ClassificationEvaluator, sections
 from attngraft.tasks.classification.losses import class_weights, example_losses, teacher_loss, training_loss
-from attngraft.tasks.classification.sections import sections
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.images.mixing import Mixing

@@ -1,11 +1,20 @@
-"""Checks that refuse unusable labeled images before training starts."""
+"""Problems in data: checks that refuse unusable labeled images, and unreadable images and duplicates that a scan found."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.tasks.images.scan import ScanResult
 from attngraft.tasks.images.sources import Images, ImageSource
+
+CORRUPT_LIMIT = 100  #: most images that a share in `max_corrupt` skips
+_COMPARED = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}  #: method of comparison
+_EXAMPLES = 20  #: groups of duplicates in the facts
 
 
 def class_counts(images: Images, classes: int) -> np.ndarray:
@@ -96,3 +105,130 @@ def _refuse_empty(source: ImageSource, counts: np.ndarray, what: str) -> None:
         f"{source.where}: {plural} {named}: no {what}; add some, or exclude {'it' if len(empty) == 1 else 'them'} with "
         "task.data.classes (training and validation must have the same classes)"
     )
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """One of several identical images."""
+
+    part: str  #: train or val
+    name: str
+    label: str  #: class, or the classes of a multi-label image, separated by `, `
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataIssues:
+    """Unreadable images (split, name, reason), and groups of identical images.
+
+    Groups span both splits (leaks) or one (repeated); those with different classes (conflicting) are also in one of these.
+    """
+
+    depth: str
+    unreadable: list[tuple[str, str, str]]
+    leaks: list[list[Duplicate]]
+    repeated: list[list[Duplicate]]
+    conflicting: list[list[Duplicate]]
+
+    @property
+    def leaked(self) -> int:
+        """Number of validation images that are also training images."""
+        return sum(image.part == "val" for group in self.leaks for image in group)
+
+    def notes(self) -> list[str]:
+        """Return a sentence per kind of issue, for readers of results."""
+        notes = []
+        if self.unreadable:
+            names = [name for _, name, _ in self.unreadable]
+            notes.append(f"{_count(len(names), 'image')} could not be read and skipped: {_listed(names)}.")
+        if self.leaks:
+            verb = "is" if self.leaked == 1 else "are"
+            notes.append(
+                f"Leak: {_count(self.leaked, 'validation image')} {verb} identical to training images, "
+                f"{_COMPARED[self.depth]} ({_listed([_group(group) for group in self.leaks])}), so the accuracy is too high."
+            )
+        if self.conflicting:
+            verb = "has" if len(self.conflicting) == 1 else "have"
+            groups = _listed([_group(group) for group in self.conflicting])
+            notes.append(f"{_count(len(self.conflicting), 'image')} {verb} copies with another class ({groups}).")
+        if self.repeated:
+            extra = sum(len(group) - 1 for group in self.repeated)
+            groups = _listed([_group(group) for group in self.repeated])
+            verb = "is a duplicate" if extra == 1 else "are duplicates"
+            notes.append(f"{_count(extra, 'image')} {verb} within a split ({groups}).")
+        return notes
+
+    def facts(self) -> dict[str, Any]:
+        """Return a JSON-ready description for the run folder."""
+
+        def examples(groups: list[list[Duplicate]]) -> dict[str, Any]:
+            shown = [[f"{image.name} ({image.label})" for image in group] for group in groups[:_EXAMPLES]]
+            return {"groups": len(groups), "examples": shown} if groups else {"groups": 0}
+
+        return {
+            "depth": self.depth,
+            "unreadable": [f"{name} ({reason})" for _, name, reason in self.unreadable],
+            "leaks": examples(self.leaks),
+            "repeated": examples(self.repeated),
+            "conflicting": examples(self.conflicting),
+        }
+
+
+def find_issues(train: Images, val: Images | None, scan: ScanResult, *, classes: Sequence[str]) -> DataIssues:
+    """Return the issues in `scan`, which covers the images of `train` followed by those of `val`."""
+
+    def located(position: int) -> tuple[str, Images, int]:
+        if val is None or position < len(train):
+            return "train", train, position
+        return "val", val, position - len(train)
+
+    def duplicate(position: int) -> Duplicate:
+        part, images, index = located(position)
+        label = images.labels[index]
+        if np.ndim(label) == 0:
+            return Duplicate(part, images.names[index], classes[int(label)])
+        return Duplicate(
+            part, images.names[index], ", ".join(classes[int(i)] for i in np.flatnonzero(label)) or "no class"
+        )
+
+    unreadable = []
+    for position, reason in scan.problems.items():
+        part, images, index = located(position)
+        unreadable.append((part, images.names[index], reason))
+    groups = [[duplicate(position) for position in group] for group in _identical(scan)]
+    return DataIssues(
+        depth=scan.depth,
+        unreadable=unreadable,
+        leaks=[group for group in groups if len({image.part for image in group}) > 1],
+        repeated=[group for group in groups if len({image.part for image in group}) == 1],
+        conflicting=[group for group in groups if len({image.label for image in group}) > 1],
+    )
+
+
+def corrupt_limit(max_corrupt: float, images: int) -> int:
+    """Return how many of `images` images may be skipped."""
+    return min(CORRUPT_LIMIT, int(max_corrupt * images)) if max_corrupt < 1 else int(max_corrupt)
+
+
+def _identical(scan: ScanResult) -> list[list[int]]:
+    """Return groups of positions of identical images, ordered by their first."""
+    readable = np.array([index for index in range(len(scan)) if index not in scan.problems], dtype=np.int64)
+    if scan.depth == "off" or not len(readable):
+        return []
+    _, inverse, counts = np.unique(scan.digests[readable], axis=0, return_inverse=True, return_counts=True)
+    inverse = inverse.reshape(-1)
+    groups: dict[int, list[int]] = {}
+    for position in np.flatnonzero(counts[inverse] > 1):
+        groups.setdefault(int(inverse[position]), []).append(int(readable[position]))
+    return sorted(groups.values())
+
+
+def _group(images: list[Duplicate]) -> str:
+    return " = ".join(image.name for image in images[:3]) + (" = ..." if len(images) > 3 else "")
+
+
+def _listed(names: Sequence[str], *, most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -72,28 +72,7 @@ def load_images(
     settings = SplitSettings(classes=source.classes, host=host, seed=seed)
     facts = {"task": task, "source": data.source, **_facts(opened, plan, host)}
     facts["image"] = {"first_size": list(first.size), "first_mode": first.mode}
-    transform = eval_transform(host, crop_pct=plan.eval_crop_pct)
-    return LoadedImages(
-        classes=source.classes,
-        train=_train_split(source.train, data, augment, plan, sampling, settings),
-        val=PixelSplit(val, transform, None, settings=settings)
-        if _is_cached(val, data, host)
-        else ImageSplit(val, transform, settings=settings),
-        counts=class_counts(source.train, len(source.classes)),
-        facts=printable(facts),
-        random_split=opened.random_split,
-    )
-
-
-def _train_split(
-    images: Images,
-    data: DataConfig,
-    augment: AugmentConfig,
-    plan: TransformPlan,
-    sampling: Sampling | None,
-    settings: SplitSettings,
-) -> LabelledSplit:
-    host, shuffle_buffer = settings.host, None
+    images, shuffle_buffer = source.train, None
     if data.order == "shards":
         if images.shard_index is None:
             raise ConfigError(
@@ -106,11 +85,24 @@ def _train_split(
     epoch_sampling = EpochSampling(repeats=augment.repeats, sampling=sampling, shuffle_buffer=shuffle_buffer)
     if data.cache and not images.in_memory:
         images = decoded(images, host.mode)
+    train: LabelledSplit
     if only_shifts_and_flips(augment, plan) and _is_cached(images, data, host):
         fixed = eval_transform(host, crop_pct=1.0, interpolation=augment.interpolation)
-        return PixelSplit(images, fixed, plan, settings=settings, epoch_sampling=epoch_sampling)
-    transform = train_transform(augment, plan, host)
-    return ImageSplit(images, transform, settings=settings, epoch_sampling=epoch_sampling)
+        train = PixelSplit(images, fixed, plan, settings=settings, epoch_sampling=epoch_sampling)
+    else:
+        transform = train_transform(augment, plan, host)
+        train = ImageSplit(images, transform, settings=settings, epoch_sampling=epoch_sampling)
+    transform = eval_transform(host, crop_pct=plan.eval_crop_pct)
+    return LoadedImages(
+        classes=source.classes,
+        train=train,
+        val=PixelSplit(val, transform, None, settings=settings)
+        if _is_cached(val, data, host)
+        else ImageSplit(val, transform, settings=settings),
+        counts=class_counts(source.train, len(source.classes)),
+        facts=printable(facts),
+        random_split=opened.random_split,
+    )
 
 
 def _is_cached(images: Images, data: DataConfig, host: HostInput) -> bool:

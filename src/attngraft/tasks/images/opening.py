@@ -12,9 +12,15 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.files import printable
-from attngraft.tasks.images.checks import check_amount, check_split
+from attngraft.tasks.images.checks import (
+    CORRUPT_LIMIT,
+    DataIssues,
+    check_amount,
+    check_split,
+    corrupt_limit,
+    find_issues,
+)
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.issues import CORRUPT_LIMIT, DataIssues, corrupt_limit, find_issues
 from attngraft.tasks.images.scan import Progress, ScanResult, scan
 from attngraft.tasks.images.sources import Images, ImageSource, open_source, restrict, with_validation
 from attngraft.tasks.images.sources.splitting import has_unique_names

@@ -117,20 +117,7 @@ class Preprocessor:
     @classmethod
     def from_serving(cls, serving: Serving) -> Preprocessor:
         """Build the preprocessor from the `input` section of a model's `Serving`."""
-        given = serving.input
-        channels, height, width = (int(number) for number in given["size"])
-        return cls(
-            HostInput(
-                channels=channels,
-                height=height,
-                width=width,
-                mean=tuple(given["mean"]),
-                std=tuple(given["std"]),
-                interpolation=given["interpolation"],
-                crop_pct=given["crop_pct"],
-                crop_mode=given["crop_mode"],
-            )
-        )
+        return cls(HostInput.from_model({**serving.input, "input_size": serving.input["size"]}))
 
     def read(self, stream: IO[bytes], *, where: str) -> Tensor:
         """Decode an image file, convert it to the host's mode, resize and crop; gives uint8 (C, H, W).

@@ -16,9 +16,8 @@ from attngraft.tasks.images.inputs import ImageBatches
 from attngraft.tasks.images.mixing import MultiLabelMixing
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.multilabel.config import MultiLabelConfig
-from attngraft.tasks.multilabel.evaluator import MultiLabelEvaluator
+from attngraft.tasks.multilabel.evaluator import MultiLabelEvaluator, sections
 from attngraft.tasks.multilabel.losses import example_losses, positive_weights, teacher_loss, training_loss
-from attngraft.tasks.multilabel.sections import sections
 from attngraft.tasks.task import Batch, Evaluator, Split, TaskData
 
 

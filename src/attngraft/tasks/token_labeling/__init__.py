@@ -1,6 +1,6 @@
 """Image classification by token labeling: training with a label per patch in addition to the image label.
 
-`maps.py` reads dense label maps, `split.py` tracks which part of an image a random crop shows, and `losses.py` turns both
+`maps.py` reads dense label maps and tracks which part of an image a random crop shows, and `losses.py` turns both
 into targets of patches and computes the loss.
 
 Source: Z. Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", 2021; VOLO and

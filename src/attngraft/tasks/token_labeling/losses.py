@@ -81,7 +81,7 @@ def map_targets(maps: Tensor, crops: Tensor, *, grid: tuple[int, int], classes: 
 
     Args:
         maps: (B, 2, K, Y, X), scores and classes.
-        crops: (B, 6), see `split.Crop`.
+        crops: (B, 6), see `maps.Crop`.
         grid: rows and columns of patches.
     """
     scores, best = maps.float().unbind(1)

@@ -16,15 +16,14 @@ from attngraft.tasks.classification import Classification
 from attngraft.tasks.task import Batch, Distillation, TaskData
 from attngraft.tasks.token_labeling.config import TokenLabelingConfig
 from attngraft.tasks.token_labeling.losses import TokenLabelLoss, grid_of, map_targets
-from attngraft.tasks.token_labeling.maps import LabelMaps
-from attngraft.tasks.token_labeling.split import with_maps
+from attngraft.tasks.token_labeling.maps import LabelMaps, with_maps
 
 
 class TokenLabeling(Classification):
     """`Classification` with patch labels in training, and mixing of tokens between images (MixToken).
 
     It needs a host that mixes tokens and gives logits for its patches: VOLO, ELSA-VOLO. Evaluation is that of
-    classification. A training batch may also have `maps` and `crop` (`split.MappedSplit`).
+    classification. A training batch may also have `maps` and `crop` (`maps.MappedSplit`).
     """
 
     name = "token_labeling"

@@ -15,7 +15,7 @@ import pytest
 from attngraft import cache
 from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources import ImageSource, open_source, tar_images
+from attngraft.tasks.images.sources import ImageSource, open_source, tar
 from attngraft.tasks.images.sources.tar import expanded, grouped
 from tests.tasks.images.datasets import load, make_tar, picture
 
@@ -140,14 +140,14 @@ def test_a_tar_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     make_shards(tmp_path, "birds")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.tar")}
     names = parts_of(f"{tmp_path}/birds-{{000..002}}.tar").train.names
-    gone = tar_images._read_index
+    gone = tar._read_index
     through: list[Path] = []
 
-    def counted(path: Path) -> tar_images.TarIndex:
+    def counted(path: Path) -> tar.TarIndex:
         through.append(path)
         return gone(path)
 
-    monkeypatch.setattr(tar_images, "_read_index", counted)
+    monkeypatch.setattr(tar, "_read_index", counted)
     assert parts_of(f"{tmp_path}/birds-{{000..002}}.tar").train.names == names
     assert not through
     make_shard(tmp_path / "birds-001.tar", {"x.jpg": png(3), "x.cls": b"2"})

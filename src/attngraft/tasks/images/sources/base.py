@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import IO
 
 import numpy as np
@@ -86,6 +89,15 @@ def _pixel_digest(pixels: Iterable[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
+def file_stamp(path: str | Path) -> Stamp | None:
+    """Return the stamp of an image in a file of its own; None if there is no such file."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_size, stat.st_mtime_ns
+
+
 class FileImages(Images):
     """Encoded images, in files of their own or inside other files."""
 
@@ -140,6 +152,24 @@ class ImageSource:
     mirrored: bool = True  #: whether a mirror image has the same class
     multilabel: bool = False  #: labels are (N, K) uint8, see `Images`
     notes: tuple[str, ...] = ()  #: how the source was read, for the report
+
+
+def configured_root(config: DataConfig) -> Path | None:
+    """Return the folder `task.data.root`; None if it is not configured.
+
+    Raises:
+        DataError: no such folder.
+    """
+    root = None if config.root is None else Path(config.root).expanduser()
+    if root is not None and not root.is_dir():
+        raise DataError(f"task.data.root: no folder {root}")
+    return root
+
+
+def split_name(stem: str) -> str:
+    """Return the split that a file belongs to: its last word if that names a split (`birds-train`), else its name."""
+    last = re.split(r"[-_.]", stem)[-1]
+    return last if last.lower() in (*TRAIN_NAMES, *VAL_NAMES) else stem
 
 
 def find_split(

@@ -18,7 +18,14 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, ImageSource, find_split, missing_validation
+from attngraft.tasks.images.sources.base import (
+    TRAIN_NAMES,
+    VAL_NAMES,
+    ImageSource,
+    configured_root,
+    find_split,
+    missing_validation,
+)
 from attngraft.tasks.images.sources.folder import FolderImages
 
 _OBJECTS = "instances_"  #: prefix of files of objects; captions and keypoints are in other files beside them
@@ -47,9 +54,10 @@ def open_coco(path: Path, config: DataConfig) -> ImageSource:
     Raises:
         DataError: no COCO annotations, a missing split, an annotation of an unlisted image or category, or missing images.
     """
+    root = configured_root(config)
     if path.is_file():
-        base = _base(path.parent.parent if path.parent.name == "annotations" else path.parent, config)
-        return _build(path, base, _read(path), None, origin=f"the images of {path.name}")
+        folder = path.parent.parent if path.parent.name == "annotations" else path.parent
+        return _build(path, root or folder, _read(path), None, origin=f"the images of {path.name}")
     available = _splits_in(path)
     short = {re.sub(r"\d+$", "", name): name for name in reversed(available)}  # train for train2017
     known = [*available, *(name for name in short if name not in available)]
@@ -65,7 +73,7 @@ def open_coco(path: Path, config: DataConfig) -> ImageSource:
     files = [available[short.get(name, name)] for name in (train, val) if name is not None]
     origin = " and ".join(file.relative_to(path).as_posix() for file in files)
     read = [_read(file) for file in files]
-    return _build(path, _base(path, config), read[0], read[1] if val else None, origin=origin)
+    return _build(path, root or path, read[0], read[1] if val else None, origin=origin)
 
 
 def _splits_in(folder: Path) -> dict[str, Path]:
@@ -122,15 +130,6 @@ def _by_id(path: Path, entries: Sequence[Mapping[str, Any]], key: str, value: st
             raise DataError(f"{path}: {key}[{number}] repeats the id {entry['id']!r}")
         found[entry["id"]] = entry[value]
     return found
-
-
-def _base(folder: Path, config: DataConfig) -> Path:
-    if config.root is None:
-        return folder
-    root = Path(config.root).expanduser()
-    if not root.is_dir():
-        raise DataError(f"task.data.root: no folder {root}")
-    return root
 
 
 def _build(where: Path, base: Path, train: _Annotations, val: _Annotations | None, *, origin: str) -> ImageSource:

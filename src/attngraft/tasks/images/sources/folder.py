@@ -11,7 +11,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, FileImages, ImageSource, Stamp
+from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, FileImages, ImageSource, Stamp, file_stamp
 from attngraft.tasks.images.sources.listing import Listing, is_image, is_junk, is_unsupported, split_folders
 
 USUAL_FOLDERS = ("images", "imgs", "image", "img", "data", "files", "train")  #: usual names of a folder of all images
@@ -35,11 +35,7 @@ class FolderImages(FileImages):
             raise DataError(f"{path}: cannot be opened ({why})") from None
 
     def stamp(self, index: int) -> Stamp | None:
-        try:
-            stat = os.stat(self.where(index))
-        except OSError:
-            return None
-        return stat.st_size, stat.st_mtime_ns
+        return file_stamp(self.where(index))
 
     def take(self, indices: np.ndarray, labels: np.ndarray) -> FolderImages:
         return FolderImages(self.root, names=[self.names[i] for i in indices], labels=labels)

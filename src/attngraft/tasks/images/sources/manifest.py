@@ -15,10 +15,9 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import TRAIN_NAMES, ImageSource, find_train, find_val
+from attngraft.tasks.images.sources.base import TRAIN_NAMES, ImageSource, configured_root, find_train, find_val
 from attngraft.tasks.images.sources.folder import USUAL_FOLDERS, FolderImages
-from attngraft.tasks.images.sources.labels import find_column, read_labels
-from attngraft.tasks.images.sources.table import KINDS, MISSING, LabelTable, read_table
+from attngraft.tasks.images.sources.table import KINDS, MISSING, LabelTable, find_column, read_labels, read_table
 
 PATH_NAMES = (
     *("path", "file", "filename", "file_name", "filepath", "file_path", "image", "images", "image_path", "img"),
@@ -169,19 +168,14 @@ def _root(folder: Path, paths: Sequence[str], config: DataConfig) -> tuple[Path,
     The base is `task.data.root`, the table's folder, or a folder in it that has the first images.
     """
     probed = paths[:_PROBED]
-    if config.root is not None:
-        root = Path(config.root).expanduser()
-        if not root.is_dir():
-            raise DataError(f"task.data.root: no folder {root}")
-        bases = [root]
-    else:
-        bases = [folder, *(folder / name for name in USUAL_FOLDERS)]
+    root = configured_root(config)
+    bases = [folder, *(folder / name for name in USUAL_FOLDERS)] if root is None else [root]
     for extension in ("", *_EXTENSIONS):
         for base in bases:
             if any((base / f"{path}{extension}").is_file() for path in probed):
                 return base, extension
-    if config.root is not None:
-        return bases[0], ""
+    if root is not None:
+        return root, ""
     raise DataError(
         f"{folder}: none of the first {len(probed)} images of the table exists ({probed[0]}, ...); set the base folder of "
         "relative paths with task.data.root"
