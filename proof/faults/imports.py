@@ -11,3 +11,6 @@ import attngraft.study.runner
 import attngraft.tasks.classification.task
 import attngraft.training.loop  # noqa: F401
 import proof.faults.harm  # noqa: F401
+from attngraft.hosts.registry import load
+
+load("timm")

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attngraft.attention import GraftedModule
 from attngraft.bench.result import BenchResult, WrongOutputsError, check_outputs, read_benchmark
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
+from tests.slow import product_but
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 RESULTS = BENCH.with_name("benchmarks")
@@ -240,8 +241,8 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(COMMANDS))
+# `jobs` compares bits that `test_bitwise.py` compares
+@pytest.mark.parametrize("name", product_but(COMMANDS, [name for name in COMMANDS if name != "jobs"]))
 def test_every_command_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -66,11 +66,13 @@ def example_inputs(model: nn.Module) -> tuple[Tensor, ...]:
     return host.adapter.example_inputs(host.core, batch=2)
 
 
-def check_compile(model: nn.Module, inputs: tuple[Tensor, ...] | None = None) -> None:
+def check_compile(model: nn.Module, inputs: tuple[Tensor, ...] | None = None, *, backend: str = "inductor") -> None:
+    """`aot_eager` traces the whole model as inductor does and spares the C++ compiler, which takes ten seconds a model."""
     inputs = example_inputs(model) if inputs is None else inputs
     expected = model(*inputs)
     torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(model, fullgraph=True)(*inputs), expected, atol=1e-5, rtol=1e-4)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    torch.testing.assert_close(compiled(*inputs), expected, atol=1e-5, rtol=1e-4)
 
 
 def check_export(model: nn.Module, inputs: tuple[Tensor, ...] | None = None, *, batch_axis: int = 0) -> None:
@@ -93,7 +95,7 @@ def test_each_graft_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", EACH_GRAFT)
 def test_every_graft_compiles_on_a_vit(spec: str) -> None:
-    check_compile(grafted(vit.TestViT, spec))
+    check_compile(grafted(vit.TestViT, spec), backend="aot_eager")
 
 
 @pytest.mark.parametrize("spec", slow_but(EACH_GRAFT, *QUICK))
@@ -104,7 +106,7 @@ def test_every_graft_exports_on_a_vit(spec: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", EACH_REPLACING)
 def test_every_replacing_graft_compiles_on_a_swin(spec: str) -> None:
-    check_compile(grafted(swin.TestSwin, spec))
+    check_compile(grafted(swin.TestSwin, spec), backend="inductor" if spec == SPACE[0] else "aot_eager")
 
 
 @pytest.mark.parametrize("spec", slow_but(EACH_REPLACING, SPACE[0]))
@@ -115,7 +117,7 @@ def test_every_replacing_graft_exports_on_a_swin(spec: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("contract", COMPILED)
 def test_every_host_compiles_with_three_grafts(contract: type[HostContract]) -> None:
-    check_compile(grafted(contract, "bisa@first:1 + horizontal + cb_s(init=0.5)"))
+    check_compile(grafted(contract, "bisa@first:1 + horizontal + cb_s(init=0.5)"), backend="aot_eager")
 
 
 @pytest.mark.parametrize("contract", slow_but(HOSTS, vit.TestViT))
@@ -123,9 +125,22 @@ def test_every_host_exports_with_three_grafts(contract: type[HostContract]) -> N
     check_export(grafted(contract, f"bisa@{contract.where.get('bisa', 'all')} + vertical + cb(at=both)"))
 
 
+#: every graft of a ViT but for its forms, as many beside each other as go together
+BESIDE = [
+    "bisa(learned=true, norm=true)@blocks.1 + horizontal + vertical + cb_s + uniform_heads(value=cb)@blocks.0 + cb_gate",
+    "misa(norm=true, transform=mlp)@blocks.1 + ghost@blocks.0 + cb(context=class) + cb_hybrid + se(reduction=2)",
+]
+
+
+def test_each_graft_is_beside_others() -> None:
+    assert {term.name for spec in BESIDE for term in parse(spec).terms} == {parse(s).terms[0].name for s in EACH_GRAFT}
+
+
 @pytest.mark.slow
-def test_training_compiles() -> None:
-    model = grafted(vit.TestViT, "bisa@blocks.1 + horizontal + vertical + cb_s + uniform_heads@blocks.0").train()
+@pytest.mark.parametrize("spec", BESIDE)
+def test_training_compiles(spec: str) -> None:
+    """By inductor, forward and backward."""
+    model = grafted(vit.TestViT, spec).train()
     inputs = example_inputs(model)
     model(*inputs).square().sum().backward()
     expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraft.dispatch import Op
 from tests.seeding import seed
+from tests.slow import product_but
 
 DTYPES_AND_TOLERANCES = ((torch.float64, 1e-10), (torch.float32, 1e-4))
 
@@ -232,12 +233,14 @@ class OpTester:
                 arguments = _apply_to_all(Tensor.requires_grad_, arguments)
             assert set(torch.library.opcheck(function, arguments).values()) == {"SUCCESS"}, name
 
-    @pytest.mark.slow
-    def test_compiles_whole(self) -> None:
+    @pytest.mark.parametrize("backend", product_but(["aot_eager", "inductor"], ["aot_eager"]))
+    def test_compiles_whole(self, backend: str) -> None:
         call = self.build(**self.small).map(Tensor.float)
         torch._dynamo.reset()
         expected = self.outputs_and_gradients(call, "auto")
-        compiled = torch.compile(lambda *tensors: self.outputs(call.with_tensors(tensors), "auto"), fullgraph=True)
+        compiled = torch.compile(
+            lambda *tensors: self.outputs(call.with_tensors(tensors), "auto"), fullgraph=True, backend=backend
+        )
         tensors = [tensor.clone().requires_grad_() for tensor in call.tensors()]
         outputs = compiled(*tensors)
         generator = torch.Generator().manual_seed(5)

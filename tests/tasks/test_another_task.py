@@ -84,7 +84,7 @@ def test_a_dense_task_is_trained_compared_and_reported(installed: Path) -> None:
 
 @pytest.mark.slow
 def test_its_costs_are_measured(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "COST_SECONDS", 2.0)
+    monkeypatch.setattr(runner, "COST_SECONDS", 0.1)
     result = compare(_conducted(installed, grafts=["horizontal"], seeds=1))
     baseline, variant = (each.cost for each in result.variants)
     assert baseline is not None
