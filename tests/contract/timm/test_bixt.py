@@ -242,4 +242,4 @@ def test_it_exports(contract: type[HostContract]) -> None:
 
 @pytest.mark.slow
 def test_it_compiles() -> None:
-    check_compile(grafted(TestBixt, "horizontal + cb_s(init=0.5)"), backend="aot_eager")
+    check_compile(grafted(TestBixt, "horizontal + cb_s(init=0.5)"))
