@@ -210,12 +210,12 @@ def test_the_gradients_norm_is_clipped(tmp_path: Path, accumulate: int) -> None:
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     from attngraft.training.checkpoint import save
     from attngraft.training.run_folder import RunFolder
-    from attngraft.training.setup import create_accelerator, prepare
+    from attngraft.training.setup import create_accelerator, prepare_run
 
     recipe = toy_recipe()
     run = RunFolder(tmp_path)
     run.create()
-    context = prepare(recipe, run, create_accelerator(recipe))
+    context = prepare_run(recipe, run, create_accelerator(recipe))
     save(run, context.state)
     good = run.last.read_bytes()
     with torch.no_grad():

@@ -14,7 +14,7 @@ import math
 from attngraft.files import write_atomically
 from attngraft.results.halving import HALVING_FILE, read_halving
 from attngraft.study.config import Halving
-from attngraft.study.executors.base import Outcome, Task
+from attngraft.study.executors.base import Outcome, RunTask
 from attngraft.study.plan import PlannedRun, Study, run_state
 from attngraft.study.rungs import Rungs, rung_epochs
 from attngraft.training.build import build_task
@@ -55,7 +55,7 @@ class HalvingQueue:
             )
         self._update()
 
-    def next(self) -> Task | None:
+    def next(self) -> RunTask | None:
         ready = [key for key in self._runs if self._is_ready(key)]
         if not ready:
             return None
@@ -64,9 +64,9 @@ class HalvingQueue:
         key = min(ready, key=lambda key: (-self._limit(key[0]), order[key[0]], self._seeds.index(key[1])))
         self._active.add(key)
         limit = self._limit(key[0])
-        return Task(run=self._runs[key], stop_after_epoch=None if limit == self._rungs.total else limit)
+        return RunTask(run=self._runs[key], stop_after_epoch=None if limit == self._rungs.total else limit)
 
-    def done(self, task: Task, outcome: Outcome) -> None:
+    def done(self, task: RunTask, outcome: Outcome) -> None:
         name, seed = task.run.variant.name, task.run.seed
         self._active.remove((name, seed))
         if outcome.kind == "failed":

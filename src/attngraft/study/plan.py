@@ -60,7 +60,7 @@ class Study(StudyConfig):
         # until then the data's settings may change
         return self.out / SPLIT_FILE if any(RunFolder(run.folder).has_saved for run in self.runs) else None
 
-    def keep_split(self, task: Task) -> None:
+    def save_split(self, task: Task) -> None:
         """Write the split that `task` drew, if any, for all runs that have saved nothing yet.
 
         Without that, a run that starts after images were added would be trained and evaluated on other images than

@@ -24,7 +24,7 @@ from attngraft.study.checks import check_variants, refuse_other_recipes, refuse_
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
-from attngraft.study.executors.base import Executor, Outcome, Pool, Serial, Task, Train
+from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, Train
 from attngraft.study.halving import HalvingQueue
 from attngraft.study.plan import PlannedRun, Study, finished_runs, resolve
 from attngraft.study.progress import StudyLog, StudyProgress
@@ -109,7 +109,7 @@ def compare(
             study = prepare(config, executor=executor, progress=progress, tools=tools)
             write_study(study)
             if study.benchmark is not None:
-                study.keep_split(study.benchmark.task)
+                study.save_split(study.benchmark.task)
             notes = train_runs(study, executor=executor, train=tools.train, progress=progress)
             if not any(finished_runs(study).values()):
                 first = f"; the first: {notes[0]}" if notes else ""
@@ -221,14 +221,14 @@ class RunQueue:
         self._waiting = [run for run in study.runs if run.state != "finished"]
         self._active: list[PlannedRun] = []
 
-    def next(self) -> Task | None:
+    def next(self) -> RunTask | None:
         """Return a task that was not started; None if there is none now."""
         if not self._waiting:
             return None
         self._active.append(self._waiting.pop(0))
-        return Task(run=self._active[-1])
+        return RunTask(run=self._active[-1])
 
-    def done(self, task: Task, outcome: Outcome) -> None:
+    def done(self, task: RunTask, outcome: Outcome) -> None:
         """Handle the outcome of a task of this queue."""
         self._active.remove(task.run)
 
@@ -264,14 +264,14 @@ class _Scheduler:
         self, config: StudyConfig, queue: RunQueue | HalvingQueue, pool: Pool, progress: StudyProgress, *, retries: int
     ) -> None:
         self._queue, self._pool, self._progress, self._retries = queue, pool, progress, retries
-        self._active: dict[str, tuple[Task, Progress]] = {}  # by label
+        self._active: dict[str, tuple[RunTask, Progress]] = {}  # by label
         self._deaths: dict[str, list[str]] = {}  # by label: how each process of an active run ended
         self._notes: list[str] = []
         self._interim = _InterimResults(config, queue, self._notes)
 
-    def run(self, first: Task) -> list[str]:
+    def run(self, first: RunTask) -> list[str]:
         """Run all tasks of the queue, from `first` on, and return the notes."""
-        task: Task | None = first
+        task: RunTask | None = first
         try:
             while True:
                 while task is not None:
@@ -290,10 +290,10 @@ class _Scheduler:
                 self._progress.on_run_end(stopped.run, "stopped", "")
             raise
 
-    def _next(self) -> Task | None:
+    def _next(self) -> RunTask | None:
         return self._queue.next() if len(self._active) < self._pool.slots else None
 
-    def _handle(self, task: Task, outcome: Outcome) -> None:
+    def _handle(self, task: RunTask, outcome: Outcome) -> None:
         label, notes = task.run.label, self._notes
         deaths = self._deaths[label]
         if outcome.kind == "stopped":  # the run was interrupted, and so the study

@@ -30,7 +30,7 @@ from attngraft.training.optimizer import learning_rate
 from attngraft.training.progress import LogLines, Progress, Silent
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import Metrics, RunFolder, RunRecord, read_run, write_json
-from attngraft.training.setup import RunContext, cpu_threads, create_accelerator, prepare
+from attngraft.training.setup import RunContext, cpu_threads, create_accelerator, prepare_run
 from attngraft.training.stopping import Interrupted, StoppedWaiting, StopSignal
 from attngraft.training.update import all_finite
 
@@ -98,7 +98,7 @@ def _train_once(
 ) -> Recipe | None:
     """Start or resume the run and train it. After an out-of-memory error under `train.auto_batch`, return the recipe
     with which to resume; None once done."""
-    run = prepare(recipe, folder, accelerator)
+    run = prepare_run(recipe, folder, accelerator)
     restore(folder, run.state)
     counters = run.state.counters
     try:

@@ -88,7 +88,7 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def prepare(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> RunContext:
+def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> RunContext:
     """Open the data, and build the model and everything that trains it. Writes to the run folder only after success.
 
     Raises:

@@ -20,7 +20,7 @@ from attngraft.errors import UsageError
 from attngraft.study import compare, incomplete
 from attngraft.study.executors import Processes, Ray
 from attngraft.study.executors import ray as module
-from attngraft.study.executors.base import Outcome, Task
+from attngraft.study.executors.base import Outcome, RunTask
 from attngraft.study.plan import resolve
 from tests.study.fakes import FakeTrainer, study, tools
 
@@ -146,7 +146,7 @@ def test_numbers_that_make_no_sense() -> None:
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    task = Task(run=resolve(study(tmp_path)).runs[0])
+    task = RunTask(run=resolve(study(tmp_path)).runs[0])
     beacon = tmp_path / module.BEACON
     threads = torch.get_num_threads()  # what it has, so that nothing changes here
 

@@ -26,7 +26,7 @@ PATIENCE = 60.0  #: seconds that a worker waits for a predecessor that is still 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class RunTask:
     """A run to be trained, to its end or to the end of an epoch."""
 
     run: PlannedRun
@@ -48,10 +48,10 @@ class Pool(Protocol):
     def slots(self) -> int:
         """Number of tasks that may be submitted at a time."""
 
-    def submit(self, task: Task, progress: Progress) -> None:
+    def submit(self, task: RunTask, progress: Progress) -> None:
         """Start a task; `progress` is called while `wait` runs."""
 
-    def wait(self) -> Sequence[tuple[Task, Outcome]]:
+    def wait(self) -> Sequence[tuple[RunTask, Outcome]]:
         """Wait until submitted tasks have ended."""
 
     def stop(self) -> None:
@@ -78,7 +78,7 @@ class Executor(Protocol):
         """
 
 
-def run_task(task: Task, train: Train, progress: Progress, *, patience: float = 0.0) -> Outcome:
+def run_task(task: RunTask, train: Train, progress: Progress, *, patience: float = 0.0) -> Outcome:
     """Train the task's run, and return an outcome, whatever happens; a failure's traceback goes to the run's folder.
 
     Args:
@@ -133,12 +133,12 @@ class _SerialPool:
 
     def __init__(self, train: Train) -> None:
         self._train = train
-        self._submitted: list[tuple[Task, Progress]] = []
+        self._submitted: list[tuple[RunTask, Progress]] = []
 
-    def submit(self, task: Task, progress: Progress) -> None:
+    def submit(self, task: RunTask, progress: Progress) -> None:
         self._submitted.append((task, progress))
 
-    def wait(self) -> Sequence[tuple[Task, Outcome]]:
+    def wait(self) -> Sequence[tuple[RunTask, Outcome]]:
         task, progress = self._submitted.pop()
         return [(task, run_task(task, self._train, progress))]
 

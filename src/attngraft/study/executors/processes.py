@@ -29,7 +29,7 @@ from attngraft.study.executors.base import (
     PATIENCE,
     Outcome,
     Pool,
-    Task,
+    RunTask,
     Train,
     raise_interrupt,
     run_task,
@@ -97,7 +97,7 @@ class _ProcessPool:
         self._any_started = False
         self.slots = len(found)
 
-    def submit(self, task: Task, progress: Progress) -> None:
+    def submit(self, task: RunTask, progress: Progress) -> None:
         while self._idle and not self._idle[-1].process.is_alive():
             self._free.append(self._idle.pop().placement)
         worker = self._idle.pop() if self._idle else _Worker(self._train, self._free.pop())
@@ -106,8 +106,8 @@ class _ProcessPool:
             worker.pipe.send(task)
         self._busy.append(worker)
 
-    def wait(self) -> Sequence[tuple[Task, Outcome]]:
-        ended: list[tuple[Task, Outcome]] = []
+    def wait(self) -> Sequence[tuple[RunTask, Outcome]]:
+        ended: list[tuple[RunTask, Outcome]] = []
         while self._busy and not ended:
             connection.wait([worker.pipe for worker in self._busy], timeout=_POLL_SECONDS)
             for worker in list(self._busy):
@@ -168,7 +168,7 @@ class _Worker:
         workers_pipe.close()
         workers_lifeline.close()
         self.ready = False
-        self.task: Task | None = None
+        self.task: RunTask | None = None
         self.progress: Progress | None = None
 
     def read(self) -> Outcome | None:

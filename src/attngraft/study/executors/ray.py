@@ -19,7 +19,7 @@ from typing import Any
 
 from attngraft.errors import TrainingError, UsageError
 from attngraft.files import write_atomically
-from attngraft.study.executors.base import PATIENCE, Outcome, Pool, Task, Train, run_task, sigterm_interrupts
+from attngraft.study.executors.base import PATIENCE, Outcome, Pool, RunTask, Train, run_task, sigterm_interrupts
 from attngraft.study.executors.placement import Placement, concurrent_runs, run_threads
 from attngraft.study.plan import existing_run
 from attngraft.training.progress import Progress, Silent
@@ -128,7 +128,7 @@ def _slots(ray: Any, resources: dict[str, float]) -> int:
     return total
 
 
-def _run_on_node(task: Task, train: Train, *, threads: int, cwd: str, beacon: Path, beacon_text: str) -> Outcome:
+def _run_on_node(task: RunTask, train: Train, *, threads: int, cwd: str, beacon: Path, beacon_text: str) -> Outcome:
     """Run the task as a Ray task, from the folder `cwd`: paths of the recipe may be relative."""
     try:
         os.chdir(cwd)
@@ -150,7 +150,7 @@ class _RayPool:
         self._ray, self._train, self._threads, self._beacon = ray, train, run_threads(recipe), beacon
         self._resources = resources
         self._remote = ray.remote(_run_on_node).options(max_retries=0, **resources)  # the scheduler retries and reports
-        self._running: dict[Any, Task] = {}
+        self._running: dict[Any, RunTask] = {}
         self._progress: dict[str, _FolderProgress] = {}  # by label; kept when a run is submitted again
 
     @property
@@ -158,7 +158,7 @@ class _RayPool:
         """As many as fit, and one that waits, so that a cluster with autoscaling sees that there is more to do."""
         return _slots(self._ray, self._resources) + 1
 
-    def submit(self, task: Task, progress: Progress) -> None:
+    def submit(self, task: RunTask, progress: Progress) -> None:
         label = task.run.label
         if label not in self._progress or self._progress[label].task is not task:
             self._progress[label] = _FolderProgress(task, progress)
@@ -172,7 +172,7 @@ class _RayPool:
         )
         self._running[reference] = task
 
-    def wait(self) -> Sequence[tuple[Task, Outcome]]:
+    def wait(self) -> Sequence[tuple[RunTask, Outcome]]:
         done: list[Any] = []
         while self._running and not done:
             done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_POLL_SECONDS)
@@ -219,7 +219,7 @@ class _RayPool:
 class _FolderProgress:
     """Progress of a run, from its folder."""
 
-    def __init__(self, task: Task, progress: Progress) -> None:
+    def __init__(self, task: RunTask, progress: Progress) -> None:
         self.task, self._progress = task, progress
         self._reported = task.run.epochs_done
         self._started = False
