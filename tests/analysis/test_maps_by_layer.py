@@ -82,7 +82,7 @@ def test_class_attention_has_rows_of_the_class_token_alone(tmp_path: Path) -> No
     assert row["entropy"] == row["class token"] > 0
     assert row["ceiling"] == pytest.approx(math.log(17))
     assert (row["among patches"], row["ceiling among patches"]) == (None, None)
-    assert "different queries and keys" in result.left_out["a, blocks_token_only.0.attn, among patches"]
+    assert "are different tokens" in result.left_out["a, blocks_token_only.0.attn, among patches"]
     patches = rows_of(result, layer="blocks.0.attn")[0]
     assert 0 < patches["among patches"] < patches["ceiling among patches"] == pytest.approx(math.log(16))
 

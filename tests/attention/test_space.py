@@ -127,7 +127,7 @@ def test_detached_state_can_be_saved_and_loaded(host: nn.Module, images: Tensor)
 def test_a_replaced_branch_takes_no_other_graft(host: nn.Module, other: str, first: bool) -> None:
     terms = [f"{other}@layers.0", "dwconv(kernel=3)@layers.0.blocks.1"]
     with pytest.raises(
-        HostError, match=r"layers.0.blocks.1.attn has a graft at hook point \S+ already.*ungraft it first"
+        HostError, match=r"layers.0.blocks.1.attn already has a graft at hook point \S+.*ungraft it first"
     ):
         attngraft.graft(host, " + ".join(terms if first else reversed(terms)))
     assert not list(sites_with_detached(host))
@@ -154,7 +154,7 @@ def test_a_graft_file_names_the_conflicting_graft(host: nn.Module, tmp_path: Pat
     other = swin()
     attngraft.graft(other, "horizontal")
     with pytest.raises(
-        GraftFileError, match=r"grafts.safetensors: layers.0.blocks.1.attn has a graft at hook point heads"
+        GraftFileError, match=r"grafts.safetensors: layers.0.blocks.1.attn already has a graft at hook point heads"
     ):
         attngraft.load_grafts(other, path)
 

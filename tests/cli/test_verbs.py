@@ -24,7 +24,7 @@ def test_plan_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "blocks.1.mlp" in shown
     assert "blocks.0.attn" in shown
-    assert "Not the identity at start: horizontal" in shown
+    assert "Not the identity at initialization: horizontal" in shown
     assert "\x1b" not in shown
 
 

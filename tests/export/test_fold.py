@@ -198,7 +198,7 @@ def test_an_export_with_an_output_of_its_own_folds_what_it_can(tmp_path: Path) -
 def test_a_mix_graft_that_hides_what_it_adds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = grafted_model("bisa(separate=true)")
     monkeypatch.setattr(type(model.blocks[0].attn.grafts["bisa"]), "adds_after", False)
-    with pytest.raises(TypeError, match="set `adds_after`"):
+    with pytest.raises(TypeError, match="must set `adds_after`"):
         model(torch.randn(1, 3, 16, 16))
 
 

@@ -54,7 +54,7 @@ def test_what_a_graft_stands_in_for_is_kept_by_the_run_and_not_by_the_folder(tmp
     with torch.no_grad():
         expected = trained(images)
         assert torch.equal(loaded(images), expected)
-        with pytest.raises(HostError, match="replaces attn of the host, whose weights were not saved"):
+        with pytest.raises(HostError, match="replaces the host.s attn, whose weights were not saved"):
             attngraft.ungraft(loaded)
         attngraft.plan(loaded, "cb")  # which looks at the host as it is without grafts
         with pytest.raises(HostError, match="whose weights were not saved"):

@@ -169,7 +169,7 @@ def test_a_file_of_this_release_loads_forever(name: str, make: Any, spec: str) -
             "'bisa9', which is not registered",
         ),
         (lambda file: rewrite(file, lambda m: m["entries"][0].update(site="blocks.9.attn")), "no site 'blocks.9.attn'"),
-        (lambda file: rewrite(file, lambda m: m["entries"][0].update(options={"x": 1})), "entry of its manifest"),
+        (lambda file: rewrite(file, lambda m: m["entries"][0].update(options={"x": 1})), "invalid manifest entry"),
         (lambda file: rewrite(file, None, lambda t: t.update({"host.neck": torch.zeros(1)})), "includes neck"),
     ],
 )
@@ -205,7 +205,7 @@ def test_two_grafts_of_a_file_do_not_get_in_each_others_way(tmp_path: Path) -> N
     rewrite(
         path, lambda m: m["entries"].append({**m["entries"][0], "graft": "misa", "instance": "misa", "options": {}})
     )
-    refused(path, "blocks.1.attn has a graft at hook point mix already")
+    refused(path, "blocks.1.attn already has a graft at hook point mix")
 
 
 def test_any_manifest_loads_or_is_refused(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -238,7 +238,7 @@ def test_any_manifest_loads_or_is_refused(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_another_host_is_refused(file: Path) -> None:
-    refused(file, "is for a host of timm.vit", tiny_swin())
+    refused(file, "is for a timm.vit host", tiny_swin())
     refused(file, "3 sites|6 sites", _vit(depth=2))
     refused(file, "host of another size", _vit(embed_dim=48))
 
@@ -251,7 +251,9 @@ def _vit(**changes: object) -> torch.nn.Module:
 def test_loading_twice_is_refused(file: Path) -> None:
     model = tiny_vit()
     attngraft.load_grafts(model, file)
-    with pytest.raises(attngraft.GraftFileError, match="already has a graft .*; attngraft.ungraft it first"):
+    with pytest.raises(
+        attngraft.GraftFileError, match="already has a graft .*; remove it first with attngraft.ungraft"
+    ):
         attngraft.load_grafts(model, file)
 
 

@@ -53,7 +53,10 @@ def test_what_is_written_is_read() -> None:
         ),
         (lambda m: m["entries"][0].update(graft=None), r"manifest.entries\[0\].graft: expected text, found nothing"),
         (lambda m: m["entries"][0].pop("site"), r"manifest.entries\[0\].site: missing"),
-        (lambda m: m["entries"][0].update(instance="a.b"), r"manifest.entries\[0\].instance: must be a valid name"),
+        (
+            lambda m: m["entries"][0].update(instance="a.b"),
+            r"manifest.entries\[0\].instance: must be a valid module name",
+        ),
         (lambda m: m["entries"][0].update(instance="keys"), r"manifest.entries\[0\].instance: must .*, got 'keys'"),
         (lambda m: m["entries"][0].update(level=1), r"manifest.entries\[0\].level: unknown field"),
         (lambda m: m.update(host=[]), r"manifest.host: expected a section of fields, found \[\]"),

@@ -161,7 +161,7 @@ def test_presets_stand_for_specifications() -> None:
         ("none + cb", "cannot be combined", 0),
         ("cb_s(init=nan)", "type float", 5),
         ("cb_s(init=1e999)", "finite", 5),
-        ("cb_s(init=-3.5e38)", r"finite number \(of float32\)", 5),
+        ("cb_s(init=-3.5e38)", r"finite number \(float32\)", 5),
         (f"cb_s(init={'9' * 400})", "finite", 5),
         (f"cb_s(init={'9' * 5000})", "at most 400 digits", 10),
         ("se(reduction=1e30)", "type int", 3),

@@ -198,7 +198,7 @@ def test_orders_need_heads_as_wide_as_the_model() -> None:
 def test_specifications() -> None:
     with pytest.raises(GraftSpecError, match="weight=1 is the host's own attention"):
         attngraft.plan(tiny_vit(), "bisa(weight=1)")
-    with pytest.raises(HostError, match="a graft at hook point mix already"):
+    with pytest.raises(HostError, match="already has a graft at hook point mix"):
         attngraft.graft(tiny_vit(), "bisa + misa")
     report = attngraft.plan(tiny_vit(), "misa@first:1")
     assert report.entries[0].unused.rows == (("qkv.weight", 48, 72), ("qkv.bias", 48, 72))

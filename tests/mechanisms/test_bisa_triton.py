@@ -357,7 +357,7 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not float64" in verdict(x, x, x, x, bias=torch.zeros(1, 1, 2, 2, dtype=torch.float64))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert verdict(x, x.half(), x, x) == "chosen"
-    assert "up to 128 channels, and these have 129" in verdict(x, x, wide, x)
+    assert "up to 128 channels, but these have 129" in verdict(x, x, wide, x)
     assert verdict(x, x[:, :, :1], x[:, :, :1], x[:, :, :1]) == "chosen"
     for odd in ((x, x[..., :3], x, x), (x, x, x[:, :, :1], x), (x, x, x, x.expand(2, 1, 2, 4))):
         assert "do not broadcast" in verdict(*odd)

@@ -273,7 +273,7 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict(x, many, x, many) == "chosen"
     assert "float64" in verdict(*[x.double()] * 4)
     assert "of one dtype" in verdict(x, x.half(), x, x)
-    assert "up to 128 channels, and these have 129" in verdict(x, x, wide, x)
+    assert "up to 128 channels, but these have 129" in verdict(x, x, wide, x)
     assert "up to 128 latents, not 129" in verdict(many, x, many, x)
     assert "have no dropout" in verdict(x, x, x, x, dropout=0.1)
 

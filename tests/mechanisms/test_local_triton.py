@@ -192,7 +192,7 @@ def test_heads_that_are_too_wide_say_so() -> None:
     case = Case(width=129, heads=1)
     given = [None if each is None else each.float() for each in case.operands()]
     verdict = ops.LOCAL_FILTER.explain(*given, neighborhood=case.neighborhood, softmax=True).verdicts["triton"]
-    assert "are on cpu" in verdict or "heads of up to 128 channels, and these have 129" in verdict
+    assert "are on cpu" in verdict or "heads of up to 128 channels, but these have 129" in verdict
 
 
 @gpu

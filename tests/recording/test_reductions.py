@@ -140,7 +140,8 @@ def test_what_cannot_be_reduced_is_refused() -> None:
         recording.reduce("distance", "entropy")
         model(IMAGES)
         with pytest.raises(
-            attngraft.RecordError, match=r"blocks.0.attn: .* a map of 1 x 4, before on .* 2 x 2; reduce inputs of one"
+            attngraft.RecordError,
+            match=r"blocks.0.attn: .* a map of 1 x 4, previously on .* 2 x 2; reduce inputs of one",
         ):
             model(IMAGES.reshape(-1, 3, 8, 32))  # as many tokens, elsewhere
         recording.clear()

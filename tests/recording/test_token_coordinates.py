@@ -119,7 +119,7 @@ def test_sizes_that_are_no_whole_number_of_patches_need_the_tokens() -> None:
     with pytest.raises(RecordError, match="images of 70 x 64 .not a whole number of patches"):
         coordinates.token_indices("attn")
     with pytest.raises(
-        RecordError, match="19 tokens.; its host.s default size of 64 x 64 has 1 prefix tokens and a map of 4 x 4"
+        RecordError, match="19 tokens., but its host.s default size of 64 x 64 has 1 prefix tokens and a map of 4 x 4"
     ):
         coordinates.token_indices("attn", 19)
 
@@ -127,7 +127,7 @@ def test_sizes_that_are_no_whole_number_of_patches_need_the_tokens() -> None:
 def test_who_takes_no_images_has_its_own_number_of_tokens() -> None:
     coordinates = TokenCoordinates({"attn": Geometry(dim=4, grid=(2, 3))})
     assert coordinates.token_indices("attn", 6).tolist() == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(RecordError, match="got 7 tokens; its host.s default is a map of 2 x 3"):
+    with pytest.raises(RecordError, match="got 7 tokens, but its host.s default is a map of 2 x 3"):
         coordinates.token_indices("attn", 7)
 
 

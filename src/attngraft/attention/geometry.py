@@ -23,7 +23,7 @@ class HeadRows:
     `step` is `width` where q, k and v are three blocks of rows, and three times that where they are interleaved per head.
     """
 
-    #: tensors whose first axis holds these rows, relative to the site's module -> number of values in one row
+    #: names, relative to the site's module, of tensors whose first axis holds these rows -> number of values in one row
     parameters: Mapping[str, int]
     start: int
     width: int
@@ -42,8 +42,8 @@ class Projection:
     """Form of the host's projections, for grafts that add similar ones."""
 
     bias: bool = True
-    norm: Literal["batch"] | None = None  #: after every linear map: batch norm over all tokens of the batch
-    activation: str | None = None  #: before the output projection; a name that timm knows
+    norm: Literal["batch"] | None = None  #: norm after every linear map: batch norm over all tokens of the batch
+    activation: str | None = None  #: activation before the output projection, by its name in timm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,8 @@ class Geometry:
     sequences: int = 1  #: sequences (windows) per input
     prefix: tuple[str, ...] = ()  #: names of the leading tokens that are not on the grid; see `prefix_names`
     grid: tuple[int, int] | None = None  #: (rows, columns) of the whole map of spatial tokens
-    #: (rows, columns) between neighbouring tokens of a sequence, where the tokens between them belong to other sequences
-    #: (row by row): `grid` is then the grid of one sequence, and the map is larger by these factors
+    #: stride (rows, columns) between neighbouring tokens of a sequence, where sequences are interleaved on the map (row by
+    #: row): `grid` is then the grid of one sequence, and the map is larger by these factors
     apart: tuple[int, int] | None = None
     causal: bool = False  #: tokens must not attend to later ones
     padded: bool = False  #: a batch may hold padding tokens
@@ -101,7 +101,7 @@ class AttentionGeometry(Geometry):
     window: tuple[int, int] | None = None  #: (rows, columns) of a window; None where attention is global
     cross: bool = False  #: keys and values come from other tokens than the queries
     keys_grid: tuple[int, int] | None = None  #: (rows, columns) of the map of those other tokens; None: no map
-    talking: bool = False  #: the host mixes heads after the softmax, so that their number is fixed
+    talking: bool = False  #: the host mixes heads after the softmax, which fixes their number
     query_tokens: int | None = None  #: Nq, where the query side has fewer than N tokens (subsampling)
     key_tokens: int | None = None  #: Nk, where the key side has fewer than N tokens (subsampled keys)
     out_dim: int | None = None  #: width of the outgoing tokens, where it is not `dim`
@@ -109,8 +109,8 @@ class AttentionGeometry(Geometry):
     #: "q", "k", "v" -> rows of the host's projections; several where biases are separate parameters
     rows: Mapping[str, tuple[HeadRows, ...]] = field(default_factory=dict)
     query_key_parameters: tuple[str, ...] = ()  #: further parameters that only affect the scores (qk-norm, bias tables)
-    score_rows: tuple[str, ...] = ()  #: those of them whose first axis counts heads
-    score_columns: tuple[str, ...] = ()  #: those of them whose last axis counts heads
+    score_rows: tuple[str, ...] = ()  #: those of `query_key_parameters` whose first axis counts heads
+    score_columns: tuple[str, ...] = ()  #: those of `query_key_parameters` whose last axis counts heads
 
     @property
     def own_keys(self) -> bool:

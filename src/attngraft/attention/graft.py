@@ -16,9 +16,11 @@ from attngraft.attention.geometry import Geometry
 from attngraft.attention.hook_points import HookPoint
 from attngraft.attention.recorder import Recordable
 
-Circumstance = Literal["causal", "padded", "cross"]  #: fields of a geometry that some hosts determine only in a call
+Circumstance = Literal[
+    "causal", "padded", "cross"
+]  #: geometry fields that some hosts determine only in the forward pass
 CIRCUMSTANCES: tuple[Circumstance, ...] = get_args(Circumstance)
-LinearLayer = nn.Linear | nn.Conv2d  #: one matrix for every token: a convolution has a kernel of 1 and one group
+LinearLayer = nn.Linear | nn.Conv2d  #: a linear map of each token: convolutions have kernel size 1 and one group
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class Graft(Recordable, nn.Module):
     | hook point | forward | x is |
     |---|---|---|
     | mix | `(context)` -> `Mixed`; context is a `MixContext` | |
-    | weights | `(weights, visible)` -> weights; (B, H, Nq, Nk), `visible` boolean, broadcastable to it, or None for all; \
-several maps for each head share its values | |
+    | weights | `(weights, visible)` -> weights; (B, H, Nq, Nk); `visible` is boolean and broadcastable to them, or None if \
+all keys are visible; several maps for each head share the head's values | |
     | heads | `(heads, x)` -> heads; (B, H, Nq, dv) | the query side's tokens (B, Nq, C) |
     | tokens | `(tokens, x)` -> tokens; (B, Nq, C) | the query side's tokens (B, Nq, C) |
     | space | `(map)` -> map; (B, rows, columns, C) | |
@@ -68,16 +70,16 @@ several maps for each head share its values | |
     kind: str
     options: dict[str, Any]
     unused: Unused
-    frozen: tuple[str, ...]  #: parameters of the module that it froze; undo unfreezes them
-    adds_after: bool = False  #: of a mix graft: it returns `Mixed.after`, which adds to the host's projected output
+    frozen: tuple[str, ...]  #: parameters of the module that the graft froze; removing the graft unfreezes them
+    adds_after: bool = False  #: whether a mix graft returns `Mixed.after`, which adds to the host's projected output
     #: why the graft type refuses causal attention, padded batches, or keys from other tokens than the queries; read by hosts
-    #: that determine these only in a call
+    #: that determine these only in the forward pass
     refuses: Mapping[Circumstance, str] = MappingProxyType({})
     folded: str | None = None  #: what was folded into the host's weights; such a graft cannot be removed
     stage = renamed("stage", "hook_point")
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str | None:
-        """Fold this graft, exactly up to rounding, into the host's linear layers next to it; for inference.
+        """Fold this graft into the host's adjacent linear layers for inference, exactly up to rounding.
 
         Args:
             before: the layer whose output is this graft's input, with only (inactive) dropout between them; None if there is
@@ -88,7 +90,7 @@ several maps for each head share its values | |
             The graft that replaces this one, with its own `kind` and `options` set and the layers changed; None if no graft
             is needed; or the reason why this graft cannot be folded, with the layers unchanged.
         """
-        return "it holds nothing that a linear layer could take over"
+        return "no part of it can be folded into a linear layer"
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,9 @@ class GraftType(ABC, Generic[OptionsT]):
         return Unused()
 
     def notes(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> tuple[str, ...]:
-        """Return notes for `plan` (the paper's own count where it differs, ...)."""
+        """Return notes for `plan`, such as the paper's own parameter count where it differs."""
         return ()
 
     def inert_parameters(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> frozenset[str]:
-        """Return names of added parameters whose gradient is zero mathematically (HV's score bias); read by tests."""
+        """Return the names of added parameters whose gradient is always zero, such as HV's score bias; used by tests."""
         return frozenset()

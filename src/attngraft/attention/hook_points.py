@@ -8,7 +8,7 @@ HookPoint = Literal[
     "heads",  # (B, H, Nq, dv), before the output projection
     "tokens",  # (B, Nq, C), after the output projection, before its dropout
     "attn.end",  # the block's attention branch: after dropout, windows merged
-    "attn.window",  # the same inside each window, before windows are merged; only in hosts with windows
+    "attn.window",  # the attention branch inside each window, before windows are merged; only in hosts with windows
     "mlp.front",  # the input of fc1
     "mlp.mid",  # after the activation, the input of fc2
     "mlp.end",  # after fc2 and its dropout

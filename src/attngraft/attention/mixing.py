@@ -52,7 +52,7 @@ class MixContext:
         return self._site.scale
 
     def bias(self) -> Tensor | None:
-        """Return the addend of the scaled scores, mask included: (b, H or 1, Nq or 1, Nk or 1).
+        """Return the bias added to the scaled scores, mask included: (b, H or 1, Nq or 1, Nk or 1).
 
         b divides B, and batch entry i uses bias i mod b (the windows of all images share their biases). A boolean bias is
         True at visible keys.
@@ -74,7 +74,7 @@ class MixContext:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the map that `attend` records would be kept."""
+        """Whether a recorder would keep the map that `attend` records."""
         return self._site.is_recording("scores", "weights")
 
     @property
@@ -83,7 +83,7 @@ class MixContext:
         return self._site.dropped()
 
     def project_again(self, tokens: Tensor) -> MixContext:
-        """Return the context of other tokens (B, N, C) under the same projections, bias and mask."""
+        """Return the context for other tokens (B, N, C), with the same projections, bias and mask."""
         return MixContext(self._site, self._again(tokens), self._again)
 
     def join(self, heads: Tensor) -> Tensor:

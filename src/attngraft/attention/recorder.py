@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-#: names under which hosts record token coordinates: for windows that are merged before the branch ends, and for blocks that
-#: are not, so that tensors at hook points are (B, blocks, tokens, C)
+#: names under which hosts record token coordinates: the first for windows that are merged before the branch ends, the second
+#: for blocks that are not merged, where tensors at hook points are (B, blocks, tokens, C)
 TOKEN_COORDINATES, BLOCK_COORDINATES = "places", "block_places"
 
 
@@ -16,7 +16,7 @@ class Recorder(Protocol):
     """Receiver of recorded tensors."""
 
     def wants(self, name: str) -> bool:
-        """Return whether a tensor of this name would be kept. Also registers the name as available."""
+        """Return whether a tensor of this name would be kept, and register the name as available."""
         ...
 
     def __call__(self, name: str, tensor: Tensor) -> None:
@@ -25,7 +25,7 @@ class Recorder(Protocol):
 
 
 class Recordable:
-    """A module with tensors to record. `recorder` is None unless a recorder is attached."""
+    """Mixin for modules that record tensors. `recorder` is None unless a recorder is attached."""
 
     recorder: Recorder | None = None
 
@@ -54,10 +54,10 @@ class Recordable:
 def record_coordinates(
     module: Recordable, maps: Tensor, cut: Callable[[Tensor], Tensor], *, name: str = TOKEN_COORDINATES
 ) -> None:
-    """Record, for each position of the map (rows, columns), the index of its token among all windows in order.
+    """Record the index of the token at each position of the map (rows, columns), counted window by window.
 
     Args:
-        module: records the tensor.
+        module: the module that records the tensor.
         maps: (B, rows, columns, C), the host's map before it is partitioned into windows.
         cut: the host's own partition of maps into windows (B * windows, N, C), zero padding included.
         name: `BLOCK_COORDINATES` where the hook points of this site have blocks too.

@@ -22,13 +22,15 @@ class SpaceSite(GraftedModule):
     the branch by itself (`branch_of`).
     """
 
-    detaches: ClassVar[tuple[str, ...]]  #: names of those children; all of them exist
-    branch_of: ClassVar[Callable[[Any, Tensor], Tensor]]  #: the host's own branch of a plain module, for counting MACs
+    detaches: ClassVar[tuple[str, ...]]  #: names of the children that only this branch uses; all of them exist
+    branch_of: ClassVar[
+        Callable[[Any, Tensor], Tensor]
+    ]  #: runs the host's own branch on an unpatched module, for counting MACs
     whole: bool = True  #: whether the detached modules hold the host's own values
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "parks" in cls.__dict__:  # the name before `detaches`
+        if "parks" in cls.__dict__:  # the former name of `detaches`
             cls.detaches = cls.__dict__["parks"]
 
     def stand_in(self, x: Tensor) -> Tensor | None:
@@ -59,7 +61,7 @@ class SpaceSite(GraftedModule):
             module._modules[name] = original
 
     def restore_modules(self) -> None:
-        """Reattach permanently: sets the parent's training mode, and removes the graft's state."""
+        """Reattach the modules permanently, in the parent's training mode, and remove the graft's state."""
         module = cast(nn.Module, self)
         for original in self.detached_modules().values():
             original.train(module.training)
@@ -92,12 +94,12 @@ class SpaceSite(GraftedModule):
             values = {key.removeprefix(start): value for key, value in state_dict.items() if key.startswith(start)}
             try:
                 found = original.load_state_dict(values, strict=False, assign=assign)
-            except RuntimeError as error:  # shapes
+            except RuntimeError as error:  # mismatched shapes
                 error_msgs.append(f"{start[:-1]} (detached): {error}")
                 complete = False
                 continue
             unexpected_keys += [f"{start}{key}" for key in found.unexpected_keys]
-            if values:  # the weights of a host hold all of them, those of a grafted model none
+            if values:  # a host's state dict contains all of them, a grafted model's none
                 missing_keys += [f"{start}{key}" for key in found.missing_keys]
             complete &= not found.missing_keys
         if complete:
@@ -130,7 +132,7 @@ def detached_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_detached_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load what `detached_state` returned.
+    """Load the tensors returned by `detached_state`.
 
     Raises:
         RuntimeError: a value is missing or has another shape.

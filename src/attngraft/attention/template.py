@@ -75,8 +75,8 @@ class AttentionSite(GraftedModule):
     grafts foldable.
     """
 
-    #: hook points at the end of this module: ("attn.window",) where the block merges windows after it; both for a class that
-    #: is used in blocks of both kinds, whose sites list the one that applies in `targets`
+    #: hook points at the end of this module: ("attn.window",) if the block merges windows after it; both for a class
+    #: used in both kinds of block, where each site lists in `targets` the one that applies
     ends: tuple[HookPoint, ...] = ("attn.end",)
     scale: float
     fused_attn: bool
@@ -93,7 +93,7 @@ class AttentionSite(GraftedModule):
         raise TypeError(f"{type(self).__name__} must implement drop()")
 
     def output_layer(self) -> LinearLayer | None:
-        """Return the layer whose output is that of `merge`, unchanged; None if there is no such layer."""
+        """Return the layer whose output `merge` returns unchanged; None if there is no such layer."""
         return None
 
     def between(self, hook_point: HookPoint) -> str | None:
@@ -122,11 +122,11 @@ class AttentionSite(GraftedModule):
         *,
         drop: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Run the template from the projections on.
+        """Run the template, starting from the projections.
 
         Args:
             again: projects other tokens in the same way, for mix grafts.
-            drop: the block's dropout, where the block has it; None: `self.drop`.
+            drop: the dropout, if it belongs to the block; None: `self.drop`.
         """
         self.record("values", projected.v)
         mixed = self.mix(projected, again)
@@ -156,7 +156,7 @@ class AttentionSite(GraftedModule):
             return Mixed(self.attend(projected))
         mixed = cast(Mixed, mixers[-1](MixContext(self, projected, again)))
         if mixed.after is not None and not mixers[-1].adds_after:
-            raise TypeError(f"{type(mixers[-1]).__name__} returns `Mixed.after`: set `adds_after`, which folding reads")
+            raise TypeError(f"{type(mixers[-1]).__name__} returns `Mixed.after` and must set `adds_after`, for folding")
         return mixed
 
     def attend(self, projected: Projected) -> Tensor:
@@ -168,7 +168,7 @@ class AttentionSite(GraftedModule):
         return self.spread_parts(self.run("weights", self.attention_map(projected), visible), projected)
 
     def record_map(self, projected: Projected) -> None:
-        """Record the map that a fused kernel does not return. The kernel's output is not affected, bit for bit."""
+        """Record the attention map, which a fused kernel does not return; the kernel's output does not change."""
         if self.is_recording("scores", "weights"):
             self.record("weights", self.attention_map(projected))
 
@@ -191,9 +191,9 @@ class AttentionSite(GraftedModule):
         )
 
     def spread_parts(self, weights: Tensor, projected: Projected) -> Tensor:
-        """Run `spread` for weights (B, n H, Nq, Nk), which a graft may have made of H maps.
+        """Run `spread` on weights (B, n H, Nq, Nk), where grafts may have made n maps from each head's map.
 
-        The n maps of a head each average their own slice of its values.
+        Each of the n maps of a head averages its own slice of the head's values.
         """
         parts = weights.shape[1] // projected.v.shape[1]
         if parts == 1:
@@ -236,7 +236,7 @@ class AttentionSite(GraftedModule):
             return ones.tril()
         if projected.bias is None or projected.bias.dtype == torch.bool:
             return projected.bias
-        return projected.bias > torch.finfo(projected.bias.dtype).min  # some hosts mask with -inf, some with this
+        return projected.bias > torch.finfo(projected.bias.dtype).min  # hosts mask with -inf or with this minimum
 
 
 class MlpSite(GraftedModule):

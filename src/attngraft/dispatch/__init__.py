@@ -1,7 +1,8 @@
 """Operations with several implementations, and the explicit choice between them.
 
-An `Op` has a reference (the equation, spelled out) and faster backends. Each backend gives a reason when it cannot serve a
-call; `backend="auto"` uses the first that can, a name uses that one or raises `BackendError` with the reason.
+An `Op` has a reference (the equation, spelled out) and faster backends. A backend that cannot serve a call gives a reason.
+`backend="auto"` uses the first backend that can serve the call; a backend's name uses that backend, or raises
+`BackendError` with the reason.
 """
 
 from attngraft.dispatch.op import BACKENDS, ENVIRONMENT, Backend, Explanation, Op, reference_backend, registered_ops

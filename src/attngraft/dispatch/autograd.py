@@ -1,4 +1,4 @@
-"""Custom operations with a written-out backward, and what their implementations share."""
+"""Custom operations with an explicit backward, and helpers for their implementations."""
 
 import functools
 import inspect
@@ -24,24 +24,26 @@ def custom_op(
     saves: Sequence[int] = (),
     needs: int | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate the forward of `attngraft::<name>`: register it, its backward, fake kernels, derivative and FLOP formulas.
+    """Register the decorated forward as `attngraft::<name>`, with its backward, fake kernels and FLOP formulas.
 
-    The forward is `forward(*operands, *options)`: leading parameters annotated as tensors are operands, the others
-    plain values. It returns a tensor or a tuple of tensors. The decorated operation has the backward as `.backward`.
+    The forward is `forward(*operands, *options)` and returns a tensor or a tuple of tensors. Its leading parameters,
+    annotated as tensors, are the operands; the options are plain values. The returned operation has the backward as
+    `.backward`.
 
     Args:
-        backward: `backward(to_outputs, operands, saved, *options)` returns the gradients of all operands; the first three
-            are tuples: gradients of the differentiable outputs, operands, saved outputs. It becomes
-            `attngraft::<name>_backward`, which takes them one after another.
-        formula: the same as plain operations, from operands and options to the differentiable outputs; it is
-            differentiated where gradients are to be differentiated again.
-        outputs: empty outputs, from operands and options; `gradients`: empty gradients, from the operands.
-        flops: FLOPs of the forward, from operands (given by their shapes) and options. Linears, convolutions and matrix
-            products count, elementwise work does not. The backward counts twice as much: two products for each.
-        results: number of differentiable outputs, the first ones.
+        backward: `backward(to_outputs, operands, saved, *options)` returns the gradients of all operands. The first three
+            arguments are tuples: gradients of the differentiable outputs, operands, and saved outputs. It is registered
+            as `attngraft::<name>_backward`, which takes the elements of these tuples as separate arguments.
+        formula: the forward in plain operations, from operands and options to the differentiable outputs; used where the
+            gradients are themselves differentiated.
+        outputs: returns empty outputs, from operands and options.
+        gradients: returns empty gradients, from the operands.
+        flops: FLOPs of the forward, from operands (given by their shapes) and options. Linear layers, convolutions and
+            matrix products count, elementwise operations do not. The backward counts twice as much: two products for each.
+        results: number of differentiable outputs; they come first.
         saves: indices of the outputs that the backward takes.
-        needs: index of an operand whose gradient is optional: the backward takes a last argument, whether it is needed,
-            and `gradients` gets None where it is not.
+        needs: index of an operand whose gradient is optional. The backward then takes a final boolean argument, whether
+            this gradient is needed; if it is not, `gradients` gets None for the operand.
     """
 
     def decorate(forward: Callable[..., Any]) -> Any:
@@ -72,7 +74,7 @@ def custom_op(
         def derivative(ctx: Any, *to_outputs: Tensor) -> Gradients:
             tensors = ctx.saved_tensors  # read once: activation checkpointing unpacks it once
             operands, saved = tensors[:count], tensors[count:]
-            if torch.is_grad_enabled():  # these gradients are to be differentiated again
+            if torch.is_grad_enabled():  # double backward
                 computed = differentiable_gradients(
                     lambda *inputs: formula(*inputs, *ctx.options), operands, to_outputs[:results]
                 )
@@ -110,8 +112,11 @@ def register_flops(name: str, formula: Callable[..., int]) -> None:
 
 
 def is_traced(*tensors: Tensor | None) -> bool:
-    """Return whether plain operations must be visible: to a compiler, an exporter, a function transform (vmap, grad), or
-    because a tensor is not values in memory ("meta", fake, distributed, any other subclass)."""
+    """Return whether a call must consist of plain PyTorch operations.
+
+    This is the case under a compiler, an exporter or a function transform (vmap, grad), and for tensors that are not plain
+    values in memory ("meta", fake, distributed, or any other subclass).
+    """
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
@@ -120,13 +125,18 @@ def is_traced(*tensors: Tensor | None) -> bool:
 
 
 def needs_aten_ops(*tensors: Tensor | None) -> bool:
-    """Return whether operations must be torch's own: a compiler accepts ours, but an exported program runs elsewhere."""
+    """Return whether only ATen operations may be used.
+
+    A compiler accepts our custom operations, but an exported program must run without attngraft.
+    """
     return torch.compiler.is_exporting() if torch.compiler.is_compiling() else is_traced(*tensors)
 
 
 def in_dispatch_mode() -> bool:
-    """Return whether a dispatch mode, such as a FLOP counter, is active; it should observe the reference operations.
-    Always False in compiled code."""
+    """Return whether a dispatch mode, such as a FLOP counter, is active, which should see the reference operations.
+
+    Always False in compiled code.
+    """
     return not torch.compiler.is_compiling() and bool(torch._C._len_torch_dispatch_stack())
 
 

@@ -14,7 +14,7 @@ from attngraft.errors import BackendError
 
 #: names of backends, in the order in which `auto` prefers them
 BACKENDS = ("triton", "eager", "reference")
-#: environment variable with the backend of calls that do not name one
+#: environment variable that sets the backend of calls without `backend=`
 ENVIRONMENT = "ATTNGRAFT_BACKEND"
 
 _ENVIRONMENT_KEY = os.environ.encodekey(ENVIRONMENT)
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 def no_obstacle(*args: Any, **kwargs: Any) -> None:
-    """Serve every call."""
+    """Return None: the backend can serve every call."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The backend that serves a call, and why the others do not."""
+    """The backend that serves a call, and why the others do not serve it."""
 
     op: str
     chosen: str
@@ -55,15 +55,15 @@ class Op(Generic[Result]):
     """An operation with several implementations. Call it like a function; `backend=` selects one.
 
     A call without `backend` (or with "auto") uses the backend that the environment variable `ATTNGRAFT_BACKEND` names,
-    if this op has one of that name, else the first of triton, eager, reference that can serve the call. All of this is
-    Python on devices, dtypes and shapes, so it disappears under `torch.compile(fullgraph=True)` and `torch.export`.
+    if this op has it, else the first of triton, eager, reference that can serve the call. The choice is made in Python from
+    devices, dtypes and shapes, so it leaves no trace under `torch.compile(fullgraph=True)` and `torch.export`.
 
     Args:
-        reference: the equation. Name, signature and docstring of the operation are those of this function; it serves
-            every call.
+        reference: the equation, as a function that can serve every call. The operation takes its name, signature and
+            docstring from this function.
         summary: the formula, in one line.
-        shapes: of the operands, checked before a call.
-        check: called before a call, with all arguments by name; raises `UsageError` where they do not fit.
+        shapes: shapes of the operands, checked before each call.
+        check: called before each call, with all arguments by name; raises `UsageError` if they are invalid.
         eager, triton: faster backends, called with the same arguments: functions, or `Backend`s that cannot serve every
             call.
     """
@@ -100,7 +100,7 @@ class Op(Generic[Result]):
         """Check the operands and run the op.
 
         Raises:
-            UsageError: the operands do not fit.
+            UsageError: the operands have invalid shapes or values.
             BackendError: `backend`, or the environment, names a backend that does not exist or cannot serve this call.
         """
         if self._shapes is not None or self._check is not None:
@@ -112,7 +112,7 @@ class Op(Generic[Result]):
         return self.unchecked(*args, backend=backend, **kwargs)
 
     def unchecked(self, *args: Any, backend: str = "auto", **kwargs: Any) -> Result:
-        """Run the op on operands that are known to fit."""
+        """Run the op without checking the operands."""
         forced = self._forced(backend)
         if forced is not None:
             reason = self.backends[forced].obstacle(*args, **kwargs)
@@ -122,13 +122,13 @@ class Op(Generic[Result]):
         for candidate in self.backends.values():
             if candidate.obstacle(*args, **kwargs) is None:
                 return candidate.function(*args, **kwargs)
-        raise BackendError(f"{self.name}: no backend can serve this call; see its explain() for the reasons")
+        raise BackendError(f"{self.name}: no backend can serve this call; call its explain() for the reasons")
 
     def explain(self, *args: Any, backend: str = "auto", **kwargs: Any) -> Explanation:
         """Return the backend that a call with these arguments would use, without running it.
 
         Raises:
-            BackendError: as the call would.
+            BackendError: as raised by the call.
         """
         forced = self._forced(backend)
         reasons = {name: candidate.obstacle(*args, **kwargs) for name, candidate in self.backends.items()}
@@ -155,8 +155,8 @@ class Op(Generic[Result]):
                     f"{self.name} has no backend {backend!r}; it has {', '.join(self.backends)} and auto"
                 )
             return backend
-        # os.environ.get raises and catches two errors where the variable is not set, which takes longer than all else
-        # before a small operation; so read the mapping below it
+        # os.environ.get raises and catches two exceptions if the variable is not set, which takes longer than the rest of
+        # the dispatch; read the underlying mapping instead
         encoded = os.environ._data.get(_ENVIRONMENT_KEY)  # type: ignore[attr-defined]
         forced = None if encoded is None else str(os.environ.decodevalue(encoded))
         if not forced or forced == "auto":

@@ -22,10 +22,13 @@ class Shapes:
         self._letters = shapes
 
     def check(self, operands: Mapping[str, Any]) -> None:
-        """Check operands by name; None is skipped. Sizes are compared only: an exporter may leave them symbolic.
+        """Check operands by name, skipping None.
+
+        Sizes are only compared, because an exporter may leave them symbolic.
 
         Raises:
-            UsageError: another number of axes, or another size than that of earlier operands; names operand and shapes.
+            UsageError: an operand has the wrong number of axes, or a size that differs from that of earlier operands; the
+                message names the operand and the shapes.
         """
         sizes: dict[Any, Any] = {}
         for name, axes in self._axes.items():

@@ -12,7 +12,7 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: whether Triton is installed (not on macOS and, usually, not on Windows); looked up, not imported
 INSTALLED = importlib.util.find_spec("triton") is not None
-#: whether Triton interprets kernels in Python, slowly, on the CPU too: for tests. Read once, as Triton does
+#: whether kernels run in Triton's interpreter (slow, works on the CPU too, for tests); read once, as in Triton itself
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 ON_CPU = "the tensors are on cpu, and Triton kernels need cuda"
@@ -20,14 +20,14 @@ ON_CPU = "the tensors are on cpu, and Triton kernels need cuda"
 
 def triton_obstacle(tensor: Tensor) -> str | None:
     """Return why a Triton kernel cannot take `tensor`, or None."""
-    if tensor.is_cpu and not INTERPRETING:  # first and cheap: every call of every op on a CPU passes here
+    if tensor.is_cpu and not INTERPRETING:  # checked first because it is cheap and runs on every CPU call
         return ON_CPU
     if not (tensor.is_cuda or tensor.is_cpu):
         return f"the tensors are on {tensor.device.type}, and Triton kernels need cuda"
     if not INSTALLED:
         return "triton is not installed (pip install triton)"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return "a function transform (torch.func: vmap, grad) cannot see into a kernel"
+        return "a function transform (torch.func: vmap, grad) cannot trace through a kernel"
     if tensor.dtype not in DTYPES:
         return f"the kernels take float32, float16 and bfloat16, not {str(tensor.dtype).removeprefix('torch.')}"
     return None
@@ -44,5 +44,5 @@ def operands_obstacle(*operands: Tensor, widest: int) -> str | None:
     if not cast and any(tensor.dtype != first.dtype for tensor in operands):
         return "the kernels take operands of one dtype"
     if width > widest:
-        return f"the kernels take heads of up to {widest} channels, and these have {width}"
+        return f"the kernels take heads of up to {widest} channels, but these have {width}"
     return None

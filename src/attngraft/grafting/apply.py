@@ -1,4 +1,7 @@
-"""Install and remove grafts. A grafted module is the host's own module with a patched class; undo restores its class."""
+"""Install and remove grafts.
+
+A grafted module is the host's own module with a patched class; removing its grafts restores the class.
+"""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -21,8 +24,8 @@ def graft(model: nn.Module, spec: Specification, **options: Any) -> GraftReport:
     """Graft `spec` into `model`, in place; the host's parameters keep their names and values.
 
     Every module with a graft gets a patched class; new parameters are named `<module>.grafts.<name>.`. Initial values come
-    from torch's global CPU generator and are moved to the host's device and precision. If anything is refused, nothing is
-    changed. Graft first, then compile, shard, or create an optimizer.
+    from torch's global CPU generator and are moved to the host's device and precision. If a graft is refused, the model
+    is not changed. Graft first, then compile, shard, or create an optimizer.
 
     Args:
         spec: text (`"cb_s@blocks.6-11 + horizontal"`), a list of mappings, or a parsed specification.
@@ -61,7 +64,7 @@ def install(host: Host, placements: list[Placement]) -> list[Graft]:
 
 
 def _build_like(module: nn.Module, core: nn.Module, placement: Placement) -> Graft:
-    """Build a graft on the device, in the precision and in the mode of the host's module."""
+    """Build a graft with the device, dtype and training mode of the host's module."""
     like = next((p for p in itertools.chain(module.parameters(), core.parameters()) if p.is_floating_point()), None)
     if like is None:
         return build(placement).train(module.training)
@@ -71,7 +74,7 @@ def _build_like(module: nn.Module, core: nn.Module, placement: Placement) -> Gra
 
 
 def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
-    """Give `module` its patched class, without grafts, if it does not have it; `adapter` is the adapter of its host."""
+    """Switch `module` to its patched class, without grafts, unless it has it already; `adapter` is the host's adapter."""
     if not isinstance(module, GraftedModule):
         patched = patched_class(module, adapter)
         if patched is None:
@@ -82,15 +85,15 @@ def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
 
 
 def restore(module: Any) -> None:
-    """Restore the host's class of a module that is no longer `in_use`."""
+    """Switch a module that is no longer `in_use` back to the host's class."""
     del module.grafts
     module.__class__ = plain_class(module)
 
 
 def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[str]:
-    """Remove all grafts, or those called `names` (instance names: `cb`, `cb_2`) at every site.
+    """Remove all grafts, or those with the instance names `names` (`cb`, `cb_2`) at every site.
 
-    Without grafts, the model is the original host again, bit for bit. Returns the paths of the removed grafts.
+    Once all grafts are removed, the model is the original host again, bit for bit. Returns the paths of the removed grafts.
 
     Raises:
         GraftSpecError: the model has no graft of that name; nothing was removed.
@@ -124,7 +127,7 @@ def _check_undo(path: str, module: Any, graft: Graft) -> None:
         )
     if graft.hook_point == "space" and not module.whole:
         raise HostError(
-            f"{path} cannot be removed: it replaces {', '.join(module.detaches)} of the host, whose weights were not "
+            f"{path} cannot be removed: it replaces the host's {', '.join(module.detaches)}, whose weights were not "
             "saved with this model. Load the host's own weights first (model.load_state_dict(weights, strict=False))"
         )
 
@@ -137,7 +140,7 @@ def _remove(module: Any, name: str) -> None:
         other = next((other for other in module.grafts.values() if parameter in other.unused.parameters), None)
         if other is None:
             module.get_parameter(parameter).requires_grad_(True)
-        else:  # unused by another graft too, whose removal will unfreeze it
+        else:  # another graft makes it unused too; removing that graft unfreezes it
             other.frozen = (*other.frozen, parameter)
 
 

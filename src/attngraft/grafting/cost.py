@@ -17,13 +17,13 @@ from attngraft.grafting.spec import GraftSpec
 from attngraft.hosts import Host, patched_class
 from attngraft.tensors import on_meta
 
-#: results of earlier counts; grafts of one kind cost the same at all sites of one geometry, in all hosts of a process
+#: cached counts: grafts with the same type and options cost the same at all sites with the same geometry, in any host
 _costs: dict[Hashable, tuple[int, int | None]] = {}
 _branches: dict[Hashable, int] = {}
 
 
 def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftReport:
-    """Return the report on `spec`, which was placed as `placements` in `host`."""
+    """Return the report on `spec`, whose grafts are placed in `host` as in `placements`."""
     return GraftReport(
         spec=str(spec),
         host=host.adapter.name,
@@ -37,7 +37,7 @@ def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftR
 def _entry(host: Host, placement: Placement) -> Entry:
     term, graft_type, module = placement.term, placement.graft_type, host.module(placement.target)
     geometry, hook_point = placement.site.geometry, placement.hook_point
-    # the environment may select a backend, and one that needs fewer multiplications counts fewer
+    # an environment variable may select the backend, and the number of multiplications depends on the backend
     key = (graft_type, repr(term.options), hook_point, repr(geometry), os.environ.get(ENVIRONMENT))
     if key not in _costs:
         _costs[key] = _added_cost(placement)
@@ -149,9 +149,9 @@ class _MetaSite(AttentionSite, nn.Module):
 
 
 def mix_macs(mixer: Graft, geometry: AttentionGeometry) -> int:
-    """Return the MACs that a mix graft adds for one input; negative if it saves more of the host's than it needs.
+    """Return the MACs that a mix graft adds for one input; negative if it replaces more of the host's MACs than it needs.
 
-    Projections that it runs again (sequential forms) count twice.
+    Projections that the graft runs a second time (sequential forms) count twice.
     """
     x = torch.empty(geometry.sequences, cast(int, geometry.tokens), geometry.dim, device="meta")
     with_graft, without = (_count(_MetaSite(geometry, each).eval(), x) for each in (mixer, None))

@@ -20,11 +20,11 @@ _DEFAULT_REASONS: Mapping[HookPoint, str] = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Sites of a host that take a graft, and reasons of those that refuse it."""
+    """The sites of a host that can take a graft, and for each of the others the reason for refusal."""
 
     taken: tuple[str, ...]  #: paths of sites
     refused: dict[str, str]  #: path -> reason
-    nowhere: str | None = None  #: why both are empty: the host has no site of the kind
+    nowhere: str | None = None  #: if both are empty, why the host has no suitable site
 
     def __str__(self) -> str:
         return f"{len(self.taken)} of {len(self.taken) + len(self.refused)}"
@@ -35,7 +35,7 @@ class Fit:
         return next((reason for reason, _ in Counter(self.refused.values()).most_common(1)), None)
 
     def remedy(self) -> str:
-        """Return the end of an error message: the sites that take the graft, as a where-clause if it is short."""
+        """Return the end of an error message: the sites that take the graft, as a where-clause if that is short."""
         if not self.taken:
             return "no site of this model takes it"
         patterns = covering(self.taken, tuple(self.refused)) if self.refused else ("all",)
@@ -48,7 +48,7 @@ def fit(host: Host, term: Term) -> Fit:
     """Return the sites that can take `term`, ignoring its where-clause.
 
     Raises:
-        HostError: a module in the host has a form that its adapter does not know.
+        HostError: a module in the host has a form that its adapter does not support.
     """
     taken: list[str] = []
     refused: dict[str, str] = {}
@@ -68,13 +68,13 @@ def fit(host: Host, term: Term) -> Fit:
 def why_missing(host: Host, hook_point: HookPoint) -> str:
     """Return why no site of `host` has `hook_point`."""
     reasons = (site.missing[hook_point] for site in host.sites if hook_point in site.missing)
-    return next(reasons, _DEFAULT_REASONS.get(hook_point, "no site of it has this hook point"))
+    return next(reasons, _DEFAULT_REASONS.get(hook_point, "none of its sites has this hook point"))
 
 
 def skipped_sites(host: Host, spec: GraftSpec) -> list[str]:
     """Return warnings about sites that match a where-clause but lack the hook point.
 
-    `first` and `last` only count sites with the hook point, so they skip none.
+    `first` and `last` only count sites with the hook point, so they never skip a site.
     """
     found = []
     for term in spec.terms:
@@ -98,5 +98,7 @@ def kind_of(hook_point: HookPoint) -> Literal["attention", "mlp"]:
 
 def _refusal(site: Site, hook_point: HookPoint, term: Term) -> str | None:
     if hook_point not in site.targets:
-        return site.missing.get(hook_point, _DEFAULT_REASONS.get(hook_point, f"it has no hook point {hook_point}"))
+        return site.missing.get(
+            hook_point, _DEFAULT_REASONS.get(hook_point, f"the site has no hook point {hook_point}")
+        )
     return graft_types()[term.name].refusal(site.geometry, hook_point, term.options)

@@ -41,7 +41,7 @@ from attngraft.tensors import unshared
 
 KEY = "attngraft"
 FORMAT = 1
-#: value of an option; text comes before float, since text that looks like a number stays text
+#: types of option values; str comes before float because text that looks like a number stays text
 Plain = bool | int | str | float | None
 _HOST = "host."
 _MODULE_DICT = frozenset(dir(nn.ModuleDict()))  #: names that a child of a ModuleDict cannot have
@@ -52,8 +52,8 @@ class StoredHost:
     """The host that the grafts belong to."""
 
     adapter: str
-    architecture: Mapping[str, Any]  #: `HostAdapter.architecture`, which must be equal
-    fingerprint: str | None  #: of its weights, if the file is restricted to them
+    architecture: Mapping[str, Any]  #: `HostAdapter.architecture`; must equal the model's when the file is loaded
+    fingerprint: str | None  #: hash of the host's weights, if the file loads on these weights only
 
     def __post_init__(self) -> None:
         sites = self.architecture.get("sites")
@@ -65,15 +65,15 @@ class StoredHost:
 class StoredGraft:
     """One graft of the file."""
 
-    site: str  #: host path
+    site: str  #: path of the site in the host
     stage: str  #: hook point
-    instance: str  #: its name at the site
+    instance: str  #: instance name at the site (`cb`, `cb_2`)
     graft: str  #: registered name
     options: Mapping[str, Plain]
 
     def __post_init__(self) -> None:
         if not self.instance.isidentifier() or self.instance in _MODULE_DICT:
-            raise FieldError("instance", f"must be a valid name of a module, got {self.instance!r}")
+            raise FieldError("instance", f"must be a valid module name, got {self.instance!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,18 +81,18 @@ class GraftManifest:
     """Contents of a graft file other than tensors."""
 
     format: int
-    version: str  #: of attngraft, which wrote it
+    version: str  #: version of attngraft that wrote the file
     host: StoredHost
     spec: str  #: specification that grafts a host in the same way
     entries: tuple[StoredGraft, ...]
-    include: tuple[str, ...]  #: parts of the host that are in the file too
+    include: tuple[str, ...]  #: parts of the host that the file also contains
 
     def __post_init__(self) -> None:
         if self.format < 1:
             raise FieldError("format", f"must be 1 or more, got {self.format}")
 
     def to_json(self) -> str:
-        """Return JSON; `parse_manifest` reads it back."""
+        """Return the manifest as JSON, to be parsed by `parse_manifest`."""
         return json.dumps(dataclasses.asdict(self))
 
 
@@ -100,12 +100,12 @@ def parse_manifest(text: str, *, file: Path) -> GraftManifest:
     """Parse the manifest `text` from the metadata of `file`.
 
     Raises:
-        GraftFileError: it is damaged or of a newer format; names the file, the field and the remedy.
+        GraftFileError: the manifest is damaged or has a newer format; the message names the file, the field and the remedy.
     """
     try:
         content = json.loads(text)
         if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-            raise ValueError("it has no format number")
+            raise ValueError("no format number")
         if content["format"] <= FORMAT:
             return read(GraftManifest, content, where=f"{file}: manifest")
     except ConfigError as error:
@@ -114,7 +114,7 @@ def parse_manifest(text: str, *, file: Path) -> GraftManifest:
         raise GraftFileError(f"{file}: its manifest cannot be read ({error}); save the grafts again") from None
     raise GraftFileError(
         f"{file} has format {content['format']}, written by attngraft {content.get('version', 'unknown')}; this is "
-        f"{__version__}, which reads formats up to {FORMAT}. Update attngraft: pip install -U attngraft"
+        f"attngraft {__version__}, which reads formats up to {FORMAT}. Update attngraft: pip install -U attngraft"
     )
 
 
@@ -141,10 +141,10 @@ def save_grafts(
 
 
 def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = False) -> bytes:
-    """Return the contents of a graft file; folded grafts are saved as what is left of them.
+    """Return the contents of a graft file; of a folded graft, only the part that was not folded is saved.
 
     Raises:
-        GraftSpecError: as `save_grafts`.
+        GraftSpecError: as for `save_grafts`.
     """
     entries: list[StoredGraft] = []
     tensors: dict[str, Tensor] = {}
@@ -243,7 +243,7 @@ def read_graft_file(file: Path) -> tuple[GraftManifest, dict[str, Tensor]]:
     """Read the manifest and the tensors of a graft file.
 
     Raises:
-        GraftFileError: it is missing, damaged, not a graft file, or of a newer format.
+        GraftFileError: the file is missing, damaged, not a graft file, or of a newer format.
     """
     try:
         with safe_open(file, framework="pt") as opened:
@@ -261,14 +261,16 @@ def read_graft_file(file: Path) -> tuple[GraftManifest, dict[str, Tensor]]:
 def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerprint: bool) -> None:
     if manifest.host.adapter != host.adapter.name:
         raise GraftFileError(
-            f"{file} is for a host of {manifest.host.adapter}, but this model is one of {host.adapter.name}"
+            f"{file} is for a {manifest.host.adapter} host, but this model is a {host.adapter.name} host"
         )
     stored, present = manifest.host.architecture["sites"], host.architecture()["sites"]
     if len(stored) != len(present):
         raise GraftFileError(f"{file} is for a host with {len(stored)} sites, but this model has {len(present)}")
     for theirs, ours in zip(stored, present, strict=True):
         if list(theirs) != list(ours):
-            raise GraftFileError(f"{file} is for a host of another size: its site {theirs} is {ours} in this model")
+            raise GraftFileError(
+                f"{file} is for a host of another size: site {theirs} of the file is {ours} in this model"
+            )
     fingerprint = manifest.host.fingerprint
     if check_fingerprint and fingerprint and fingerprint != weights_fingerprint(host):
         raise GraftFileError(
@@ -282,14 +284,13 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
     graft_type = graft_types().get(name)
     if graft_type is None:
         raise GraftFileError(
-            f"{file} holds a graft {name!r}, which is not registered; import the package that registers it, then load"
+            f"{file} holds a graft {name!r}, which is not registered; import the package that registers it, then load the "
+            "file"
         )
     try:
         options = build_options(graft_type, dict(entry.options))
     except (TypeError, ValueError) as error:
-        raise GraftFileError(
-            f"{file}: an entry of its manifest is invalid, {instance!r} at {entry.site!r}: {error}"
-        ) from None
+        raise GraftFileError(f"{file}: invalid manifest entry for {instance!r} at {entry.site!r}: {error}") from None
     site = next((site for site in host.sites if site.path == entry.site), None)
     if site is None or hook_point not in site.targets:
         raise GraftFileError(f"{file}: this host has no site {entry.site!r} with hook point {hook_point!r}")
@@ -306,7 +307,7 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
         raise GraftFileError(f"{file}: {conflict}")
     if instance in getattr(host.module(site.targets[hook_point]), "grafts", {}):
         raise GraftFileError(
-            f"{file}: the model already has a graft {instance!r} at {site.path}; attngraft.ungraft it first"
+            f"{file}: the model already has a graft {instance!r} at {site.path}; remove it first with attngraft.ungraft"
         )
     return Placement(site, hook_point, Term(name, options, Where("patterns", patterns=(site.path,))), instance)
 
@@ -328,7 +329,7 @@ def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors:
     ]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise GraftFileError(f"{file} does not fit its own manifest: it {problems[0]}{more}; save the grafts again")
+        raise GraftFileError(f"{file} does not match its own manifest: it {problems[0]}{more}; save the grafts again")
 
 
 def _host_state(file: Path, host: Host, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -341,6 +342,6 @@ def _host_state(file: Path, host: Host, tensors: Mapping[str, Tensor]) -> dict[s
         if state[name].shape != tensors[name].shape:
             raise GraftFileError(
                 f"{file} includes {name[len(_HOST) :]} of shape {tuple(tensors[name].shape)}, but this model's is "
-                f"{tuple(state[name].shape)}; create the model with as many classes as the file's"
+                f"{tuple(state[name].shape)}; create the model with the same number of classes"
             )
     return {name: state[name] for name in included}

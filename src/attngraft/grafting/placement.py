@@ -80,7 +80,7 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
 
 
 def conflict_at(host: Host, site: Site, hook_point: HookPoint, placements: list[Placement]) -> str | None:
-    """Return the graft, installed or placed, that conflicts with another one at this hook point; None: no conflict."""
+    """Return a description of the installed or placed graft that excludes a graft at this hook point; None if none does."""
     # the targets of one site's hook points hold no grafts of other sites
     present = {each for each, target in site.targets.items() if each in _taken(host, target, placements).values()}
     exclusive = {"mix"} if hook_point == "mix" else set(_BRANCH) if hook_point == "space" else set()
@@ -90,11 +90,11 @@ def conflict_at(host: Host, site: Site, hook_point: HookPoint, placements: list[
     if found is None:
         return None
     effect = ", which replaces the whole attention there" if found == "space" else ""
-    return f"{site.path} has a graft at hook point {found} already{effect}; ungraft it first, or choose other sites"
+    return f"{site.path} already has a graft at hook point {found}{effect}; ungraft it first, or choose other sites"
 
 
 def _refused(host: Host, term: Term, site: Site, hook_point: HookPoint, refusal: str) -> HostError:
-    """Return the error for `site`; if no site takes `term@all`, for the first site with the most frequent reason."""
+    """Return the error for `site`, or for the first site with the most frequent reason if no site takes `term@all`."""
     found, path = fit(host, term), site.path
     if term.where.kind == "all" and not found.taken and found.reason is not None:
         refusal = found.reason

@@ -27,7 +27,7 @@ def plan(model: nn.Module, spec: Specification, *, measure: bool = False, **opti
     buffers and modes are not changed.
 
     Raises:
-        GraftSpecError, HostError: as `graft` would.
+        GraftSpecError, HostError: as raised by `graft`.
     """
     host = find_host(model)
     parsed = with_options(spec, options)

@@ -28,11 +28,11 @@ class Entry:
     macs: int | None  #: added MACs for one input of the host's own size; None where the number of tokens is not known
     identity: bool  #: whether it starts as the identity
     carried: int  #: number of parameters of the host's module that stay in use
-    unused: Unused  #: parameters of the host that it makes unused
+    unused: Unused  #: parameters of the host that the graft makes unused
     #: host parameters that are detached until undo, where the graft replaces modules -> number of values
     detached: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    rounds: bool = False  #: whether the host gives up a fused kernel of its own for a graft here
+    rounds: bool = False  #: whether a graft here keeps the host from using one of its own fused kernels
     stage = renamed("stage", "hook_point")
     parked = renamed("parked", "detached")
 
@@ -40,13 +40,13 @@ class Entry:
     def exact(self) -> bool:
         """Whether the graft is bit-identical to the identity at initialization.
 
-        Around the attention map this holds up to rounding only, since explicit attention replaces the host's fused kernel;
-        likewise where the host has a kernel for more than the hook point (`rounds`).
+        Grafts at `mix` and `weights` are equal to the identity only up to rounding, because explicit attention replaces the
+        host's fused kernel. So are grafts that replace another fused kernel of the host (`rounds`).
         """
         return self.identity and self.hook_point not in ("mix", "weights") and not self.rounds
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, under the keys of every release."""
+        """Return a dictionary of plain values, whose keys are the same in every release."""
         old = {"hook_point": "stage", "detached": "parked"}
         return {old.get(name, name): value for name, value in asdict(self).items()}
 
@@ -87,7 +87,7 @@ class GraftReport:
 
     @property
     def macs(self) -> int | None:
-        """MACs that all grafts add for one input; None if those of a graft are not known."""
+        """MACs that all grafts add for one input; None if those of any graft are unknown."""
         known = [entry.macs for entry in self.entries if entry.macs is not None]
         return sum(known) if len(known) == len(self.entries) else None
 
@@ -149,7 +149,9 @@ class GraftReport:
             )
         changing = sorted({entry.instance for entry in self.entries if not entry.identity})
         if changing:
-            lines.append(f"Not the identity at start: {', '.join(changing)}; a pretrained host's outputs change.")
+            lines.append(
+                f"Not the identity at initialization: {', '.join(changing)}; the outputs of a pretrained host change."
+            )
         elif self.entries:
             how = "" if all(entry.exact for entry in self.entries) else " up to rounding"
             lines.append(f"All grafts start as the identity: the host's outputs are unchanged{how} until training.")

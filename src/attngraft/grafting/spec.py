@@ -24,19 +24,19 @@ from attngraft.grafting.where import EVERYWHERE, Where, parse_where
 from attngraft.mechanisms.registry import graft_types
 from attngraft.suggest import did_you_mean
 
-#: short names of choices that the papers name -> specification
+#: preset, the short name of a configuration from the papers -> specification
 PRESETS = {"cb_deeper_half": "cb@last:50%"}
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?)")
-_MAX_DIGITS = 400  #: more than any float has; Python itself refuses thousands
+_MAX_DIGITS = 400  #: more than any float needs; Python refuses to parse thousands of digits
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHERE = re.compile(r"[^+@()\s][^+@()]*")
 _CONSTANTS = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
-_MAX_FLOAT32 = 3.4028234663852886e38  #: options become values of parameters
+_MAX_FLOAT32 = 3.4028234663852886e38  #: largest float32; options become parameter values
 
 
 class OptionError(ValueError):
-    """An invalid option; `option` is its name, where a single one is wrong."""
+    """An invalid option; `option` is its name, if a single option is invalid."""
 
     def __init__(self, message: str, option: str | None = None) -> None:
         self.option = option
@@ -47,7 +47,8 @@ def build_options(graft_type: GraftType[Any], given: dict[str, Any]) -> Any:
     """Build `graft_type.Options` from plain values, which are checked against its annotations.
 
     Raises:
-        OptionError: an unknown name (lists the near match and all names), or a value of the wrong type or range.
+        OptionError: an unknown name (the message lists the nearest match and all names), or a value of the wrong type or
+            out of range.
     """
     fields = {field.name: field for field in dataclasses.fields(graft_type.Options)}
     hints = typing.get_type_hints(graft_type.Options)
@@ -82,7 +83,7 @@ def _convert(value: Any, hint: Any) -> Any:
         except OverflowError:
             number = math.inf
         if not math.isfinite(number) or abs(number) > _MAX_FLOAT32:
-            raise ValueError(f"must be a finite number (of float32), not {value!r}")
+            raise ValueError(f"must be a finite number (float32), not {value!r}")
         return number
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
@@ -97,7 +98,7 @@ class Term:
     options: Any
     where: Where = EVERYWHERE
     text: str | None = field(default=None, compare=False, repr=False)  #: the parsed text, for messages
-    position: int | None = field(default=None, compare=False, repr=False)  #: of the where-clause in `text`
+    position: int | None = field(default=None, compare=False, repr=False)  #: position of the where-clause in `text`
 
     def __str__(self) -> str:
         options = ", ".join(
@@ -136,7 +137,8 @@ def parse(spec: Specification) -> GraftSpec:
     """Parse a specification in any of its forms; None and "none" mean no graft.
 
     Raises:
-        GraftSpecError: it is invalid; points at the character (or names the entry), with near matches.
+        GraftSpecError: the specification is invalid; the message points at the character (or names the entry) and lists
+            near matches.
     """
     if isinstance(spec, GraftSpec):
         return spec
@@ -154,7 +156,7 @@ def _terms_of_mapping(entry: Any, label: str) -> tuple[Term, ...]:
     if isinstance(entry, str):
         return parse(entry).terms
     if not isinstance(entry, Mapping) or not isinstance(entry.get("graft"), str):
-        raise GraftSpecError(f"{label} of the graft list needs a key 'graft' with a name (and may have where, options)")
+        raise GraftSpecError(f"{label} of the graft list needs a key 'graft' with a name (optional: where, options)")
     unknown = [key for key in entry if key not in ("graft", "where", "options")]
     if unknown:
         raise GraftSpecError(f"{label} of the graft list: unknown key {unknown[0]!r}; keys: graft, where, options")

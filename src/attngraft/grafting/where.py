@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-_MAX_DIGITS = 6  #: no host has more sites, and Python refuses to parse thousands of digits
+_MAX_DIGITS = 6  #: enough for the sites of any host; Python refuses to parse thousands of digits
 _RANGE = re.compile(rf"(\d{{1,{_MAX_DIGITS}}})-(\d{{1,{_MAX_DIGITS}}})")
 _SEGMENT = re.compile(r"[A-Za-z0-9_*?]+|\d+-\d+")
 
@@ -35,7 +35,7 @@ class Where:
         return f"{self.kind}:{self.count}{'%' if self.percent else ''}"
 
     def select(self, paths: Sequence[str]) -> list[int]:
-        """Return indices of the selected ones among `paths`, which are in the host's own order."""
+        """Return the indices of the selected paths; `paths` must be in the host's own order."""
         if self.kind == "all":
             return list(range(len(paths)))
         if self.kind == "patterns":
@@ -55,7 +55,7 @@ def parse_where(text: str) -> Where:
     """Parse a where-clause.
 
     Raises:
-        ValueError: it is invalid.
+        ValueError: the where-clause is invalid.
     """
     text = text.strip()
     if text == "all":
@@ -115,7 +115,7 @@ def near_paths(pattern: str, paths: Sequence[str], count: int = 4) -> list[str]:
 
 
 def covering(wanted: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """Return a few short patterns that match all of the paths `wanted` and none of `others`; neither may be empty."""
+    """Return a few short patterns that match all paths in `wanted` and none in `others`; neither may be empty."""
     found = _covering([path.split(".") for path in wanted], [path.split(".") for path in others])
     return tuple(".".join(segments) for segments in found)
 
@@ -139,7 +139,7 @@ def _tails(paths: list[list[str]], head: str) -> list[list[str]]:
 
 
 def _joined(below: dict[str, list[tuple[str, ...]]], heads: list[str]) -> list[tuple[str, str]]:
-    """Return (segment, one of its names): consecutive numbers with equal patterns below them are joined to a range."""
+    """Return (segment, one of its names) pairs; consecutive numbers with equal patterns below them become one range."""
     runs: list[list[str]] = []
     for head in sorted((each for each in heads if each.isdecimal()), key=int):
         if runs and below.get(head) == below.get(runs[-1][-1]):

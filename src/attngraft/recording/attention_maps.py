@@ -21,7 +21,7 @@ def scaled_grid(
     Args:
         image_size: rows and columns of the image in pixels.
         grid: grid of an image of the host's default size.
-        default_size: that size.
+        default_size: the host's default size, rows and columns in pixels.
         tokens: number of grid positions. Some hosts drop the pixels beyond the last whole patch, others pad them to one
             more patch; only the number of tokens shows which.
 
@@ -133,9 +133,10 @@ def _check_position(query: tuple[int, int], rows: int, columns: int) -> tuple[in
 
 
 def check_square(weights: Tensor) -> None:
-    """
+    """Check that `weights` are attention maps whose queries and keys are the same tokens.
+
     Raises:
-        UsageError: not attention maps whose queries and keys are the same tokens.
+        UsageError: they are not.
     """
     if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
         raise UsageError(
@@ -153,12 +154,12 @@ def window_count(token_indices: Tensor, tokens: int, sequences: int) -> int:
     """Number of windows of one image.
 
     Raises:
-        UsageError: `sequences` is not a multiple of it.
+        UsageError: `sequences` is not a multiple of this number.
     """
     windows = int(token_indices.max()) // tokens + 1
     if sequences % windows:
         raise UsageError(
-            f"{sequences} sequences of {tokens} tokens do not fit a map of {tuple(token_indices.shape)}: {windows} windows "
-            "per image"
+            f"{sequences} sequences of {tokens} tokens do not fit a map of {tuple(token_indices.shape)} with {windows} "
+            "windows per image"
         )
     return windows

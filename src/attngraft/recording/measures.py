@@ -15,7 +15,7 @@ def without_prefix(weights: Tensor, prefix: int = 1) -> Tensor:
     """
     spatial = weights[..., prefix:, prefix:]
     total = spatial.sum(-1, keepdim=True)
-    return spatial / total.masked_fill(total == 0, 1)  # no clamp: talking heads have maps with sums below 0
+    return spatial / total.masked_fill(total == 0, 1)  # not clamped: the maps of talking heads can have negative sums
 
 
 def entropy(weights: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def relative_distance(
     )
     positions = torch.stack([row.flatten(), column.flatten()], dim=-1)
     distances = torch.cdist(positions, positions, p=1).to(weights.dtype)
-    by_query = torch.einsum("...ij,ij->...i", weights, distances)  # without a second map in memory
+    by_query = torch.einsum("...ij,ij->...i", weights, distances)  # einsum needs no second map in memory
     return by_query if normalize == "per_query" else by_query / (tokens - 1)
 
 

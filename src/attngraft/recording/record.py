@@ -28,16 +28,16 @@ def record(
             model(images)
         recording["blocks.11.attn"]["weights"]  # (B, H, N, N), also where the host uses a fused kernel
 
-    Outputs do not change: the attention map of a fused host is computed beside the fused kernel, and takes memory that the
-    model itself does not need. Compiled code (`torch.compile`) runs eagerly within the block, and as before after it. On
-    exit, recorders are removed and modules without grafts get their original class back.
+    Outputs do not change: if the host uses a fused kernel, the attention map is computed in addition, and takes memory that
+    the model itself does not need. Compiled code (`torch.compile`) runs eagerly within the block only. On exit, recorders
+    are removed and modules without grafts get their original class back.
 
     Args:
         what: names of the tensors to keep (see `Recording`), the name of a graft for all of its tensors, or `gates` for
             every weighting by a graft (HV's alpha and beta, gates, BiSA's lambda, CB_S's scale); default: everything. With
-            an empty collection nothing is kept, and `Recording.available` lists the names.
+            an empty collection nothing is kept, but `Recording.available` lists the names.
         sites: sites to record, as in a graft specification.
-        detach: keep tensors without their graph; False keeps it, for gradients through them.
+        detach: detach tensors from the autograd graph; False keeps the graph, for gradients through the tensors.
 
     Raises:
         HostError: no adapter matches the model, or it is wrapped.
@@ -78,8 +78,8 @@ def record(
 
 
 def _eager() -> AbstractContextManager[Any]:
-    """Disable compiled code, which has no recorder in it, without recompiling anything."""
-    compiles = "torch._dynamo" in sys.modules  # importing it takes seconds; without it nothing is compiled
+    """Disable compiled code, which contains no recorders, without recompiling anything."""
+    compiles = "torch._dynamo" in sys.modules  # importing it takes seconds; if it is not imported, nothing is compiled
     return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
 
 
@@ -97,7 +97,7 @@ def _default_image_shape(host: Host, chosen: Collection[Geometry]) -> torch.Size
 
 @contextmanager
 def _track_image_size(host: Host, coordinates: TokenCoordinates, default_shape: torch.Size | None) -> Iterator[None]:
-    """Report the size of all images to `coordinates`, also where only a part of the model runs (`forward_features`)."""
+    """Report the size of all images to `coordinates`, even if only a part of the model runs (`forward_features`)."""
     if default_shape is None:
         yield
         return
@@ -129,7 +129,7 @@ class _SiteRecorder:
 
     recording: Recording
     site: str
-    prefix: str  #: of the names: the graft's, with a dot
+    prefix: str  #: prefix of recorded names: the graft's instance name and a dot, or "" for the module itself
     excluded: frozenset[str]  #: hook points of the site that another module has
     detach: bool
     outer: Recorder | None
@@ -149,13 +149,13 @@ class _Source(NamedTuple):
     """A module that records tensors of a chosen site."""
 
     module: Any
-    site: str  #: its path
-    excluded: frozenset[str]  #: hook points that other modules of the site have, or none
+    site: str  #: path of the site
+    excluded: frozenset[str]  #: hook points that belong to other modules of the site
     is_target: bool  #: whether grafts can be attached to it; otherwise it only records
 
 
 def _sources(host: Host, sites: str) -> Iterator[_Source]:
-    """Every module that holds a hook point or records a tensor of a chosen site."""
+    """Yield every module that has a hook point, or records a tensor, of a chosen site."""
     try:
         choice = parse_where(sites)
     except ValueError as error:

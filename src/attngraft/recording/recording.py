@@ -23,10 +23,10 @@ from attngraft.recording.reductions import REDUCTIONS, RunningMean
 from attngraft.recording.token_coordinates import TokenCoordinates
 from attngraft.suggest import did_you_mean
 
-#: names behind `gates`: everything by which a graft weights something of the host's
+#: names selected by `gates`: the factors by which grafts weight tensors of the host
 GATES = frozenset({"alpha", "beta", "gate", "lambda", "scale"})
 
-#: hook points that hold maps (B, rows, columns, C) in hosts that keep maps
+#: hook points whose tensors are maps (B, rows, columns, C) in hosts that keep maps
 MAP_HOOK_POINTS = frozenset({"attn.end", "mlp.front", "mlp.mid", "mlp.end", "space"})
 
 FILTER_NDIM = 5  #: axes of filters (B, H, K, rows, columns); maps (B, H, Nq, Nk) have 4
@@ -56,10 +56,10 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, H, W, C) | output of that hook point |
     | `<instance>.<name>` | | tensors of a graft: `horizontal.alpha`, `vertical.beta`, `cb.context`, `cb_s.scale` ... |
     | `latents_to_tokens` | (B, H, M, N) | BiXT's cross-attention: attention of each latent over the tokens (rows sum to 1) |
-    | `tokens_to_latents` | (B, H, N, M) | the same for tokens, over the latents |
+    | `tokens_to_latents` | (B, H, N, M) | attention of each token over the latents (rows sum to 1) |
 
     In hosts with windows B counts windows; `on_map`, `attention_map_for_query` and `full_attention_map` map them back to the
-    image. `prefix` names a site's prefix tokens. Where maps do not fit in memory, `reduce` keeps means of them.
+    image. `prefix` names a site's prefix tokens. If the maps do not fit in memory, use `reduce` to keep only means.
     """
 
     def __init__(self, what: frozenset[str] | None = None, coordinates: TokenCoordinates | None = None) -> None:
@@ -68,7 +68,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         self._calls: dict[str, dict[str, list[Tensor]]] = {}
         self._reductions: dict[str, tuple[str, ...]] = {}  # name of maps -> their reductions
         self._means: dict[str, dict[str, RunningMean]] = {}
-        self._unavailable: dict[str, dict[str, str]] = {}  # site -> reductions that are undefined there, and why
+        self._unavailable: dict[str, dict[str, str]] = {}  # site -> undefined reduction -> reason
 
     def is_requested(self, site: str, name: str) -> bool:
         """Return whether to keep a tensor of this name; also adds it to the site's `available` names."""
@@ -90,7 +90,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
             key = reduction if name == "weights" else f"{name}.{reduction}"
             try:
                 values = REDUCTIONS[reduction](tensor, layout)
-            except RecordError as error:  # raised when it is read; other sites and reductions continue
+            except RecordError as error:  # raised when this reduction is read; other sites and reductions continue
                 self._unavailable.setdefault(site, {})[key] = f"{site}: {error}"
                 continue
             try:
@@ -118,14 +118,14 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         | `steepness` | (H, Nq) | sum (a - a^2) of each row, the nuclear norm of the softmax's Jacobian (CB Sec. 2.1) |
         | `evenness` | (H, Nq) | steepness over its maximum, 1 - 1/Nk |
 
-        Where the host reports the positions of its windows' tokens, all but `mean` are by map position, row by row,
-        (H, rows * columns), without padding tokens. Reading a reduction that is undefined at a site (distances without a
-        grid) raises an error.
+        If the host reports the positions of its windows' tokens, all reductions except `mean` are indexed by map position,
+        row by row, (H, rows * columns), without padding tokens. Reading a reduction that is undefined at a site (distances
+        without a grid) raises an error.
 
         Args:
             reductions: their names.
-            of: the maps to reduce (`bisa.inverse_weights`, `latents_to_tokens`); other results than those of `weights` are
-                named `<of>.<reduction>`.
+            of: name of the maps to reduce (`bisa.inverse_weights`, `latents_to_tokens`); results for maps other than
+                `weights` are named `<of>.<reduction>`.
 
         Raises:
             UsageError: unknown reduction.
@@ -155,7 +155,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     def on_map(self, site: str, name: str) -> Tensor:
         """Tokens (B, N, C) or (B, H, N, d) on the map: (B, rows, columns, C) or (B, H, rows, columns, d).
 
-        Prefix and padding tokens are left out. Hook points of hosts that keep maps are returned as they are.
+        Prefix and padding tokens are left out. Tensors that are maps already are returned unchanged.
 
         Raises:
             RecordError: the host does not report where the tokens of this site are, or their number does not match.
@@ -184,7 +184,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
             return tensor
         try:
             return self.on_map(site, name)
-        except (RecordError, UsageError):  # not reported, or not a tensor of its windows
+        except (RecordError, UsageError):  # positions are not reported, or the tensor does not hold the windows' tokens
             return tensor
 
     def attention_map_for_query(self, site: str, query: tuple[int, int], name: str = "weights") -> Tensor:
@@ -220,14 +220,14 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return weights[..., self._coordinates.key_indices(site, weights.shape[-1])]
 
     def available(self, site: str) -> tuple[str, ...]:
-        """Names of all tensors of the site so far, requested or not."""
+        """Names of all tensors that the site has produced so far, requested or not."""
         return tuple(self._available.get(site, ()))
 
     def calls(self, site: str, name: str) -> list[Tensor]:
         """Tensors of every call, oldest first (of a shared module, or of a block under gradient checkpointing).
 
         Raises:
-            RecordError: nothing of this name was recorded there.
+            RecordError: nothing of this name was recorded at the site.
         """
         return list(self._of(site)[name])
 
@@ -238,9 +238,10 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         self._unavailable.clear()
 
     def check(self) -> None:
-        """
+        """Check that the requested tensors exist.
+
         Raises:
-            RecordError: sites ran, and none of them has a requested tensor.
+            RecordError: sites ran, but none of them has a requested tensor.
         """
         names = dict.fromkeys(name for available in self._available.values() for name in available)
         for requested in sorted(self._what or ()) if names else ():
@@ -250,7 +251,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
             if of not in names:
                 near = did_you_mean(of, names)
                 raise RecordError(
-                    f"none of the chosen sites has {of!r}, which was to be reduced{near}; available: {', '.join(names)}"
+                    f"none of the chosen sites has {of!r}, which `reduce` requested{near}; available: {', '.join(names)}"
                 )
 
     def _of(self, site: str) -> _SiteTensors[list[Tensor]]:

@@ -22,7 +22,7 @@ class TokenLayout(NamedTuple):
     """Layout of a map's tokens on the image; unknown fields are None."""
 
     prefix: int = 0  #: number of prefix tokens
-    grid: tuple[int, int] | None = None  #: (rows, columns) of the others; None: unknown
+    grid: tuple[int, int] | None = None  #: (rows, columns) of the other tokens; None: unknown
     token_indices: Tensor | None = None  #: (rows, columns), see `attention_maps`; None: not reported by the host
 
     @property
@@ -54,11 +54,11 @@ def _rows(values: Tensor, weights: Tensor, layout: TokenLayout) -> Tensor:
 
 
 def _among_patches(weights: Tensor, layout: TokenLayout) -> Tensor:
-    """The map among the tokens on the image, rows normalized to sum to 1; other columns are 0 or left out."""
+    """Attention map among the tokens on the image, rows normalized to sum to 1; other columns are 0 or left out."""
     if weights.shape[-1] != weights.shape[-2]:
         raise RecordError(
-            f"its maps of {weights.shape[-2]} x {weights.shape[-1]} have different queries and keys, so patch_entropy is "
-            "undefined"
+            f"the queries and keys of its maps ({weights.shape[-2]} x {weights.shape[-1]}) are different tokens, so "
+            "patch_entropy is undefined"
         )
     if weights.shape[-1] <= layout.prefix:
         raise RecordError(f"its maps contain only the {layout.prefix} prefix tokens")
@@ -129,13 +129,14 @@ class RunningMean:
         self._map_size: tuple[int, int] | None = None
 
     def add(self, values: Tensor, map_size: tuple[int, int] | None = None) -> None:
-        """
+        """Add the values of some images.
+
         Args:
-            values: of images, (B, ...).
-            map_size: (rows, columns) of their map; None: unknown.
+            values: (B, ...), one entry per image.
+            map_size: (rows, columns) of the images' map; None: unknown.
 
         Raises:
-            RecordError: the shape or the map size differs from before.
+            RecordError: the shape or the map size differs from that of earlier values.
         """
         mean = values.mean(0, dtype=torch.promote_types(values.dtype, torch.float32))
         if self.mean is None:
@@ -143,11 +144,11 @@ class RunningMean:
             return
         remedy = "reduce inputs of one size at a time (`clear` starts over)"
         if mean.shape != self.mean.shape:
-            raise RecordError(f"its maps have the shape {tuple(mean.shape)}, before {tuple(self.mean.shape)}; {remedy}")
+            raise RecordError(f"its maps have shape {tuple(mean.shape)}, previously {tuple(self.mean.shape)}; {remedy}")
         if map_size != self._map_size:
             now, before = (
                 f"a map of {size[0]} x {size[1]}" if size else "no map" for size in (map_size, self._map_size)
             )
-            raise RecordError(f"its tokens are on {now}, before on {before}; {remedy}")
+            raise RecordError(f"its tokens are on {now}, previously on {before}; {remedy}")
         self.count += len(values)
         self.mean += (mean - self.mean) * (len(values) / self.count)

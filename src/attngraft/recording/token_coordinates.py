@@ -16,7 +16,7 @@ class TokenCoordinates:
 
     Args:
         geometries: geometry by site, valid for images of the host's default size.
-        default_size: that size, (rows, columns) of pixels; None: the host takes no images.
+        default_size: the host's default size, (rows, columns) in pixels; None: the host takes no images.
     """
 
     def __init__(self, geometries: Mapping[str, Geometry], default_size: tuple[int, int] | None = None) -> None:
@@ -40,7 +40,8 @@ class TokenCoordinates:
         return site in self._in_blocks
 
     def geometry(self, site: str) -> Geometry:
-        """
+        """Return the geometry of a chosen site.
+
         Raises:
             RecordError: the site was not chosen.
         """
@@ -91,7 +92,7 @@ class TokenCoordinates:
         geometry = self.geometry(site)
         if not isinstance(geometry, AttentionGeometry) or not geometry.cross:
             raise RecordError(
-                f"{site!r} is a self-attention; `keys_on_map` is for cross-attention, see `attention_map_for_query` and "
+                f"{site!r} is a self-attention, but `keys_on_map` is for cross-attention; use `attention_map_for_query` or "
                 "`full_attention_map`"
             )
         if geometry.keys_grid is None:
@@ -104,7 +105,7 @@ class TokenCoordinates:
         """Layout of a map with `tokens` keys, for reductions."""
         geometry = self.geometry(site)
         window = geometry.window if isinstance(geometry, AttentionGeometry) else None
-        windowed = window not in (None, geometry.grid)  # windows may be interleaved: only the host can report how
+        windowed = window not in (None, geometry.grid)  # windows may be interleaved, in a way that only the host knows
         grid, indices = None if windowed else self._grid(geometry, tokens), self._reported.get(site)
         if indices is None and grid is not None and geometry.apart is not None:
             indices = interleaved_indices(grid, geometry.apart)
@@ -125,19 +126,19 @@ class TokenCoordinates:
     def _wrong_number(self, site: str, tokens: int | None, prefix: str, grid: tuple[int, int]) -> str:
         expected = f"{prefix}a map of {grid[0]} x {grid[1]}"
         if self._default_size is None:
-            return f"{site!r} got {tokens} tokens; its host's default is {expected}"
+            return f"{site!r} got {tokens} tokens, but its host's default is {expected}"
         if self._image_size is None:
             return f"the map positions of the tokens of {site!r} are unknown: the model got no images"
         image, default = (f"{size[0]} x {size[1]}" for size in (self._image_size, self._default_size))
         got = "not a whole number of patches" if tokens is None else f"{tokens} tokens"
         return (
-            f"{site!r} got images of {image} ({got}); its host's default size of {default} has {expected}: use images of "
-            "that size to map tokens to the image"
+            f"{site!r} got images of {image} ({got}), but its host's default size of {default} has {expected}; use "
+            "images of that size to map tokens to the image"
         )
 
 
 def _unknown_because(geometry: Geometry) -> str | None:
-    """Reason why token positions do not follow from the geometry; None if they do."""
+    """Return why token positions do not follow from the geometry; None if they do."""
     if geometry.grid is None:
         return "they have no grid"
     if isinstance(geometry, AttentionGeometry) and geometry.window is not None:
