@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: old path -> new path, both below `attngraft`
+#: old path -> new path, both relative to `attngraft`
 MOVED = {
     "analysis.album": "targets.images",
     "analysis.measures": "recording.measures",

@@ -1,4 +1,4 @@
-"""Errors that users can cause. Each message contains what is wrong, where, and the remedy."""
+"""Errors that users can cause. Each message says what is wrong, where, and how to fix it."""
 
 
 class AttngraftError(Exception):
@@ -22,13 +22,13 @@ class HostError(AttngraftError):
 
 
 class RecordError(AttngraftError, KeyError):
-    """A requested tensor that the model does not record; the message lists those that it does."""
+    """A requested tensor that the model does not record; the message lists the recorded tensors."""
 
     __str__ = Exception.__str__  # not KeyError's, which quotes the message
 
 
 class GraftFileError(AttngraftError):
-    """A graft file that is damaged, of a newer format, or for another host. The model was not changed."""
+    """A graft file that is damaged, in a newer format, or for a different host. The model was not changed."""
 
 
 class ConfigError(UsageError, ValueError):
@@ -52,11 +52,11 @@ class StorageError(AttngraftError, OSError):
 
 
 class BackendError(AttngraftError):
-    """A backend that was selected by name and cannot be used here; the message has the reason."""
+    """A backend that was selected by name but is not available; the message gives the reason."""
 
 
 def _point_at(message: str, text: str, position: int) -> str:
-    """Append the line of `text` with `position`, and a caret under that character."""
+    """Append the line of `text` that contains `position`, with a caret under that character."""
     start = text.rfind("\n", 0, position) + 1
     end = text.find("\n", position)
     line = text[start : len(text) if end < 0 else end]

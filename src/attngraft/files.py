@@ -20,11 +20,11 @@ _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def write_atomically(path: Path, content: bytes | str) -> Path:
-    """Write `content` to `path`: to a temporary file in the same folder, flushed to disk, then renamed.
+    """Write `content` to `path` atomically: write a temporary file in the same folder, flush it to disk, rename it.
 
     Raises:
-        StorageError: the folder cannot be created or written; an existing file at `path` is unchanged. Names the file, the
-            free space, and the remedy.
+        StorageError: the folder cannot be created or written; an existing file at `path` is unchanged. The message gives
+            the file, the free space, and the remedy.
     """
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -69,7 +69,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 def share(path: Path, at: Path) -> None:
     """Hard-link the file `path` to `at`, or copy it if the disk does not support links.
 
-    Neither is ever changed in place: writers replace files.
+    Sharing is safe because writers replace files and never change them in place.
 
     Raises:
         StorageError: as `write_atomically`.
@@ -96,7 +96,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class _Recorder(io.FileIO):
-    """A file that stores the error of a failed write, because `torch.save` raises its own instead."""
+    """A file that stores the error of a failed write, because `torch.save` raises a different one."""
 
     failed: OSError | None = None
 
@@ -109,7 +109,7 @@ class _Recorder(io.FileIO):
 
 
 def _remove(temporary: Path) -> int:
-    """Delete the unfinished file, which frees its space; returns its size."""
+    """Delete the unfinished file to free its space, and return its size."""
     try:
         size = temporary.stat().st_size
         temporary.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ def shown_size(size: float) -> str:
 def printable(value: T) -> T:
     """Replace bytes that are not UTF-8 in names (`caf\ufffd.png`), for JSON, tables and pages.
 
-    Python represents such bytes of file names as lone surrogates, which encoders refuse. `value` is nested plain data.
+    Python represents such bytes in file names as lone surrogates, which encoders reject. `value` is nested plain data.
     """
     result: object = value
     if isinstance(value, str):
@@ -171,7 +171,7 @@ def printable(value: T) -> T:
 
 
 def remove_leftovers(folder: Path, *, below: bool = True) -> None:
-    """Delete temporary files of killed writers in `folder`, and with `below` in its subfolders.
+    """Delete temporary files that killed processes left in `folder`, and with `below` in its subfolders.
 
     Only safe while no other process writes there. Files with merely similar names are not deleted.
     """

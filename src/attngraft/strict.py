@@ -18,7 +18,7 @@ _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or 
 
 
 class FieldError(ValueError):
-    """An invalid value; dataclasses raise it in `__post_init__`, `read` adds the dotted name."""
+    """Invalid field value, raised by dataclasses in `__post_init__`; `read` adds the dotted name."""
 
     def __init__(self, field: str, message: str) -> None:
         self.field, self.message = field, message

@@ -1,4 +1,4 @@
-"""Suggestions of similar words for messages."""
+"""Suggestions of similar names in error messages."""
 
 import difflib
 from collections.abc import Iterable

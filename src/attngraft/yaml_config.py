@@ -16,7 +16,7 @@ from attngraft.strict import read
 
 ConfigT = TypeVar("ConfigT")
 
-#: PyYAML's scalars without surprising ones of YAML 1.1: words for booleans, numbers that need a dot, dates
+#: PyYAML's implicit scalars without the surprising ones of YAML 1.1: words for booleans, numbers that need a dot, dates
 _RESOLVERS = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -24,7 +24,7 @@ _RESOLVERS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the scalars of YAML 1.2 that refuses repeated keys."""
+    """SafeLoader with YAML 1.2 scalars that rejects repeated keys."""
 
     yaml_implicit_resolvers = {first: list(resolvers) for first, resolvers in _RESOLVERS.items()}  # noqa: RUF012
 
@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that also quotes texts that only `_Loader` reads as numbers: `_Loader` and YAML 1.1 both read its files."""
+    """SafeDumper that also quotes strings that only `_Loader` reads as numbers, for both `_Loader` and YAML 1.1 readers."""
 
     yaml_implicit_resolvers = {first: list(all_) for first, all_ in yaml.SafeDumper.yaml_implicit_resolvers.items()}  # noqa: RUF012
 
@@ -68,7 +68,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in the file at `path`; an empty file is an empty mapping.
 
     Raises:
-        ConfigError: the file cannot be read, is invalid YAML, or holds no mapping.
+        ConfigError: the file cannot be read, is invalid YAML, or does not contain a mapping.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def apply_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict
     """Return a copy of `config` with `a.b=value` texts applied in order, values read as YAML.
 
     Raises:
-        ConfigError: a text without `=`, an invalid YAML value, or a path through a value that is no section.
+        ConfigError: a text without `=`, an invalid YAML value, or a path through a value that is not a section.
     """
     result = dict(config)
     for text in overrides:

@@ -59,7 +59,7 @@ def test_a_table_of_several_labels_and_the_recipe_for_it(
     shown = capsys.readouterr().out
     assert "Lower is better" in shown
     split = tables / "study" / "split.csv"
-    assert f"Split: {split} (--set task.data.split_file={split} uses it again)" in shown
+    assert f"Split: {split} (reuse it with --set task.data.split_file={split})" in shown
     assert split.read_text(encoding="utf-8").count(",val") == result.data["sizes"]["val"]
 
 

@@ -55,7 +55,7 @@ def test_a_checkpoint_becomes_safetensors(tmp_path: Path, capsys: pytest.Capture
         f"{len(model.state_dict())}, ",
         "removed prefixes  module.",
         "ignored           epoch, args, optimizer",
-        "checked           names and shapes are the model's",
+        "checked           names and shapes match the model",
         f"use it: attngraft train --host {NAME} --weights {out}",
     ):
         assert line in shown

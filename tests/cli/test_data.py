@@ -78,7 +78,7 @@ def test_what_training_would_refuse_ends_with_1(folder: Path, capsys: pytest.Cap
     assert check(folder, "--json") == 1
     assert json.loads(capsys.readouterr().out)["ready"] is False
     assert check(folder, "--set", "max_corrupt=1", "--task", "multilabel") == 1
-    assert "its images have one label each, but the task multilabel takes several" in capsys.readouterr().out
+    assert "images have one label each, but the task multilabel requires lists of labels" in capsys.readouterr().out
 
 
 def test_one_image_of_a_class_is_told_with_all_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_a_saved_split_is_used(folder: Path, tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
     make_folder(tmp_path / "own", {"train": {"a": 3, "b": 3}, "val": {"a": 1, "b": 1}})
     assert check(tmp_path / "own", "--save-split", tmp_path / "other.csv") == 2
-    assert "have a validation split of their own" in capsys.readouterr().err
+    assert "already have a validation split" in capsys.readouterr().err
     assert not (tmp_path / "other.csv").exists()
 
 

@@ -1,4 +1,4 @@
-"""The command line. A verb is a plain function in its own file, with imports inside so that `--help` is fast."""
+"""Command line. Each verb is a plain function in its own file; imports are inside the functions to keep `--help` fast."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options of every verb."""
+    """Options common to all verbs."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("attngraft").setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("matplotlib", "PIL", "timm", "accelerate"):
@@ -113,7 +113,7 @@ def options(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exit codes: 0, 1 failed, 2 usage, 130 interrupted.
 
-    Without `arguments` this is the whole program, which exits immediately after an interrupt.
+    Without `arguments`, read them from `sys.argv`, and exit the process immediately after an interrupt.
     """
     try:
         app(args=arguments)

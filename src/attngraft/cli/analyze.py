@@ -32,7 +32,7 @@ ALL = "all"
 def analyze(
     names: Annotated[
         list[str],
-        typer.Argument(help="Analyses by name (attngraft list analyses), or all that apply.", metavar="NAME..."),
+        typer.Argument(help="Names of analyses (attngraft list analyses), or all.", metavar="NAME..."),
     ],
     model: Annotated[
         list[str] | None,
@@ -74,14 +74,14 @@ def analyze(
     image: Annotated[
         list[str] | None, _images("--image", help="Image files, folders or patterns; repeatable.", metavar="FILE")
     ] = None,
-    limit: Annotated[int, _images("--limit", min=1, help="Number of images for means.")] = 500,
-    shown: Annotated[int, _images("--pictures", min=1, help="Number of images shown one by one.")] = 4,
+    limit: Annotated[int, _images("--limit", min=1, help="Number of images to average over.")] = 500,
+    shown: Annotated[int, _images("--pictures", min=1, help="Number of images to show individually.")] = 4,
     batch: Annotated[int, _images("--batch", min=1, help="Batch size.")] = 32,
     label_maps: Annotated[
         Path | None,
         _images(
             "--label-maps",
-            help="structure: PNGs of class indices, named like the images, for boundaries.",
+            help="structure: folder of PNGs of class indices, named like the images, for boundaries.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -224,7 +224,7 @@ def _run(
         write_analyses([result], folder, title=title or f"Attention in {shown}")
         results.append(result)
     if not results:
-        raise UsageError("no analysis applies to these models; see attngraft list analyses for their requirements")
+        raise UsageError("no analysis applies to these models; attngraft list analyses shows what each one requires")
     if study is not None and (study / RESULT_FILE).is_file():
         write_report(load_result(study), study)
     return results

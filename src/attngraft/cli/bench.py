@@ -28,10 +28,11 @@ def bixt(
         str,
         typer.Option(
             metavar="LAYER,...",
-            help="For comparison: vit (fused attention, ends by time), vit-explicit (N x N maps, ends by memory); or none.",
+            help="Layers to compare with: vit (fused attention, slow for many tokens), vit-explicit (N x N maps, which fill "
+            "the memory), or none.",
         ),
     ] = "vit,vit-explicit",
-    backward: Annotated[bool, typer.Option("--backward", help="Forward and backward pass, not only forward.")] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Measure forward and backward passes.")] = False,
     depth: Annotated[int, typer.Option(min=1, metavar="N", help="Number of stacked layers.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Minimum number of timed calls per size.")] = 5,
     cpu_time: Annotated[
@@ -45,12 +46,12 @@ def bixt(
         typer.Option(
             min=0.1,
             metavar="SECONDS",
-            help="For all calls of one size; a curve ends at the first size that takes longer.",
+            help="Time limit for all calls of one size; a curve ends at the first size that takes longer.",
         ),
     ] = 120.0,
     memory_limit: Annotated[
         float | None,
-        typer.Option(min=0.01, metavar="GB", help="Limit of address space for one size. Default: 4/5 of free memory."),
+        typer.Option(min=0.01, metavar="GB", help="Address space limit for one size. Default: 4/5 of free memory."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -59,7 +60,7 @@ def bixt(
     The layer is complete: bi-directional cross-attention with projections and feed-forward networks, then a block over the
     latents; 192 wide, 3 heads, 64 latents, a batch of one, on the CPU. Each size runs in a separate process; its memory is
     the growth of resident memory during one call. A curve ends where memory runs out or a size takes too long. Exponents are
-    fitted over 3,136 tokens and more; the exit code is 1 if BiXT's are not within 0.1 of 1.
+    fitted over 3,136 tokens and more; the exit code is 1 if an exponent of BiXT is not within 0.1 of 1.
 
     Every size is saved at once: rerun the same command after an interruption, or with other --sizes, to measure the rest.
 
@@ -79,7 +80,7 @@ def bixt(
     from attngraft.bench.scaling import SIZES, Call, Limits, begin
 
     if out.suffix != ".json":
-        raise UsageError(f"--out must end in .json, not {out}")
+        raise UsageError(f"--out must end in .json; got {out}")
     layers = ["bixt", *([] if against == "none" else (name.strip() for name in against.split(",")))]
     numbers = SIZES if sizes is None else _numbers(sizes, option="--sizes")
     limit = None if memory_limit is None else int(memory_limit * 1e9)
@@ -101,7 +102,7 @@ def bixt(
 
 
 def _run(result: ScalingResult, layers: Sequence[str], sizes: Sequence[int], *, out: Path, as_json: bool) -> None:
-    """Measure with a progress bar; write file, plots and table, also after an interruption."""
+    """Measure with a progress bar; write the file, plots and table, even after an interruption."""
     from attngraft.bench.result import to_json, write_result
     from attngraft.bench.scaling import read_scaling, resumed, sweep
     from attngraft.files import write_atomically
@@ -172,5 +173,5 @@ def _numbers(text: str, *, option: str) -> tuple[int, ...]:
     """
     words = [word.strip().replace("_", "") for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise UsageError(f"{option} takes positive integers, separated by commas (196,784), not {text!r}")
+        raise UsageError(f"{option} takes positive integers separated by commas, such as 196,784; got {text!r}")
     return tuple(map(int, words))

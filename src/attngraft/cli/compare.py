@@ -36,7 +36,7 @@ def compare(
         _comparison(
             "--graft",
             metavar="SPEC",
-            help="A variant: a graft specification; repeatable. The plain host (none) always takes part.",
+            help="A variant: a graft specification; repeatable. The plain host (none) is always included.",
         ),
     ] = None,
     against: Annotated[
@@ -58,7 +58,7 @@ def compare(
     out: Annotated[str | None, _output("--out", metavar="FOLDER", help="Folder of runs and results.")] = None,
     seeds: Annotated[
         str | None,
-        _comparison("--seeds", metavar="N|A,B", help="3 means the seeds 0, 1, 2; 5,7 means these. Default: 3."),
+        _comparison("--seeds", metavar="N|A,B", help="3 means seeds 0, 1, 2; 5,7 means seeds 5 and 7. Default: 3."),
     ] = None,
     epochs: Annotated[
         int | None, _training("--epochs", metavar="E", help="Epochs of every run. Default: the recipe's.")
@@ -78,7 +78,8 @@ def compare(
         list[str] | None, _training("--set", metavar="A.B=VALUE", help="Change a field of the recipe; repeatable.")
     ] = None,
     host_arg: Annotated[
-        list[str] | None, _comparison("--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.")
+        list[str] | None,
+        _comparison("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
     ] = None,
     pretrained: Annotated[bool, _comparison("--pretrained", help="Start from timm's weights.")] = False,
     weights: Annotated[
@@ -94,7 +95,7 @@ def compare(
         _training(
             "--train",
             metavar="WHAT",
-            help="Parameters to train: all, grafts+head, or head; the baseline then trains its head alone.",
+            help="Parameters to train: all, grafts+head, or head; with the latter two the baseline trains only its head.",
         ),
     ] = None,
     jobs: Annotated[
@@ -102,7 +103,7 @@ def compare(
         _many_runs(
             "--jobs",
             metavar="N",
-            help="Concurrent runs on this machine, each with its own device or cores; changes no result.",
+            help="Concurrent runs on this machine, each with its own device or cores; does not change results.",
         ),
     ] = None,
     ray: Annotated[
@@ -114,12 +115,15 @@ def compare(
         ),
     ] = None,
     cpus_per_run: Annotated[
-        float | None, _many_runs("--cpus-per-run", metavar="N", help="With --ray. Default: its threads.")
+        float | None,
+        _many_runs("--cpus-per-run", metavar="N", help="With --ray: CPUs of each run. Default: its number of threads."),
     ] = None,
     gpus_per_run: Annotated[
         float | None,
         _many_runs(
-            "--gpus-per-run", metavar="N", help="With --ray; fractions are possible. Default: 1 if the cluster has any."
+            "--gpus-per-run",
+            metavar="N",
+            help="With --ray: GPUs of each run, may be a fraction. Default: 1 if the cluster has any.",
         ),
     ] = None,
     retries: Annotated[
@@ -127,7 +131,7 @@ def compare(
         _many_runs(
             "--retries",
             metavar="N",
-            help="How often a run is resumed after its process or node died. Default: 2; with --ray 3.",
+            help="How often to resume a run whose process or node died. Default: 2; with --ray 3.",
         ),
     ] = None,
     halving: Annotated[
@@ -135,8 +139,8 @@ def compare(
         _many_runs(
             "--halving",
             metavar="N[,E]",
-            help="For many grafts: 3 continues the best third at each rung of epochs, 3,2 puts the first rung after "
-            "epoch 2, off continues variants that were stopped.",
+            help="For many grafts: 3 continues the best third at each rung of epochs; 3,2 puts the first rung after "
+            "epoch 2; off continues variants that were stopped.",
         ),
     ] = None,
     auto_batch: Annotated[
@@ -147,7 +151,7 @@ def compare(
         ),
     ] = False,
     study: Annotated[
-        Path | None, _comparison("--study", metavar="FILE", help="A study as YAML; further options replace its fields.")
+        Path | None, _comparison("--study", metavar="FILE", help="A study as YAML; other options override its fields.")
     ] = None,
     metric: Annotated[
         str | None,
@@ -247,13 +251,13 @@ def compare(
         with _progress() as progress:
             result = studies.compare(config, executor=executor, progress=progress)
     _print_result(result, config, as_json=as_json)
-    if studies.incomplete(result):  # a study with missing runs has failed, though it reports on the others
+    if studies.incomplete(result):  # a study with missing runs has failed, although it reports the others
         typer.echo(f"attngraft: some runs of the study in {config.out} are missing; see the notes", err=True)
         raise typer.Exit(1)
 
 
 def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *, report_only: bool) -> StudyConfig:
-    """Return the study file, if there is one, changed by the given options."""
+    """Return the configuration of the study file, if any, with the given options applied."""
     import shlex
     import sys
 
@@ -287,8 +291,10 @@ def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *
 
 
 def _merge_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
-    """Set `grafts` to the given variants: --graft replaces the file's variants on the study's host, --against those on
-    other hosts."""
+    """Set `grafts` to the variants of the options and of the study file.
+
+    --graft replaces the file's variants on the study's host, --against those on other hosts.
+    """
     from attngraft.study.variants import entry_against
 
     against = options.pop("against", None)
@@ -304,7 +310,7 @@ def _merge_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
 def _executor(
     *, jobs: int | None, ray: str | None, cpus: float | None, gpus: float | None, retries: int | None
 ) -> Executor | None:
-    """Return the chosen executor; None: this process, one run after the other."""
+    """Return the selected executor; None for sequential runs in this process."""
     from attngraft.errors import UsageError
     from attngraft.study.executors import Processes, Ray
 
@@ -378,7 +384,7 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
         console.print(f"Note: {note}", markup=False, highlight=False)
     if "split_file" in result.data and (split := config.out / SPLIT_FILE).is_file():
         again = f"--set task.data.split_file={split}"
-        console.print(f"Split: {split} ({again} uses it again)", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"Split: {split} (reuse it with {again})", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {config.out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -390,7 +396,7 @@ def _print_suites(result: StudyResult, console: Any) -> None:
         console.print(heading, markup=False, highlight=False, soft_wrap=True, style="bold")
         console.print(suite_comparison(result, suite))
         if len(summary_conditions(suite)) < len(suite.conditions):
-            console.print("Note: each severity by itself is in the report and in suites.csv.", highlight=False)
+            console.print("Note: results for each severity are in the report and in suites.csv.", highlight=False)
         for note in suite.notes:
             console.print(f"Note: {note}", markup=False, highlight=False)
     if result.suites:

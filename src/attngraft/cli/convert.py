@@ -31,12 +31,15 @@ def convert(
     ] = None,
     host_arg: Annotated[
         list[str] | None,
-        typer.Option("--host-arg", metavar="NAME=VALUE", help="With --host, for the host's factory; repeatable."),
+        typer.Option(
+            "--host-arg", metavar="NAME=VALUE", help="With --host: argument of the host's factory; repeatable."
+        ),
     ] = None,
     ema: Annotated[
         bool | None,
         typer.Option(
-            "--ema/--no-ema", help="Take the moving average, or the weights. Default: the average if there is one."
+            "--ema/--no-ema",
+            help="Use the moving average, or the plain weights. Default: the average if there is one.",
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.safetensors.")] = False,
@@ -46,7 +49,7 @@ def convert(
 
     The checkpoint may be a zip with `model_best.pth.tar`, a bare state dict, or have one under state_dict, model,
     state_dict_ema or model_ema; names may start with `module.` and `_orig_mod.`. No code in it is run: a checkpoint with
-    more than tensors, plain values and argparse.Namespace is refused. If its model is known, names and shapes are
+    anything but tensors, plain values and argparse.Namespace is rejected. If its model is known, names and shapes are
     checked, and the model's name is written into the file.
 
     Examples:
@@ -81,7 +84,7 @@ def _show(made: Converted) -> None:
         "ignored": ", ".join(found.left) or "nothing",
     }
     if made.fitted is not None:
-        checks = ["names and shapes are the model's"]
+        checks = ["names and shapes match the model"]
         checks += ["except the head, which is for other classes"] if made.fitted.new else []
         checks += [f"after resizing {', '.join(made.fitted.resized)}"] if made.fitted.resized else []
         lines["checked"] = ", ".join(checks)

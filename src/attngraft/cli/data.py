@@ -59,7 +59,7 @@ def check(
 ) -> None:
     """Check a data set as training would: splits, classes, image sizes, unreadable images and duplicates.
 
-    The exit code is 1 if training would refuse the data. Results are cached, so training does not scan the images again.
+    The exit code is 1 if training would reject the data. Results are cached, so training does not scan the images again.
 
     Examples:
 
@@ -107,11 +107,13 @@ def _save_split(result: Inspection, path: Path) -> None:
 
     survey = result.survey
     if survey.val is None:
-        raise UsageError("--save-split: there is no validation split to save; see why training would refuse the data")
+        raise UsageError(
+            "--save-split: there is no validation split to save; see above why training would reject the data"
+        )
     if survey.split is None:
         raise UsageError(
-            "--save-split: these data have a validation split of their own; to take a random share of the "
-            "training split instead, add --val-fraction 0.2"
+            "--save-split: these data already have a validation split; to use a random share of the training split "
+            "instead, add --val-fraction 0.2"
         )
     save_split(path, *survey.split)
     typer.echo(f"Split: {path} (--set task.data.split_file={path})", err=True)

@@ -24,13 +24,14 @@ def doctor(
         str | None, typer.Option("--host", metavar="MODEL", help="Examine this timm model instead of the machine.")
     ] = None,
     host_arg: Annotated[
-        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.")
+        list[str] | None,
+        typer.Option("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Report versions, devices, backends that work (and why others do not), and free disk.
+    """Report versions, devices, backends that work (and why others do not), and free disk space.
 
-    With --host: the model's sites and hook points, which grafts fit where, and further attention that no adapter supports.
+    With --host: the model's sites and hook points, which grafts fit where, and attention modules that no adapter supports.
 
     Examples:
 
@@ -71,7 +72,7 @@ def _examine(name: str, host_arg: list[str], *, as_json: bool) -> None:
     found = examine(model)
     if as_json:
         content = dataclasses.asdict(found)
-        for site in content["sites"]:  # under the keys of every release
+        for site in content["sites"]:  # the same keys as in every release
             site["stages"], site["taps"] = site.pop("hook_points"), site.pop("record_tensors")
         typer.echo(json.dumps(content, indent=2))
         return
@@ -107,10 +108,10 @@ def _tables(found: Any) -> Iterator[Any]:
             table.add_row(*map(escape, (graft, str(fit), taken, refused)))
         yield table
     if found.not_run:
-        yield escape(f"{found.model} could not be run ({found.not_run}); modules whose code names a softmax:")
+        yield escape(f"{found.model} could not be run ({found.not_run}); modules whose code contains a softmax:")
     if found.unread:
         table = Table("path", "module", "softmax", "arguments of forward", "children", title_justify="left")
-        table.title = "attention without a site; an adapter could support it (see: Writing a host)"
+        table.title = "attention without a site; a host adapter could support it (see: Writing a host)"
         for each in found.unread:
             arguments, children = ", ".join(each.arguments), ", ".join(each.children)
             table.add_row(*map(escape, (each.path, each.module, each.how, arguments, children or "-")))
@@ -118,7 +119,7 @@ def _tables(found: Any) -> Iterator[Any]:
 
 
 def _runs(sites: Any, taken: Sequence[str]) -> Iterator[str]:
-    """Yield the taken sites; consecutive sites whose paths differ only in numbers are merged."""
+    """Yield the paths in `taken`, merging consecutive sites whose paths differ only in numbers."""
     named: dict[str, list[str]] = {}
     for site in sites:
         named.setdefault(re.sub(r"\d+", "*", site.path), []).append(site.path)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attngraft.evaluation.suites import SuiteRun
 
 
-Weights = Literal["last", "best", "ema", "best-ema"]  #: of a run; `training.evaluate.Weights`, without its imports
+Weights = Literal["last", "best", "ema", "best-ema"]  #: `training.evaluate.Weights`, without importing it
 
 
 def evaluate(
@@ -37,13 +37,13 @@ def evaluate(
         str | None,
         typer.Option(
             "--data",
-            help="Other data of the same kind: its validation part, or, with --suite, all of a folder of class folders. "
-            "Default: the run's data.",
+            help="Evaluate on other data of the same kind: on its validation part, or, with --suite, on all images of a "
+            "folder of class folders. Default: the run's data.",
             metavar="DATA",
         ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", help="Part of the data by name, instead of validation.", metavar="NAME")
+        str | None, typer.Option("--split", help="Name of the part to use instead of validation.", metavar="NAME")
     ] = None,
     weights: Annotated[Weights, typer.Option("--weights", help="Weights of the run to use.")] = "last",
     limit: Annotated[

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Target(StrEnum):
-    """Export formats; typer has no lists of literals."""
+    """Export formats; an enum because typer does not support lists of literals."""
 
     torch = "torch"
     pt2 = "pt2"
@@ -127,8 +127,8 @@ def _show(exported: Exported) -> None:
         typer.echo(f"{line.graft} ({wording.shorten(', '.join(line.modules), 60)}): {line.outcome}")
     if exported.plain_difference is not None and exported.manifest.grafted:
         typer.echo(
-            "plain timm loads the host without its grafts, which is another model: on random images its outputs differ by "
-            f"up to {exported.plain_difference:.2g}"
+            "plain timm loads the host without its grafts, which is a different model: on random images its outputs differ "
+            f"by up to {exported.plain_difference:.2g}"
         )
     typer.echo(
         f'use it: attngraft predict {exported.folder} IMAGES...   or in Python: attngraft.load("{exported.folder}")'

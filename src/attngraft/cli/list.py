@@ -16,7 +16,7 @@ def list_command(
     ] = "grafts",
     coverage: Annotated[
         bool,
-        typer.Option("--coverage", help="With hosts: count which of timm's models take which grafts. Takes minutes."),
+        typer.Option("--coverage", help="With hosts: count the timm models that accept each graft. Takes minutes."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Models and images, as named by command line options."""
+"""Models and images selected by command line options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def open_models(
     from attngraft.targets.handle import open_handle
 
     if len(names) > len(models):
-        raise UsageError(f"{len(names)} --name for {len(models)} --model; names apply to models in order")
+        raise UsageError(
+            f"{len(names)} --name for {len(models)} --model; give at most one --name per --model, in order"
+        )
     found = []
     for place, model in enumerate(models):
         by_timm = not Path(model).is_dir()
@@ -57,10 +59,11 @@ def models_of_study(
 ) -> tuple[tuple[ModelHandle, ...], int | None, dict[str, str]]:
     """Open one run of each variant of a study, or of the named variants.
 
-    Returns the models, the index of the baseline among them (None: not included), and, by name, why variants are missing.
+    Returns the models, the index of the baseline among them (None if not included), and the reasons for missing variants,
+    by name.
 
     Raises:
-        UsageError: there is no study, none of its runs of this seed is finished, or it has no such variant.
+        UsageError: the folder holds no study, the study has no such variant, or no run with this seed is finished.
     """
     from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
     from attngraft.study.plan import finished_runs

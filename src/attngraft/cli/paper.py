@@ -23,7 +23,7 @@ def paper(
 
     Parameters and MACs are counted with the paper's own counter, on models without weights; nothing is downloaded. A cell
     agrees if our number rounds to the printed digits; for every other cell the reason is given. Accuracies are shown as
-    printed, with --runs next to those of your own finished runs of the same model and graft.
+    printed, and with --runs next to the accuracies of your finished runs of the same model and graft.
 
     Examples:
 

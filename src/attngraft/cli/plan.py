@@ -12,7 +12,8 @@ def plan(
     host: Annotated[str, typer.Argument(help="A timm model name.", metavar="HOST")],
     graft: Annotated[str, typer.Argument(help="A graft specification.", metavar="SPEC")],
     host_arg: Annotated[
-        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.")
+        list[str] | None,
+        typer.Option("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run a random batch and report how much the outputs change.")

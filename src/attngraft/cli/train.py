@@ -20,7 +20,8 @@ def train(
     ] = "default",
     host: Annotated[str | None, typer.Option("--host", help="The model, a timm name.", metavar="NAME")] = None,
     host_arg: Annotated[
-        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="For the host's factory; repeatable.")
+        list[str] | None,
+        typer.Option("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
     ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from timm's weights of the host.")] = False,
     weights: Annotated[
@@ -64,9 +65,9 @@ def train(
 ) -> None:
     """Train one model, or resume a run that was stopped.
 
-    DIR receives recipe, environment, metrics, TensorBoard events, checkpoints, and predictions. Ctrl-C saves;
-    rerun the same command to resume. Start it with `accelerate launch -m attngraft train ...` or
-    `torchrun -m attngraft train ...` to use many devices.
+    DIR receives the recipe, environment, metrics, TensorBoard events, checkpoints, and predictions. Ctrl-C saves the
+    run; rerun the same command to resume it. To use several devices, start the command with
+    `accelerate launch -m attngraft train ...` or `torchrun -m attngraft train ...`.
 
     Examples:
 
@@ -109,16 +110,18 @@ def train(
 
 
 def _host(name: str | None, *, pretrained: bool, weights: str | None) -> dict[str, Any]:
-    """Return overrides of the recipe's host. A new name drops its arguments and weights; `pretrained` and `weights` replace
-    each other."""
+    """Return overrides of the recipe's host.
+
+    A new name drops the recipe's host arguments and weights; `pretrained` and `weights` replace each other.
+    """
     given: dict[str, Any] = {} if name is None else {"host.name": name, "host.args": {}, "host.weights": None}
     if pretrained or weights is not None:
-        given |= {"host.pretrained": pretrained, "host.weights": weights}  # the recipe refuses both
+        given |= {"host.pretrained": pretrained, "host.weights": weights}  # the recipe rejects both together
     return given
 
 
 def _quoted(value: object) -> str:
-    """Return `value` as YAML: names and paths may look like numbers."""
+    """Return `value` as YAML, quoted where a name or path looks like a number."""
     import json
 
     return json.dumps(value, ensure_ascii=False)
@@ -130,7 +133,7 @@ def _first_process() -> bool:
 
 
 def _display() -> Any:
-    """Return bars on a terminal, log lines elsewhere; no output except in the first process."""
+    """Return progress bars on a terminal, log lines elsewhere; no output except in the first process."""
     from rich.console import Console
 
     from attngraft.training.progress import LiveBars, LogLines, Silent

@@ -21,7 +21,7 @@ def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"{option} takes NAME=VALUE (img_size=32), not {text!r}")
+            raise UsageError(f"{option} takes NAME=VALUE, such as img_size=32; got {text!r}")
         if name in values:
             raise UsageError(f"{option} {name} is given twice")
         values[name] = parse_yaml(value, source=f"{option} {name}")
@@ -29,13 +29,13 @@ def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:
 
 
 def find_images(arguments: Sequence[str], *, stdin: IO[bytes] | None = None) -> list[str]:
-    """Return the image files that `arguments` name, in their order.
+    """Return the image files named by `arguments`, in order.
 
-    A folder stands for all images below it in natural order, a pattern (`*.jpg`, `**/*.png`) for the files that match,
-    `-` for the lines of `stdin`. Names without a file are kept: an error on opening them does not stop the others.
+    A folder expands to all images below it in natural order, a pattern (`*.jpg`, `**/*.png`) to the matching files, and
+    `-` to the lines of `stdin`. Names of missing files are kept: opening them fails later, without stopping the others.
 
     Raises:
-        UsageError: a folder, a pattern or a list without images; names it.
+        UsageError: a folder, a pattern or a list without images; the message names it.
         DataError: a folder that cannot be read.
     """
     return [path for argument in arguments for path in _expand(argument, stdin)]
@@ -49,7 +49,7 @@ def _expand(argument: str, stdin: IO[bytes] | None) -> list[str]:
         names = [os.fsdecode(line.rstrip(b"\r\n")) for line in stdin or ()]
         names = [name for name in names if name.strip()]
         if not names:
-            raise UsageError("-: standard input has no names of images, one per line")
+            raise UsageError("-: standard input is empty; write one image name per line to it")
         return names
     path = Path(argument)
     if path.is_dir():
