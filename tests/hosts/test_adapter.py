@@ -19,7 +19,7 @@ def test_a_new_argument_of_a_hosts_forward_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Attention, "forward", lambda self, x, attn_mask=None, is_causal=False, sink=None: x)
     with pytest.raises(
         attngraft.HostError,
-        match=rf"blocks\.0\.attn \(Attention of timm {timm.__version__}\) has the unknown argument 'sink'.*update",
+        match=rf"blocks\.0\.attn \(Attention of timm {timm.__version__}\) has an unknown argument 'sink'.*update",
     ):
         attngraft.graft(tiny_vit(), "cb")
 

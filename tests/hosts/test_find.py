@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import attngraft
 from attngraft.hosts import find_host
 
-OURS = r"is not a supported host, and only torch's own attention in it can be read, not the {} at {}; .*"
+OURS = r"is not a supported host, and contains {} at {}, which is not supported; .*"
 ALONE = r'graft\(model\.get_submodule\("{}"\), \.\.\.\)\. .*register_host.*Supported: '
 
 
@@ -61,7 +61,7 @@ def test_a_subclass_of_an_unread_class_is_refused_too() -> None:
 def test_a_decoder_in_place_of_timms_classifier() -> None:
     model: Any = timm.create_model("shvit_s1", num_classes=4)
     model.head = MLDecoder(num_classes=4, decoder_embedding=16, initial_num_features=16)
-    with pytest.raises(attngraft.HostError, match="not the SHSA at stages.*SHSA: its single head.*Supported"):
+    with pytest.raises(attngraft.HostError, match="contains SHSA at stages.*SHSA: its single head.*Supported"):
         attngraft.graft(model, "horizontal")
 
 
@@ -83,6 +83,6 @@ def test_attention_beside_an_unread_model_is_the_users() -> None:
 def test_a_grafted_part_does_not_open_the_whole() -> None:
     model = siglip2()
     attngraft.graft(model.head, "horizontal")
-    with pytest.raises(attngraft.HostError, match="only torch's own attention in it can be read"):
+    with pytest.raises(attngraft.HostError, match="which is not supported; to graft only its torch attention"):
         find_host(model)
     attngraft.ungraft(model.head)

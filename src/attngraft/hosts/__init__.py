@@ -1,4 +1,7 @@
-"""Host adapters: each maps one family of models onto the attention interface. A new family is a new file and a line."""
+"""Host adapters: each maps one model family onto the attention interface.
+
+To support a new family, add a file with its adapter and list its name in `registry.PACKAGES`.
+"""
 
 from attngraft.hosts.adapter import HostAdapter, Site
 from attngraft.hosts.find import Host, find_host, forget

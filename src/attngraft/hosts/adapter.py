@@ -1,4 +1,4 @@
-"""Base class of host adapters, the sites that they list, and helpers to read a host's modules."""
+"""Base class of host adapters, the `Site` dataclass, and helpers for reading a host's modules."""
 
 import inspect
 import warnings
@@ -32,16 +32,16 @@ class Site:
     are deprecated names of `targets`, `companions` and `record_tensors`.
     """
 
-    path: str  #: canonical path of the site in the host (`blocks.3.attn`), whatever wraps the host
+    path: str  #: canonical path of the site in the host (`blocks.3.attn`), independent of wrappers
     kind: Literal["attention", "mlp"]
     geometry: AttentionGeometry | MlpGeometry
     targets: Mapping[HookPoint, str] = field(default_factory=dict)  #: hook point -> path of the module in the host
     missing: Mapping[HookPoint, str] = field(default_factory=dict)  #: hook point -> reason why the site lacks it
-    #: hook point -> paths of modules to patch as well, because they have information that the target does not get
+    #: hook point -> paths of further modules to patch, which have information that the target does not receive
     companions: Mapping[HookPoint, tuple[str, ...]] = field(default_factory=dict)
     record_tensors: Mapping[str, str] = field(default_factory=dict)  #: name of a further tensor -> path of its module
-    #: whether the host runs a fused kernel over more than one hook point and gives it up for a graft: outputs then match the
-    #: host's to rounding only; without a graft they match bit for bit
+    #: whether the host runs a fused kernel across several hook points, which a graft disables: outputs then match the
+    #: host's only up to rounding; without a graft they match bit for bit
     rounds: bool = False
     carriers: InitVar[Mapping[HookPoint, str] | None] = None
     informants: InitVar[Mapping[HookPoint, tuple[str, ...]] | None] = None
@@ -58,8 +58,8 @@ class Site:
 class HostFold:
     """Result of `HostAdapter.fold`."""
 
-    folded: str | None = None  #: what moved into which layers; None: nothing
-    stayed: str | None = None  #: what could have moved, and why it did not
+    folded: str | None = None  #: what was folded into which layers; None if nothing was
+    stayed: str | None = None  #: what could not be folded, and why
     arguments: Mapping[str, Any] = field(default_factory=dict)  #: factory arguments that create the folded host
 
 
@@ -68,9 +68,9 @@ class HostAdapter(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]  #: one line for `attngraft list hosts`
-    #: whether all hosts of this adapter in a model count as one host: `sites` then takes the outer model, of any class
+    #: whether all of this adapter's hosts in a model count as one; `sites` then receives the outer model, of any class
     gathers: ClassVar[bool] = False
-    head_names: ClassVar[tuple[str, ...]] = ("head",)  #: names of the heads of its models, for `parts`
+    head_names: ClassVar[tuple[str, ...]] = ("head",)  #: names of the models' head modules, for `parts`
     #: the host's module class -> the subclass that implements its forward with hook points
     patched: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
 
@@ -93,26 +93,26 @@ class HostAdapter(ABC):
         """
 
     def canonical(self, path: str) -> str:
-        """Return the host's original name of the module at `path`, where a wrapper (`features_only`) renamed it."""
+        """Return the original path of the module at `path`, if a wrapper (`features_only`) renamed it."""
         return path
 
     @abstractmethod
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
-        """Return random inputs for the model's forward, of its configured size and on its device."""
+        """Return random inputs for the model's forward, at its configured size and on its device."""
 
     def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
         """Return the names of host parameters and buffers that a graft file can include: `head` and `norms`."""
         return {"head": own_state(model, *self.head_names), "norms": norm_state(model)}
 
     def forget(self, model: nn.Module) -> None:  # noqa: B027 - most hosts cache nothing
-        """Clear caches of the host that may be stale after its values change or it is copied."""
+        """Clear host caches that may be stale after the host's values change or the host is copied."""
 
     def fuse(self, model: nn.Module) -> str | None:
         """Fuse batch norms into the adjacent linear layers in place, for inference, before the grafts are folded.
 
-        Modules are replaced, so the factory cannot create the result. Replacements must follow from the structure alone:
-        loading an exported folder repeats them on a fresh host and then loads the weights. Sites and geometries must hold
-        for the fused host too. Returns a description of what was fused, or None.
+        Modules are replaced, so the factory cannot create the result. Replacements must depend on the structure alone:
+        loading an exported folder repeats them on a fresh host and then loads the weights. Sites and geometries must remain
+        valid for the fused host. Returns a description of what was fused, or None.
         """
         return None
 
@@ -158,18 +158,18 @@ def check_known(module: nn.Module, path: str, *, arguments: Iterable[str], child
         except PackageNotFoundError:
             release = kind.__name__
         raise HostError(
-            f"{path} ({release}) has the unknown {what} {unknown[0]!r}; update attngraft if that release is newer, else "
-            "update the package (pyproject.toml lists the oldest supported versions)"
+            f"{path} ({release}) has an unknown {what} {unknown[0]!r}; update attngraft, or the package if its "
+            "release is older than those supported in pyproject.toml"
         )
 
 
 def own_parameters(module: nn.Module, *names: str) -> tuple[str, ...]:
-    """Return those of `names` (dotted, relative) that are parameters of `module`; a prefix selects all parameters below."""
+    """Return the names of the parameters of `module` that equal, or lie below, one of `names` (dotted, relative)."""
     return _selected([name for name, _ in module.named_parameters()], names)
 
 
 def own_state(module: nn.Module, *names: str) -> tuple[str, ...]:
-    """As `own_parameters`, with persistent buffers (running statistics of batch norms)."""
+    """Return names as `own_parameters` does, including persistent buffers (running statistics of batch norms)."""
     return _selected(module.state_dict(), names)
 
 
@@ -188,13 +188,13 @@ def norm_state(model: nn.Module) -> tuple[str, ...]:
 
 
 def head_rows(module: nn.Module, name: str, *, start: int, width: int, step: int) -> tuple[HeadRows, ...]:
-    """Return the `HeadRows` of the projection called `name`; all its parameters have one first-axis entry per row."""
+    """Return the `HeadRows` of the projection `name`, whose parameters all have rows on their first axis."""
     sizes = {each: module.get_parameter(each)[0].numel() for each in own_parameters(module, name)}
     return (HeadRows(sizes, start, width, step),) if sizes else ()
 
 
 def fused_rows(module: nn.Module, name: str, *, heads: int) -> dict[str, tuple[HeadRows, ...]]:
-    """Return the rows of a fused projection: q of all heads, then k, then v, all of one width.
+    """Return the rows of a fused projection: q of all heads, then k, then v, all of the same width.
 
     Separate parameters `q_bias`, `k_bias` and `v_bias` are included if the module has them.
     """
@@ -208,6 +208,6 @@ def fused_rows(module: nn.Module, name: str, *, heads: int) -> dict[str, tuple[H
 
 
 def random_images(model: nn.Module, size: tuple[int, ...], *, batch: int) -> tuple[Tensor, ...]:
-    """Return standard-normal images (B, C, H, W) on the model's device and in its precision."""
+    """Return standard-normal images (B, C, H, W) on the model's device and in its dtype."""
     parameter = next(model.parameters())
     return (torch.randn(batch, *size, device=parameter.device, dtype=parameter.dtype),)

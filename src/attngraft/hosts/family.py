@@ -1,4 +1,4 @@
-"""Base of adapters that find their blocks by class, with a shape probe; and families as rows of a table."""
+"""Base class of adapters that find blocks by class, their shape probe, and tables of model families."""
 
 import importlib
 from collections import OrderedDict
@@ -77,9 +77,9 @@ class ShapeProbe:
 
 
 def structure(model: nn.Module) -> object | None:
-    """Return everything that determines the shapes in a host, for comparison: classes, sizes, settings; without grafts.
+    """Return a comparable key of everything that determines the shapes in a host: classes, sizes, settings; no grafts.
 
-    None if it cannot be determined, because a module's forward was replaced.
+    Returns None if a module's forward was replaced, so that the key would be incomplete.
     """
     found: list[object] = []
     for path, module in model.named_modules():
@@ -105,7 +105,7 @@ BlockReader: TypeAlias = Callable[[Any, str, ShapeProbe], Sites]
 class BlockFamily(HostAdapter):
     """An adapter that finds its blocks by exact class, wherever they are in the model."""
 
-    module_name: ClassVar[str]  #: full name of a module of the package, {0} being its short name
+    module_name: ClassVar[str]  #: format of a module's full name in the package; {0} is the short name
     models: ClassVar[tuple[type[nn.Module], ...]]
     blocks: ClassVar[Mapping[type[nn.Module], BlockReader]]
 
@@ -132,13 +132,13 @@ class BlockFamily(HostAdapter):
 class Family:
     """One family as a row of a table.
 
-    Classes are imported with the adapter, so a class that a release lacks affects only its row. A name with a dot is a short
-    name of one class (`pit.PoolingVisionTransformer`); another one is appended to each of the `prefixes`.
+    Classes are imported when the adapter is created, so a class missing from a release affects only its row. A name with a
+    dot is the short name of one class (`pit.PoolingVisionTransformer`); a name without one is appended to each prefix.
     """
 
     name: str
     summary: str
-    prefixes: tuple[str, ...] = ()  #: short names of classes up to the part that they share
+    prefixes: tuple[str, ...] = ()  #: beginnings of short class names, completed by names without a dot
     models: tuple[str, ...]
     blocks: Mapping[str, BlockReader]
     templates: Mapping[str, type[GraftedModule]] = field(
@@ -146,8 +146,8 @@ class Family:
     )  #: host class -> base of its patched class
     patched: Mapping[type[nn.Module], type[GraftedModule]] = field(default_factory=dict)  #: shared with other families
     members: Mapping[str, Any] = field(default_factory=dict)  #: further attributes of the adapter
-    base: type[BlockFamily] | None = None  #: base class of the adapter; by default that of the table
-    module: str = ""  #: where pickle finds its patched classes; set by `family_table`
+    base: type[BlockFamily] | None = None  #: base class of the adapter; None: the table's base
+    module: str = ""  #: module where pickle finds the patched classes; set by `family_table`
 
     def short_names(self, name: str) -> list[str]:
         return [name] if "." in name else [prefix + name for prefix in self.prefixes]
@@ -187,10 +187,10 @@ def family_table(module: str, base: type[BlockFamily], *rows: Family) -> dict[st
 
 
 def patched_by_name(table: Mapping[str, Family], name: str) -> type[GraftedModule]:
-    """Return the patched class called `name` of a table's rows, for unpickling.
+    """Return the patched class `name` from the rows of a table, for unpickling.
 
     Raises:
-        AttributeError: no row has it.
+        AttributeError: no row has a patched class of this name.
     """
     for row in table.values():
         hosts = (short for host in row.templates for short in row.short_names(host))

@@ -49,7 +49,7 @@ class Host:
 
 
 def find_host(model: nn.Module) -> Host:
-    """Return the supported host that `model` is or contains (in timm's feature extractor, or in a wrapper of yours).
+    """Return the supported host: `model` itself, or a module in it (of timm's feature extractor or a custom wrapper).
 
     Raises:
         HostError: the model is wrapped in a way that hides its classes (compiled, DDP, FSDP, ...), no adapter supports it,
@@ -71,7 +71,7 @@ def find_host(model: nn.Module) -> Host:
         if (unread := _unread_beside(model, [path for path, _, _ in found])) is not None:
             path, other = unread
             reason = (
-                f"and only torch's own attention in it can be read, not the {other}; to graft that part alone: "
+                f"and contains {other}, which is not supported; to graft only its torch attention, call "
                 f'graft(model.get_submodule("{path}"), ...)'
             )
             raise HostError(_unsupported(model, reason, missing))
@@ -86,7 +86,7 @@ def find_host(model: nn.Module) -> Host:
 
 
 def forget(model: nn.Module) -> None:
-    """Clear the caches of a host in `model`: before a copy, and after its values change."""
+    """Clear the caches of the host in `model`, if any; needed before copying it and after changing its values."""
     try:
         host = find_host(model)
     except HostError:
@@ -124,7 +124,7 @@ def _unsupported(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
     sentences = (
         f"{type(model).__name__} is not a supported host, {why}.",
         f"Its attention is not supported: {unread}." if unread else "",
-        "For a model of your own write an adapter and call attngraft.register_host(adapter).",
+        "For your own model, write an adapter and call attngraft.register_host(adapter).",
         f"Supported: {_by_family(supported or known)} (see: attngraft list hosts).",
         describe_missing(missing),
     )
@@ -143,7 +143,7 @@ def _by_family(names: Iterable[str]) -> str:
 
 
 def describe_missing(missing: Mapping[str, str]) -> str:
-    """Return one sentence per reason, with the adapters that cannot be imported for it."""
+    """Return one sentence per reason, with the adapters that cannot be imported because of it."""
     names: dict[str, list[str]] = {}
     for name, why in missing.items():
         names.setdefault(why, []).append(name)
@@ -151,9 +151,10 @@ def describe_missing(missing: Mapping[str, str]) -> str:
 
 
 def _unread_beside(model: nn.Module, hosts: list[str]) -> tuple[str, str] | None:
-    """Return the first of `hosts` inside another package's model with unread attention, and a name of that attention.
+    """Return the first of `hosts` in a packaged model with unsupported attention, and the name of that attention.
 
-    A module belongs to such a model if its class or a base class does; modules of the user's own around it do not count.
+    A model is packaged if its class or a base class is timm's, torchvision's or transformers'. User-defined modules around
+    it are ignored.
     """
     for path in hosts:
         parts = path.split(".") if path else []

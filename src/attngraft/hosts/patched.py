@@ -1,4 +1,4 @@
-"""Parts that patched classes of several packages share: neighbors of MLP hook points, and checks at call time."""
+"""Base classes and call-time checks shared by the patched classes of several packages."""
 
 import sys
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from attngraft.errors import UsageError
 _GIVEN: Mapping[Circumstance, str] = {
     "causal": "a mask over pairs of tokens, treated as causal",
     "padded": "a padding mask",
-    "cross": "keys or values of other tokens than the queries",
+    "cross": "keys or values from tokens other than the queries",
 }
 
 
@@ -22,7 +22,7 @@ def patch_classes(
 ) -> dict[type[nn.Module], type[GraftedModule]]:
     """Create `class Grafted<Host>(template, <Host>)` for each host class; returns host class -> patched class.
 
-    The classes become attributes of the module of that name, so pickle finds them. A second call returns the same classes.
+    The classes become attributes of `module`, where pickle can find them. A second call returns the same classes.
     """
     created: dict[type[nn.Module], type[GraftedModule]] = {}
     members = vars(sys.modules[module])
@@ -84,21 +84,21 @@ def check_call(
 
 
 class MaskedParts(GraftedModule):
-    """A block or layer that gets a mask and checks it for grafts of its parts, which do not get it."""
+    """A block or layer that checks its mask on behalf of grafts in its parts, which do not receive the mask."""
 
-    unmasked: ClassVar[tuple[str, ...]] = ("mlp",)  #: names of those parts
+    unmasked: ClassVar[tuple[str, ...]] = ("mlp",)  #: names of these parts
 
     @property
     def in_use(self) -> bool:
         return super().in_use or any(part.in_use for part in self.grafted_parts())
 
     def grafted_parts(self) -> list[GraftedModule]:
-        """Return the patched ones among the parts."""
-        parts = [getattr(self, name) for name in self.unmasked]  # Dynamo reads no name bound within a comprehension
+        """Return the parts that are patched."""
+        parts = [getattr(self, name) for name in self.unmasked]  # Dynamo cannot read names bound within a comprehension
         return [part for part in parts if isinstance(part, GraftedModule)]
 
     def check_parts(self, *, causal: bool = False, padded: bool = False) -> None:
-        """Refuse a call for the parts' grafts; arguments and errors as of `check_call`."""
+        """Run `check_call` for every patched part."""
         for part in self.grafted_parts():
             check_call(part, causal=causal, padded=padded)
 
@@ -106,7 +106,7 @@ class MaskedParts(GraftedModule):
 def is_one_directional(visible: Tensor) -> bool:
     """Return whether some pair of visible tokens attends in one direction only, as under a causal mask.
 
-    False while compiling and on the meta device, where there are no values to read.
+    Returns False while compiling and on the meta device, where values cannot be read.
 
     Args:
         visible: boolean mask (Nq or 1, N), with any leading axes.

@@ -1,4 +1,4 @@
-"""Registered host adapters by name, and the packages whose adapters are imported when needed."""
+"""Registry of host adapters, and import of the adapters for a package when needed."""
 
 import importlib
 import importlib.util
@@ -18,20 +18,20 @@ from attngraft.hosts.adapter import HostAdapter
 class Package:
     """The adapters for one package's models."""
 
-    adapters: Mapping[str, str]  #: adapter name -> the module below `attngraft` that defines it
+    adapters: Mapping[str, str]  #: adapter name -> module in `attngraft` that defines it
     extra: str | None = None  #: extra of attngraft that installs the package; None: installed with attngraft
     always: bool = True  #: False: import the adapters only for a model of the package, or to list hosts
 
 
 def _adapters_in(folder: str, *names: str, table: Iterable[str] = ()) -> dict[str, str]:
-    """Map `<folder>.<name>` to the module of that name, or to `families` for those that are rows of its table."""
+    """Map each adapter `<folder>.<name>` to the module `<name>`, or to `families` if the name is in `table`."""
     rows = set(table)
     return {f"{folder}.{name}": f"hosts.{folder}.{'families' if name in rows else name}" for name in names}
 
 
 OWN_MODELS = "attngraft.models"
 
-#: by name of the package; a new family adds its name here. Adapters listed later take precedence
+#: package name -> its adapters; list new families here. Adapters listed later take precedence
 PACKAGES: Mapping[str, Package] = {
     "timm": Package(
         _adapters_in(
@@ -70,7 +70,7 @@ _adapters: dict[str, HostAdapter] = {}
 
 
 def register_host(adapter: HostAdapter) -> HostAdapter:
-    """Register `adapter`. Adapters registered later take precedence, so yours can read a model that a built-in one refuses.
+    """Register `adapter`. Adapters registered later take precedence, so they can support models that built-in ones refuse.
 
     Raises:
         ValueError: another adapter has this name.
@@ -110,9 +110,9 @@ def _adapter_in(module: ModuleType, name: str) -> HostAdapter:
 
 
 def load_for(modules: Iterable[nn.Module]) -> dict[str, str]:
-    """Load every package that a class of these modules, or a base class, belongs to, and those loaded always.
+    """Load the packages that define the classes of `modules` or their bases, and the packages that are always loaded.
 
-    Returns the adapters of the former that cannot be imported, with the reason.
+    Returns the adapters of the former packages that cannot be imported, with the reason.
     """
     host_adapters()
     bases = {base for kind in {type(module) for module in modules} for base in kind.__mro__}
@@ -135,7 +135,7 @@ def missing_hosts() -> dict[str, str]:
 
 
 def patched_class(module: nn.Module, adapter: HostAdapter | None = None) -> type[GraftedModule] | None:
-    """Return the patched class for `module`'s exact class, or None; that of `adapter` takes precedence."""
+    """Return the patched class for `module`'s exact class, or None; classes of `adapter` take precedence."""
     load_for([module])
     for each in (*(() if adapter is None else (adapter,)), *host_adapters().values()):
         if type(module) in each.patched:

@@ -1,4 +1,4 @@
-"""Constructors of sites: the hook points that common modules have, and common fields of their geometry."""
+"""Constructors of sites for common modules, and helpers for the fields of their geometry."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -26,10 +26,10 @@ def global_site(
     on_maps: bool = False,
     record_tensors: Mapping[str, str] = MappingProxyType({}),
 ) -> Site:
-    """Return the site of attention without windows, whose module has every hook point except those in `missing`.
+    """Return the site of an attention module without windows, with every hook point except those in `missing`.
 
     Args:
-        on_maps: whether the module also has hook point `space`: its input and output are maps.
+        on_maps: whether inputs and outputs of the module are maps, so that it also has hook point `space`.
         record_tensors: as in `Site`.
     """
     hook_points = (*GLOBAL, "space") if on_maps else GLOBAL
@@ -52,8 +52,8 @@ def window_site(
     """Return the site of window attention, whose module has every hook point except `attn.end` and those in `missing`.
 
     Args:
-        block: path of the block that merges the windows; None: the attention module does.
-        fills: whether only the block can mark the tokens that are window padding.
+        block: path of the block that merges the windows; None: the attention module merges them.
+        fills: whether only the block can tell which tokens are window padding.
         space: path of the module with hook point `space`; None: there is none.
     """
     end = path if block is None else block
@@ -78,11 +78,11 @@ def mlp_site(
     end: str | None = None,
     layer: str | None = None,
 ) -> Site:
-    """Return the site of an MLP, whose module has every hook point except those in `missing`.
+    """Return the site of an MLP with every hook point except those in `missing`.
 
     Args:
         end: path of the module with hook point `mlp.end`; None: the MLP has it.
-        layer: path of the layer that gets the attention mask, which the MLP does not; None: there is none.
+        layer: path of the layer that receives the attention mask, which the MLP does not; None: no such layer.
     """
     targets: dict[HookPoint, str] = {hook_point: path for hook_point in MLP if hook_point not in missing}
     if end is not None and "mlp.end" in targets:
@@ -99,7 +99,7 @@ def refused_site(
     record_tensors: Mapping[str, str] = MappingProxyType({}),
     **geometry: Any,
 ) -> Site:
-    """Return an attention site without hook points, all missing for reason `why` unless `missing` gives another.
+    """Return an attention site without hook points; `why` is the reason for each, unless `missing` has another.
 
     Args:
         record_tensors: as in `Site`.
@@ -115,7 +115,7 @@ def refused_site(
 
 
 def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str, Any]:
-    """Return the `AttentionGeometry` fields of a map and its windows, zero-padded; None: the map is one sequence."""
+    """Return the `AttentionGeometry` fields of a map in zero-padded windows, or as one sequence if `window` is None."""
     rows, columns = window or grid
     return {
         "tokens": rows * columns,
@@ -126,7 +126,7 @@ def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str,
 
 
 def fused_heads(module: Any) -> dict[str, Any]:
-    """Return the head fields of an attention whose `qkv` projects to q of all heads, then k, then v, all of one width."""
+    """Return the head fields of a fused projection `qkv`: q of all heads, then k, then v, all of the same width."""
     rows = fused_rows(module, "qkv", heads=module.num_heads)
     width = rows["q"][0].width
     return {"heads": module.num_heads, "key_width": width, "value_width": width, "rows": rows}
@@ -146,7 +146,8 @@ def projected_heads(
     Args:
         projections: `q`, `k`, `v` -> name of the projection, or (name, row of head 0).
         heads: number of heads; None: `num_heads` of the module.
-        width: width of q and k per head. value_width: of v; None: the same.
+        width: width of q and k per head.
+        value_width: width of v per head; None: `width`.
         step: rows from one head to the next; None: the width of a head.
     """
     heads = module.num_heads if heads is None else heads

@@ -35,4 +35,4 @@ class TestConVit(HostContract):
 
     def test_gated_blocks_say_why_they_have_no_scores(self, host: nn.Module) -> None:
         entry = {site.path: site for site in find_host(host).sites}["blocks.0.attn"]
-        assert "a softmax of scores mixed with a map of positions" in entry.missing["mix"]
+        assert "a mixture of the softmax and a map of positions" in entry.missing["mix"]

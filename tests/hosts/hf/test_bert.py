@@ -219,7 +219,7 @@ def test_keys_put_in_front_are_refused_for_what_needs_the_queries_own() -> None:
     for layer in range(2):
         cache.update(torch.randn(2, 3, 1, 8), torch.randn(2, 3, 1, 8), layer)
     attngraft.graft(model, "bisa@encoder.layer.1")
-    with pytest.raises(UsageError, match=r"'bisa' \(mix\).*keys or values of other tokens than the queries"):
+    with pytest.raises(UsageError, match=r"'bisa' \(mix\).*keys or values from tokens other than the queries"):
         model(IDS, past_key_values=cache)
 
 

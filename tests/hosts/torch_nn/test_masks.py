@@ -123,7 +123,7 @@ def test_what_mixes_tokens_refuses_masks_when_called(spec: str) -> None:
 def test_and_keys_of_other_tokens() -> None:
     host = _attention().eval()
     attngraft.graft(host, "bisa")
-    with pytest.raises(UsageError, match="keys or values of other tokens.*choose sites of self-attention"):
+    with pytest.raises(UsageError, match="keys or values from tokens other.*choose sites of self-attention"):
         host(X, MEMORY, MEMORY)
     attngraft.ungraft(host)
     expected = host(X, X + 1, X)[0]  # as detectors do it: positions in queries and keys, not in values
@@ -210,7 +210,7 @@ def test_keys_of_other_widths_are_of_other_tokens() -> None:
     host = _attention(kdim=8, vdim=8).eval()
     with pytest.raises(attngraft.HostError, match="its queries are not its keys"):
         attngraft.graft(host, "uniform_heads(value=cb)")
-    with pytest.raises(attngraft.HostError, match=r"other widths \(8, 8\)"):
+    with pytest.raises(attngraft.HostError, match=r"have widths \(8, 8\)"):
         attngraft.graft(host, "bisa")
     attngraft.graft(host, "uniform_heads")
     _, weights = host(X, MEMORY[..., :8], MEMORY[..., 8:], average_attn_weights=False)

@@ -1,1 +1,1 @@
-"""Adapters of Hugging Face's `transformers`, imported only for its models: a file per family, or a row of `families`."""
+"""Adapters of Hugging Face's `transformers`, imported only for its models: one file per family, or one row of `families`."""

@@ -1,4 +1,4 @@
-"""Attention of `transformers`: masks, and templates of three projections and a function set by the configuration."""
+"""Attention of `transformers`: masks, and templates for q, k, v projections with a configured attention function."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,8 +26,8 @@ def visible_in(mask: Tensor) -> Tensor:
 def hides_tokens(mask: Tensor | None) -> bool:
     """Return whether the call has a mask that hides a token.
 
-    Outside of export, transformers makes no mask that hides nothing. Exported programs have such masks too: there, only a
-    mask that depends on an input counts. A trace with `strict=True` cannot tell the two apart and is not refused.
+    Outside of export, transformers creates a mask only if it hides a token. During export it also creates masks that hide
+    nothing, so only masks that depend on an input count; with `strict=True` that is unknown, and no mask counts.
     """
     if mask is None:
         return False
@@ -37,7 +37,7 @@ def hides_tokens(mask: Tensor | None) -> bool:
 def _depends_on_input(tensor: Tensor) -> bool:
     """Return whether the values of `tensor` depend on an input of the program that is being exported.
 
-    False if unknown: with `strict=True`, Dynamo does not let a model read its own graph.
+    Returns False if this is unknown: with `strict=True`, Dynamo does not let a model read its own graph.
     """
     if torch.compiler.is_dynamo_compiling():
         return False
@@ -54,7 +54,7 @@ def _depends_on_input(tensor: Tensor) -> bool:
         seen.add(node)
         if node.op == "placeholder":
             return True
-        # a node that reads only sizes and dtypes does not count: a mask of ones is as long as the batch
+        # nodes that read only sizes and dtypes do not count: a mask of ones takes its size from the batch
         name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
         if not (name.startswith(("sym_", "new_")) or name.endswith("_like")):
             pending += node.all_input_nodes
@@ -75,14 +75,14 @@ class CallState(NamedTuple):
     """`Projected.rest` of one call."""
 
     maps: list[Tensor]  #: the attention map, once computed
-    more: Any = None  #: `rest` of the site's own `project`
+    more: Any = None  #: `rest` as returned by the site's own `project`
 
 
 class ProjectedSite(AttentionSite):
-    """Projections of q, k and v, and an output projection; returns (tokens, weights) as the host does.
+    """Attention with q, k, v and output projections; returns (tokens, weights) as the host does.
 
     The weights are those of `eager` attention: after softmax, weights grafts and dropout; None with `sdpa`. With a mix graft
-    they are those of the host's own self-attention, whatever the graft adds.
+    they are those of the host's own self-attention, without the graft.
     """
 
     projections: ClassVar[tuple[str, str, str]] = ("q_proj", "k_proj", "v_proj")  #: names of the q, k and v projections
@@ -98,7 +98,7 @@ class ProjectedSite(AttentionSite):
         """Whether the host runs a fused kernel.
 
         Raises:
-            HostError: it runs another attention function.
+            HostError: the configured attention function is not supported.
         """
         implementation = self.config._attn_implementation
         if refusal := unsupported(implementation):
@@ -118,7 +118,7 @@ class ProjectedSite(AttentionSite):
         drop: Callable[[Tensor], Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Projected]:
-        """Return tokens, weights and the projections; `drop` replaces this module's dropout by the layer's."""
+        """Return tokens, weights and the projections; `drop`, the layer's dropout, replaces this module's."""
         maps: list[Tensor] = []
         self.check_mask(attention_mask)
 
@@ -138,10 +138,10 @@ class ProjectedSite(AttentionSite):
         return tokens, maps[-1] if maps else None, projected
 
     def check_mask(self, mask: Tensor | None) -> None:
-        """Refuse a mask for grafts that average over all tokens; mix grafts get the padding as `present`.
+        """Refuse a mask that the module's grafts do not support; mix grafts get the padding as `present`.
 
         Raises:
-            UsageError: there is such a graft, or a mix graft and a mask that is not symmetric.
+            UsageError: a graft averages over all tokens, or there is a mix graft and the mask is not symmetric.
         """
         if hides_tokens(mask):
             check_call(self, padded=True, exempt=("mix",))
@@ -231,7 +231,7 @@ class ScalingSite(ProjectedSite):
 class RotarySite(ProjectedSite):
     """Attention that rotates q and k by (cos, sin), which the model computes once for all layers."""
 
-    rotary: ClassVar[ModuleType]  #: the host's module with its `apply_rotary_pos_emb`
+    rotary: ClassVar[ModuleType]  #: the host's module that defines `apply_rotary_pos_emb`
 
     def project(
         self,
@@ -259,10 +259,11 @@ def attention_site(
     """Return the site of an attention module.
 
     Args:
-        template: base of its patched class, with the names of its projections.
+        template: base of its patched class, which has the names of its projections.
         end: path of the module with `attn.end`, which merges the windows if there are any; None: this module.
         dropout_layer: path of the layer that passes its dropout to patched attention, for `attn.end`.
-        arguments: arguments of its forward besides tokens and mask. children: names of further children.
+        arguments: arguments of its forward besides tokens and mask.
+        children: names of further children.
         fields: geometry fields that the model determines.
     """
     projections = template.projections

@@ -1,8 +1,8 @@
 """Layers as in BERT, which spread attention and MLP over several modules.
 
 `BertSelfAttention` has `mix`, `weights` and `heads`. The rest is in `BertSelfOutput`, whose forward also adds the residual
-and its norm; so `BertAttention`, which holds both, runs it step by step and has `tokens` and `attn.end`. Of the MLP,
-`BertIntermediate` has the front and the middle, `BertOutput` the end.
+and applies its norm. `BertAttention`, which contains both, runs that forward step by step, so it has `tokens` and
+`attn.end`. For the MLP, `BertIntermediate` has `mlp.front` and `mlp.mid`, and `BertOutput` has `mlp.end`.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _ARGUMENTS = ("hidden_states", "attention_mask", "encoder_hidden_states", "encod
 
 
 class BertSelfAttention(CachingSite):
-    """Attention up to the heads; returns (heads side by side, weights) as the host does."""
+    """Attention up to the heads; returns (concatenated heads, weights) as the host does."""
 
     projections = ("query", "key", "value")
     out, width = None, "attention_head_size"
@@ -45,10 +45,10 @@ class BertSelfAttention(CachingSite):
         is_causal: bool | None = None,
         **kwargs: Any,
     ) -> Projected:
-        """Project; functions to apply after the output projection are appended to `after`.
+        """Project the tokens; functions to apply after the output projection are appended to `after`.
 
         Raises:
-            UsageError: a graft needs the queries' own keys and gets others, or the cache does not support cross attention.
+            UsageError: a graft does not support keys from other tokens, or the cache does not support cross-attention.
         """
         if self.crosses and not (past_key_values is None or isinstance(past_key_values, EncoderDecoderCache)):
             raise UsageError(
@@ -139,7 +139,7 @@ class BertAttention(GraftedModule):
 
 
 class BertIntermediate(GraftedModule):
-    """Front and middle of the MLP."""
+    """First linear layer and activation of the MLP."""
 
     dense: nn.Module
     intermediate_act_fn: Callable[[Tensor], Tensor]
@@ -153,7 +153,7 @@ class BertIntermediate(GraftedModule):
 
 
 class BertOutput(GraftedModule):
-    """End of the MLP, then residual and norm."""
+    """Second linear layer and dropout of the MLP, then residual and norm."""
 
     dense: nn.Module
     dropout: nn.Module
@@ -173,7 +173,7 @@ class BertLayer(MaskedLayer):
     unmasked = ("intermediate", "output")
 
 
-#: part of a class name, after the model's -> template
+#: class name without the model's prefix -> template
 TEMPLATES: dict[str, type[GraftedModule]] = {
     "SelfAttention": BertSelfAttention,
     "CrossAttention": BertCrossAttention,

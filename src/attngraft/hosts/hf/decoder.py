@@ -26,15 +26,15 @@ def pop_cache(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
 class CachingSite(ScalingSite):
     """Self or cross attention of an encoder or a decoder, with a cache of keys and values for `generate`.
 
-    Grafts get the queries of this call, their tokens, and the map over all keys. So grafts that mix no tokens give the same
-    results as in one call for all tokens.
+    Grafts get the tokens and queries of the current call, and the map over all keys. Grafts that do not mix tokens
+    therefore give the same results as in one call for all tokens.
     """
 
     is_decoder: bool
     layer_idx: int
 
     def check_mask(self, mask: Tensor | None) -> None:
-        """A decoder needs no check: grafts that average over tokens are refused because it is causal."""
+        """Check masks of encoders; decoders refuse grafts that average over tokens anyway, because they are causal."""
         if not self.is_decoder:
             super().check_mask(mask)
 
@@ -64,7 +64,7 @@ class CachingSite(ScalingSite):
         """Project other tokens for a mix graft.
 
         Raises:
-            UsageError: there is a cache, which has no keys for other tokens than the host's.
+            UsageError: a cache is used, which has keys of the host's tokens only.
         """
         if kwargs.get("past_key_values") is not None:
             raise UsageError(
@@ -103,7 +103,7 @@ class SequenceFamily(TextFamily):
             ids = ids.masked_fill(ids == end, other)
             ids[:, -1] = end
         decodes = any(path.endswith("decoder") for path, _ in model.named_modules())
-        if not decodes or hasattr(model, "classification_head"):  # which makes the decoder's input from the text
+        if not decodes or hasattr(model, "classification_head"):  # which derives the decoder's input from the text
             return (ids,)
         vocabulary = getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
         return ids, torch.ones_like(ids), ids[:, :-2].clamp(max=vocabulary - 1)

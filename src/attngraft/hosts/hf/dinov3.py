@@ -1,4 +1,4 @@
-"""Hugging Face's DINOv3 ViT: patches are rotated by their positions, registers and class token are not."""
+"""Hugging Face's DINOv3 ViT: rotary positions for patches, none for registers and the class token."""
 
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ class TransformersDinov3(ImageFamily):
     """Sites `layer.<i>.attention` and `layer.<i>.mlp`."""
 
     name = "hf.dinov3"
-    summary = "transformers DINOv3 ViTs, backbones too"
+    summary = "transformers DINOv3 ViTs, including backbones"
     patched: ClassVar = {
         dinov3.DINOv3ViTAttention: GraftedDINOv3ViTAttention,
         **patch_classes(UpDownMlp, dinov3.DINOv3ViTMLP, module=__name__),

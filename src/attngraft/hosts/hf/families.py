@@ -1,4 +1,4 @@
-"""Families of `transformers` whose modules are all patched by shared templates."""
+"""Table of `transformers` families whose modules are all patched with shared templates."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def _deit(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
 def _dinov2(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     if not hasattr(layer.attention, "o_proj"):
         raise HostError(
-            f"{path}.attention has no output projection of its own, as in transformers before 5.20; attngraft supports "
+            f"{path}.attention has no separate output projection, as in transformers before 5.20; attngraft supports "
             "DINOv2 from 5.20 on: pip install 'transformers>=5.20'"
         )
     config = layer.attention.config
@@ -126,7 +126,7 @@ FAMILIES = family_table(
     ImageFamily,
     Family(
         name="hf.vit",
-        summary="transformers ViT and DeiT (models without a head, and with any of theirs)",
+        summary="transformers ViT and DeiT (without a head, or with any of their heads)",
         prefixes=("vit.ViT", "deit.DeiT"),
         models=(
             *("Model", "ForImageClassification", "ForMaskedImageModeling"),
@@ -138,7 +138,7 @@ FAMILIES = family_table(
     ),
     Family(
         name="hf.dinov2",
-        summary="transformers DINOv2, with and without registers, backbones too",
+        summary="transformers DINOv2, with and without registers, including backbones",
         prefixes=("dinov2.Dinov2", "dinov2_with_registers.Dinov2WithRegisters"),
         models=("Model", "ForImageClassification", "Backbone"),
         blocks={"Layer": _dinov2},
@@ -156,7 +156,7 @@ FAMILIES = family_table(
     ),
     Family(
         name="hf.bert",
-        summary="transformers BERT (without a head, and with any of its heads; as a decoder too)",
+        summary="transformers BERT (without a head, or with any of its heads; also as a decoder)",
         base=TextFamily,
         prefixes=("bert.Bert",),
         models=("Model", "ForPreTraining", "LMHeadModel", "ForNextSentencePrediction", *_TASKS),
@@ -166,7 +166,7 @@ FAMILIES = family_table(
     ),
     Family(
         name="hf.roberta",
-        summary="transformers RoBERTa, XLM-RoBERTa and CamemBERT (as decoders too)",
+        summary="transformers RoBERTa, XLM-RoBERTa and CamemBERT (also as decoders)",
         base=TextFamily,
         prefixes=("roberta.Roberta", "xlm_roberta.XLMRoberta", "camembert.Camembert"),
         models=("Model", "ForCausalLM", *_TASKS),
@@ -176,7 +176,7 @@ FAMILIES = family_table(
     ),
     Family(
         name="hf.electra",
-        summary="transformers ELECTRA, discriminators and generators (as decoders too)",
+        summary="transformers ELECTRA, discriminators and generators (also as decoders)",
         base=TextFamily,
         prefixes=("electra.Electra",),
         models=("Model", "ForPreTraining", "ForCausalLM", *_TASKS),
@@ -192,7 +192,7 @@ FAMILIES = family_table(
     ),
     Family(
         name="hf.distilbert",
-        summary="transformers DistilBERT (without a head, and with any of its heads)",
+        summary="transformers DistilBERT (without a head, or with any of its heads)",
         base=TextFamily,
         prefixes=("distilbert.DistilBert",),
         models=("Model", *_TASKS),

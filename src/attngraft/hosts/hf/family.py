@@ -14,8 +14,8 @@ _LENGTH = 12  #: tokens of an example text
 class TransformersFamily(BlockFamily):
     """A family of models, with and without heads.
 
-    A model with a head contains the base model under some name (`vit`). Paths of sites leave that name out, so that
-    specifications and graft files fit both.
+    A model with a head contains the base model under a name such as `vit`. Site paths omit this name, so specifications
+    and graft files fit models with and without a head.
     """
 
     module_name = "transformers.models.{0}.modeling_{0}"
@@ -52,7 +52,7 @@ def random_ids(model: Any, *, batch: int) -> Tensor:
     config, length = model.config, _LENGTH
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None:
-        length = min(length, positions - 2)  # RoBERTa and relatives never use the first two
+        length = min(length, positions - 2)  # RoBERTa and its relatives never use the first two
     ids = torch.randint(config.vocab_size - 1, (batch, length), device=next(model.parameters()).device)
     padding = config.pad_token_id
     return ids if padding is None else ids + (ids >= padding)

@@ -1,4 +1,4 @@
-"""Hugging Face's Marian and BART: an encoder and a decoder, whose layers contain the parts of their MLP."""
+"""Hugging Face's Marian and BART: encoders and decoders whose layers contain the linear layers of their MLP."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from attngraft.hosts.sites import mlp_site
 
 
 class Attention(CachingSite):
-    """Attention of both models; `drop` replaces its dropout by the layer's."""
+    """Attention of both models; `drop`, the layer's dropout, replaces its own."""
 
     out, rate, precise = "out_proj", "dropout", False
 
@@ -152,7 +152,7 @@ def _mlp_site(layer: Any, path: str, **fields: Any) -> Site:
 
 
 class TransformersMarian(SequenceFamily):
-    """Sites `encoder.layers.<i>.self_attn` and `.fc1` (the MLP), the same of `decoder`, and its `.encoder_attn`."""
+    """Sites `encoder.layers.<i>.self_attn` and `.fc1` (the MLP), the same in `decoder`, and its `.encoder_attn`."""
 
     name = "hf.marian"
     summary = "transformers Marian and BART: encoder, decoder and cross attention"

@@ -26,14 +26,14 @@ class PlainMlp(TwoLinearEnds, MlpSite):
 
 
 class UpDownMlp(PlainMlp):
-    """The same with `up_proj` and `down_proj`."""
+    """`PlainMlp` with the linear layers `up_proj` and `down_proj`."""
 
     linear_names = ("up_proj", "down_proj")
     activation_name = "act_fn"
 
 
 class MaskedLayer(MaskedParts):
-    """A layer that does not pass its mask to the MLP, and checks it for the MLP's grafts."""
+    """A layer that checks its mask on behalf of the MLP's grafts, because the MLP does not receive the mask."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         self.check_mask(attention_mask, causal=kwargs.get("is_causal"))

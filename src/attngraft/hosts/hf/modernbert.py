@@ -75,7 +75,7 @@ class GraftedModernBertEncoderLayer(MaskedLayer, modernbert.ModernBertEncoderLay
 def padding_of(mask: Tensor | None, local: bool, module: Any) -> Tensor | None:
     """Return `mask` if it may hide a token from all queries; the mask of a `local` layer also hides distant tokens.
 
-    Its values are read only if a graft of `module` refuses padding, and not while compiling: it may hide tokens then.
+    The values are read only if a graft of `module` refuses padding. While compiling they cannot be read, and any mask may.
     """
     if mask is None or not local or torch.compiler.is_compiling():
         return mask
@@ -109,7 +109,7 @@ class TransformersModernbert(TextFamily):
     """Sites `layers.<i>.attn` and `layers.<i>.mlp`."""
 
     name = "hf.modernbert"
-    summary = "transformers ModernBERT (without a head, and with any of its heads)"
+    summary = "transformers ModernBERT (without a head, or with any of its heads)"
     patched: ClassVar = {
         modernbert.ModernBertAttention: GraftedModernBertAttention,
         modernbert.ModernBertMLP: GraftedModernBertMLP,

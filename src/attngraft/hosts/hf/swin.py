@@ -18,12 +18,12 @@ from attngraft.hosts.sites import windowed
 
 
 class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
-    """`transformers.models.swin.modeling_swin.SwinAttention`: B counts windows, those of one image next to each other."""
+    """`transformers.models.swin.modeling_swin.SwinAttention`: B counts windows, image by image."""
 
     ends = ("attn.window",)
 
     def check_mask(self, mask: Tensor | None) -> None:
-        """The mask separates shifted windows and hides no token from all queries."""
+        """Accept any mask: it separates shifted windows and hides no token from all queries."""
 
     def project(
         self, x: Tensor, attention_mask: Tensor | None = None, present: Tensor | None = None, **kwargs: Any
@@ -50,7 +50,7 @@ class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
 class GraftedSwinLayer(GraftedModule, swin.SwinLayer):
     """`transformers.models.swin.modeling_swin.SwinLayer`.
 
-    It passes a mask of the window padding to its attention if that has a mix graft.
+    Passes a mask of the window padding to the attention if the attention has a mix graft.
     """
 
     @property
@@ -119,7 +119,7 @@ class TransformersSwin(ImageFamily):
     """Sites `encoder.layers.<i>.blocks.<j>.attention` and `.mlp`."""
 
     name = "hf.swin"
-    summary = "transformers Swin, backbones too"
+    summary = "transformers Swin, including backbones"
     patched: ClassVar = {
         swin.SwinAttention: GraftedSwinAttention,
         swin.SwinLayer: GraftedSwinLayer,

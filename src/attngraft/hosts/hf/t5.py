@@ -1,4 +1,4 @@
-"""Hugging Face's T5 and mT5: the first layer makes relative positions for all layers; products are not scaled."""
+"""Hugging Face's T5 and mT5: the first layer computes relative positions for all layers; products are not scaled."""
 
 import inspect
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from attngraft.hosts.hf.decoder import CACHE, CachingSite, SequenceFamily, pop_c
 from attngraft.hosts.patched import TwoLinearEnds, as_linear, check_call, patch_classes
 from attngraft.hosts.sites import NO_MIDDLE, mlp_site
 
-#: before transformers 5.15, attention was always explicit, whatever the configuration named; it added the mask to the
+#: before transformers 5.15, attention was always explicit, regardless of the configuration; it added the mask to the
 #: positions that it returned for the next layer, and returned the map only on request
 _EXPLICIT = "output_attentions" in inspect.signature(t5.T5Attention.forward).parameters
 
@@ -259,7 +259,7 @@ def _attention_site(layer: Any, path: str, name: str, **fields: Any) -> Site:
     arguments = (*_LAYER_ARGUMENTS, "key_value_states")
     check_known(layer, path, arguments=arguments, children=(name, "layer_norm", "dropout"))
     attention = layer.get_submodule(name)
-    # the position table serves the later layers too, so a graft that does not use these scores still leaves it in use
+    # later layers use the position table too, so it stays in use even if a graft does not use these scores
     return attention_site(
         attention,
         f"{path}.{name}",

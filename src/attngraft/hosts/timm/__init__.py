@@ -1,1 +1,1 @@
-"""Adapters of timm's models: a file per family, or a row of the table in `families`."""
+"""Adapters of timm's models: one file per family, or one row of the table in `families`."""

@@ -18,7 +18,7 @@ def split_qkv(qkv: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, N, H d) to (B, H, N, d)."""
+    """Reshape (B, N, H d) to (B, H, N, d)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
@@ -35,8 +35,8 @@ def tokens_to_map(x: Tensor, grid: tuple[int, ...]) -> Tensor:
 def match_memory_format(x: Tensor, like: Tensor) -> Tensor:
     """Return the map `x` in the memory format of the map `like`.
 
-    After a graft, tokens are contiguous, so their map is channels-last. A convolution chooses another algorithm for that,
-    with other rounding.
+    After a graft, tokens are contiguous, so their map is channels-last. Convolutions choose another algorithm for this
+    format, which rounds differently.
     """
     channels_last = like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()
     return x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
@@ -69,7 +69,7 @@ class SelfAttention(AttentionSite):
 
 
 class FusedQkv(SelfAttention):
-    """One projection of q, k and v, without norms or biases."""
+    """Attention with one fused projection of q, k and v, without qk-norm or position biases."""
 
     def project(self, x: Tensor) -> Projected:
         q, k, v = split_qkv(self.qkv(x), self.num_heads)
@@ -77,7 +77,7 @@ class FusedQkv(SelfAttention):
 
 
 class ScaledProducts(SelfAttention):
-    """Scales the products q k^T instead of the queries, which rounds differently."""
+    """Attention that scales the products q k^T instead of the queries, which rounds differently."""
 
     def scores(self, projected: Projected) -> Tensor:
         return (projected.q @ projected.k.transpose(-2, -1)) * self.scale
@@ -106,7 +106,7 @@ class NoDropout(SelfAttention):
 
 
 class HeadwiseQkv(NoDropout):
-    """One projection with rows of q, k, v head by head, and a bias per distance."""
+    """Attention with one fused projection, whose rows are q, k, v of each head in turn, and one bias per distance."""
 
     key_dim: int
     val_dim: int
@@ -114,7 +114,7 @@ class HeadwiseQkv(NoDropout):
     attention_bias_idxs: Tensor
 
     def get_attention_biases(self, device: torch.device) -> Tensor:
-        """Return the biases (H, N, N), not the host's evaluation cache, which may hold stale values and graphs."""
+        """Return the biases (H, N, N) without the host's evaluation cache, which may hold stale values and graphs."""
         return self.attention_biases[:, self.attention_bias_idxs]
 
     def project(self, x: Tensor, present: Tensor | None = None) -> Projected:
@@ -126,7 +126,7 @@ class HeadwiseQkv(NoDropout):
 class ClassAttention(SelfAttention):
     """Attention with token 0 as the only query: (B, N, C) to (B, 1, C).
 
-    The default `split` has three projections, as `timm.models.cait.ClassAttn`.
+    The default `split` applies three projections, as in `timm.models.cait.ClassAttn`.
     """
 
     q: nn.Module
@@ -144,7 +144,7 @@ class ClassAttention(SelfAttention):
 
 
 class SubsampledKeys(PlainMerge):
-    """A projection of q, and one of k and v from a map reduced by a convolution."""
+    """Attention with one projection of q, and one of k and v from a map reduced by a convolution."""
 
     q: nn.Module
     kv: nn.Module
@@ -152,7 +152,7 @@ class SubsampledKeys(PlainMerge):
     norm: nn.Module | None
 
     def reduce(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Return the tokens (B, Nk, C) on the key side."""
+        """Return the reduced tokens (B, Nk, C), from which keys and values are projected."""
         if self.sr is None:
             return x
         return cast(Tensor, cast(nn.Module, self.norm)(map_to_tokens(self.sr(tokens_to_map(x, grid)))))
@@ -182,10 +182,12 @@ class ConvAttention(SelfAttention):
 
 
 def checked_mask(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    """Return the mask that timm's attention applies: explicit attention ignores it if causal, fused attention refuses both.
+    """Check the mask of a call for the module's grafts, and return the mask that timm's attention applies.
+
+    With `is_causal`, explicit attention ignores `attn_mask`.
 
     Raises:
-        ValueError: fused attention gets both.
+        ValueError: both `attn_mask` and `is_causal` are passed to fused attention.
         UsageError: a graft does not support masks; mix grafts support all but causal ones.
     """
     check_call(module, causal=attn_mask is not None or is_causal, exempt=("mix",))
@@ -199,7 +201,7 @@ def checked_mask(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tens
 
 
 def output_gate(module: Any, x: Tensor) -> Tensor | None:
-    """Return the factor of the merged heads in gated attention (timm >= 1.0.28)."""
+    """Return the gate that multiplies the merged heads in gated attention (timm >= 1.0.28); None without a gate."""
     layer = getattr(module, "gate", None)
     return None if layer is None else layer(x).sigmoid()
 

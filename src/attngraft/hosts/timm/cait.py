@@ -30,7 +30,7 @@ _TALKING = (
 class GraftedTalkingHeadAttn(FusedQkv, TalkingHeadAttn):
     """`timm.models.cait.TalkingHeadAttn`: heads are mixed linearly before the softmax, and again before the values.
 
-    The map at `weights` is the softmax: its rows sum to one; those after the second mixing do not.
+    The map at `weights` is the output of the softmax, whose rows sum to one; after the second mixing they do not.
     """
 
     fused_attn = False
@@ -82,7 +82,7 @@ class TimmCait(TimmFamily):
     """Sites `blocks.<i>.attn` and `.mlp`; `blocks_token_only.<i>.attn` and `.mlp`, with one output token."""
 
     name = "timm.cait"
-    summary = "timm CaiT of any size, features_only too"
+    summary = "timm CaiT of any size, including features_only"
     patched: ClassVar = {
         TalkingHeadAttn: GraftedTalkingHeadAttn,
         **patch_classes(ClassAttention, ClassAttn, module=__name__),

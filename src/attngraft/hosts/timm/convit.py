@@ -14,8 +14,8 @@ from attngraft.hosts.timm.attention import FusedQkv, ScaledProducts, split_heads
 from attngraft.hosts.timm.family import CHILDREN, ShapeProbe, Sites, TimmFamily, attention_geometry
 
 _GATED = (
-    "its map is a softmax of scores mixed with a map of positions, by a gate of each head; choose the later blocks, or "
-    "horizontal, vertical and cb"
+    "its map is a mixture of the softmax and a map of positions, with one gate per head; choose the later blocks, or "
+    "horizontal, vertical or cb"
 )
 
 
@@ -26,7 +26,7 @@ class GraftedMHSA(ScaledProducts, FusedQkv, MHSA):
 
 
 class GraftedGPSA(ScaledProducts, GPSA):
-    """`timm.models.convit.GPSA`: the map at `weights` is the mixed one."""
+    """`timm.models.convit.GPSA`: the map at `weights` is the mixture."""
 
     fused_attn = False
     rel_indices: Tensor
@@ -79,7 +79,7 @@ class TimmConVit(TimmFamily):
     blocks: ClassVar = {Block: _sites}
 
     def forget(self, model: nn.Module) -> None:
-        """Clear cached positions, which have the precision of the last call."""
+        """Clear the cached positions, which have the dtype of the last call."""
         for module in model.modules():
             if isinstance(module, GPSA):
                 module.rel_indices = cast(Tensor, module.qk.weight).new_zeros(1, 1, 1, 3)

@@ -13,7 +13,7 @@ from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, block_sit
 
 
 class GraftedCrossAttention(ClassAttention, ScaledProducts, CrossAttention):
-    """`timm.models.crossvit.CrossAttention`: the class token of one branch, the patches of the other."""
+    """`timm.models.crossvit.CrossAttention`: the class token of one branch attends to the patches of the other."""
 
     fused_attn = False
 
@@ -51,7 +51,7 @@ class TimmCrossVit(TimmFamily):
     """Sites `blocks.<i>.blocks.<branch>.<j>.attn` and `.mlp`; `blocks.<i>.fusion.<branch>.attn`, with one query."""
 
     name = "timm.crossvit"
-    summary = "timm CrossViT of any size, features_only too"
+    summary = "timm CrossViT of any size, including features_only"
     patched: ClassVar = {CrossAttention: GraftedCrossAttention, **PATCHED}
     models = (CrossVit,)
     blocks: ClassVar = {Block: _block_sites, CrossAttentionBlock: _fusion_sites}

@@ -25,10 +25,10 @@ class GraftedWindowAttention(NoDropout, WindowAttention):
 
 
 class GraftedSpatialBlock(FixedWindowBlock, SpatialBlock):
-    """`timm.models.davit.SpatialBlock`: maps (B, C, rows, columns), positions by convolutions around the attention."""
+    """`timm.models.davit.SpatialBlock`: maps (B, C, rows, columns), with convolutional position encodings."""
 
     def forward(self, x: Tensor) -> Tensor:
-        grid, host = x.shape[-2:], cast(Any, self)  # timm's attributes are None in the form without an MLP
+        grid, host = x.shape[-2:], cast(Any, self)  # timm's attributes are None in blocks without an MLP
         tokens = map_to_tokens(self.cpe1(x))
         branch = self.branch(self.norm1(tokens).unflatten(1, grid), self.window_size)
         x = self.cpe2(tokens_to_map(tokens + host.drop_path1(branch.flatten(1, 2)), grid))
@@ -63,7 +63,7 @@ class TimmDaVit(TimmFamily):
     """Sites `stages.<i>.blocks.<j>.<k>.attn` and `.mlp`; k is a name if the host names its blocks."""
 
     name = "timm.davit"
-    summary = "timm DaViT of any size (its blocks with windows, and all MLPs), features_only too"
+    summary = "timm DaViT of any size (blocks with windows, and all MLPs), including features_only"
     patched: ClassVar = {
         WindowAttention: GraftedWindowAttention,
         SpatialBlock: GraftedSpatialBlock,

@@ -1,4 +1,4 @@
-"""timm's EfficientFormer: pooling blocks, then attention over the last map with a bias per distance."""
+"""timm's EfficientFormer: pooling blocks, then attention over the last map with one bias per distance."""
 
 from typing import Any, ClassVar, cast
 
@@ -55,7 +55,9 @@ class TimmEfficientFormer(TimmFamily):
     """Sites `stages.<i>.blocks.<j>.mlp`, and in the last blocks `.token_mixer`."""
 
     name = "timm.efficientformer"
-    summary = "timm EfficientFormer of any size (attention in its last blocks; MLPs everywhere), features_only too"
+    summary = (
+        "timm EfficientFormer of any size (attention in its last blocks; MLPs everywhere), including features_only"
+    )
     patched: ClassVar = {Attention: GraftedAttention, ConvMlpWithNorm: GraftedConvMlpWithNorm, **mlp.PATCHED}
     models = (EfficientFormer,)
     blocks: ClassVar = {MetaBlock1d: _attention_sites, MetaBlock2d: _pooling_sites}

@@ -1,4 +1,4 @@
-"""timm's families that consist of modules shared with other families, as rows of a table."""
+"""Table of timm families that consist of modules shared with other families."""
 
 from dataclasses import replace
 from typing import Any
@@ -47,7 +47,7 @@ def _pit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 def _mixer(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    """The token MLPs are not sites: their last axis is not channels."""
+    """Yield the MLPs over channels; MLPs over tokens are not sites, because their last axis is not channels."""
     fields = map_fields(shapes.model.embed_dim, *shapes.model.stem.grid_size)
     why = "tokens are mixed by weights, not by attention; choose MLP grafts (cb, cb_s, se, ...)"
     missing = {hook_point: why for hook_point in HOOK_POINTS if not hook_point.startswith("mlp")}
@@ -61,7 +61,7 @@ def _mixer(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 def _mobilevit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    """Each sequence holds the pixels at one position of all patches."""
+    """Yield the sites of a MobileViT block; each sequence holds the pixels at one position of all patches."""
     for name, inner in block.transformer.named_children():
         inner_path = f"{path}.transformer.{name}"
         sequences, tokens, dim = shapes.input_shape(inner_path)
@@ -81,7 +81,7 @@ def _mobilevit_v2(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 class _MobileVit(TimmFamily):
     def recognizes(self, model: nn.Module) -> bool:
-        """Its model class also serves many convolutional networks."""
+        """Check the blocks too: timm uses the same model class for many convolutional networks."""
         return type(model) in (*self.models, *FEATURE_NETS) and any(
             plain_class(module) in self.blocks for module in model.modules()
         )
@@ -114,7 +114,7 @@ class ScaledFusedQkv(ScaledProducts, FusedQkv):
 
 
 def _metaformer(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    """CAFormer has attention in its last stages."""
+    """Yield the sites of a MetaFormer block; only the last stages of CAFormer have attention."""
     mixer, token_mixer = block.token_mixer, f"{path}.token_mixer"
     _, _, rows, columns = shapes.output_shape(path.rpartition(".blocks.")[0])
     fields, missing = map_fields(block.mlp.fc1.weight.shape[1], rows, columns), {}
@@ -139,7 +139,7 @@ def _coat_serial(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 def _coat_parallel(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    """One attention for each of three maps; `mlp2` processes all three in turn."""
+    """Yield the sites of a parallel block: one attention for each of three maps; `mlp2` processes all three in turn."""
     parts = [f"{name}{branch}" for branch in (2, 3, 4) for name in ("norm1", "norm2", "factoratt_crpe", "mlp")]
     check_known(block, path, arguments=("x1", "x2", "x3", "x4", "sizes"), children=("drop_path", *parts))
     fields: dict[str, Any] = {"dim": block.mlp2.fc1.in_features, "prefix": CLASS}
@@ -167,7 +167,7 @@ def _csatv2_gate(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 class _CsatV2(TimmFamily):
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
-        """The first convolution takes frequencies, not colors."""
+        """Return random inputs of the first convolution, whose channels are frequencies, not colors."""
         return random_images(model, (3, *image_size(model)[1:]), batch=batch)
 
 
@@ -176,7 +176,7 @@ FAMILIES = family_table(
     TimmFamily,
     Family(
         name="timm.pit",
-        summary="timm PiT of any size, distilled or not, features_only too",
+        summary="timm PiT of any size, distilled or not, including features_only",
         models=("pit.PoolingVisionTransformer",),
         blocks={"vision_transformer.Block": _pit, "vision_transformer.ResPostBlock": _pit},
         patched=PATCHED,
@@ -212,7 +212,7 @@ FAMILIES = family_table(
     ),
     Family(
         name="timm.mobilevit",
-        summary="timm MobileViT of any size, features_only too; MobileViT V2 (MLP sites only)",
+        summary="timm MobileViT of any size, including features_only; MobileViT V2 (MLP sites only)",
         base=_MobileVit,
         models=("byobnet.ByobNet",),
         blocks={"mobilevit.MobileVitBlock": _mobilevit, "mobilevit.MobileVitV2Block": _mobilevit_v2},
@@ -220,7 +220,7 @@ FAMILIES = family_table(
     ),
     Family(
         name="timm.xcit",
-        summary="timm XCiT of any size (its MLPs and its class attention, not its attention between channels)",
+        summary="timm XCiT of any size (MLPs and class attention, not the attention between channels)",
         models=("xcit.Xcit",),
         blocks={"xcit.XCABlock": _xcit, "xcit.ClassAttentionBlock": _xcit_class},
         templates={"cait.ClassAttn": ClassAttention},
@@ -228,7 +228,7 @@ FAMILIES = family_table(
     ),
     Family(
         name="timm.metaformer",
-        summary="timm CAFormer of any size, features_only too; ConvFormer and PoolFormer (MLP sites only)",
+        summary="timm CAFormer of any size, including features_only; ConvFormer and PoolFormer (MLP sites only)",
         models=("metaformer.MetaFormer",),
         blocks={"metaformer.MetaFormerBlock": _metaformer},
         templates={"metaformer.Attention": ScaledFusedQkv},
@@ -243,7 +243,7 @@ FAMILIES = family_table(
     ),
     Family(
         name="timm.csatv2",
-        summary="timm CSATv2 (its transformer blocks, not its attention of one channel), features_only too",
+        summary="timm CSATv2 (transformer blocks, not the attention within one channel), including features_only",
         base=_CsatV2,
         models=("csatv2.CSATv2",),
         blocks={"csatv2.SpatialTransformerBlock": _csatv2_gate, "csatv2.TransformerBlock": _csatv2},

@@ -20,12 +20,12 @@ from attngraft.hosts.sites import fused_heads, global_site, projected_heads, ref
 from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.unread import reason_of
 
-#: what `features_only=True` creates: no model class, only blocks
+#: classes that `features_only=True` creates; they contain the blocks of a model of any family
 FEATURE_NETS = (FeatureListNet, FeatureDictNet)
 
 
 class TimmFamily(BlockFamily):
-    """A family of timm's models, also as made by `features_only=True`."""
+    """A family of timm's models, including those created with `features_only=True`."""
 
     module_name = "timm.models.{0}"
 
@@ -37,17 +37,17 @@ class TimmFamily(BlockFamily):
         return any(plain_class(module) in own for module in model.modules())
 
     def canonical(self, path: str) -> str:
-        """Undo the renaming of `features_only`: `stages_0` is `stages.0`."""
+        """Undo the renaming of `features_only`: return `stages.0` for `stages_0`."""
         return re.sub(r"^([a-z]+)_(\d+)(?=\.|$)", r"\1.\2", path)
 
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
         return random_images(model, image_size(model), batch=batch)
 
     def forget(self, model: nn.Module) -> None:
-        """Clear attention biases gathered in evaluation mode.
+        """Clear attention biases cached in evaluation mode.
 
-        They may have a graph, which cannot be copied, and older timm (1.0.26) updates them only after training: averaged
-        weights would be evaluated with old biases.
+        They may hold an autograd graph, which cannot be copied. Older timm (1.0.26) updates them only after training, so
+        averaged weights would be evaluated with stale biases.
         """
         for module in cast(Iterable[Any], model.modules()):
             if hasattr(module, "attention_bias_cache"):
@@ -87,7 +87,8 @@ def attention_geometry(
     """Return the geometry of an attention module.
 
     Args:
-        arguments: known arguments of its forward. children: names of its known children.
+        arguments: known arguments of its forward.
+        children: names of its known children.
         heads: head fields of the geometry; None: those of a fused `qkv`.
         fields: other fields of the geometry.
 
@@ -134,7 +135,8 @@ def class_attention_site(
     """Return the site of attention with the class token as the only query; `tokens` are the fields of the key side.
 
     Args:
-        children: names of its projections. heads: head fields of the geometry, if they are not called q, k and v.
+        children: names of its projections.
+        heads: head fields of the geometry; required if the projections are not called q, k and v.
     """
     width = module.proj.in_features // module.num_heads
     heads = heads or projected_heads(module, {"q": "q", "k": "k", "v": "v"}, width=width)
@@ -191,7 +193,7 @@ def linear_site(path: str, **tokens: Any) -> Site:
 
 
 def rel_pos_fields(module: nn.Module, *norms: str) -> dict[str, Any]:
-    """Return the geometry fields with the parameters of `module.rel_pos` and of norms, which serve only the scores."""
+    """Return the geometry fields for parameters that only the scores use: those of `module.rel_pos` and `norms`."""
     fields = {"query_key_parameters": own_parameters(module, "rel_pos", *norms)}
     kind = type(getattr(module, "rel_pos", None))
     if kind is RelPosMlp:
@@ -202,7 +204,7 @@ def rel_pos_fields(module: nn.Module, *norms: str) -> dict[str, Any]:
 
 
 def prefixed_grid(model: Any) -> dict[str, Any]:
-    """Return the geometry fields of a model with one sequence of prefix tokens and patches, or of the encoder in it.
+    """Return the geometry fields of a model (or its encoder) with one sequence of prefix tokens and patches.
 
     Raises:
         HostError: the model has prefix tokens of an unknown kind.
@@ -229,7 +231,7 @@ def prefixed_grid(model: Any) -> dict[str, Any]:
 
 
 def map_fields(dim: int, rows: int, columns: int) -> dict[str, Any]:
-    """Return the geometry fields of one sequence: all tokens of a map."""
+    """Return the geometry fields of a map whose tokens form one sequence."""
     return {"dim": dim, "tokens": rows * columns, "grid": (rows, columns)}
 
 
@@ -253,7 +255,7 @@ class PairMaskEvaBlock(MaskedParts):
 
 
 class PaddingMaskBlock(MaskedParts):
-    """A block with a padding mask, which it checks for the grafts of its attention and MLP."""
+    """A block that checks its padding mask for the grafts of its attention and MLP."""
 
     unmasked = ("attn", "mlp")
 

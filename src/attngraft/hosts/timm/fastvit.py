@@ -47,7 +47,7 @@ class TimmFastVit(TimmFamily):
     """Sites `stages.<i>.blocks.<j>.token_mixer` and `.mlp` of the stages with attention."""
 
     name = "timm.fastvit"
-    summary = "timm FastViT and MobileCLIP's image encoders, the stages with attention, features_only too"
+    summary = "timm FastViT and MobileCLIP image encoders (stages with attention), including features_only"
     patched: ClassVar = {Attention: GraftedAttention, ConvMlp: GraftedConvMlp}
     models = (FastVit,)
     blocks: ClassVar = {AttentionBlock: _sites}

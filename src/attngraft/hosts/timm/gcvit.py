@@ -1,4 +1,4 @@
-"""timm's GCViT: windows with queries of their own, and windows with queries from the whole image."""
+"""timm's GCViT: window attention with local queries, or with global queries from the whole image."""
 
 from typing import Any, ClassVar, cast
 
@@ -19,7 +19,7 @@ _BY_IMAGE = "repeat_interleave" in gcvit.WindowAttentionGlobal.forward.__code__.
 
 
 class GraftedWindowAttentionGlobal(SelfAttention, gcvit.WindowAttentionGlobal):
-    """`timm.models.gcvit.WindowAttentionGlobal`: its own queries, or unprojected global tokens of the image."""
+    """`timm.models.gcvit.WindowAttentionGlobal`: local queries, or unprojected global tokens of the image as queries."""
 
     ends: tuple[HookPoint, ...] = ("attn.window",)
     fused_attn = False
@@ -70,7 +70,7 @@ class TimmGCViT(TimmFamily):
     """Sites `stages.<i>.blocks.<j>.attn` and `.mlp`."""
 
     name = "timm.gcvit"
-    summary = "timm GCViT of any size, features_only too"
+    summary = "timm GCViT of any size, including features_only"
     patched: ClassVar = {
         gcvit.WindowAttentionGlobal: GraftedWindowAttentionGlobal,
         gcvit.GlobalContextVitBlock: GraftedGlobalContextVitBlock,
@@ -80,7 +80,7 @@ class TimmGCViT(TimmFamily):
     blocks: ClassVar = {gcvit.GlobalContextVitBlock: _sites}
 
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
-        """The map of the first stage determines the image size."""
+        """Return random images; the map of the first stage determines their size."""
         first = next(module for module in model.modules() if isinstance(module, gcvit.GlobalContextVitStage))
         rows, columns = (4 * side for side in first.feat_size)
         return random_images(model, (image_size(model)[0], rows, columns), batch=batch)

@@ -1,4 +1,4 @@
-"""timm's Gemma4-ViT, the vision encoder of Gemma 4: alone, or with a classifier."""
+"""timm's Gemma4-ViT, the vision encoder of Gemma 4, with or without a classifier."""
 
 from typing import Any, ClassVar, cast
 
@@ -50,7 +50,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     side, patch = _image_size(shapes.model), _encoder(shapes.model).patch_size
     fields = {**map_fields(dim, side[0] // patch[0], side[1] // patch[1]), "tokens": count}
     module, mlp = block.attn, block.mlp
-    # heads that share keys and values have no rows of their own
+    # heads that share keys and values have no separate rows
     projections = {} if module.num_kv_groups > 1 else {role: f"{role}_proj.linear" for role in ("q", "k", "v")}
     geometry = attention_geometry(
         module,
@@ -78,9 +78,9 @@ def _image_size(model: nn.Module) -> tuple[int, int]:
 
 
 class TimmGemma4(TimmFamily):
-    """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`, with a classifier `encoder.blocks.<i>`.
+    """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`; with a classifier, below `encoder.blocks.<i>`.
 
-    Batches with padding have a mask; grafts that mix hidden tokens refuse the call.
+    Batches with padding have a mask; grafts that would mix hidden tokens refuse the call.
     """
 
     name = "timm.gemma4"
@@ -94,6 +94,6 @@ class TimmGemma4(TimmFamily):
     blocks: ClassVar = {gemma4.Gemma4Block: _sites}
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
-        """Pixels are from 0 to 1."""
+        """Return random images with pixels between 0 and 1."""
         size = (_encoder(model).in_chans, *_image_size(model))
         return tuple(x.sigmoid() for x in random_images(model, size, batch=batch))

@@ -19,7 +19,7 @@ _BLOCK = ("norm1", "proj", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "
 class GraftedMaskUnitAttention(WindowAxisSite, NoDropout, MaskUnitAttention):
     """`timm.models.hiera.MaskUnitAttention`: tokens of all units are interleaved, (B, tokens of a unit, units, C).
 
-    Where queries are pooled, their tokens are pooled too, as the host pools the residual.
+    If queries are pooled, their tokens are pooled too, as the host pools the residual.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class GraftedMaskUnitAttention(WindowAxisSite, NoDropout, MaskUnitAttention):
         return self.run("attn.end", self.interleave(tokens, units))
 
     def by_unit(self, x: Tensor, units: int) -> Tensor:
-        """(B, N, C) to (B * units, tokens of each, C)."""
+        """Reshape (B, N, C) to (B * units, tokens of a unit, C)."""
         return x.unflatten(1, (-1, units)).transpose(1, 2).flatten(0, 1)
 
     def interleave(self, tokens: Tensor, units: int) -> Tensor:
@@ -48,7 +48,7 @@ class GraftedMaskUnitAttention(WindowAxisSite, NoDropout, MaskUnitAttention):
         return Projected(q, k, v, queries, keys=keys, rest=units)
 
     def kernel(self, projected: Projected) -> Tensor:
-        """Use the layout of the host, which selects the kernel: with a units axis, or without one and contiguous."""
+        """Run the kernel in the host's layout (with a units axis, or contiguous without one), which selects it."""
         if not self.use_mask_unit_attn:
             q, k, v = (each.contiguous() for each in projected[:3])
             return super(WindowAxisSite, self).kernel(projected._replace(q=q, k=k, v=v))
@@ -86,7 +86,7 @@ class TimmHiera(TimmFamily):
     """Sites `blocks.<i>.attn` and `.mlp`. Tokens are in the order of the mask units, not row by row."""
 
     name = "timm.hiera"
-    summary = "timm Hiera of any size, features_only too"
+    summary = "timm Hiera of any size, including features_only"
     patched: ClassVar = {MaskUnitAttention: GraftedMaskUnitAttention, **mlp.PATCHED}
     models = (Hiera,)
     blocks: ClassVar = {HieraBlock: _sites}

@@ -20,7 +20,7 @@ _BLOCK = ("proj", "pool", "norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", 
 class GraftedMultiScaleAttention(NoDropout, hieradet.MultiScaleAttention):
     """`timm.models.hieradet_sam2.MultiScaleAttention`: maps or windows (B, rows, columns, C).
 
-    Where queries are pooled, their tokens are pooled too, as the host pools the residual.
+    If queries are pooled, their tokens are pooled too, as the host pools the residual.
     """
 
     ends: tuple[HookPoint, ...] = ("attn.window", "attn.end")
@@ -58,7 +58,7 @@ class GraftedMultiScaleBlock(PaddedWindows, hieradet.MultiScaleBlock):
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
     def branch(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Apply the attention to the windows of a map, which it may pool."""
+        """Apply the attention, which may pool queries, to the windows of a map."""
         if not self.is_windowed:
             return self.attn(x)
         window = self.window_size
@@ -108,7 +108,7 @@ class TimmHieraDet(TimmFamily):
     """Sites `blocks.<i>.attn` and `.mlp`."""
 
     name = "timm.hieradet"
-    summary = "timm HieraDet (SAM 2's image encoder) of any size, features_only too"
+    summary = "timm HieraDet (SAM 2's image encoder) of any size, including features_only"
     patched: ClassVar = {
         hieradet.MultiScaleAttention: GraftedMultiScaleAttention,
         hieradet.MultiScaleBlock: GraftedMultiScaleBlock,

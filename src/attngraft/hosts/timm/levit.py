@@ -54,7 +54,7 @@ class LevitSite(NoDropout):
         return self.resolution
 
     def get_attention_biases(self, device: torch.device) -> Tensor:
-        """Return the biases (H, Nq, Nk), not the host's evaluation cache, which may hold stale values and graphs."""
+        """Return the biases (H, Nq, Nk) without the host's evaluation cache, which may hold stale values and graphs."""
         return self.attention_biases[:, self.attention_bias_idxs]
 
     def split(self, projection: nn.Module, x: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -79,7 +79,7 @@ class LevitSite(NoDropout):
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
         if self.use_conv:
             maps = heads.transpose(-2, -1).reshape(heads.shape[0], -1, *self.query_grid())
-            return map_to_tokens(self.proj(maps.contiguous()))  # contiguous as in the host, whatever a graft returned
+            return map_to_tokens(self.proj(maps.contiguous()))  # contiguous as in the host, also after a graft
         return cast(Tensor, self.proj(heads.transpose(1, 2).flatten(2)))
 
     def output_layer(self) -> LinearLayer | None:
@@ -161,7 +161,7 @@ def _attention_site(module: Any, path: str) -> Site:
         projection=Projection(
             bias=not normed, norm="batch" if normed else None, activation=_activation(module.proj.act, path)
         ),
-        rows={  # without running statistics: they follow the images, also for rows that nothing uses
+        rows={  # without running statistics, which track the images even in unused rows
             role: head_rows(module, name, start=start, width=value if role == "v" else key, step=steps[name])
             for role, (name, start) in starts.items()
         },
@@ -190,7 +190,7 @@ def _activation(module: nn.Module, path: str) -> str:
         if type(module) is get_act_layer(name):
             return name
     raise HostError(
-        f"{path} has the activation {type(module).__name__}; LeViT's attention may have {', '.join(_ACTIVATIONS)}"
+        f"{path} has the unsupported activation {type(module).__name__}; supported: {', '.join(_ACTIVATIONS)}"
     )
 
 
@@ -198,7 +198,7 @@ class TimmLevit(TimmFamily):
     """Sites `stages.<i>.blocks.<j>.attn` and `.mlp`, `stages.<i>.downsample.attn_downsample` and `.mlp`."""
 
     name = "timm.levit"
-    summary = "timm LeViT of any size, with linear layers or convolutions, distilled or not, features_only too"
+    summary = "timm LeViT of any size, with linear layers or convolutions, distilled or not, including features_only"
     patched: ClassVar = {
         levit.Attention: GraftedAttention,
         levit.AttentionDownsample: GraftedAttentionDownsample,
@@ -225,7 +225,7 @@ class TimmLevit(TimmFamily):
     def fuse(self, model: nn.Module) -> str | None:
         """Fuse batch norms into the linear layers.
 
-        gamma (W x - mean) / std + beta = (gamma / std) W x + (beta - gamma mean / std); in the heads the norm is first.
+        gamma (W x - mean) / std + beta = (gamma / std) W x + (beta - gamma mean / std); in the heads the norm comes first.
         """
         count = 0
         for parent in list(model.modules()):

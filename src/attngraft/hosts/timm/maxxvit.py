@@ -16,11 +16,11 @@ from attngraft.hosts.timm.family import CHILDREN, TimmFamily, attention_geometry
 from attngraft.hosts.timm.windows import WindowMerger
 
 _PARTITIONED = (maxxvit.PartitionAttentionCl, maxxvit.PartitionAttention2d, maxxvit.ParallelPartitionAttention)
-_TOGETHER: dict[HookPoint, str] = {"attn.end": "two attentions run in parallel and end together; use scope=window"}
+_TOGETHER: dict[HookPoint, str] = {"attn.end": "two parallel attentions share one end; use scope=window"}
 
 
 class RelativeAttention(SelfAttention):
-    """Attention with relative positions, its own or shared ones, in blocks with and without windows."""
+    """Attention with its own or shared relative positions, in blocks with and without windows."""
 
     ends: tuple[HookPoint, ...] = ("attn.window", "attn.end")
     rel_pos: Any
@@ -71,7 +71,7 @@ def _partition(block: Any, maps: Tensor) -> Tensor:
 
 
 class GraftedPartitionAttentionCl(WindowMerger, maxxvit.PartitionAttentionCl):
-    """`timm.models.maxxvit.PartitionAttentionCl`, windows or grids of maps (B, rows, columns, C)."""
+    """`timm.models.maxxvit.PartitionAttentionCl`, on windows or grids of maps (B, rows, columns, C)."""
 
     def _partition_attn(self, x: Tensor) -> Tensor:
         record_coordinates(self, x, lambda maps: _partition(self, maps))
@@ -134,7 +134,7 @@ class TimmMaxxVit(TimmFamily):
     """Sites `stages.<i>.blocks.<j>.attn` (CoAtNet), `.attn_block.attn` and `.attn_grid.attn` (MaxViT), each with `.mlp`."""
 
     name = "timm.maxxvit"
-    summary = "timm MaxViT, CoAtNet, CoAtNeXt, MaxxViT of any size, features_only too"
+    summary = "timm MaxViT, CoAtNet, CoAtNeXt, MaxxViT of any size, including features_only"
     patched: ClassVar = {
         maxxvit.Attention2d: GraftedAttention2d,
         maxxvit.AttentionCl: GraftedAttentionCl,
@@ -146,7 +146,7 @@ class TimmMaxxVit(TimmFamily):
     blocks: ClassVar = dict.fromkeys((maxxvit.TransformerBlock2d, *_PARTITIONED), _sites)
 
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
-        """The positions determine the image size where the model does not store it (timm 1.0.26)."""
+        """Return random images; position tables give their size if the model does not store it (timm 1.0.26)."""
         channels, rows, columns = image_size(model)
         if not hasattr(model, "img_size"):
             rows, columns = self._size_of_positions(model) or (rows, columns)

@@ -32,8 +32,8 @@ class Grids(NamedTuple):
 class GraftedMultiScaleAttention(NoDropout, PlainMerge, mvitv2.MultiScaleAttention):
     """`timm.models.mvitv2.MultiScaleAttention`, which also returns the size of the output map.
 
-    Where queries (or keys) are pooled, the tokens on their side are those at the center of each pooling window. The heads
-    include the queries if the host adds them (residual pooling).
+    If queries (or keys) are pooled, the tokens on the query (or key) side are those at the center of each pooling window.
+    The heads include the queries if the host adds them (residual pooling).
     """
 
     ends: tuple[HookPoint, ...] = ("attn.end",)
@@ -147,7 +147,7 @@ class TimmMViTv2(TimmFamily):
     """Sites `stages.<i>.blocks.<j>.attn` and `.mlp`."""
 
     name = "timm.mvitv2"
-    summary = "timm MViTv2 of any size, with and without a class token, features_only too"
+    summary = "timm MViTv2 of any size, with and without a class token, including features_only"
     patched: ClassVar = {mvitv2.MultiScaleAttention: GraftedMultiScaleAttention, **mlp.PATCHED}
     models = (mvitv2.MultiScaleVit,)
     blocks: ClassVar = {mvitv2.MultiScaleBlock: _sites}

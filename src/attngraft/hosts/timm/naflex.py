@@ -44,7 +44,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 def _image_size(model: Any) -> tuple[int, int]:
-    """Return (rows, columns) of the images that the model was created for, as far as it stores them."""
+    """Return (rows, columns) of the images that the model was created for; 224 x 224 if it does not store them."""
     embeds, recommended = model.embeds, getattr(model, "pretrained_cfg", {}).get("input_size")
     cells = embeds.pos_embed_grid_size
     if embeds.default_img_size is None and recommended is None and cells is not None:
@@ -56,11 +56,11 @@ def _image_size(model: Any) -> tuple[int, int]:
 class TimmNaFlex(TimmFamily):
     """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`.
 
-    Dictionaries of patches have a mask. Grafts that mix hidden tokens refuse the call; all others accept it.
+    Dictionaries of patches have a mask; only grafts that would mix hidden tokens refuse the call.
     """
 
     name = "timm.naflex"
-    summary = "timm NaFlexVit of any size, with rotary positions too"
+    summary = "timm NaFlexVit of any size, including rotary positions"
     patched: ClassVar = {
         **attention.PATCHED,
         **rotary.PATCHED,

@@ -1,4 +1,4 @@
-"""timm's NesT: each level partitions its map into blocks once, and attention is within the blocks."""
+"""timm's NesT: each level partitions its map into blocks once, and attention stays within a block."""
 
 import math
 from typing import Any, ClassVar, cast
@@ -41,7 +41,7 @@ class GraftedAttention(WindowAxisSite, Attention):
 
 
 class GraftedMlp(mlp.GraftedMlp):
-    """`timm.layers.Mlp`, on the same blocks."""
+    """`timm.layers.Mlp`, on (B, blocks of an image, tokens of a block, C)."""
 
     def forward(self, x: Tensor) -> Tensor:
         _record_blocks(self, x)
@@ -61,7 +61,7 @@ class TimmNest(TimmFamily):
     """Sites `levels.<i>.transformer_encoder.<j>.attn` and `.mlp`; the blocks of an image are its windows."""
 
     name = "timm.nest"
-    summary = "timm NesT of any size, features_only too"
+    summary = "timm NesT of any size, including features_only"
     patched: ClassVar = {Attention: GraftedAttention, **mlp.PATCHED, Mlp: GraftedMlp}
     models = (Nest,)
     blocks: ClassVar = {TransformerLayer: _sites}

@@ -45,7 +45,7 @@ class TimmNextViT(TimmFamily):
     """Sites `stages.<i>.blocks.<j>.e_mhsa`, if the block has one, and `.mlp`."""
 
     name = "timm.nextvit"
-    summary = "timm NextViT of any size (blocks of convolutions: MLP sites only), features_only too"
+    summary = "timm NextViT of any size (convolutional blocks: MLP sites only), including features_only"
     patched: ClassVar = {EfficientAttention: GraftedEfficientAttention, **mlp.PATCHED}
     models = (NextViT,)
     blocks: ClassVar = {NextConvBlock: _sites, NextTransformerBlock: _sites}

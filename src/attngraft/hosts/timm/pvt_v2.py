@@ -14,12 +14,12 @@ from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, map_field
 
 
 class GraftedAttention(SubsampledKeys, Attention):
-    """`timm.models.pvt_v2.Attention`: a convolution reduces the keys, or pooling to a fixed size with an activation."""
+    """`timm.models.pvt_v2.Attention`: keys are reduced by a convolution, or by pooling to a fixed size and an activation."""
 
     def reduce(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
         if self.pool is None:
             return super().reduce(x, grid)
-        host = cast(Any, self)  # these attributes are None in the other form
+        host = cast(Any, self)  # attributes of the other kind of reduction are None
         return cast(Tensor, host.act(host.norm(map_to_tokens(host.sr(host.pool(tokens_to_map(x, grid)))))))
 
 
@@ -45,7 +45,7 @@ class TimmPvtV2(TimmFamily):
     """Sites `stages.<i>.blocks.<j>.attn` and `.mlp`."""
 
     name = "timm.pvt_v2"
-    summary = "timm PVT v2 of any size, features_only too"
+    summary = "timm PVT v2 of any size, including features_only"
     patched: ClassVar = {Attention: GraftedAttention, MlpWithDepthwiseConv: GraftedMlpWithDepthwiseConv}
     models = (PyramidVisionTransformerV2,)
     blocks: ClassVar = {Block: _sites}

@@ -1,4 +1,4 @@
-"""timm's ViTs with relative positions: a bias of each block, or one shared bias."""
+"""timm's ViTs with relative positions: one bias per block, or one shared bias."""
 
 from typing import Any, ClassVar
 

@@ -32,7 +32,7 @@ def fused_qkv(module: Any, x: Tensor) -> Tensor:
 
 
 class RotarySite(SelfAttention):
-    """Projections of q, k and v, qk-norm, rotation of all tokens except the prefix."""
+    """Attention with q, k and v projections, qk-norm, and rotary positions for all tokens except the prefix."""
 
     qkv: nn.Module | None  # type: ignore[assignment]
     q_proj: nn.Module | None
@@ -81,7 +81,7 @@ class GraftedEvaAttention(RotarySite, EvaAttention):
 
 
 class GraftedBeitAttention(SelfAttention, BeitAttention):
-    """`timm.models.beit.Attention`: a table of relative positions, its own or one for the whole model."""
+    """`timm.models.beit.Attention`: a table of relative positions, per block or for the whole model."""
 
     def project(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Projected:
         q, k, v = split_qkv(fused_qkv(self, x), self.num_heads)

@@ -28,7 +28,7 @@ class GraftedWindowAttention(WindowSite, WindowAttention):
 
 
 class GraftedWindowAttentionV2(CosineWindowSite, WindowAttentionV2):
-    """`timm.models.swin_transformer_v2.WindowAttention`: cosines, log-spaced positions through an MLP."""
+    """`timm.models.swin_transformer_v2.WindowAttention`: cosine scores, log-spaced relative positions through an MLP."""
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         return split_qkv(fused_qkv(self, x), self.num_heads)
@@ -41,7 +41,7 @@ class GraftedWindowAttentionV2(CosineWindowSite, WindowAttentionV2):
 
 
 class GraftedWindowMultiHeadAttention(CosineWindowSite, WindowMultiHeadAttention):
-    """`timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention`: cosines, positions through another MLP."""
+    """`timm.models.swin_transformer_v2_cr.WindowMultiHeadAttention`: cosine scores, positions through another MLP."""
 
     def position_bias(self) -> Tensor:
         return self._relative_positional_encodings()
@@ -75,7 +75,7 @@ class GraftedSwinV2CrBlock(ShiftedWindowBlock, SwinTransformerV2CrBlock):
 
 
 _TABLE = ("relative_position_bias_table",)
-#: attention class -> parameters besides q and k that serve only the scores; those with heads as first axis; as last axis
+#: attention class -> parameters (not q and k) that only the scores use; those with heads first; those with heads last
 _POSITIONS: Mapping[type[nn.Module], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     WindowAttention: (_TABLE, (), _TABLE),
     WindowAttentionV2: (("logit_scale", "cpb_mlp"), ("logit_scale", "cpb_mlp.2"), ()),
@@ -108,7 +108,7 @@ class TimmSwin(TimmFamily):
     """Sites `layers.<i>.blocks.<j>.attn` and `.mlp`; V2-CR: `stages.<i>.blocks.<j>`."""
 
     name = "timm.swin"
-    summary = "timm Swin, Swin V2 and Swin V2-CR of any size, features_only too"
+    summary = "timm Swin, Swin V2 and Swin V2-CR of any size, including features_only"
     patched: ClassVar = {
         WindowAttention: GraftedWindowAttention,
         WindowAttentionV2: GraftedWindowAttentionV2,

@@ -60,7 +60,7 @@ class TimmTinyViT(TimmFamily):
     """Sites `stages.<i>.blocks.<j>.attn` and `.mlp`."""
 
     name = "timm.tiny_vit"
-    summary = "timm TinyViT of any size, features_only too"
+    summary = "timm TinyViT of any size, including features_only"
     patched: ClassVar = {Attention: GraftedAttention, TinyVitBlock: GraftedBlock, NormMlp: GraftedNormMlp}
     models = (TinyVit,)
     blocks: ClassVar = {TinyVitBlock: _sites}

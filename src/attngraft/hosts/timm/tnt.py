@@ -46,11 +46,11 @@ def _attention_site(module: Any, path: str, **tokens: Any) -> Site:
 class TimmTnt(TimmFamily):
     """Sites `blocks.<i>.attn_in`, `.mlp_in`, `.attn_out` and `.mlp`.
 
-    Inside, each patch is a sequence: a graft that averages over tokens averages over the pixels of a patch.
+    In the inner transformer each patch is a sequence, so grafts that average over tokens average over a patch's pixels.
     """
 
     name = "timm.tnt"
-    summary = "timm TNT of any size, pixels within patches and patches"
+    summary = "timm TNT of any size (its transformers over pixels and over patches)"
     patched: ClassVar = {Attention: GraftedAttention, **mlp.PATCHED}
     models = (TNT,)
     blocks: ClassVar = {Block: _sites}

@@ -16,9 +16,9 @@ from attngraft.hosts.timm.windows import WindowAxisSite, merge_windows, pad_to_w
 
 
 class GraftedLocallyGroupedAttn(WindowAxisSite, LocallyGroupedAttn):
-    """`timm.models.twins.LocallyGroupedAttn`: it partitions the map, and merges windows before the output projection.
+    """`timm.models.twins.LocallyGroupedAttn`: partitions the map itself, and merges windows before the output projection.
 
-    Tokens are partitioned again after that, so that grafts get the same windows throughout.
+    Tokens are partitioned again after the projection, so grafts get the same windows at all hook points.
     """
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -34,11 +34,11 @@ class GraftedLocallyGroupedAttn(WindowAxisSite, LocallyGroupedAttn):
 
     @property
     def window(self) -> tuple[int, int]:
-        """(rows, columns) of a window."""
+        """Return (rows, columns) of a window."""
         return self.ws, self.ws
 
     def partition(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        """(B, N, C) to (windows, tokens of each, C)."""
+        """Partition (B, N, C) into (windows, tokens of a window, C)."""
         return partition(pad_to_windows(x.unflatten(1, size), self.window), self.window)
 
     def merge_windows(self, windows: Tensor, size: tuple[int, int]) -> Tensor:
@@ -76,7 +76,7 @@ class TimmTwins(TimmFamily):
     """Sites `blocks.<i>.<j>.attn` and `.mlp`."""
 
     name = "timm.twins"
-    summary = "timm Twins (PCPVT and SVT) of any size, features_only too"
+    summary = "timm Twins (PCPVT and SVT) of any size, including features_only"
     patched: ClassVar = {
         **patch_classes(SubsampledKeys, GlobalSubSampleAttn, module=__name__),
         LocallyGroupedAttn: GraftedLocallyGroupedAttn,

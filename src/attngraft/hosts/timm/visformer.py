@@ -28,7 +28,7 @@ class GraftedAttention(ConvAttention, ScaledProducts, Attention):
 
 
 class GraftedSpatialMlp(TwoLinearEnds, MapMlpSite, SpatialMlp):
-    """`timm.models.visformer.SpatialMlp`: in some blocks with another convolution before the last."""
+    """`timm.models.visformer.SpatialMlp`: some blocks have another convolution before the last one."""
 
     linear_names = ("conv1", "conv3")
 

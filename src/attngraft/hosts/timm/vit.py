@@ -1,4 +1,4 @@
-"""timm's VisionTransformer and DeiT, with class, distillation and register tokens, also hybrids and ViTamin."""
+"""timm's VisionTransformer and DeiT, with class, distillation and register tokens, hybrids, and ViTamin."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -52,7 +52,7 @@ class TimmViT(HostAdapter):
         return random_images(model, image_size(model), batch=batch)
 
     def fold(self, model: Any) -> HostFold:
-        """Fold LayerScale into the layers before: diag(gamma) (W x + b) = (diag(gamma) W) x + diag(gamma) b."""
+        """Fold LayerScale into the linear layers before it: diag(gamma) (W x + b) = (diag(gamma) W) x + diag(gamma) b."""
         blocks = [(path, block) for path, block in model.blocks.named_children() if plain_class(block) is Block]
         pairs: list[tuple[LayerScale, nn.Linear]] = []
         for path, block in blocks:
@@ -82,7 +82,7 @@ class TimmViT(HostAdapter):
 
 
 def _last_linear(module: Any) -> nn.Linear | str:
-    """Return the layer whose output leaves an attention or an MLP, or the reason why there is none."""
+    """Return the last linear layer of an attention or an MLP, or the reason why there is none."""
     ends: tuple[HookPoint, ...] = ("attn.end", "mlp.end")
     if isinstance(module, GraftedModule):
         if any(module.grafts_at(hook_point) for hook_point in ("tokens", *ends)):

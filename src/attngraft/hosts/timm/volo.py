@@ -15,9 +15,9 @@ from attngraft.hosts.timm.attention import ClassAttention, FusedQkv, SelfAttenti
 from attngraft.hosts.timm.family import TimmFamily, attention_geometry, class_attention_site, image_size, map_fields
 
 _OUTLOOK: dict[HookPoint, str] = {
-    "mix": "each position makes the weights of its neighborhood from its own token: there are no queries and keys",
-    "weights": "its weights are those of the neighborhood of each position, not of one token for another",
-    "attn.window": "its neighborhoods overlap and are summed, so none has an end of its own; use scope=image",
+    "mix": "each position computes the weights of its neighborhood from its own token, without queries and keys",
+    "weights": "its weights are for the neighborhood of each position, not for pairs of tokens",
+    "attn.window": "its neighborhoods overlap and are summed, so none has a separate output; use scope=image",
 }
 
 
@@ -68,7 +68,7 @@ class GraftedOutlookAttention(MapSite, volo.OutlookAttention):
         return projected.q * self.scale
 
     def attend(self, projected: Projected) -> Tensor:
-        """Average the neighborhoods, and sum where they overlap: (B, H, N, d)."""
+        """Average every neighborhood by its weights and sum the overlaps: (B, H, N, d)."""
         around = self.spread(self.scores(projected).softmax(dim=-1), projected).permute(0, 1, 4, 3, 2)
         summed = F.fold(
             around.reshape(around.shape[0], -1, around.shape[-1]),
@@ -133,7 +133,7 @@ class TimmVolo(TimmFamily):
     """Sites `network.<i>.<j>.attn` and `.mlp`, `post_network.<i>.attn` and `.mlp`, with one output token."""
 
     name = "timm.volo"
-    summary = "timm VOLO of any size, features_only too"
+    summary = "timm VOLO of any size, including features_only"
     patched: ClassVar = {
         volo.Attention: GraftedAttention,
         volo.OutlookAttention: GraftedOutlookAttention,
@@ -148,7 +148,7 @@ class TimmVolo(TimmFamily):
     }
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
-        """The position embedding of the pooled map determines the image size."""
+        """Return random images; the position embedding of the pooled map determines their size."""
         channels, *size = image_size(model)
         if model.pos_embed is not None:
             scale = model.feature_info[0]["reduction"] * model.pooling_scale

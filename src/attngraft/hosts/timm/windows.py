@@ -41,14 +41,14 @@ class WindowState(NamedTuple):
     """Inputs of the scores of window attention besides q, k and v."""
 
     mask: Tensor | None  #: (windows of an image, N, N), added to the scores; None without shift
-    direction: Tensor | None = None  #: (B, H, N, d), normalized queries, where a temperature multiplies the scores
+    direction: Tensor | None = None  #: normalized queries (B, H, N, d), if a temperature multiplies the scores
 
 
 class WindowSite(SelfAttention):
-    """Attention in shifted windows, as in Swin. B counts windows, those of one image next to each other.
+    """Attention in shifted windows, as in Swin; B counts windows, image by image.
 
-    An adapter supplies `position_bias`; `split` if `qkv` does not give q, k and v; `products` if the products have a factor
-    other than `scale`.
+    Subclasses define `position_bias`. They override `split` if `qkv` does not return q, k and v, and `products` if the
+    products have a factor other than `scale`.
     """
 
     ends: tuple[HookPoint, ...] = ("attn.window",)
@@ -103,7 +103,7 @@ class WindowSite(SelfAttention):
 
 
 class CosineWindowSite(WindowSite):
-    """Scores are cosines times a learned temperature per head, at most 100; there is no fused kernel for that."""
+    """Window attention with cosine scores times a learned temperature per head (at most 100); no fused kernel."""
 
     scale = 1.0
     fused_attn = False
@@ -142,7 +142,7 @@ class WholeMapSite(SelfAttention):
 
 
 class WindowAxisSite(WholeMapSite):
-    """The same with a separate axis for windows in the host's kernel; `rest` is the number of windows per image."""
+    """`WholeMapSite` whose kernel has a separate axis for windows; `rest` is the number of windows per image."""
 
     def kernel(self, projected: Projected) -> Tensor:
         """Add the windows axis: the kernel for this layout rounds differently."""
@@ -154,13 +154,13 @@ class WindowAxisSite(WholeMapSite):
 
 
 class WindowMerger(GraftedModule):
-    """A block that merges its attention's windows and so has `attn.end`."""
+    """A block that merges its attention's windows and therefore has `attn.end`."""
 
     attn: Any
 
     def between(self, hook_point: HookPoint) -> str | None:
         module = self.attn
-        if hook_point != "attn.end" or not isinstance(module, SelfAttention):  # a plain one has no grafts
+        if hook_point != "attn.end" or not isinstance(module, SelfAttention):  # a plain attention has no grafts
             return None
         if module.grafts_at("attn.window"):
             return "another graft lies between it and the host's output projection"
@@ -176,7 +176,7 @@ class WindowMerger(GraftedModule):
 
 
 class PaddedWindows(WindowMerger):
-    """A block that pads windows, and passes a mask of the padding to its attention if that has a mix graft."""
+    """A block that pads windows, and passes the padding mask to its attention if that has a mix graft."""
 
     @property
     def in_use(self) -> bool:
@@ -211,7 +211,7 @@ class ShiftedWindowBlock(SpaceSite, PaddedWindows):
     attn_mask: Tensor | None
 
     def branch(self, x: Tensor, plain: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply the attention to the windows of a map; `plain` is the host's method for that."""
+        """Apply the attention to the windows of a map; `plain` is the host's method."""
         out = self.stand_in(x)
         if out is None:
             record_coordinates(self, x, lambda maps: partition(self._shifted(maps), self.window_size))
@@ -227,5 +227,5 @@ class ShiftedWindowBlock(SpaceSite, PaddedWindows):
         return torch.roll(merge_windows(windows, self.window_size, grid), list(self.shift_size), (1, 2))
 
     def _shifted(self, maps: Tensor) -> Tensor:
-        """Shift, then pad the maps, as before partitioning."""
+        """Shift and pad the maps, as the host does before partitioning."""
         return pad_to_windows(torch.roll(maps, [-shift for shift in self.shift_size], (1, 2)), self.window_size)

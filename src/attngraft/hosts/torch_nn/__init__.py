@@ -1,1 +1,1 @@
-"""Adapters of torch's own modules."""
+"""Adapter for torch's own modules."""

@@ -71,7 +71,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention`; with grafts, it never uses torch's fast path.
 
     Requested weights are those of the host: after softmax, weights grafts and dropout, averaged over heads on request. With
-    a mix graft they are those of the host's self-attention, whatever the graft adds.
+    a mix graft they are those of the host's own self-attention, without the graft.
     """
 
     @property
@@ -91,7 +91,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         *,
         drop: Callable[[Tensor], Tensor] | None = None,
     ) -> Output:
-        """Run the host's forward; `drop` is the dropout of the block around it, applied here for grafts after it.
+        """Run the host's forward; `drop` is the surrounding block's dropout, applied here so that grafts can follow it.
 
         Raises:
             UsageError: a graft does not support this call, or tensors are nested.
@@ -143,7 +143,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         return self._host_order(tokens, batched), weights
 
     def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
-        """Convert the host's order of axes to (B, N, C)."""
+        """Convert from the host's order of axes to (B, N, C)."""
         if not batched:
             return x.unsqueeze(0)
         return x if self.batch_first else x.transpose(0, 1)
@@ -333,12 +333,12 @@ def _missing(module: Any) -> dict[HookPoint, str]:
         why = f"every query also attends to {what}, which belongs to no token; horizontal and vertical work here"
         return {"mix": why, "weights": why}
     if not module._qkv_same_embed_dim:
-        return {"mix": f"its keys and values have other widths ({module.kdim}, {module.vdim}) than its queries"}
+        return {"mix": f"its keys and values have widths ({module.kdim}, {module.vdim}) that differ from its queries'"}
     return {}
 
 
 def _rows(module: Any, role: str, index: int) -> tuple[HeadRows, ...]:
-    """Return the rows of q, k or v: in a fused or a separate matrix; biases are always fused."""
+    """Return the rows of q, k or v in a fused or separate weight matrix; biases are always fused."""
     width, start = module.head_dim, index * module.embed_dim
     fused = {"in_proj_weight": module.embed_dim} if module.in_proj_weight is not None else {}
     biases = {"in_proj_bias": 1} if module.in_proj_bias is not None else {}

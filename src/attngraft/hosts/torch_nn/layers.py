@@ -1,4 +1,4 @@
-"""torch's transformer layers and encoder, and the adapter for them: alone, in `nn.Transformer` or in a user's model."""
+"""Adapter for torch's transformer layers and encoder: alone, in `nn.Transformer`, or in a user-defined model."""
 
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -22,7 +22,7 @@ def has_grafts(module: nn.Module) -> bool:
 
 
 class _Layer(TwoLinearEnds, MlpSite):
-    """Common parts of both layers: the parts of the MLP, and the dropout after the attentions."""
+    """Common parts of both layers: the MLP, and the dropout after each attention."""
 
     linear_names = ("linear1", "linear2")
     self_attn: nn.MultiheadAttention
@@ -36,7 +36,7 @@ class _Layer(TwoLinearEnds, MlpSite):
         return has_grafts(cast(nn.Module, self))
 
     def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
-        """Run the grafts on (B, N, C), whatever the layer's order of axes."""
+        """Run the grafts on (B, N, C), regardless of the layer's order of axes."""
         if value.dim() == 2:
             return super().run(hook_point, value.unsqueeze(0), *context).squeeze(0)
         if self.self_attn.batch_first:
@@ -113,7 +113,7 @@ class GraftedEncoderLayer(_Layer, nn.TransformerEncoderLayer):
 
 
 def _pad(nested: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a nested tensor as a padded one, and its padding mask."""
+    """Convert a nested tensor to a padded one; returns it with its padding mask."""
     padded = nested.to_padded_tensor(0.0)
     lengths = torch.tensor([each.shape[0] for each in nested.unbind()], device=padded.device)
     return padded, torch.arange(padded.shape[1], device=padded.device) >= lengths[:, None]
@@ -166,7 +166,7 @@ class GraftedEncoder(GraftedModule, nn.TransformerEncoder):
 
     @property
     def use_nested_tensor(self) -> bool:  # type: ignore[override]
-        """Overrides the host's attribute, which is kept until the grafts are removed."""
+        """Override the host's attribute, which is kept for when the grafts are removed."""
         return False
 
     @property
@@ -224,7 +224,7 @@ def _mlp(layer: Any, path: str, *, companions: tuple[str, ...] = (), **fields: A
     )
 
 
-_LENGTH = 7  #: tokens of an example input: these modules have no length of their own
+_LENGTH = 7  #: tokens of an example input: these modules have no fixed length
 
 
 class TorchNN(HostAdapter):
@@ -234,7 +234,7 @@ class TorchNN(HostAdapter):
     """
 
     name = "torch.nn"
-    summary = "torch.nn Transformer, its encoders, decoders, layers and MultiheadAttention, in a model of your own too"
+    summary = "torch.nn Transformer, its encoders, decoders, layers and MultiheadAttention, also inside your own models"
     gathers = True
     head_names = ()
     patched: ClassVar = {
@@ -271,7 +271,7 @@ class TorchNN(HostAdapter):
                 yield self._attention_elsewhere(model, module, path)
 
     def _attention_elsewhere(self, model: nn.Module, module: nn.Module, path: str) -> Site:
-        """Return the site of an attention in a block of the user's own."""
+        """Return the site of an attention in a user-defined block."""
         block = model.get_submodule(path.rpartition(".")[0])
         if isinstance(block, nn.TransformerEncoderLayer) and path:
             why = (

@@ -1,1 +1,1 @@
-"""Adapters of torchvision's models: a file per family."""
+"""Adapters of torchvision's models: one file per family."""

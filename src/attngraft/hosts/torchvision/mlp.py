@@ -35,7 +35,7 @@ def mlp_sites(module: Any, path: str, **fields: Any) -> Sites:
     """Yield the site of one of torchvision's MLPs; none for an MLP of an unknown class.
 
     Raises:
-        HostError: it has norms or more layers.
+        HostError: the MLP has norms or additional layers.
     """
     if plain_class(module) not in PATCHED:
         return

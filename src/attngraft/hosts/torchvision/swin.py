@@ -59,7 +59,7 @@ class MapWindowSite(WholeMapSite, WindowSite):
 
     @property
     def window(self) -> tuple[int, int]:
-        """(rows, columns) of a window."""
+        """Return (rows, columns) of a window."""
         return self.window_size[0], self.window_size[1]
 
     def _mask(self, x: Tensor, shift: list[int]) -> Tensor:
@@ -97,7 +97,7 @@ class GraftedShiftedWindowAttention(MapWindowSite, swin.ShiftedWindowAttention):
 
 
 class GraftedShiftedWindowAttentionV2(MapWindowSite, CosineWindowSite, swin.ShiftedWindowAttentionV2):
-    """`torchvision.models.swin_transformer.ShiftedWindowAttentionV2`: cosines, positions through an MLP."""
+    """`torchvision.models.swin_transformer.ShiftedWindowAttentionV2`: cosine scores, positions through an MLP."""
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Set the key part of the bias to zero, as the host does."""
@@ -143,9 +143,9 @@ class TorchvisionSwin(HostAdapter):
         return sites
 
     def _grid(self, model: Any) -> tuple[int, int]:
-        """Return the map of the first stage.
+        """Return (rows, columns) of the first stage's map.
 
-        The model stores no image size: assume that the last stage's map is one window.
+        The model does not store its image size, so assume that the last stage's map is one window.
         """
         window = next(each.window_size for each in model.modules() if isinstance(each, swin.ShiftedWindowAttention))
         merged = sum(type(stage) is nn.Sequential for stage in model.features) - 2

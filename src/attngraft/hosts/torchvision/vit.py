@@ -50,9 +50,7 @@ class TorchvisionViT(HostAdapter):
         for name, block in model.encoder.layers.named_children():
             path = f"encoder.layers.{name}"
             if plain_class(block) is not EncoderBlock or plain_class(block.self_attention) is not nn.MultiheadAttention:
-                raise HostError(
-                    f"{path} is a {type(block).__name__}, which is not supported; supported is EncoderBlock"
-                )
+                raise HostError(f"{path} is a {type(block).__name__}, which is not supported; only EncoderBlock is")
             children = ("ln_1", "self_attention", "dropout", "ln_2", "mlp")
             check_known(block, path, arguments=("input",), children=children)
             attention = f"{path}.self_attention"
