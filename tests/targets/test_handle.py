@@ -60,9 +60,9 @@ def test_models_of_timm() -> None:
 
 def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(UsageError, match="is a study: give it as --study"):
+    with pytest.raises(UsageError, match="is a study; use --study"):
         open_handle(str(tmp_path))
-    with pytest.raises(UsageError, match="there is no such folder"):
+    with pytest.raises(UsageError, match="no such folder"):
         open_handle(str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match="did you mean"):
         open_handle("vit_tiny_patch16_225")

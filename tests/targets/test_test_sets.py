@@ -100,7 +100,7 @@ def test_without_data_it_says_what_to_download_and_how_it_lies(imagenet_run: Pat
 
 
 def test_layouts_are_checked(imagenet_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no such folder; download imagenet-a.tar"):
+    with pytest.raises(DataError, match="no such folder; download imagenet-a.tar"):
         open_test_set("a", tmp_path / "nowhere")
     some = timms_indices("imagenet_a")[:3]
     make_folder(tmp_path / "some", {**{synsets()[index]: 1 for index in some}, "kittens": 1})
@@ -118,7 +118,7 @@ def test_layouts_are_checked(imagenet_run: Path, tmp_path: Path) -> None:
         DataError, match=r"whole: 1 image outside the class folders \(beside.png\).*: move them into the folder"
     ):
         open_test_set("a", whole)
-    with pytest.raises(DataError, match="no file named like ImageNet's validation images"):
+    with pytest.raises(DataError, match="no file is named like ImageNet's validation images"):
         open_test_set("real", tmp_path / "some")
 
 

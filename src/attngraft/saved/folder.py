@@ -27,11 +27,11 @@ from attngraft.saved.manifest import GRAFTS, WEIGHTS, Manifest, read_manifest, w
 from attngraft.tasks.seeding import seeded
 from attngraft.tensors import unshared
 
-_SHOWN = 3  #: names in a message
+_SHOWN = 3  #: maximum number of problems listed in a message
 
 
 def write_model(model: nn.Module, manifest: Manifest, folder: Path) -> Manifest:
-    """Write weights, grafts and, last, the manifest, which is returned as written."""
+    """Write the weights, the grafts and finally the manifest; return the manifest as written."""
     has_grafts = any(isinstance(module, GraftedModule) and len(module.grafts) for module in model.modules())
     weights = {name: value for name, value in model.state_dict().items() if not is_graft(name)}
     write_atomically(folder / WEIGHTS, safetensors.torch.save(unshared(weights), metadata={"format": "pt"}))
@@ -48,14 +48,14 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") ->
         model = attngraft.load("./flowers-model")
 
     Checks the manifest, the names and shapes of all tensors, and that the grafts fit the host. Downloads nothing, and does
-    not change torch's global generators.
+    not change the state of torch's global random generators.
 
     Args:
         path: a folder made by `attngraft export`.
         device: device of the model.
 
     Raises:
-        ExportError: no such folder, a newer format, a damaged or wrong file; names it and the remedy.
+        ExportError: no such folder, a newer format, a damaged or wrong file; the message names the file and the remedy.
         HostError, UsageError: this version of timm does not have the host.
     """
     folder = Path(path)

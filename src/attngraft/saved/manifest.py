@@ -1,7 +1,7 @@
 """attngraft.json, the manifest of an exported folder.
 
-It is read strictly and has a format number. Folders of every past release must load: a new format gets a new number, and
-readers of old formats stay.
+The manifest is read strictly and has a format number. Folders written by every past release must load, so a new format
+gets a new number, and the readers of old formats are kept.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ GRAFTS = "grafts/grafts.safetensors"  #: in a subfolder, because timm 1.0.26 loa
 
 @dataclass(frozen=True, kw_only=True)
 class HostEntry:
-    """The host: a model of timm, without pretrained weights."""
+    """The host: a timm model, without pretrained weights."""
 
     name: str
     args: Mapping[str, Any]  #: arguments of timm's factory, including the number of classes
@@ -46,7 +46,7 @@ class FoldEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Comparison of a file, loaded again, with the trained model."""
+    """Comparison of a reloaded file with the trained model."""
 
     file: str
     batches: tuple[int, ...]  #: batch sizes
@@ -103,7 +103,7 @@ class Manifest:
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """Return `manifest` as JSON, for `parse_manifest`. Programs contain it too, so that they can be used alone."""
+    """Return `manifest` as JSON for `parse_manifest`. Exported programs contain it too, so they can be used alone."""
     return json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -116,7 +116,7 @@ def read_manifest(folder: Path | str) -> Manifest:
     """Read the manifest of an exported folder.
 
     Raises:
-        ExportError: no such folder or manifest, a damaged one, or a newer format; names the file and the remedy.
+        ExportError: no such folder or manifest, a damaged one, or a newer format; the message names the file and the remedy.
     """
     path = Path(folder) / MANIFEST
     if not path.is_file():

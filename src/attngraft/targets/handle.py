@@ -1,4 +1,4 @@
-"""Model handles: a run, an exported folder or a timm model, with its preparation of images."""
+"""Model handles: a run, an exported folder or a timm model, together with its image preprocessing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,26 +26,26 @@ from attngraft.training.run_folder import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class ModelHandle:
-    """A model in evaluation mode with its preparation of images."""
+    """A model in evaluation mode, together with its image preprocessing."""
 
     name: str
     model: nn.Module
     preparation: Preprocessor
     classes: tuple[str, ...] = ()  #: class names; empty if unknown
-    record: RunRecord | None = None  #: of a run
+    record: RunRecord | None = None  #: record of the run; None for other models
     weights: Weights = "last"  #: which weights of the run
 
     @property
     def has_predictions(self) -> bool:
-        """Return whether its run saved predictions made with these weights."""
+        """Return whether the run saved predictions made with these weights."""
         return self.record is not None and self.record.predictions is not None and self.weights == "last"
 
     def view(self, image: Image.Image) -> Tensor:
-        """Resized and cropped pixels of an upright image before normalization: bytes (C, H, W)."""
+        """Return the resized and cropped pixels of an upright image, before normalization: bytes (C, H, W)."""
         return self.preparation.transform(image)
 
     def inputs(self, views: list[Tensor]) -> Tensor:
-        """Batch of views as the model's input (B, C, H, W), on its device and in its dtype."""
+        """Return a batch of views as model input (B, C, H, W), on the model's device and in its dtype."""
         like = next(self.model.parameters(), torch.zeros(()))
         return self.preparation.batch(views).to(like)
 
@@ -63,17 +63,17 @@ def open_handle(
     Args:
         where: folder or timm name; a folder takes precedence.
         name: display name; default: the name of the run, the folder or the timm model.
-        weights: of a run: last epoch, best epoch, or their moving averages.
+        weights: which weights of a run to use: last epoch, best epoch, or their moving averages.
         pretrained: load a timm model's weights; otherwise they are random.
-        arguments: for timm's factory.
+        arguments: arguments of timm's factory.
 
     Raises:
-        UsageError: a study, neither a folder nor a model, or a model that does not take images.
-        TrainingError, ExportError, HostError: it cannot be opened.
+        UsageError: `where` is a study, is neither a folder nor a model name, or its model does not take images.
+        TrainingError, ExportError, HostError: the model cannot be opened.
     """
     path = Path(where)
     if (path / RESULT_FILE).is_file() and not (path / "recipe.yaml").is_file():
-        raise UsageError(f"{where}: is a study: give it as --study {where}, or give one of its runs ({where}/runs/...)")
+        raise UsageError(f"{where} is a study; use --study {where}, or give one of its runs ({where}/runs/...)")
     if path.is_dir():
         if pretrained or arguments:
             raise UsageError(f"{where}: --pretrained and --host-arg apply to timm models, not folders; remove them")
@@ -84,13 +84,13 @@ def open_handle(
         return replace(handle, record=opened.record, weights=weights)
     if path.suffix or "/" in where:
         raise UsageError(
-            f"{where}: there is no such folder; give a run, an exported model, or the name of a timm model"
+            f"{where}: no such folder; give the folder of a run or an exported model, or the name of a timm model"
         )
     return model_handle(name or where, create_model(where, pretrained=pretrained, **(arguments or {})))
 
 
 def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None = None) -> ModelHandle:
-    """Wrap a model; images are prepared as in timm's evaluation.
+    """Wrap a model in a handle; images are preprocessed as in timm's evaluation.
 
     Args:
         expects: image configuration as in timm (`mean`, `std`, `crop_pct`, `interpolation`); default: the model's own, or
@@ -100,7 +100,7 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
         UsageError: the model does not take images.
         HostError: no adapter matches it.
     """
-    host = find_host(getattr(model, "_orig_mod", model))  # torch.compile's wrapper holds the model itself
+    host = find_host(getattr(model, "_orig_mod", model))  # the model inside torch.compile's wrapper
     example = host.adapter.example_inputs(host.core, batch=1)[0]
     if example.ndim != 4 or example.shape[1] not in (1, 3):
         raise UsageError(f"{name}: takes tensors of {tuple(example.shape)}, not images of 1 or 3 channels")
@@ -120,6 +120,6 @@ def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
 
 
 def _run_name(run: Path) -> str:
-    """Variant and seed for a study's run, otherwise the folder's name."""
+    """Return variant and seed for a run of a study, otherwise the folder's name."""
     parts = run.resolve().parts
     return "/".join(parts[-2:]) if len(parts) > 2 and parts[-3] == "runs" else parts[-1]

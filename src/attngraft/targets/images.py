@@ -26,23 +26,23 @@ class ImageSet:
     open: Callable[[int], Image.Image]
     labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabelled
     classes: tuple[str, ...] = ()
-    user_chosen: bool = False  #: False: the images that a run was validated on
+    user_chosen: bool = False  #: whether the user chose the images; False: they are those that a run was validated on
 
     def __len__(self) -> int:
         return len(self.names)
 
     def sample(self, count: int) -> list[int]:
-        """Indices of at most `count` images, evenly spaced: data are often sorted by class."""
+        """Return the indices of at most `count` images, evenly spaced because data are often sorted by class."""
         if count >= len(self):
             return list(range(len(self)))
         return [int(index) for index in np.linspace(0, len(self) - 1, count).round()]
 
 
 def images_from_files(paths: Sequence[str]) -> ImageSet:
-    """Image files.
+    """Return the image set of the files `paths`.
 
     Raises:
-        UsageError: there are none.
+        UsageError: `paths` is empty.
     """
     if not paths:
         raise UsageError("no images: give some with --image, or data with --data")
@@ -61,7 +61,7 @@ def images_from_files(paths: Sequence[str]) -> ImageSet:
 
 
 def shortest_names(paths: Sequence[str]) -> list[str]:
-    """Shortest suffix of each path that no other path has (`a/1.jpg`, `b/1.jpg`, `2.jpg`); repeated paths are numbered."""
+    """Return the shortest unique suffix of each path (`a/1.jpg`, `b/1.jpg`, `2.jpg`); repeated paths are numbered."""
     parts = [[part for part in Path(path).parts if part != Path(path).anchor] for path in paths]
     distinct = {tuple(each) for each in parts}
     suffixes = Counter(each[start:] for each in distinct for start in range(len(each)))
@@ -73,7 +73,7 @@ def shortest_names(paths: Sequence[str]) -> list[str]:
 
 
 def numbered_names(names: Iterable[str]) -> list[str]:
-    """Names made unique by numbers: `rose`, `rose (2)`."""
+    """Return the names, made unique by numbers: `rose`, `rose (2)`."""
     numbers: Counter[str] = Counter()  # last number of each name
     taken: set[str] = set()
     unique = []
@@ -88,16 +88,16 @@ def numbered_names(names: Iterable[str]) -> list[str]:
 
 
 def images_from_data(source: str, *, split: str | None = None) -> ImageSet:
-    """The validation part, or the part called `split`, of any source that `--data` takes.
+    """Return the validation part, or the part called `split`, of any source that `--data` accepts.
 
     Raises:
-        DataError: it cannot be opened.
+        DataError: the source cannot be opened.
     """
     return _open(DataConfig(source=source, val_split=split), None, user_chosen=True)
 
 
 def images_from_run(record: RunRecord, *, data: str | None = None, split: str | None = None) -> ImageSet:
-    """Validation images of a run, or the chosen split of its data or of other data.
+    """Return the validation images of a run, or the chosen split of its data or of other data.
 
     Raises:
         UsageError: the run's task has no images.

@@ -18,7 +18,7 @@ from attngraft.training.evaluate import Weights, trained_model
 from attngraft.training.run_folder import RunRecord, read_run
 
 PACKAGES = ("attngraft", "torch", "timm")
-_SHOWN = 3  #: runs of a study in a message
+_SHOWN = 3  #: maximum number of a study's runs listed in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +36,17 @@ def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool 
 
     Args:
         folder: the run's folder.
-        weights: of the last checkpoint, the best epoch, or their moving averages.
+        weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         unfinished: accept a run that is not finished.
 
     Raises:
-        UsageError: the folder is a study; names its runs.
-        TrainingError: no run, or no such weights in it.
-        ConfigError: its task does not describe its model's inputs and outputs.
+        UsageError: the folder is a study; the message names its runs.
+        TrainingError: the folder is not a run, or the run has no such weights.
+        ConfigError: the run's task does not describe the model's inputs and outputs.
         ExportError: the run has not read its data yet, or is not finished.
     """
     if (Path(folder) / RESULT_FILE).is_file():
-        raise UsageError(f"{folder}: is a study; give one of its runs, such as {_runs_of(Path(folder))}")
+        raise UsageError(f"{folder} is a study; give one of its runs, such as {_runs_of(Path(folder))}")
     record = read_run(folder)
     if not record.facts:
         raise ExportError(f"{record.folder}: the run stopped before its data were read; train it first")
@@ -72,7 +72,7 @@ def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool 
 
 
 def _host(model: nn.Module, name: str, arguments: dict[str, object]) -> HostEntry:
-    """Replace a folder or hub repository by the registered model name, to avoid another download."""
+    """Return the host entry, with a folder or hub repository replaced by the registered model name to avoid a download."""
     if ":" in name:
         known = getattr(model, "pretrained_cfg", None) or {}
         name, arguments = known.get("architecture", name), {**getattr(model, "_model_args", {}), **arguments}
@@ -81,7 +81,7 @@ def _host(model: nn.Module, name: str, arguments: dict[str, object]) -> HostEntr
 
 
 def _origin(record: RunRecord, weights: Weights, task: Task) -> Origin:
-    """Origin of the weights, with the run's metrics of that epoch."""
+    """Return the origin of the weights, with the run's metrics at that epoch."""
     part = "ema" if "ema" in weights else "val"
     key = f"{part}/{task.primary}"
     folder = record.folder.resolve().parts  # without the machine's paths; a study's run with its variant
@@ -97,7 +97,7 @@ def _origin(record: RunRecord, weights: Weights, task: Task) -> Origin:
 
 
 def _runs_of(study: Path) -> str:
-    """First runs of a study, best variant first."""
+    """Return the first runs of a study's variants, best variant first, for a message."""
     result = load_result(study)
     style = wording.metric_format(result)
     sign = 1 if result.higher_is_better else -1

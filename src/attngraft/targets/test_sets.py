@@ -103,7 +103,7 @@ TEST_SETS: Mapping[str, TestSet] = {
 
 
 def how_to_get(name: str, *, data: str = "FOLDER") -> str:
-    """Download instructions for a suite's images: source, layout and options."""
+    """Return download instructions for a suite's images: source, layout and options."""
     test_set = TEST_SETS[name]
     classes = len(_subset(test_set.subset)) if test_set.subset else CLASSES
     layout = test_set.layout.format(data=data, classes=classes, images=test_set.images)
@@ -114,11 +114,11 @@ def open_test_set(name: str, folder: Path) -> TestImages:
     """Open the images of a test set and check their folders.
 
     Raises:
-        DataError: the folder does not exist, or has another layout; says what to download and the expected layout.
+        DataError: the folder does not exist or has a different layout; the message gives the download and expected layout.
     """
     test_set = TEST_SETS[name]
     if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder; {how_to_get(name, data=str(folder))}")
+        raise DataError(f"{folder}: no such folder; {how_to_get(name, data=str(folder))}")
     listing = list_folder(folder)
     files = sorted(listing.files)
     if test_set.by_name:
@@ -157,11 +157,11 @@ def _real(name: str, folder: Path, files: Sequence[str]) -> TestImages:
     numbers = {file: int(match[1]) for file in files if (match := _VALIDATION.search(os.path.basename(file)))}
     if not numbers:
         raise DataError(
-            f"{folder}: has no file named like ImageNet's validation images; {how_to_get(name, data=str(folder))}"
+            f"{folder}: no file is named like ImageNet's validation images; {how_to_get(name, data=str(folder))}"
         )
     beyond = [file for file, number in numbers.items() if not 1 <= number <= len(labels)]
     if beyond:
-        raise DataError(f"{folder}/{beyond[0]}: ImageNet's validation images have the numbers 1 to {len(labels)}")
+        raise DataError(f"{folder}/{beyond[0]}: ImageNet's validation images are numbered 1 to {len(labels)}")
     kept = {file: labels[number - 1] for file, number in numbers.items() if labels[number - 1]}
     if not kept:
         raise DataError(f"{folder}: ReaL has no label for any of its {len(numbers)} images")
@@ -180,7 +180,7 @@ def _real(name: str, folder: Path, files: Sequence[str]) -> TestImages:
 
 
 def _folder_names(test_set: TestSet) -> list[dict[str, int]]:
-    """The possible namings of class folders, with their labels."""
+    """Return the possible namings of the class folders, each with its labels."""
     wordnet_ids = synsets()
     indices = _subset(test_set.subset) if test_set.subset else range(CLASSES)
     namings = [{wordnet_ids[index]: index for index in indices}]
@@ -206,7 +206,7 @@ def _incomplete(folder: Path, test_set: TestSet, images: int) -> tuple[str, ...]
 
 @cache
 def synsets() -> tuple[str, ...]:
-    """The WordNet ids of ImageNet's classes, in timm's order."""
+    """Return the WordNet ids of ImageNet's classes, in timm's order."""
     from timm.data import ImageNetInfo
 
     return tuple(ImageNetInfo("imagenet-1k").label_names())
@@ -214,23 +214,23 @@ def synsets() -> tuple[str, ...]:
 
 @cache
 def real_labels() -> tuple[tuple[int, ...], ...]:
-    """ReaL's labels of the 50,000 validation images, by image number; empty where none is correct."""
+    """Return ReaL's labels of the 50,000 validation images, by image number; empty for images without a correct label."""
     content = pkgutil.get_data("timm.data", "_info/imagenet_real_labels.json")
     return tuple(tuple(labels) for labels in json.loads(content or b"[]"))
 
 
 @cache
 def _subset(name: str) -> tuple[int, ...]:
-    """Indices of a set's classes."""
+    """Return the indices of a test set's classes."""
     content = pkgutil.get_data("timm.data", f"_info/{name}_indices.txt")
     return tuple(int(line) for line in (content or b"").split())
 
 
 def imagenet_order(classes: Sequence[str], *, run: Path) -> np.ndarray:
-    """Index of each of ImageNet's classes, in timm's order, among a run's classes, (1000,).
+    """Return the index, among a run's classes, of each ImageNet class in timm's order: (1000,).
 
     Raises:
-        DataError: the run has other classes.
+        DataError: the run's classes are not ImageNet's.
     """
     if len(classes) != CLASSES:
         raise DataError(
