@@ -304,5 +304,5 @@ def test_choices_that_do_not_go_together(variant: dict[str, Any], reason: str) -
 def test_widths_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="the width 12 is not divisible by 5 heads"):
         BidirectionalAttention(12, 5)
-    with pytest.raises(UsageError, match="do not make the width 12"):
+    with pytest.raises(UsageError, match="do not add up to the width 12"):
         BidirectionalAttention(12, 2, value_dim=5, variant=Variant(order="self_then_inverse"))

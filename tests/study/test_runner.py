@@ -138,7 +138,7 @@ def test_a_time_budget_that_is_too_small(tmp_path: Path) -> None:
 
 
 def test_only_one_process_works_on_a_study(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(TrainingError, match="at work in this folder"):
+    with locked(tmp_path), pytest.raises(TrainingError, match="another run is using this folder"):
         compare(study(tmp_path), tools=tools(FakeTrainer()))
 
 

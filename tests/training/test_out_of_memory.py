@@ -43,7 +43,7 @@ def test_the_largest_micro_batch_that_fits_is_named(tmp_path: Path, memory: Memo
     with pytest.raises(
         OutOfMemory,
         match=r"a batch of 16 examples .* update \(CUDA out of memory\. Tried to allocate 2\.00 GiB\.\)\. "
-        r"4 fit: use --set train\.accumulate=4, which leaves updates as they are, or --auto-batch",
+        r"4 fit: use --set train\.accumulate=4, which does not change updates, or --auto-batch",
     ) as caught:
         train(toy_recipe(), tmp_path, progress=Silent())
     assert caught.value.fits == {"accumulate": 4}

@@ -47,7 +47,7 @@ def _real(bench: Bench) -> str:
     cut = (*LARGE, "--set", f"train.accumulate={count}")
     words = bench.goes_on(cut, out, SHORT, total=STEPS)
     chosen = bench.run((*LARGE, "--auto-batch"), auto, SHORT)
-    expect(chosen, code=0, says=f"{size} fit.*Resuming with that")
+    expect(chosen, code=0, says=f"{size} fit.*Resuming with this size")
     assert f"accumulate: {count}" in (auto / "recipe.yaml").read_text()
     found_too = differences(bench.whole(cut), auto)
     assert not found_too, found_too
