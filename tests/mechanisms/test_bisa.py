@@ -282,9 +282,9 @@ def test_initial_values() -> None:
     ("variant", "reason"),
     [
         ({"weight": 1.5}, "weight \\(lambda\\)"),
-        ({"weight": 0.0, "learned": True}, "never 0"),
+        ({"weight": 0.0, "learned": True}, "cannot start at weight=0"),
         ({"identity": True, "norm": True}, "mutually exclusive"),
-        ({"identity": True, "weight": 0.0}, "weight=0 has none"),
+        ({"identity": True, "weight": 0.0}, "weight=0 omits"),
         ({"separate": True, "weight": 0.0}, "leaves nothing of the host's attention"),
         ({"order": "inverse_then_self", "identity": True}, "identity .* does not mix them"),
         ({"order": "self_then_inverse", "weight": 0.3}, "weight .* does not mix them"),

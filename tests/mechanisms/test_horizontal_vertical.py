@@ -165,7 +165,7 @@ def test_attention_refuses() -> None:
         Attention(24, 5)
     with pytest.raises(UsageError, match="fused=False"):
         attention(fused=True)(x, x)
-    with pytest.raises(UsageError, match="not causal"):
+    with pytest.raises(UsageError, match="causal=False"):
         attention()(x, x, causal=True)
 
 

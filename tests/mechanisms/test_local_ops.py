@@ -286,7 +286,7 @@ def test_nothing_is_k_times_k_times_as_large_as_the_values(monkeypatch: pytest.M
         ({"kernel_size": 5}, "have 25 maps per head for a 5 x 5 neighborhood"),
         ({"dilation": 0}, "1 or more, not 0 and 1"),
         ({"stride": 2}, "the values have Y = 6, so the filters cannot have Y = 6 with stride 2"),
-        ({"values": double(2, 5, 6, 5)}, "divide the 5 channels"),
+        ({"values": double(2, 5, 6, 5)}, "divides the 5 channels"),
         ({"values": double(1, 4, 6, 5)}, "different batch sizes, 1 and 2"),
         ({"values": double(4, 6, 5)}, "values must be (B, C, Y, X), not (4, 6, 5)"),
         ({"mul": double(4, 3)}, "mul must be (4, 3, 3) for these values, not (4, 3)"),
