@@ -232,7 +232,7 @@ def test_a_host_that_changed_under_its_name_is_no_run_of_the_study(tmp_path: Pat
     begun = len(trainer.calls)
     for changed in (against(2), against(1, "cb_s")):
         with pytest.raises(
-            TrainingError, match=r"other.seed0: the run .* another recipe: (host\.args\.depth \(1 -> 2\)|graft)"
+            TrainingError, match=r"other.seed0: the run .* a different recipe: (host\.args\.depth \(1 -> 2\)|graft)"
         ):
             compare(changed, tools=tools(trainer))
         with pytest.raises(

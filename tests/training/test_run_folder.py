@@ -47,7 +47,7 @@ def test_only_what_has_saved_something_keeps_its_recipe(tmp_path: Path) -> None:
     run.write_metrics([])
     run.refuse_other_recipe(other)
     run.write_metrics([{"epoch": 1, "seconds": 1.0}])
-    with pytest.raises(TrainingError, match=r"another recipe: optimizer\.lr"):
+    with pytest.raises(TrainingError, match=r"a different recipe: optimizer\.lr"):
         run.refuse_other_recipe(other)
 
 

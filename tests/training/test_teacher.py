@@ -225,9 +225,9 @@ def test_a_convolutional_teacher_sees_its_own_size_or_the_one_that_is_given(tmp_
         ),
         (
             {"teacher": {"name": "lcnet_035", "weights": "{seven}"}},
-            r"safetensors is for 7 classes, and the data have 10",
+            r"safetensors is for 7 classes, but the data have 10",
         ),
-        ({"teacher": {"name": "local-dir:{hub}"}}, r"was made for 7 classes, and the data have 10"),
+        ({"teacher": {"name": "local-dir:{hub}"}}, r"was made for 7 classes, but the data have 10"),
         (
             {"teacher": {"name": "local-dir:{hub}", "args": {"num_classes": 10}}},
             r"a new head: for 10 classes instead of 7",

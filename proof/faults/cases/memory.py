@@ -59,7 +59,7 @@ def _evaluation(bench: Bench) -> str:
     lack = FromTheStart(action=LackOfMemory(evaluation=100))
     ended = bench.run(RUN, out, lack)
     expect(
-        ended, code=1, says=r"a batch of 360 examples .* evaluation .* 90 fit .*: repeat the command with --auto-batch"
+        ended, code=1, says=r"a batch of 360 examples .* evaluation .* 90 fit .*: rerun the command with --auto-batch"
     )
     assert updates(out) == 8
     return f"{ended}; the advice taken: {bench.goes_on(AUTO, out, lack, whole=EVALUATED_BY_90)}"
