@@ -86,7 +86,10 @@ def test_predictions_hold_plain_arrays(tmp_path: Path) -> None:
 
 def test_a_lock_keeps_others_of_this_process_out_and_is_given_back(tmp_path: Path) -> None:
     with locked(tmp_path):
-        with pytest.raises(TrainingError, match="another run is using this folder"), locked(tmp_path / "." / "x" / ".."):
+        with (
+            pytest.raises(TrainingError, match="another run is using this folder"),
+            locked(tmp_path / "." / "x" / ".."),
+        ):
             pass
         (tmp_path / "other").mkdir()
         with locked(tmp_path / "other"):

@@ -179,7 +179,11 @@ def test_heads_of_all_variants_start_alike(tmp_path: Path) -> None:
         ({"host": {"weights": "{missing}"}}, AttngraftError, "no such file; pass a weights file"),
         ({"host": {"name": "toy_vit", "args": {"depth": 3}, "weights": "{good}"}}, HostError, r"lacks blocks\.2\."),
         ({"host": {"name": "toy_vit", "weights": "{grafted}"}}, HostError, "trained with other grafts.*without grafts"),
-        ({"set": ["train.parameters=grafts"]}, ConfigError, r"train\.parameters: is grafts, but the recipe has no graft"),
+        (
+            {"set": ["train.parameters=grafts"]},
+            ConfigError,
+            r"train\.parameters: is grafts, but the recipe has no graft",
+        ),
         ({"host": {"weights": "{good}", "pretrained": True}}, ConfigError, "cannot be combined with pretrained: true"),
     ],
 )

@@ -79,7 +79,7 @@ CASES = (
     Case(
         name="two-runs",
         fault="A second process in the folder of a run",
-        happens="it fails and names the process and host that is at work there",
+        happens="it fails and names the process and host that are using it",
         kept="the first continues undisturbed",
         remedy="wait, or choose another folder",
         run=_two_runs,
@@ -88,7 +88,7 @@ CASES = (
     Case(
         name="two-studies",
         fault="The same in the folder of a study",
-        happens="it fails and names the process and host that is at work there",
+        happens="it fails and names the process and host that are using it",
         kept="the first continues undisturbed",
         remedy="wait, or choose another folder",
         run=_two_studies,

@@ -81,7 +81,9 @@ def test_labels_are_seen_too(tmp_path: Path) -> None:
 def test_the_same_classes_in_another_order_are_refused(tmp_path: Path) -> None:
     run = run_on(npz(tmp_path / "own.npz", PIXELS), tmp_path / "run")
     other = npz(tmp_path / "order.npz", PIXELS, classes=("owl", "cat", "dog"))
-    with pytest.raises(DataError, match=r"order.npz: its classes are owl, cat, dog, and .* the same classes in another order"):
+    with pytest.raises(
+        DataError, match=r"order.npz: its classes are owl, cat, dog, and .* the same classes in another order"
+    ):
         clean(run, other)
 
 
