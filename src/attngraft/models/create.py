@@ -96,7 +96,7 @@ def why_no_weights(name: str, error: Exception) -> str | None:
         return f"timm has no weights {tag!r} for {architecture}; available: {', '.join(available) or 'none'}"
     if "No pretrained weights exist" in text:
         near = difflib.get_close_matches(name, list_pretrained(), n=3, cutoff=0.5)
-        hint = f" (it has some for {', '.join(near)})" if near else ""
+        hint = f" (but it has weights for {', '.join(near)})" if near else ""
         return f"timm {timm.__version__} has no weights for {name}{hint}; train without, or pass a file of weights"
     kinds = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
     repository = _repository(name)

@@ -63,9 +63,8 @@ class WeightsFile:
     host: Mapping[str, Tensor]
     grafts: Mapping[str, Tensor]
     architecture: str | None = None  #: name of the model, where the file contains it
-    arguments: Mapping[str, Any] = field(
-        default_factory=dict
-    )  #: arguments of its factory, where the file contains them
+    #: arguments of its factory, where the file contains them
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def fill_host(self, model: nn.Module, *, new_head: bool = True) -> Fitted:
         """Load the host's tensors into `model`, which has no grafts yet.
@@ -151,7 +150,7 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
     The checkpoint may be a zip with `model_best.pth.tar`, a bare state dict, or one under `state_dict`, `model`,
     `state_dict_ema` or `model_ema` (the average is preferred), with names that start with `module.` and `_orig_mod.`, in
     torch's or safetensors' format. Computed buffers (position codes, tables of windows) are recomputed or resampled, so
-    weights trained at one image size serve any other; all other tensors must exist and have the same shape, and no
+    weights trained at one image size fit any other; all other tensors must exist and have the same shape, and no
     tensor may be left over.
 
     Args:

@@ -72,6 +72,6 @@ class ElsaVoloHost(TimmVolo):
     """Sites `network.0.<j>.attn` (recording only) and `.mlp`; the others as in `TimmVolo`."""
 
     name = "elsa.volo"
-    summary = "ELSA-VOLO (attngraft's own elsa_volo_d1, ...): as VOLO; its own attention can be recorded"
+    summary = "ELSA-VOLO (attngraft's own elsa_volo_d1, ...): sites as in VOLO; its own attention can be recorded"
     models = (ElsaVolo,)
     blocks: ClassVar = {**TimmVolo.blocks, Residual: _sites}
