@@ -84,7 +84,7 @@ def test_what_is_no_map(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"got \(3, 5, 2, 2\)"):
         maps.read(NAMES[0])
     save_label_map(torch.arange(9.0).view(9, 1, 1), file)
-    with pytest.raises(DataError, match="has class 8, but the data have 7 classes; use maps"):
+    with pytest.raises(DataError, match="contains class 8, but the data have 7 classes; use maps"):
         maps.read(NAMES[0])
 
 
