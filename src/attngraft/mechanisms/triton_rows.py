@@ -1,7 +1,7 @@
 """Functions shared by the attention kernels: reading and writing operands (B, H, N, width) by tiles, and softmaxes.
 
 An operand is a tuple (pointer, batch stride, head stride, token stride); its channels are contiguous. Scores, exponentials
-and sums are float32, and products of float32 operands are exact ("ieee", not TF32).
+and sums are float32, and so are products of float32 operands ("ieee", not TF32).
 Import this module only if Triton is available.
 """
 

@@ -29,7 +29,7 @@ def tiles(width: int, dtype: torch.dtype, *, large: bool = True) -> dict[str, in
     A program then fits its registers (compiled, hardly anything is spilled) and the shared memory of every GPU from
     compute capability 8.0 on. `large` is False for the kernel with the largest state.
     """
-    if dtype == torch.float32:  # exact float32 products do not run on tensor cores
+    if dtype == torch.float32:  # IEEE float32 products do not run on tensor cores
         return {"BLOCK_Q": 32 if width <= 64 else 16, "BLOCK_K": 32, "num_warps": 8, "num_stages": 1}
     if large and width <= 64:
         return {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 8, "num_stages": 2}

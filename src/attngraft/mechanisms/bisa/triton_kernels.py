@@ -10,8 +10,8 @@ An operand is a tuple (pointer, batch stride, head stride, token stride); its ch
 bias. `sizes` is (heads, Nq, Nk). `lines` is (r, D, c, E), contiguous. A program processes one tile of queries or of keys and
 sweeps over the other axis.
 
-Scores, exponentials and sums are float32. Products of float32 operands are exact ("ieee", not TF32); for half precision
-operands, A, L and dS are rounded to half precision before the products.
+Scores, exponentials and sums are float32. Products of float32 operands are float32 too ("ieee", not TF32); for half
+precision operands, A, L and dS are rounded to half precision before the products.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"

@@ -23,17 +23,17 @@ from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
 #: largest number of entries, over all maps of one direction, for which plain operations or fused attention are faster
 SMALL = 2**22
-#: number of tokens per image above which fused attention, which computes the similarity twice, is faster than maps
+#: number of tokens per image from which fused attention, which computes the similarity twice, is faster than maps
 FUSED_FROM = 512
 #: the same for a batch of several images, where maps are slower without AVX-512
 FUSED_FROM_OF_SEVERAL = FUSED_FROM if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
-#: number of tokens per image above which their projections are too large to store, even if folding takes more work
+#: number of tokens per image from which their projections are too large to store, even if folding takes more work
 MANY_TOKENS = 2**17
-#: number of tokens of a single image below which call overhead is a noticeable part of the time
+#: number of tokens of a single image up to which call overhead is a noticeable part of the time
 FEW_TOKENS = 256
 #: dtypes that are accurate enough for softmaxes and long sums
 ACCURATE = (torch.float32, torch.float64)
-#: number of tokens per image above which pieces are faster than the maps of a group of images at once
+#: number of tokens per image from which pieces are faster than the maps of a group of images at once
 FEWEST_TOKENS = 1024
 
 

@@ -31,7 +31,7 @@ def tiles(latents: int, width: int, dtype: torch.dtype) -> dict[str, int]:
     anything is spilled except by the backward of float32 where latents are many and wide.
     """
     numbers = latents * width
-    if dtype == torch.float32:  # exact float32 products do not run on tensor cores
+    if dtype == torch.float32:  # IEEE float32 products do not run on tensor cores
         if numbers > 64 * 64:
             return {"BLOCK_N": 16, "PIECE": 16, "num_warps": 16, "num_stages": 1}
         return {"BLOCK_N": 32 if numbers <= 64 * 32 else 16, "PIECE": 0, "num_warps": 8, "num_stages": 1}

@@ -5,7 +5,7 @@
 
 Horizontal attention acts between the heads and the output projection, vertical attention between the projection and its
 dropout; x is the query input of the attention module. Tokens are not mixed, so causal and padded hosts are supported. In the
-paper's form neither starts as the identity; `identity=True` uses H alpha and 2 beta with zero last weights, and does.
+paper's form neither starts as the identity; with `identity=True` both do, by H alpha and 2 beta with zero last weights.
 
 Source: Yu and Zhang, "Horizontal and Vertical Attention in Transformers", Eqs. 5-8.
 
